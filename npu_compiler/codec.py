@@ -1,0 +1,178 @@
+"""Frozen dataclasses to plain lists and back, with every type checked on the way in.
+
+A dataclass becomes the list of its fields, an enum its value, a union of dataclasses a pair (index, fields). `decode`
+trusts nothing: what does not fit the annotation is refused with the path to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from npu_compiler.dtypes import DType, dtype
+from npu_compiler.errors import IRError, ProgramFormatError
+
+__all__ = ["decode", "encode"]
+
+Decoder = Callable[[Any, str], Any]
+_MAX_NESTING = 16
+
+
+def encode(value: Any) -> Any:
+    """`value` as msgpack can hold it: dataclasses, enums, data types, tuples, mappings and scalars."""
+    if isinstance(value, DType):
+        return value.name
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: encode(value[key]) for key in sorted(value)}
+    if dataclasses.is_dataclass(value):
+        hints = _hints(type(value))
+        return [_encode_field(hints[f.name], getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return value
+
+
+def _encode_field(hint: Any, value: Any) -> Any:
+    """Encodes a field; an element of a union of dataclasses carries its index in the union."""
+    if get_origin(hint) is tuple:
+        alternatives = _alternatives(get_args(hint)[0])
+        if alternatives:
+            return [[alternatives.index(type(item)), encode(item)] for item in value]
+    return encode(value)
+
+
+def decode(kind: Any, data: Any, path: str = "program") -> Any:
+    """Builds a value of the type `kind` from what `encode` gave.
+
+    Raises:
+        ProgramFormatError: `data` does not fit `kind`; the message has the path to the offending value.
+    """
+    return _decoder(kind)(data, path)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _alternatives(hint: Any) -> list[type]:
+    if get_origin(hint) in (Union, UnionType) and all(dataclasses.is_dataclass(a) for a in get_args(hint)):
+        return list(get_args(hint))
+    return []
+
+
+def _refuse(path: str, data: Any, expected: str) -> ProgramFormatError:
+    given = repr(data)
+    shown = given if len(given) <= 60 else given[:57] + "..."
+    return ProgramFormatError(f"{path}: given {shown}, expected {expected}; the file is damaged, compile the model again")
+
+
+@cache
+def _decoder(kind: Any) -> Decoder:
+    alternatives = _alternatives(kind)
+    if alternatives:
+        return _union_decoder(alternatives)
+    if get_origin(kind) is tuple:
+        return _tuple_decoder(get_args(kind))
+    if get_origin(kind) is dict:
+        return _dict_decoder(*get_args(kind))
+    if kind is DType:
+        return _dtype_decoder
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _enum_decoder(kind)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_decoder(kind)
+    if kind is object:
+        return _plain_decoder
+    return _scalar_decoder(kind)
+
+
+def _union_decoder(alternatives: list[type]) -> Decoder:
+    decoders = [_decoder(alternative) for alternative in alternatives]
+
+    def run(data: Any, path: str) -> Any:
+        if not isinstance(data, list) or len(data) != 2 or data[0] not in range(len(decoders)):
+            raise _refuse(path, data, f"a pair of an index below {len(decoders)} and fields")
+        return decoders[data[0]](data[1], path)
+
+    return run
+
+
+def _tuple_decoder(args: tuple[Any, ...]) -> Decoder:
+    variable = len(args) == 2 and args[1] is Ellipsis
+    decoders = [_decoder(args[0])] if variable else [_decoder(a) for a in args]
+
+    def run(data: Any, path: str) -> Any:
+        if not isinstance(data, list) or (not variable and len(data) != len(decoders)):
+            raise _refuse(path, data, "a list" if variable else f"a list of {len(decoders)}")
+        chosen = decoders * len(data) if variable else decoders
+        return tuple(d(item, f"{path}[{i}]") for i, (d, item) in enumerate(zip(chosen, data, strict=True)))
+
+    return run
+
+
+def _dict_decoder(key: Any, value: Any) -> Decoder:
+    decode_key, decode_value = _decoder(key), _decoder(value)
+
+    def run(data: Any, path: str) -> Any:
+        if not isinstance(data, dict):
+            raise _refuse(path, data, "a mapping")
+        return {decode_key(k, path): decode_value(v, f"{path}.{k}") for k, v in data.items()}
+
+    return run
+
+
+def _dtype_decoder(data: Any, path: str) -> DType:
+    try:
+        return dtype(data if isinstance(data, str) else "")
+    except IRError:
+        raise _refuse(path, data, "the name of a data type") from None
+
+
+def _enum_decoder(kind: type[Enum]) -> Decoder:
+    def run(data: Any, path: str) -> Any:
+        if data not in [member.value for member in kind]:
+            raise _refuse(path, data, f"one of {[member.value for member in kind]}")
+        return kind(data)
+
+    return run
+
+
+def _dataclass_decoder(kind: type) -> Decoder:
+    fields = dataclasses.fields(kind)
+    decoders = [(f.name, _decoder(_hints(kind)[f.name])) for f in fields]
+
+    def run(data: Any, path: str) -> Any:
+        if not isinstance(data, list) or len(data) != len(decoders):
+            raise _refuse(path, data, f"the {len(decoders)} fields of {kind.__name__}")
+        values = [d(item, f"{path}.{name}") for (name, d), item in zip(decoders, data, strict=True)]
+        return kind(*values)
+
+    return run
+
+
+def _plain_decoder(data: Any, path: str, depth: int = 0) -> Any:
+    if depth > _MAX_NESTING:
+        raise _refuse(path, data, f"at most {_MAX_NESTING} levels of nesting")
+    if isinstance(data, list):
+        return [_plain_decoder(item, path, depth + 1) for item in data]
+    if isinstance(data, dict):
+        return {key: _plain_decoder(item, path, depth + 1) for key, item in data.items()}
+    return data
+
+
+def _scalar_decoder(kind: Any) -> Decoder:
+    def run(data: Any, path: str) -> Any:
+        if kind is float and type(data) is int:
+            return float(data)
+        if type(data) is not kind:
+            raise _refuse(path, data, f"a value of type {kind.__name__}")
+        return data
+
+    return run

@@ -1,0 +1,121 @@
+"""What the compiler hands to the runtime: buffers, kernels and the steps that replay them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+from npu_compiler.layout import BufferSpec
+
+__all__ = ["Argument", "Buffer", "ExecutionPlan", "KernelCall", "KernelSource", "LibraryCall", "Role", "Step"]
+
+
+class Role(Enum):
+    """Who owns a buffer's memory."""
+
+    INPUT = "input"  # the caller
+    OUTPUT = "output"  # made anew for each run, then the caller's
+    WEIGHT = "weight"  # shared by every function of a program
+    ARENA = "arena"  # the executor; holds all intermediate tensors
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A piece of device memory. `name` is the tensor's for inputs, outputs and weights, and empty for the arena."""
+
+    role: Role
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A kernel as text: `text` is a whole translation unit, `entry` the function in it."""
+
+    entry: str
+    text: str
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of entry and text, in hexadecimal."""
+        return hashlib.sha256(f"{self.entry}\0{self.text}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A buffer bound to a kernel: index into `ExecutionPlan.buffers` and a byte offset. `writes` marks an output."""
+
+    buffer: int
+    offset: int
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch. Arguments take binding indices 0, 1, ...; `params`, where not empty, takes the index after them.
+
+    Attributes:
+        label: What the launch computes, for people: the names of the nodes it covers.
+        kernel: Index into `ExecutionPlan.kernels`.
+        grid: Threadgroups (blocks) in x, y, z.
+        block: Threads of a threadgroup in x, y, z.
+        flops: Floating-point operations done.
+        nbytes: Bytes that must move through device memory at the least.
+    """
+
+    label: str
+    kernel: int
+    args: tuple[Argument, ...]
+    params: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    flops: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A matmul or convolution handed to the vendor's library.
+
+    Attributes:
+        routine: Name of the routine in the target's own vocabulary.
+        attrs: Its sizes, strides, data types and epilogue: numbers, strings and lists of them.
+    """
+
+    label: str
+    routine: str
+    args: tuple[Argument, ...]
+    attrs: dict[str, object] = field(hash=False)
+    flops: int = 0
+    nbytes: int = 0
+
+
+Step = KernelCall | LibraryCall
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """One function of a program, ready to replay.
+
+    Attributes:
+        buffers: Everything that steps bind.
+        kernels: The distinct kernels.
+        steps: Launches in order; each may rely on the ones before it being complete.
+        inputs, outputs: What the caller gives and gets, in the model's order.
+        state: Pairs (output name, input name): the output is the input's own buffer, updated in place.
+        notes: What the compiler could not do and why, for `describe()`.
+    """
+
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[KernelSource, ...]
+    steps: tuple[Step, ...]
+    inputs: tuple[BufferSpec, ...]
+    outputs: tuple[BufferSpec, ...]
+    state: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers if buffer.role is Role.ARENA)

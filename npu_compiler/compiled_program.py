@@ -1,0 +1,187 @@
+"""The artifact: what `compile` makes, `save` writes and a device runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgpack
+
+from npu_compiler.codec import decode, encode
+from npu_compiler.codegen.plan import ExecutionPlan, KernelSource
+from npu_compiler.describe import describe_program
+from npu_compiler.errors import ProgramFormatError
+from npu_compiler.layout import BufferSpec
+from npu_compiler.program_check import check_program
+from npu_compiler.recipes import WeightRecipe
+
+__all__ = ["FORMAT_VERSION", "CompiledProgram", "write_atomically"]
+
+FORMAT_VERSION = 1
+_MAGIC = b"NPUBIN\x00\x00"
+_HEADER = struct.Struct("<8sI32sQ")  # magic, version, SHA-256 of the body, bytes of the body
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A compiled model: one or more functions that share one set of weights.
+
+    Attributes:
+        target: Target it was compiled for, such as ``metal``.
+        model: The model's name.
+        compute_dtype: ``float16`` or ``bfloat16``.
+        functions: Execution plans by name; a program of one function calls it ``main``.
+        recipes: How each weight on the device is made from the weight file.
+        version: Version of the file format.
+    """
+
+    target: str
+    model: str
+    compute_dtype: str
+    functions: dict[str, ExecutionPlan]
+    recipes: tuple[WeightRecipe, ...]
+    version: int = FORMAT_VERSION
+
+    @property
+    def main(self) -> ExecutionPlan:
+        """The plan of the only function, or of the one called ``main``."""
+        return self.functions["main"] if "main" in self.functions else next(iter(self.functions.values()))
+
+    @property
+    def input_specs(self) -> tuple[BufferSpec, ...]:
+        """Inputs of `main`, in the model's order."""
+        return self.main.inputs
+
+    @property
+    def output_specs(self) -> tuple[BufferSpec, ...]:
+        """Outputs of `main`, in the model's order."""
+        return self.main.outputs
+
+    def describe(self) -> str:
+        """The whole program as text: inputs, outputs, state, weights, buffers, and every step with its kernel."""
+        return describe_program(self)
+
+    def to_bytes(self) -> bytes:
+        """The artifact. The same program gives the same bytes."""
+        kernels: dict[str, KernelSource] = {}
+        functions: dict[str, list[object]] = {}
+        for name, plan in self.functions.items():
+            kernels.update({kernel.digest: kernel for kernel in plan.kernels})
+            digests = [kernel.digest for kernel in plan.kernels]
+            functions[name] = [digests, encode(replace(plan, kernels=()))]
+        body = msgpack.packb(
+            {
+                "target": self.target,
+                "model": self.model,
+                "compute_dtype": self.compute_dtype,
+                "kernels": {digest: [k.entry, k.text] for digest, k in sorted(kernels.items())},
+                "functions": functions,
+                "recipes": encode(self.recipes),
+            }
+        )
+        return _HEADER.pack(_MAGIC, self.version, hashlib.sha256(body).digest(), len(body)) + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes, origin: str = "program") -> CompiledProgram:
+        """Reads an artifact. Nothing in it is executed, and no length in it is trusted.
+
+        Args:
+            data: What `to_bytes` gave.
+            origin: Where the bytes come from, for error messages.
+
+        Raises:
+            ProgramFormatError: Truncated, altered, of another version, or not an artifact at all.
+        """
+        body = _checked_body(data, origin)
+        try:
+            fields = msgpack.unpackb(body, strict_map_key=True)
+        except (ValueError, msgpack.UnpackException, RecursionError) as error:
+            raise ProgramFormatError(f"{origin}: the body is not msgpack ({error}); compile the model again") from error
+        if not isinstance(fields, dict):
+            raise ProgramFormatError(f"{origin}: given a {type(fields).__name__} as body, expected a mapping")
+        program = _program_from_fields(fields, origin)
+        check_program(program, origin)
+        return program
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the artifact, under a temporary name first, so that no half-written file is ever seen."""
+        write_atomically(Path(path), self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
+        """Reads a ``.npubin``.
+
+        Raises:
+            ProgramFormatError: The file cannot be read, or is not a valid artifact of this version.
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise ProgramFormatError(f"cannot read '{path}': {error.strerror}; give the path of a .npubin") from error
+        return cls.from_bytes(data, str(path))
+
+
+def _checked_body(data: bytes, origin: str) -> bytes:
+    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+        raise ProgramFormatError(
+            f"{origin}: given {len(data)} bytes that do not begin as a .npubin does; make one with `npu compile`"
+        )
+    _, version, digest, length = _HEADER.unpack_from(data)
+    if version != FORMAT_VERSION:
+        newer = "a newer" if version > FORMAT_VERSION else "an older"
+        raise ProgramFormatError(
+            f"{origin}: format version {version} was written by {newer} release, this one reads version "
+            f"{FORMAT_VERSION}; compile the model again with this release"
+        )
+    body = data[_HEADER.size :]
+    if len(body) != length:
+        raise ProgramFormatError(f"{origin}: {len(body)} bytes of body, expected {length}; the file is truncated, copy it anew")
+    if hashlib.sha256(body).digest() != digest:
+        raise ProgramFormatError(f"{origin}: the checksum does not match; the file is damaged, copy or compile it anew")
+    return body
+
+
+def _program_from_fields(fields: dict[object, object], origin: str) -> CompiledProgram:
+    expected = {"target", "model", "compute_dtype", "kernels", "functions", "recipes"}
+    if set(fields) != expected:
+        raise ProgramFormatError(f"{origin}: given the fields {sorted(map(str, fields))}, expected {sorted(expected)}")
+    sources = decode(dict[str, tuple[str, str]], fields["kernels"], f"{origin}.kernels")
+    kernels = {digest: KernelSource(*source) for digest, source in sources.items()}
+    raw = decode(dict[str, tuple[tuple[str, ...], object]], fields["functions"], f"{origin}.functions")
+    functions = {}
+    for name, (digests, data) in raw.items():
+        missing = [digest for digest in digests if digest not in kernels]
+        if missing:
+            raise ProgramFormatError(f"{origin}: function '{name}' uses a kernel that the file does not hold: {missing[0]}")
+        plan: ExecutionPlan = decode(ExecutionPlan, data, f"{origin}.{name}")
+        functions[name] = replace(plan, kernels=tuple(kernels[digest] for digest in digests))
+    return CompiledProgram(
+        target=decode(str, fields["target"], f"{origin}.target"),
+        model=decode(str, fields["model"], f"{origin}.model"),
+        compute_dtype=decode(str, fields["compute_dtype"], f"{origin}.compute_dtype"),
+        functions=functions,
+        recipes=decode(tuple[WeightRecipe, ...], fields["recipes"], f"{origin}.recipes"),
+    )
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes `data` to a temporary file beside `path` and renames it.
+
+    Raises:
+        ProgramFormatError: The folder does not exist or cannot be written.
+    """
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ProgramFormatError(f"cannot write '{path}': {error.strerror}; choose a folder that exists") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise ProgramFormatError(f"cannot write '{path}': {error.strerror}") from error

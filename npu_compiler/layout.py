@@ -1,0 +1,123 @@
+"""How a tensor lies in memory: the order of its dimensions and the padding of its channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.dtypes import DType
+from npu_compiler.errors import InputError
+
+__all__ = ["BufferSpec", "Layout", "dense"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places a tensor of logical `shape` in a flat buffer.
+
+    Attributes:
+        shape: Logical shape.
+        alloc_shape: Shape with padding, in the logical order of dimensions; no dimension is smaller than in `shape`.
+        order: The dimensions from outermost to innermost; ``(0, 2, 3, 1)`` is channels-last.
+    """
+
+    shape: tuple[int, ...]
+    alloc_shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Distance in elements between neighbours along each logical dimension."""
+        strides = [0] * len(self.shape)
+        step = 1
+        for dim in reversed(self.order):
+            strides[dim] = step
+            step *= self.alloc_shape[dim]
+        return tuple(strides)
+
+    @cached_property
+    def size(self) -> int:
+        """Elements the buffer holds, padding included."""
+        return prod(self.alloc_shape)
+
+    @property
+    def is_padded(self) -> bool:
+        return self.shape != self.alloc_shape
+
+    def pack(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Copies `array` of shape `shape` into a flat array of `size` elements; the padding is zero."""
+        if self.is_padded:
+            padded = np.zeros(self.alloc_shape, array.dtype)
+            padded[tuple(slice(0, n) for n in self.shape)] = array
+            array = padded
+        return np.ascontiguousarray(array.transpose(self.order)).reshape(-1)
+
+    def unpack(self, flat: NDArray[Any]) -> NDArray[Any]:
+        """The tensor that a flat array of `size` elements holds, without the padding, as a contiguous copy."""
+        stored = flat[: self.size].reshape([self.alloc_shape[dim] for dim in self.order])
+        logical = stored.transpose(np.argsort(self.order)) if self.order else stored
+        return logical[tuple(slice(0, n) for n in self.shape)].copy()
+
+
+def dense(shape: tuple[int, ...]) -> Layout:
+    """Row-major and without padding."""
+    return Layout(shape, shape, tuple(range(len(shape))))
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A tensor at the border of a program: an input, an output or a weight as the device holds it.
+
+    Attributes:
+        name: Name in the IR.
+        dtype: Data type in device memory.
+        host_dtype: Data type the model declares; what `decode` gives and `encode` expects.
+        layout: Place of the elements in the buffer.
+    """
+
+    name: str
+    dtype: DType
+    host_dtype: DType
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.shape
+
+    @property
+    def alloc_shape(self) -> tuple[int, ...]:
+        return self.layout.alloc_shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer, padding included."""
+        return self.layout.size * self.dtype.size
+
+    def encode(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Turns a host array into the flat array that the device's buffer holds.
+
+        Args:
+            array: Shape `shape`; dtype `host_dtype` or `dtype`, or any floating-point type where this spec is floating-point.
+
+        Raises:
+            InputError: Another shape, or a dtype of another category.
+        """
+        if tuple(array.shape) != self.shape:
+            raise InputError(f"'{self.name}': given an array of shape {tuple(array.shape)}, expected {self.shape}")
+        given = array.dtype
+        floats = self.dtype.is_float and (given.kind == "f" or given.name == "bfloat16")
+        if not floats and given not in (self.dtype.numpy, self.host_dtype.numpy):
+            raise InputError(
+                f"'{self.name}': given an array of dtype {given}, expected {self.host_dtype}; convert it with "
+                f"array.astype('{self.host_dtype}') if that keeps its values"
+            )
+        return self.layout.pack(array.astype(self.dtype.numpy, copy=False))
+
+    def decode(self, flat: NDArray[Any]) -> NDArray[Any]:
+        """The inverse of `encode`: a contiguous array of shape `shape` and dtype `host_dtype`."""
+        return self.layout.unpack(flat.view(self.dtype.numpy)).astype(self.host_dtype.numpy, copy=False)

@@ -1,0 +1,82 @@
+"""Checks that a program read from a file contradicts itself nowhere, so that the runtime need not ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, Role, Step
+from npu_compiler.errors import ProgramFormatError
+from npu_compiler.layout import BufferSpec
+
+if TYPE_CHECKING:
+    from npu_compiler.compiled_program import CompiledProgram
+
+__all__ = ["check_program"]
+
+_MAX_BYTES = 1 << 48
+_MAX_RANK = 16
+_MAX_PARAMS = 4096  # Metal's limit for setBytes, CUDA's for kernel parameters
+
+
+def check_program(program: CompiledProgram, origin: str) -> None:
+    """Checks indices, sizes and names of a program.
+
+    Raises:
+        ProgramFormatError: Something points outside of what it points into.
+    """
+    if not program.functions:
+        raise ProgramFormatError(f"{origin}: the program has no function; compile the model again")
+    for recipe in program.recipes:
+        _check_spec(recipe.spec, origin)
+    weights = {recipe.spec.name: recipe.spec.nbytes for recipe in program.recipes}
+    for name, plan in program.functions.items():
+        _check_plan(plan, weights, f"{origin}, function '{name}'")
+
+
+def _require(condition: bool, origin: str, what: str) -> None:
+    if not condition:
+        raise ProgramFormatError(f"{origin}: {what}; the file is damaged, compile the model again")
+
+
+def _check_spec(spec: BufferSpec, origin: str) -> None:
+    layout = spec.layout
+    rank = len(layout.shape)
+    _require(rank <= _MAX_RANK and len(layout.alloc_shape) == rank, origin, f"'{spec.name}' has mismatched shapes")
+    _require(sorted(layout.order) == list(range(rank)), origin, f"'{spec.name}' has an order that is no permutation")
+    fits = all(0 <= n <= alloc for n, alloc in zip(layout.shape, layout.alloc_shape, strict=True))
+    _require(fits and 0 <= spec.nbytes <= _MAX_BYTES, origin, f"'{spec.name}' has an impossible size")
+
+
+def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> None:
+    for spec in (*plan.inputs, *plan.outputs):
+        _check_spec(spec, origin)
+    inputs, outputs = _sizes(plan.inputs), _sizes(plan.outputs)
+    known = {Role.INPUT: inputs, Role.OUTPUT: outputs, Role.WEIGHT: weights}
+    for buffer in plan.buffers:
+        _require(0 <= buffer.nbytes <= _MAX_BYTES, origin, f"buffer '{buffer.name}' has an impossible size")
+        if buffer.role is not Role.ARENA:
+            declared = known[buffer.role].get(buffer.name)
+            what = f"{buffer.role.value} buffer '{buffer.name}' of {buffer.nbytes} bytes is declared as {declared}"
+            _require(declared == buffer.nbytes, origin, what)
+    for output, source in plan.state:
+        _require(output in outputs and source in inputs, origin, f"the state '{output}' is not an output of an input")
+    for step in plan.steps:
+        _check_step(plan, step, origin)
+
+
+def _sizes(specs: Iterable[BufferSpec]) -> dict[str, int]:
+    return {spec.name: spec.nbytes for spec in specs}
+
+
+def _check_step(plan: ExecutionPlan, step: Step, origin: str) -> None:
+    for argument in step.args:
+        inside = 0 <= argument.buffer < len(plan.buffers)
+        _require(inside, origin, f"step '{step.label}' binds buffer {argument.buffer} of {len(plan.buffers)}")
+        size = plan.buffers[argument.buffer].nbytes
+        _require(0 <= argument.offset <= size, origin, f"step '{step.label}' binds past the end of its buffer")
+    if isinstance(step, KernelCall):
+        _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a kernel that is not there")
+        _require(min(*step.grid, *step.block) >= 1, origin, f"step '{step.label}' launches an empty grid")
+        _require(max(step.grid) < 1 << 31 and max(step.block) <= 1024, origin, f"step '{step.label}' launches too much")
+        _require(len(step.params) <= _MAX_PARAMS, origin, f"step '{step.label}' has {len(step.params)} parameter bytes")

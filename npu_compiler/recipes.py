@@ -1,0 +1,105 @@
+"""Weight recipes: how a tensor on the device is made from the tensors of the model's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.errors import ProgramFormatError
+from npu_compiler.layout import BufferSpec
+
+__all__ = ["TRANSFORMS", "WeightInput", "WeightRecipe"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WeightInput:
+    """A tensor that must be in the weight file: its name there, shape and dtype (as PyTorch names it)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class WeightRecipe:
+    """Makes one device tensor.
+
+    Attributes:
+        spec: The result, in name, dtype and layout. Its name may be one that the model never had.
+        inputs: The tensors of the weight file, in the order that the transform takes them.
+        transform: A name in `TRANSFORMS`.
+        attrs: Numbers that the transform needs, such as the epsilon of a BatchNorm.
+    """
+
+    spec: BufferSpec
+    inputs: tuple[WeightInput, ...]
+    transform: str = "identity"
+    attrs: tuple[tuple[str, float], ...] = ()
+
+    def apply(self, arrays: Sequence[Array]) -> Array:
+        """The flat array for the device, from `inputs` as numpy arrays.
+
+        Raises:
+            ProgramFormatError: The transform is not known, or gives another shape than the recipe says.
+        """
+        transform = TRANSFORMS.get(self.transform)
+        if transform is None:
+            known = ", ".join(TRANSFORMS)
+            raise ProgramFormatError(f"weight '{self.spec.name}': unknown transform '{self.transform}', known: {known}")
+        result = transform(*arrays, **dict(self.attrs))
+        if result.shape != self.spec.shape:
+            raise ProgramFormatError(
+                f"weight '{self.spec.name}': its recipe gives shape {result.shape}, the program says {self.spec.shape}; "
+                "compile the model again"
+            )
+        return self.spec.encode(result)
+
+
+def _identity(tensor: Array) -> Array:
+    return tensor
+
+
+def _scale(variance: Array, gamma: Array | None, eps: float) -> Array:
+    """The factor [O] of a BatchNorm; `gamma` is None for one without affine parameters."""
+    scale: Array = 1.0 / np.sqrt(variance.astype(np.float64) + eps)
+    return scale if gamma is None else scale * gamma.astype(np.float64)
+
+
+def _fold_weight(weight: Array, variance: Array, gamma: Array | None = None, *, eps: float) -> Array:
+    """Weight [O, ...] of a convolution, times the scale of the BatchNorm [O] that follows it."""
+    scale = _scale(variance, gamma, eps).reshape(-1, *[1] * (weight.ndim - 1))
+    return (weight.astype(np.float64) * scale).astype(np.float32)
+
+
+def _fold_bias(
+    mean: Array, variance: Array, gamma: Array | None = None, beta: Array | None = None, *, eps: float
+) -> Array:
+    """Bias [O] that a convolution without one gets from the BatchNorm [O] that follows it."""
+    return _fold_given_bias(np.zeros_like(mean), mean, variance, gamma, beta, eps=eps)
+
+
+def _fold_given_bias(
+    bias: Array, mean: Array, variance: Array, gamma: Array | None = None, beta: Array | None = None, *, eps: float
+) -> Array:
+    """Bias [O] of a convolution, taken through the BatchNorm [O] that follows it."""
+    shifted = (bias.astype(np.float64) - mean.astype(np.float64)) * _scale(variance, gamma, eps)
+    return (shifted if beta is None else shifted + beta.astype(np.float64)).astype(np.float32)
+
+
+def _concatenate(*tensors: Array, axis: float) -> Array:
+    return np.concatenate(tensors, axis=int(axis))
+
+
+TRANSFORMS: dict[str, Callable[..., Array]] = {
+    "identity": _identity,
+    "fold_weight": _fold_weight,
+    "fold_bias": _fold_bias,
+    "fold_given_bias": _fold_given_bias,
+    "concatenate": _concatenate,
+}
