@@ -1,0 +1,131 @@
+"""A compiled program as text, for people: everything it holds but the kernels' own lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from npu_compiler.codegen.plan import Argument, ExecutionPlan, KernelCall, LibraryCall, Step
+from npu_compiler.layout import BufferSpec
+from npu_compiler.recipes import WeightRecipe
+
+if TYPE_CHECKING:
+    from npu_compiler.compiled_program import CompiledProgram
+
+__all__ = ["describe_program", "format_bytes"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(count: float) -> str:
+    """`count` bytes with a binary unit and at most one decimal: ``512 B``, ``4.2 MiB``."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def describe_program(program: CompiledProgram) -> str:
+    """The whole program: target, borders, state, weights with their recipes, buffers, steps, kernels and notes."""
+    lines = chain(
+        _header(program),
+        _weights(program.recipes),
+        *(_function(name, plan) for name, plan in program.functions.items()),
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _header(program: CompiledProgram) -> Iterator[str]:
+    yield f"program {program.model}"
+    yield f"  target         {program.target}"
+    yield f"  compute dtype  {program.compute_dtype}"
+    yield f"  format         version {program.version}"
+    yield f"  functions      {', '.join(program.functions)}"
+
+
+def _weights(recipes: Sequence[WeightRecipe]) -> Iterator[str]:
+    total = sum(recipe.spec.nbytes for recipe in recipes)
+    sources = {source.name for recipe in recipes for source in recipe.inputs}
+    yield ""
+    yield f"weights: {len(recipes)} tensors, {format_bytes(total)}, made from {len(sources)} tensors of the weight file"
+    for transform, count in sorted(Counter(recipe.transform for recipe in recipes).items()):
+        yield f"  {transform:<16} {count}"
+    for recipe in recipes:
+        sources_text = ", ".join(f"{i.name} {i.dtype}{_shape(i.shape)}" for i in recipe.inputs)
+        attrs = "".join(f", {name}={value:g}" for name, value in recipe.attrs)
+        yield f"  {_spec(recipe.spec)} = {recipe.transform}({sources_text}{attrs})"
+
+
+def _function(name: str, plan: ExecutionPlan) -> Iterator[str]:
+    flops, nbytes = sum(step.flops for step in plan.steps), sum(step.nbytes for step in plan.steps)
+    yield ""
+    yield f"function {name}: {len(plan.steps)} steps, {_flops(flops)}, {format_bytes(nbytes)} moved at the least"
+    yield f"  arena {format_bytes(plan.arena_bytes)} ({plan.arena_bytes} bytes)"
+    yield from _listed("inputs", [_spec(spec) for spec in plan.inputs])
+    yield from _listed("outputs", [_spec(spec) for spec in plan.outputs])
+    yield from _listed("state, updated in place", [f"{output} is {source}" for output, source in plan.state])
+    yield from _listed("buffers", [f"{i}: {b.role.value} {b.name} {b.nbytes} bytes" for i, b in enumerate(plan.buffers)])
+    yield f"  steps: {len(plan.steps)}"
+    for index, step in enumerate(plan.steps):
+        yield from _step(index, step, plan)
+    yield from _listed("kernels", _kernels(plan))
+    yield from _listed("notes", plan.notes)
+
+
+def _listed(title: str, items: Sequence[str]) -> Iterator[str]:
+    """A titled list; nothing at all when it is empty."""
+    if items:
+        yield f"  {title}: {len(items)}"
+        yield from (f"    {item}" for item in items)
+
+
+def _step(index: int, step: Step, plan: ExecutionPlan) -> Iterator[str]:
+    yield f"    {index}: {step.label}"
+    if isinstance(step, KernelCall):
+        kernel = plan.kernels[step.kernel]
+        launch = f"grid {_shape(step.grid)} block {_shape(step.block)}"
+        yield f"       kernel {kernel.entry} ({kernel.digest[:12]}), {launch}, {len(step.params)} parameter bytes"
+    else:
+        yield f"       library {step.routine}{_attrs(step)}"
+    yield f"       binds {', '.join(_argument(argument, plan) for argument in step.args)}"
+    yield f"       {_flops(step.flops)}, {format_bytes(step.nbytes)}"
+
+
+def _attrs(step: LibraryCall) -> str:
+    return "".join(f", {name}={value}" for name, value in sorted(step.attrs.items()))
+
+
+def _argument(argument: Argument, plan: ExecutionPlan) -> str:
+    buffer = plan.buffers[argument.buffer]
+    name = buffer.name or buffer.role.value
+    return f"{'out ' if argument.writes else ''}{name}+{argument.offset}"
+
+
+def _kernels(plan: ExecutionPlan) -> list[str]:
+    launches = Counter(step.kernel for step in plan.steps if isinstance(step, KernelCall))
+    return [
+        f"{kernel.entry} ({kernel.digest[:12]}), {len(kernel.text.splitlines())} lines, launched {launches[index]} times"
+        for index, kernel in enumerate(plan.kernels)
+    ]
+
+
+def _spec(spec: BufferSpec) -> str:
+    layout = spec.layout
+    text = f"{spec.name} {spec.dtype}{_shape(layout.shape)}"
+    if layout.is_padded:
+        text += f" padded to {_shape(layout.alloc_shape)}"
+    if layout.order != tuple(range(len(layout.order))):
+        text += f" in order {_shape(layout.order)}"
+    if spec.host_dtype != spec.dtype:
+        text += f", {spec.host_dtype} on the host"
+    return f"{text}, {spec.nbytes} bytes"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _flops(count: int) -> str:
+    return f"{count / 1e9:.3f} GFLOP" if count >= 1e6 else f"{count} FLOP"
