@@ -1,0 +1,43 @@
+# `make demo` and `make test` set everything up, then run. uv does it where it is installed, else venv and pip;
+# `make test INSTALLER=pip` chooses. PYTHON names the interpreter for pip: `make test PYTHON=python3.12`.
+
+PYTHON ?= python3
+INSTALLER ?= $(if $(shell command -v uv 2>/dev/null),uv,pip)
+JOBS ?= 2
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint types bench docs clean
+
+demo: $(READY)
+	$(BIN)/npu demo
+
+test: $(READY)
+	$(BIN)/python -m pytest tests -n $(JOBS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.resnet
+
+docs: $(READY)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 && $(BIN)/python -m pip install --quiet -e '.[docs]' || uv pip install --quiet -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv site
+
+$(READY): pyproject.toml
+ifeq ($(INSTALLER),uv)
+	uv sync --extra dev
+else
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "given Python %d.%d, expected 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+endif
+	@touch $(READY)
