@@ -1,0 +1,79 @@
+"""From `torch.nn.Module` to IR. The one room that imports torch, and only once `extract` is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npu_compiler.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Extraction", "extract"]
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What `extract` made.
+
+    Attributes:
+        ir: The IR: a mapping that JSON can hold, in the schema of pytorch-ir.
+        weights: Every parameter, buffer and constant by the name the IR uses; the model's own tensors, not copies.
+        ir_path: The IR's file, or None where no path was given.
+        weights_path: The safetensors file beside it, or None where no path was given.
+    """
+
+    ir: dict[str, Any]
+    weights: Mapping[str, torch.Tensor] = field(repr=False)
+    ir_path: Path | None = None
+    weights_path: Path | None = None
+
+
+def extract(
+    model: torch.nn.Module,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any] | torch.Tensor,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    model_name: str | None = None,
+) -> Extraction:
+    """Turns a model into IR, with its weights beside it.
+
+    The model is exported from its real tensors, under `torch.no_grad()`. Nothing is run but the export itself.
+
+    Args:
+        model: A module in eval mode, with values in its parameters.
+        example_inputs: Positional arguments as a tuple, keyword arguments as a mapping, or a single tensor. Their
+            shapes and dtypes are those of the compiled program; their values do not matter.
+        path: Where to write the IR, such as ``model.json``; ``model.safetensors`` is written beside it. Both appear
+            whole or not at all. Without a path nothing is written.
+        model_name: Name in the IR; the model's class if None.
+
+    Raises:
+        MissingDependencyError: torch or pytorch-ir is not installed.
+        ExtractionError: The model is in training mode, has no values, cannot be exported, changes its own buffers, or
+            has a shape that is known only when it runs.
+    """
+    for module in ("torch", "torch_ir"):
+        if find_spec(module) is None:
+            raise MissingDependencyError(
+                f"extracting a model needs the package '{module}', which is not installed; "
+                "install the extra that has it: pip install 'npu-compiler[torch]'"
+            )
+    from npu_compiler.torch_frontend.exporting import export
+    from npu_compiler.torch_frontend.to_ir import program_to_ir, program_weights
+    from npu_compiler.torch_frontend.weight_file import write_extraction
+
+    exported = export(model, example_inputs)
+    weights, canonical = program_weights(exported)
+    ir = program_to_ir(exported, canonical, model_name or type(model).__name__)
+    if path is None:
+        return Extraction(ir, weights)
+    ir_path = Path(path)
+    weights_path = ir_path.with_suffix(".safetensors")
+    write_extraction(ir, ir_path, weights, weights_path)
+    return Extraction(ir, weights, ir_path, weights_path)

@@ -1,0 +1,75 @@
+"""Writes an IR and its weights: whole or not at all, and one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from npu_compiler.dtypes import dtype
+from npu_compiler.errors import ExtractionError, IRError
+
+__all__ = ["write_extraction"]
+
+_ALIGNMENT = 8  # of the header, so that tensors can be used where they lie in the mapped file
+
+
+def write_extraction(
+    ir: Mapping[str, Any], ir_path: Path, weights: Mapping[str, torch.Tensor], weights_path: Path
+) -> None:
+    """Writes the IR as JSON and the weights as safetensors. The IR appears last: where it is, its weights are.
+
+    Raises:
+        ExtractionError: The folder cannot be written, or safetensors has no such dtype.
+    """
+    with _replacing(weights_path) as file:
+        _write_safetensors(file, weights)
+    with _replacing(ir_path) as file:
+        file.write(json.dumps(ir, indent=1).encode())
+
+
+def _write_safetensors(file: BinaryIO, weights: Mapping[str, torch.Tensor]) -> None:
+    """Format: https://github.com/huggingface/safetensors#format (length of the header, header as JSON, data)."""
+    header: dict[str, dict[str, Any]] = {}
+    end = 0
+    for name, tensor in weights.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _code(name, tensor), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for tensor in weights.values():
+        flat = tensor.cpu().contiguous().reshape(-1)
+        file.write(flat.view(torch.uint8).numpy().data)
+
+
+def _code(name: str, tensor: torch.Tensor) -> str:
+    try:
+        return dtype(str(tensor.dtype)).safetensors
+    except IRError as error:
+        raise ExtractionError(f"weight '{name}': {error}; convert the model with model.to(dtype)") from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` that takes its place when all is written, and is removed when something fails."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ExtractionError(f"cannot write '{path}': {error.strerror}; choose a folder that exists") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException as error:
+        os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise ExtractionError(f"cannot write '{path}': {error.strerror}") from error
+        raise
