@@ -7,6 +7,7 @@ trusts nothing: what does not fit the annotation is refused with the path to it.
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
@@ -20,6 +21,7 @@ __all__ = ["decode", "encode"]
 
 Decoder = Callable[[Any, str], Any]
 _MAX_NESTING = 16
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def encode(value: Any) -> Any:
@@ -33,7 +35,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: encode(value[key]) for key in sorted(value)}
     if dataclasses.is_dataclass(value):
-        hints = _hints(type(value))
+        kind: Any = type(value)
+        hints = _hints(kind)
         return [_encode_field(hints[f.name], getattr(value, f.name)) for f in dataclasses.fields(value)]
     return value
 
@@ -68,9 +71,8 @@ def _alternatives(hint: Any) -> list[type]:
 
 
 def _refuse(path: str, data: Any, expected: str) -> ProgramFormatError:
-    given = repr(data)
-    shown = given if len(given) <= 60 else given[:57] + "..."
-    return ProgramFormatError(f"{path}: given {shown}, expected {expected}; the file is damaged, compile the model again")
+    # repr() of what a file holds may be as large as the file, or nested too deep to print.
+    return ProgramFormatError(f"{path}: given {reprlib.repr(data)}, expected {expected}; the file is damaged, compile it again")
 
 
 @cache
@@ -86,7 +88,7 @@ def _decoder(kind: Any) -> Decoder:
         return _dtype_decoder
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum_decoder(kind)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_decoder(kind)
     if kind is object:
         return _plain_decoder
@@ -97,7 +99,8 @@ def _union_decoder(alternatives: list[type]) -> Decoder:
     decoders = [_decoder(alternative) for alternative in alternatives]
 
     def run(data: Any, path: str) -> Any:
-        if not isinstance(data, list) or len(data) != 2 or data[0] not in range(len(decoders)):
+        pair = isinstance(data, list) and len(data) == 2 and type(data[0]) is int
+        if not pair or not 0 <= data[0] < len(decoders):
             raise _refuse(path, data, f"a pair of an index below {len(decoders)} and fields")
         return decoders[data[0]](data[1], path)
 
@@ -164,6 +167,8 @@ def _plain_decoder(data: Any, path: str, depth: int = 0) -> Any:
         return [_plain_decoder(item, path, depth + 1) for item in data]
     if isinstance(data, dict):
         return {key: _plain_decoder(item, path, depth + 1) for key, item in data.items()}
+    if not isinstance(data, _PLAIN):
+        raise _refuse(path, data, "a number, text, bytes, or a list or mapping of them")
     return data
 
 

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from npu_compiler.codec import decode, encode
 from npu_compiler.codegen.plan import ExecutionPlan, KernelSource
@@ -73,7 +73,7 @@ class CompiledProgram:
             kernels.update({kernel.digest: kernel for kernel in plan.kernels})
             digests = [kernel.digest for kernel in plan.kernels]
             functions[name] = [digests, encode(replace(plan, kernels=()))]
-        body = msgpack.packb(
+        body: bytes = msgpack.packb(
             {
                 "target": self.target,
                 "model": self.model,

@@ -66,7 +66,9 @@ def _function(name: str, plan: ExecutionPlan) -> Iterator[str]:
     yield from _listed("inputs", [_spec(spec) for spec in plan.inputs])
     yield from _listed("outputs", [_spec(spec) for spec in plan.outputs])
     yield from _listed("state, updated in place", [f"{output} is {source}" for output, source in plan.state])
-    yield from _listed("buffers", [f"{i}: {b.role.value} {b.name} {b.nbytes} bytes" for i, b in enumerate(plan.buffers)])
+    yield from _listed(
+        "buffers", [f"{i}: {b.role.value} {b.name} {b.nbytes} bytes" for i, b in enumerate(plan.buffers)]
+    )
     yield f"  steps: {len(plan.steps)}"
     for index, step in enumerate(plan.steps):
         yield from _step(index, step, plan)
@@ -106,7 +108,7 @@ def _argument(argument: Argument, plan: ExecutionPlan) -> str:
 def _kernels(plan: ExecutionPlan) -> list[str]:
     launches = Counter(step.kernel for step in plan.steps if isinstance(step, KernelCall))
     return [
-        f"{kernel.entry} ({kernel.digest[:12]}), {len(kernel.text.splitlines())} lines, launched {launches[index]} times"
+        f"{kernel.entry} ({kernel.digest[:12]}), {len(kernel.text.splitlines())} lines, {launches[index]} launches"
         for index, kernel in enumerate(plan.kernels)
     ]
 

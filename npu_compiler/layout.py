@@ -49,19 +49,22 @@ class Layout:
     def is_padded(self) -> bool:
         return self.shape != self.alloc_shape
 
+    def view(self, flat: NDArray[Any]) -> NDArray[Any]:
+        """The tensor that a flat array of `size` elements holds, without the padding, as a view of it."""
+        stored = flat[: self.size].reshape([self.alloc_shape[dim] for dim in self.order])
+        logical = stored.transpose(sorted(range(len(self.order)), key=self.order.__getitem__))
+        window: tuple[Any, ...] = tuple(slice(0, n) for n in self.shape)
+        return logical[(*window, ...)]
+
     def pack(self, array: NDArray[Any]) -> NDArray[Any]:
         """Copies `array` of shape `shape` into a flat array of `size` elements; the padding is zero."""
-        if self.is_padded:
-            padded = np.zeros(self.alloc_shape, array.dtype)
-            padded[tuple(slice(0, n) for n in self.shape)] = array
-            array = padded
-        return np.ascontiguousarray(array.transpose(self.order)).reshape(-1)
+        flat = np.zeros(self.size, array.dtype)
+        self.view(flat)[...] = array
+        return flat
 
     def unpack(self, flat: NDArray[Any]) -> NDArray[Any]:
         """The tensor that a flat array of `size` elements holds, without the padding, as a contiguous copy."""
-        stored = flat[: self.size].reshape([self.alloc_shape[dim] for dim in self.order])
-        logical = stored.transpose(np.argsort(self.order)) if self.order else stored
-        return logical[tuple(slice(0, n) for n in self.shape)].copy()
+        return self.view(flat).copy()
 
 
 def dense(shape: tuple[int, ...]) -> Layout:
@@ -102,11 +105,37 @@ class BufferSpec:
         """Turns a host array into the flat array that the device's buffer holds.
 
         Args:
-            array: Shape `shape`; dtype `host_dtype` or `dtype`, or any floating-point type where this spec is floating-point.
+            array: Shape `shape`; dtype `host_dtype` or `dtype`, or any floating-point type where this spec is
+                floating-point. What is too large for the device's type becomes infinite, and numpy warns of it.
 
         Raises:
-            InputError: Another shape, or a dtype of another category.
+            InputError: Another shape, a dtype of another category, or an integer that `dtype` cannot hold.
         """
+        flat = np.zeros(self.layout.size, self.dtype.numpy)
+        self._store(array, flat)
+        return flat
+
+    def encode_into(self, array: NDArray[Any], memory: NDArray[np.uint8]) -> None:
+        """Does as `encode`, but straight into `memory` of at least `nbytes` bytes: one copy in all."""
+        flat = memory[: self.nbytes].view(self.dtype.numpy)
+        if self.layout.is_padded:
+            flat[:] = 0
+        self._store(array, flat)
+
+    def decode(self, flat: NDArray[Any]) -> NDArray[Any]:
+        """The inverse of `encode`: a new contiguous array of shape `shape` and dtype `host_dtype`.
+
+        Args:
+            flat: What `encode` gave, or the bytes of it.
+        """
+        stored = flat.view(self.dtype.numpy) if flat.dtype != self.dtype.numpy else flat
+        return self.layout.view(stored).astype(self.host_dtype.numpy, order="C")
+
+    def _store(self, array: NDArray[Any], flat: NDArray[Any]) -> None:
+        self._check(array)
+        self.layout.view(flat)[...] = array
+
+    def _check(self, array: NDArray[Any]) -> None:
         if tuple(array.shape) != self.shape:
             raise InputError(f"'{self.name}': given an array of shape {tuple(array.shape)}, expected {self.shape}")
         given = array.dtype
@@ -116,8 +145,10 @@ class BufferSpec:
                 f"'{self.name}': given an array of dtype {given}, expected {self.host_dtype}; convert it with "
                 f"array.astype('{self.host_dtype}') if that keeps its values"
             )
-        return self.layout.pack(array.astype(self.dtype.numpy, copy=False))
-
-    def decode(self, flat: NDArray[Any]) -> NDArray[Any]:
-        """The inverse of `encode`: a contiguous array of shape `shape` and dtype `host_dtype`."""
-        return self.layout.unpack(flat.view(self.dtype.numpy)).astype(self.host_dtype.numpy, copy=False)
+        if self.dtype.is_integer and given.itemsize > self.dtype.size and array.size:
+            limits = np.iinfo(self.dtype.name)
+            if array.min() < limits.min or array.max() > limits.max:
+                raise InputError(
+                    f"'{self.name}': given integers from {array.min()} to {array.max()}, expected {limits.min} to "
+                    f"{limits.max}, which {self.dtype} on the device holds"
+                )

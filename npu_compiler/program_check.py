@@ -59,8 +59,12 @@ def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> No
             declared = known[buffer.role].get(buffer.name)
             what = f"{buffer.role.value} buffer '{buffer.name}' of {buffer.nbytes} bytes is declared as {declared}"
             _require(declared == buffer.nbytes, origin, what)
+    _require(len(inputs) == len(plan.inputs), origin, "two inputs have one name")
     for output, source in plan.state:
-        _require(output in outputs and source in inputs, origin, f"the state '{output}' is not an output of an input")
+        known_pair = output in outputs and source in inputs and outputs[output] == inputs[source]
+        _require(known_pair, origin, f"the state '{output}' is not an output in the place of an input of its size")
+    written = {buffer.name for buffer in plan.buffers if buffer.role is Role.OUTPUT} | dict(plan.state).keys()
+    _require(outputs.keys() <= written, origin, f"no step can write the outputs {sorted(outputs.keys() - written)}")
     for step in plan.steps:
         _check_step(plan, step, origin)
 

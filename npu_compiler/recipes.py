@@ -42,23 +42,35 @@ class WeightRecipe:
     transform: str = "identity"
     attrs: tuple[tuple[str, float], ...] = ()
 
-    def apply(self, arrays: Sequence[Array]) -> Array:
-        """The flat array for the device, from `inputs` as numpy arrays.
+    def compute(self, arrays: Sequence[Array]) -> Array:
+        """The tensor of shape `spec.shape`, in the precision that the transform computes in.
+
+        Args:
+            arrays: The tensors of `inputs`, in that order.
 
         Raises:
-            ProgramFormatError: The transform is not known, or gives another shape than the recipe says.
+            ProgramFormatError: The transform is not known, or does not give what the recipe says.
         """
         transform = TRANSFORMS.get(self.transform)
         if transform is None:
             known = ", ".join(TRANSFORMS)
             raise ProgramFormatError(f"weight '{self.spec.name}': unknown transform '{self.transform}', known: {known}")
-        result = transform(*arrays, **dict(self.attrs))
+        try:
+            result = transform(*arrays, **dict(self.attrs))
+        except (TypeError, ValueError, IndexError) as error:
+            raise ProgramFormatError(
+                f"weight '{self.spec.name}': '{self.transform}' cannot take its inputs ({error}); compile it again"
+            ) from error
         if result.shape != self.spec.shape:
             raise ProgramFormatError(
-                f"weight '{self.spec.name}': its recipe gives shape {result.shape}, the program says {self.spec.shape}; "
-                "compile the model again"
+                f"weight '{self.spec.name}': its recipe gives shape {result.shape}, the program says "
+                f"{self.spec.shape}; compile the model again"
             )
-        return self.spec.encode(result)
+        return result
+
+    def apply(self, arrays: Sequence[Array]) -> Array:
+        """The flat array for the device, from `inputs` as numpy arrays; raises as `compute` does."""
+        return self.spec.encode(self.compute(arrays))
 
 
 def _identity(tensor: Array) -> Array:

@@ -1,0 +1,139 @@
+"""What a device must offer. A new target subclasses these three classes; nothing else in the runtime changes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.layout import BufferSpec
+
+__all__ = ["Backend", "DeviceBuffer", "PreparedPlan", "Traffic", "Transfers"]
+
+
+class DeviceBuffer(ABC):
+    """A piece of device memory of `nbytes` bytes."""
+
+    nbytes: int
+
+    @abstractmethod
+    def writing(self) -> AbstractContextManager[NDArray[np.uint8]]:
+        """Host memory of `nbytes` bytes that is the buffer's content once the block ends.
+
+        On a device that shares memory with the host it is the buffer itself; its old content is not promised.
+        """
+
+    @abstractmethod
+    def reading(self) -> NDArray[np.uint8]:
+        """The content in host memory, read-only; on a device with shared memory it changes as the buffer does."""
+
+
+class PreparedPlan(ABC):
+    """An execution plan that only waits for its buffers: kernels are compiled, bindings resolved."""
+
+    @abstractmethod
+    def run(self, buffers: Sequence[DeviceBuffer]) -> None:
+        """Executes all steps and waits for them.
+
+        Args:
+            buffers: The memory of each of `ExecutionPlan.buffers`, in that order.
+
+        Raises:
+            DeviceError: The device refused a command or failed.
+        """
+
+    @abstractmethod
+    def run_timed(self, buffers: Sequence[DeviceBuffer]) -> list[float]:
+        """Executes as `run` does, one step at a time; gives the seconds that each step took on the device."""
+
+
+@dataclass
+class Traffic:
+    """Copies in one direction between host and device."""
+
+    count: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, nbytes: int, seconds: float) -> None:
+        self.count, self.nbytes, self.seconds = self.count + 1, self.nbytes + nbytes, self.seconds + seconds
+
+    def since(self, earlier: Traffic) -> Traffic:
+        return Traffic(self.count - earlier.count, self.nbytes - earlier.nbytes, self.seconds - earlier.seconds)
+
+
+@dataclass
+class Transfers:
+    """All copies between host and device that a backend has made."""
+
+    uploads: Traffic = field(default_factory=Traffic)
+    downloads: Traffic = field(default_factory=Traffic)
+
+
+class Backend(ABC):
+    """One device, opened.
+
+    Attributes:
+        name: What the device calls itself, for people.
+        target: The compilation target whose programs it runs.
+        transfers: The copies between host and device so far.
+    """
+
+    name: str
+    target: str
+    transfers: Transfers
+
+    @classmethod
+    @abstractmethod
+    def open(cls, name: str, ordinal: int) -> Self:
+        """Opens the device that `Device(f"{name}:{ordinal}")` names.
+
+        Raises:
+            DeviceError: This machine has no such device.
+            MissingDependencyError: A package that the device needs is not installed.
+        """
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> DeviceBuffer:
+        """Memory whose content is not promised.
+
+        Raises:
+            OutOfMemoryError: The device has not that much.
+        """
+
+    @abstractmethod
+    def prepare(self, plan: ExecutionPlan) -> PreparedPlan:
+        """Does everything expensive once: compiles kernels, resolves bindings.
+
+        Raises:
+            KernelCompileError: The device's compiler refused a kernel.
+            DeviceError: A step asks for more than the device has, or for a library it has not.
+        """
+
+    def upload(self, array: NDArray[Any], spec: BufferSpec) -> DeviceBuffer:
+        """A new buffer that holds `array` (shape `spec.shape`) in the dtype and layout of `spec`; one copy.
+
+        Raises:
+            InputError: `array` does not fit `spec`.
+            OutOfMemoryError: The device has not that much memory.
+        """
+        buffer = self.allocate(spec.nbytes)
+        started = perf_counter()
+        with buffer.writing() as memory:
+            spec.encode_into(array, memory)
+        self.transfers.uploads.add(spec.nbytes, perf_counter() - started)
+        return buffer
+
+    def download(self, buffer: DeviceBuffer, spec: BufferSpec) -> NDArray[Any]:
+        """The tensor of shape `spec.shape` and dtype `spec.host_dtype` that `buffer` holds, as a new array."""
+        started = perf_counter()
+        array = spec.decode(buffer.reading())
+        self.transfers.downloads.add(spec.nbytes, perf_counter() - started)
+        return array

@@ -1,0 +1,96 @@
+"""Choosing a device by name, or the best one of the machine."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import NamedTuple
+
+from npu_compiler.errors import DeviceError, MissingDependencyError, NPUError
+from npu_runtime.backend import Backend
+
+__all__ = ["DEVICE_NAMES", "Device"]
+
+
+class _Entry(NamedTuple):
+    """Where a backend is defined; `extra` is the optional dependency that brings what it imports."""
+
+    module: str
+    attribute: str
+    extra: str
+
+
+# Best first: `Device()` takes the first that opens.
+_BACKENDS = {
+    "metal": _Entry("npu_runtime.metal_backend", "MetalBackend", ""),
+    "cuda": _Entry("cuda_runtime", "CUDABackend", "cuda"),
+    "software-metal": _Entry("npu_runtime.metal_backend", "MetalBackend", ""),
+}
+DEVICE_NAMES = tuple(_BACKENDS)
+
+
+class Device:
+    """A device of this machine.
+
+    Attributes:
+        name: Name that selects it: ``metal``, ``software-metal``, ``cuda``, ``cuda:1``.
+        target: The compilation target whose programs it runs.
+        backend: The opened device; two `Device` of one name share it.
+    """
+
+    name: str
+    target: str
+    backend: Backend
+
+    def __init__(self, which: str | Backend | None = None) -> None:
+        """Opens a device.
+
+        Args:
+            which: A name, a backend that is already open, or nothing for the best device of the machine: a GPU that
+                works, else the software GPU.
+
+        Raises:
+            DeviceError: No such device, here or anywhere.
+            MissingDependencyError: A package that the device needs is not installed.
+        """
+        if isinstance(which, Backend):
+            self.name, self.backend = which.name, which
+        elif which is None:
+            self.name, self.backend = _open_best()
+        else:
+            self.name, self.backend = which, _open(*_parse(which))
+        self.target = self.backend.target
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r}: {self.backend.name}, runs target {self.target!r})"
+
+
+def _parse(which: str) -> tuple[str, int]:
+    name, colon, ordinal = which.partition(":")
+    if name not in _BACKENDS or (colon and not ordinal.isdecimal()):
+        raise DeviceError(
+            f"given the device name {which!r}, expected one of {', '.join(DEVICE_NAMES)}, with an index such as "
+            "cuda:1 where a machine has several; Device() chooses the best one"
+        )
+    return name, int(ordinal or 0)
+
+
+@cache
+def _open(name: str, ordinal: int) -> Backend:
+    entry = _BACKENDS[name]
+    try:
+        backend: type[Backend] = getattr(import_module(entry.module), entry.attribute)
+        return backend.open(name, ordinal)
+    except ModuleNotFoundError as error:
+        remedy = f"pip install 'npu-compiler[{entry.extra}]'" if entry.extra else "install npu-compiler again"
+        raise MissingDependencyError(f"Device({name!r}) needs the package '{error.name}': {remedy}") from error
+
+
+def _open_best() -> tuple[str, Backend]:
+    reasons = []
+    for name in DEVICE_NAMES:
+        try:
+            return name, _open(name, 0)
+        except NPUError as error:
+            reasons.append(f"{name}: {error}")
+    raise DeviceError("this machine offers no device to run on:\n  " + "\n  ".join(reasons))

@@ -1,0 +1,180 @@
+"""Runs one function of a compiled program: everything expensive once, then only binding and launching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+
+from npu_compiler.codegen.plan import ExecutionPlan, Role
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import InputError, TargetMismatchError, WeightError
+from npu_compiler.layout import BufferSpec
+from npu_runtime.backend import DeviceBuffer
+from npu_runtime.buffer import NPUBuffer
+from npu_runtime.device import Device
+from npu_runtime.weight_loader import Weights
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """One function of a program, ready to run on one device.
+
+    Its intermediate tensors lie in memory that all runs share, so that runs of one executor from several threads wait
+    for each other; give each thread an executor of its own to overlap them.
+
+    Attributes:
+        device: Where it runs.
+        plan: What it replays.
+    """
+
+    def __init__(self, program: CompiledProgram, device: Device, function: str | None = None) -> None:
+        """Compiles the kernels, allocates the arena and resolves all bindings.
+
+        Args:
+            program: The program.
+            device: The device to run on.
+            function: Which of the program's functions; ``main``, or the only one, when omitted.
+
+        Raises:
+            TargetMismatchError: The program was compiled for another target.
+            InputError: The program has no such function.
+            DeviceError: The device cannot run a step, or has too little memory.
+        """
+        if program.target != device.target:
+            raise TargetMismatchError(
+                f"'{program.model}' was compiled for the target '{program.target}', {device!r}; compile it again: "
+                f"npu_compiler.compile(ir, target='{device.target}') or `npu compile IR.json --target {device.target}`"
+            )
+        self.device = device
+        self.plan = _plan(program, function)
+        self._backend = device.backend
+        self._arena = {
+            index: self._backend.allocate(buffer.nbytes)
+            for index, buffer in enumerate(self.plan.buffers)
+            if buffer.role is Role.ARENA
+        }
+        self._prepared = self._backend.prepare(self.plan)
+        self._state = dict(self.plan.state)
+        self._weights: Weights | None = None
+        self._lock = Lock()
+
+    def run(self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None) -> dict[str, NPUBuffer]:
+        """Runs once and waits for the result.
+
+        Args:
+            inputs: A buffer for each input, by name. An input that the program updates in place changes.
+            weights: What `load_weights` gave for this program; may be omitted when it has none.
+
+        Returns:
+            The outputs by name, in the model's order: new buffers, except that a state updated in place is the input's
+            own buffer.
+
+        Raises:
+            InputError: An input is missing or not expected, or has another shape, dtype, layout or device.
+            WeightError: The weights are those of another program or device.
+            DeviceError: The device failed.
+        """
+        with self._lock:
+            buffers, outputs = self._bind(inputs, weights)
+            self._prepared.run(buffers)
+        return outputs
+
+    def run_timed(
+        self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None
+    ) -> tuple[dict[str, NPUBuffer], list[float]]:
+        """Runs as `run` does, one step at a time: the outputs, and the seconds of each step on the device."""
+        with self._lock:
+            buffers, outputs = self._bind(inputs, weights)
+            return outputs, self._prepared.run_timed(buffers)
+
+    def _bind(
+        self, inputs: Mapping[str, NPUBuffer], weights: Weights | None
+    ) -> tuple[list[DeviceBuffer], dict[str, NPUBuffer]]:
+        """The memory behind each buffer of the plan, and the outputs to be."""
+        self._check_inputs(inputs)
+        self._check_weights(weights)
+        outputs = {spec.name: self._output(spec, inputs) for spec in self.plan.outputs}
+        owners: dict[Role, Mapping[str, DeviceBuffer]] = {
+            Role.INPUT: {name: buffer.data for name, buffer in inputs.items()},
+            Role.OUTPUT: {name: buffer.data for name, buffer in outputs.items()},
+            Role.WEIGHT: weights or {},
+        }
+        bound = [
+            self._arena[index] if buffer.role is Role.ARENA else owners[buffer.role][buffer.name]
+            for index, buffer in enumerate(self.plan.buffers)
+        ]
+        return bound, outputs
+
+    def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:
+        if spec.name in self._state:
+            return NPUBuffer(self.device, inputs[self._state[spec.name]].data, spec)
+        return NPUBuffer(self.device, self._backend.allocate(spec.nbytes), spec)
+
+    def _check_inputs(self, inputs: Mapping[str, NPUBuffer]) -> None:
+        expected = {spec.name: spec for spec in self.plan.inputs}
+        if inputs.keys() != expected.keys():
+            missing, unknown = expected.keys() - inputs.keys(), inputs.keys() - expected.keys()
+            raise InputError(
+                f"given the inputs {_names(inputs)}, expected {_names(expected)}"
+                + (f"; missing: {_names(missing)}" if missing else "")
+                + (f"; not expected: {_names(unknown)}" if unknown else "")
+            )
+        for name, spec in expected.items():
+            self._check_input(inputs[name], spec)
+        for source in self._state.values():
+            shared = [name for name in inputs if name != source and inputs[name].data is inputs[source].data]
+            if shared:
+                raise InputError(
+                    f"input '{source}' is updated in place and is the same buffer as '{shared[0]}'; give it its own"
+                )
+
+    def _check_input(self, given: object, spec: BufferSpec) -> None:
+        remedy = "NPUBuffer.from_numpy(array, device, spec=spec) with the spec from program.input_specs"
+        if not isinstance(given, NPUBuffer):
+            raise InputError(
+                f"input '{spec.name}': given a {type(given).__name__}, expected an NPUBuffer; make one by {remedy}"
+            )
+        if given.device.backend is not self._backend:
+            raise InputError(
+                f"input '{spec.name}': given a buffer on {given.device!r}, expected one on {self.device!r}; "
+                f"make it by {remedy}"
+            )
+        if not given.fits(spec):
+            raise InputError(
+                f"input '{spec.name}': given {_described(given.spec)}, expected {_described(spec)}; make it by {remedy}"
+            )
+
+    def _check_weights(self, weights: Weights | None) -> None:
+        needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
+        if not needed or (weights is not None and weights is self._weights):
+            return
+        remedy = "load them by load_weights(path, program, device)"
+        if weights is None:
+            raise WeightError(f"given no weights, expected {len(needed)}; {remedy}")
+        if weights.backend is not self._backend:
+            raise WeightError(f"given weights on {weights.backend.name}, expected them on {self.device!r}; {remedy}")
+        wrong = [name for name, nbytes in needed.items() if name not in weights or weights[name].nbytes != nbytes]
+        if wrong:
+            raise WeightError(
+                f"given the weights of another program: {len(wrong)} of {len(needed)} are missing or of another size, "
+                f"such as '{wrong[0]}'; {remedy}"
+            )
+        self._weights = weights
+
+
+def _plan(program: CompiledProgram, function: str | None) -> ExecutionPlan:
+    if function is None:
+        return program.main
+    if function not in program.functions:
+        raise InputError(f"given the function '{function}', expected one of {_names(program.functions)}")
+    return program.functions[function]
+
+
+def _names(names: object) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"  # type: ignore[call-overload]
+
+
+def _described(spec: BufferSpec) -> str:
+    strides = ", ".join(map(str, spec.layout.strides))
+    return f"{spec.dtype} {spec.shape} in {spec.nbytes} bytes with strides ({strides})"

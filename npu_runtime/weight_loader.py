@@ -1,0 +1,151 @@
+"""Weights: from a file or from arrays, through the program's recipes, into device memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.dtypes import BFLOAT16, dtype
+from npu_compiler.errors import InputError, IRError, WeightError
+from npu_compiler.recipes import WeightInput, WeightRecipe
+from npu_runtime.backend import Backend, DeviceBuffer
+from npu_runtime.device import Device
+from npu_runtime.safetensors_file import open_safetensors
+
+__all__ = ["Weights", "load_weights"]
+
+_MAX_LISTED = 8
+
+Array = NDArray[Any]
+Source = Mapping[str, Array]
+
+
+class Weights(Mapping[str, DeviceBuffer]):
+    """A program's weights on a device, by the name that the program gives them.
+
+    Attributes:
+        backend: The device that holds them.
+        nbytes: Device memory they take.
+    """
+
+    def __init__(self, backend: Backend, buffers: Mapping[str, DeviceBuffer]) -> None:
+        self.backend, self._buffers = backend, dict(buffers)
+        self.nbytes = sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def __getitem__(self, name: str) -> DeviceBuffer:
+        return self._buffers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def __repr__(self) -> str:
+        return f"Weights({len(self)} tensors, {self.nbytes} bytes on {self.backend.name})"
+
+
+def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram, device: Device) -> Weights:
+    """Loads the weights of a program, once for all its functions.
+
+    A file is mapped, not read: beside the device's memory, one tensor at a time is held. On a terminal a progress bar
+    is shown.
+
+    Args:
+        path: A ``.safetensors`` file, a folder with one or with shards and their index, or numpy arrays by name.
+        program: The program to run; its recipes say what to make of the tensors.
+        device: Where to put them.
+
+    Raises:
+        WeightError: The file is damaged, or a tensor is missing, or has another shape or dtype than the program was
+            compiled for. Floating-point types are converted to one another.
+        OutOfMemoryError: The device has not that much memory.
+    """
+    source = path if isinstance(path, Mapping) else open_safetensors(Path(path))
+    _check_names(program.recipes, source)
+    buffers = {}
+    with _progress(program.recipes) as recipes:
+        for recipe in recipes:
+            buffers[recipe.spec.name] = _make(recipe, source, device.backend)
+    return Weights(device.backend, buffers)
+
+
+def _check_names(recipes: Iterable[WeightRecipe], source: Source) -> None:
+    needed = {item.name for recipe in recipes for item in recipe.inputs}
+    missing = sorted(needed - set(source))
+    if not missing:
+        return
+    lines = [_missing_line(name, source) for name in missing[:_MAX_LISTED]]
+    if len(missing) > _MAX_LISTED:
+        lines.append(f"and {len(missing) - _MAX_LISTED} more")
+    raise WeightError(
+        f"given {len(source)} tensors, expected {len(needed)}; {len(missing)} are missing:\n  "
+        + "\n  ".join(lines)
+        + "\nGive the weights that belong to the IR the program was compiled from"
+    )
+
+
+def _missing_line(name: str, source: Source) -> str:
+    near = get_close_matches(name, list(source), n=3)
+    return f"'{name}'" + (f", near matches: {', '.join(near)}" if near else "")
+
+
+def _make(recipe: WeightRecipe, source: Source, backend: Backend) -> DeviceBuffer:
+    arrays = [_checked(item, source[item.name]) for item in recipe.inputs]
+    tensor = recipe.compute(arrays)
+    if tensor.dtype == BFLOAT16.numpy != recipe.spec.dtype.numpy:
+        tensor = tensor.astype(np.float32)  # numpy notices an overflow only between its own types
+    try:
+        with np.errstate(over="raise"):
+            return backend.upload(tensor, recipe.spec)
+    except FloatingPointError as error:
+        raise WeightError(
+            f"'{recipe.spec.name}': holds {np.nanmax(np.abs(tensor)):g}, too large for {recipe.spec.dtype}; compile "
+            "the model with dtype='bfloat16'"
+        ) from error
+    except InputError as error:
+        raise WeightError(str(error)) from error
+
+
+def _checked(expected: WeightInput, given: object) -> Array:
+    if not isinstance(given, np.ndarray):
+        kind = type(given).__name__
+        raise WeightError(f"'{expected.name}': given a {kind}, expected a numpy array; tensor.numpy() makes one")
+    if given.shape != expected.shape:
+        raise WeightError(
+            f"'{expected.name}': given shape {given.shape}, expected {expected.shape}; "
+            "give the weights that belong to the IR the program was compiled from"
+        )
+    try:
+        kinds = dtype(given.dtype), dtype(expected.dtype)
+    except IRError as error:
+        raise WeightError(f"'{expected.name}': {error}") from error
+    if kinds[0] != kinds[1] and not (kinds[0].is_float and kinds[1].is_float):
+        raise WeightError(f"'{expected.name}': given dtype {kinds[0]}, expected {kinds[1]}")
+    return given
+
+
+@contextmanager
+def _progress(recipes: tuple[WeightRecipe, ...]) -> Iterator[Iterable[WeightRecipe]]:
+    """The recipes, with a bar on standard error that moves by their bytes; on a terminal only."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading weights", total=sum(recipe.spec.nbytes for recipe in recipes))
+
+        def advance() -> Iterator[WeightRecipe]:
+            for recipe in recipes:
+                yield recipe
+                bar.advance(task, recipe.spec.nbytes)
+
+        yield advance()
