@@ -72,7 +72,8 @@ def _alternatives(hint: Any) -> list[type]:
 
 def _refuse(path: str, data: Any, expected: str) -> ProgramFormatError:
     # repr() of what a file holds may be as large as the file, or nested too deep to print.
-    return ProgramFormatError(f"{path}: given {reprlib.repr(data)}, expected {expected}; the file is damaged, compile it again")
+    given = reprlib.repr(data)
+    return ProgramFormatError(f"{path}: given {given}, expected {expected}; the file is damaged, compile it again")
 
 
 @cache

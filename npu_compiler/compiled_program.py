@@ -139,7 +139,9 @@ def _checked_body(data: bytes, origin: str) -> bytes:
         )
     body = data[_HEADER.size :]
     if len(body) != length:
-        raise ProgramFormatError(f"{origin}: {len(body)} bytes of body, expected {length}; the file is truncated, copy it anew")
+        raise ProgramFormatError(
+            f"{origin}: {len(body)} bytes of body, expected {length}; the file is truncated, copy it anew"
+        )
     if hashlib.sha256(body).digest() != digest:
         raise ProgramFormatError(f"{origin}: the checksum does not match; the file is damaged, copy or compile it anew")
     return body
@@ -156,7 +158,9 @@ def _program_from_fields(fields: dict[object, object], origin: str) -> CompiledP
     for name, (digests, data) in raw.items():
         missing = [digest for digest in digests if digest not in kernels]
         if missing:
-            raise ProgramFormatError(f"{origin}: function '{name}' uses a kernel that the file does not hold: {missing[0]}")
+            raise ProgramFormatError(
+                f"{origin}: function '{name}' uses the kernel {missing[0]}, which the file has not; compile it again"
+            )
         plan: ExecutionPlan = decode(ExecutionPlan, data, f"{origin}.{name}")
         functions[name] = replace(plan, kernels=tuple(kernels[digest] for digest in digests))
     return CompiledProgram(

@@ -77,7 +77,8 @@ def dtype(value: object) -> DType:
         found = _BY_NAME.get(_TORCH_ALIASES.get(name, name))
     else:
         try:
-            found = _BY_NUMPY.get(np.dtype(value))  # type: ignore[call-overload]
+            # numpy takes None for float64
+            found = None if value is None else _BY_NUMPY.get(np.dtype(value))  # type: ignore[call-overload]
         except TypeError:
             found = None
     if found is None:

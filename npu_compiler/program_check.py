@@ -80,7 +80,7 @@ def _check_step(plan: ExecutionPlan, step: Step, origin: str) -> None:
         size = plan.buffers[argument.buffer].nbytes
         _require(0 <= argument.offset <= size, origin, f"step '{step.label}' binds past the end of its buffer")
     if isinstance(step, KernelCall):
-        _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a kernel that is not there")
+        _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a missing kernel")
         _require(min(*step.grid, *step.block) >= 1, origin, f"step '{step.label}' launches an empty grid")
         _require(max(step.grid) < 1 << 31 and max(step.block) <= 1024, origin, f"step '{step.label}' launches too much")
         _require(len(step.params) <= _MAX_PARAMS, origin, f"step '{step.label}' has {len(step.params)} parameter bytes")

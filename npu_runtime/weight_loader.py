@@ -100,16 +100,16 @@ def _missing_line(name: str, source: Source) -> str:
 
 def _make(recipe: WeightRecipe, source: Source, backend: Backend) -> DeviceBuffer:
     arrays = [_checked(item, source[item.name]) for item in recipe.inputs]
-    tensor = recipe.compute(arrays)
-    if tensor.dtype == BFLOAT16.numpy != recipe.spec.dtype.numpy:
-        tensor = tensor.astype(np.float32)  # numpy notices an overflow only between its own types
     try:
-        with np.errstate(over="raise"):
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            tensor = recipe.compute(arrays)
+            if tensor.dtype == BFLOAT16.numpy != recipe.spec.dtype.numpy:
+                tensor = tensor.astype(np.float32)  # numpy notices an overflow only between its own types
             return backend.upload(tensor, recipe.spec)
     except FloatingPointError as error:
         raise WeightError(
-            f"'{recipe.spec.name}': holds {np.nanmax(np.abs(tensor)):g}, too large for {recipe.spec.dtype}; compile "
-            "the model with dtype='bfloat16'"
+            f"'{recipe.spec.name}', made of {', '.join(repr(item.name) for item in recipe.inputs)}: {error}; values too "
+            f"large for {recipe.spec.dtype} need a model compiled with dtype='bfloat16'"
         ) from error
     except InputError as error:
         raise WeightError(str(error)) from error
