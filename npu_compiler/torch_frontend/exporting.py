@@ -86,7 +86,7 @@ def _check_static(exported: ExportedProgram) -> None:
                 what = "is a number taken from a tensor" if is_number else f"has the shape {shape}"
                 raise ExtractionError(
                     f"node '{node.name}' ({node.target}) {what}, which is known only when the model runs; expected "
-                    "static shapes: remove what depends on values (nonzero, item, a boolean index) or pad to a fixed size"
+                    "static shapes: remove what depends on values (nonzero, item, a boolean index) or pad it"
                 )
 
 

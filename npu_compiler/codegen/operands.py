@@ -1,0 +1,193 @@
+"""The operands of a generated kernel: one iteration space, one pointer for each tensor, one stride for each dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from npu_compiler.codegen.dialect import LeafNames
+from npu_compiler.expr import Expr, Iota, Load, Reduce, walk
+from npu_compiler.symbolic import OpRefusal
+from npu_compiler.trace import TracedTensor
+from npu_compiler.view import View, collapse
+
+__all__ = ["Operands", "TensorArg", "merge_groups", "merge_rows"]
+
+MAX_ELEMENTS = 1 << 31
+
+Merged = tuple[tuple[int, ...], list[tuple[int, ...]]]
+Merge = Callable[[tuple[int, ...], list[tuple[int, ...]]], Merged]
+"""Merges dimensions of an iteration space, given the strides of every operand over it."""
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor bound to a kernel: index in the trace, or a scratch buffer's; byte offset; whether it is written."""
+
+    tensor: int
+    offset: int = 0
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The leaves of some expressions over an iteration space, resolved to pointers, addresses and parameters.
+
+    Attributes:
+        sizes: The iteration space after merging dimensions, outermost first.
+        pointers: (argument, data type) for each pointer ``e0``, ``e1``...
+        names: What the printer needs.
+        fields: Parameters that the addresses use, with their values.
+        output: Address of the output element, and its view.
+    """
+
+    sizes: tuple[int, ...]
+    pointers: tuple[tuple[TensorArg, TracedTensor], ...]
+    names: LeafNames
+    fields: tuple[tuple[str, int], ...]
+    output: str
+
+    @classmethod
+    def resolve(
+        cls,
+        exprs: Sequence[Expr],
+        output: View,
+        tensors: Sequence[TracedTensor],
+        positions: Sequence[str],
+        merge: Merge = collapse,
+        anchors: Mapping[int, str] | None = None,
+    ) -> Operands:
+        """Resolves the leaves of `exprs`.
+
+        Args:
+            exprs: Expressions over `output.shape`.
+            output: Where results go.
+            tensors: The trace's tensors.
+            positions: Names of the position along each dimension, outermost first; there may be more than are used,
+                then the innermost ones count.
+            merge: How dimensions are merged: `collapse`, `merge_rows` or what `merge_groups` gives.
+            anchors: Tensors whose value is at hand under a name.
+
+        Raises:
+            OpRefusal: An operand cannot walk the merged dimensions with one stride, or is too large.
+        """
+        resolver = _Resolver(tensors, anchors or {}, _inner_extents(exprs))
+        leaves = resolver.collect(exprs, output.shape)
+        strides = [output.strides, *(strides for _, strides in leaves)]
+        sizes, merged = merge(output.shape, strides)
+        used = positions[len(positions) - len(sizes) :]
+        address = _Addresses(used)
+        out = address.text("o", merged[0], 0)
+        for (leaf, _), leaf_strides in zip(leaves, merged[1:], strict=True):
+            resolver.name(leaf, leaf_strides, sizes, address)
+        names = LeafNames(resolver.loads, resolver.iotas, anchors or {})
+        return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out)
+
+
+class _Addresses:
+    """Writes addresses; a stride of 0 drops out, a stride of 1 is spelled, any other is a parameter."""
+
+    def __init__(self, positions: Sequence[str]) -> None:
+        self.positions = positions
+        self.fields: dict[str, int] = {}
+
+    def text(self, name: str, strides: Sequence[int], offset: int) -> str:
+        terms = []
+        for dim, (position, stride) in enumerate(zip(self.positions, strides, strict=True)):
+            if stride == 1:
+                terms.append(position)
+            elif stride:
+                terms.append(f"{position} * p.{self._field(f'{name}_stride{dim}', stride)}")
+        if offset:
+            terms.append(f"p.{self._field(f'{name}_offset', offset)}")
+        return " + ".join(terms) or "0"
+
+    def _field(self, name: str, value: int) -> str:
+        self.fields[name] = value
+        return name
+
+
+class _Resolver:
+    def __init__(self, tensors: Sequence[TracedTensor], anchors: Mapping[int, str], inner: Mapping[int, int]) -> None:
+        self.tensors, self.anchors, self.inner = tensors, anchors, inner
+        self.loads: dict[int, tuple[str, str, bool]] = {}
+        self.iotas: dict[int, str] = {}
+        self.pointers: list[tuple[TensorArg, TracedTensor]] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def collect(self, exprs: Sequence[Expr], shape: tuple[int, ...]) -> list[tuple[Load | Iota, tuple[int, ...]]]:
+        """Every distinct leaf with its strides over `shape`."""
+        found: dict[int, tuple[Load | Iota, tuple[int, ...]]] = {}
+        for expr in exprs:
+            for node in walk(expr):
+                if isinstance(node, Iota) or (isinstance(node, Load) and node.ref.tensor not in self.anchors):
+                    view = node.view if isinstance(node, Iota) else node.ref.view
+                    found[id(node)] = (node, self._strides(view, shape, self.inner.get(id(node))))
+        return list(found.values())
+
+    def _strides(self, view: View, shape: tuple[int, ...], extent: int | None) -> tuple[int, ...]:
+        target = shape if extent is None else (*shape[:-1], extent)
+        return view.expand(target).strides
+
+    def name(self, leaf: Load | Iota, strides: tuple[int, ...], sizes: tuple[int, ...], address: _Addresses) -> None:
+        if isinstance(leaf, Iota):
+            self.iotas[id(leaf)] = address.text(f"i{len(self.iotas)}", strides, leaf.view.offset)
+            return
+        source = self.tensors[leaf.ref.tensor]
+        if source.layout.size >= MAX_ELEMENTS:
+            raise OpRefusal(f"'{source.name}' has {source.layout.size} elements, more than kernels address (2^31)")
+        guarded = _leaves_bounds(leaf.ref.view, source.layout.size)
+        offset = leaf.ref.view.offset
+        bound, rest = (0, offset) if guarded or offset < 0 else (offset, 0)
+        key = (source.index, bound)
+        number = self._numbers.setdefault(key, len(self.pointers))
+        if number == len(self.pointers):
+            self.pointers.append((TensorArg(source.index, bound * source.dtype.size), source))
+        text = address.text(f"l{len(self.loads)}", strides, rest)
+        self.loads[id(leaf)] = (f"e{number}", text, guarded)
+
+
+def _leaves_bounds(view: View, size: int) -> bool:
+    """Whether some position of the view lies outside of a buffer of `size` elements."""
+    low = view.offset + sum(min(0, s * (n - 1)) for n, s in zip(view.shape, view.strides, strict=True))
+    high = view.offset + sum(max(0, s * (n - 1)) for n, s in zip(view.shape, view.strides, strict=True))
+    return low < 0 or high >= size
+
+
+def merge_rows(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> Merged:
+    """Merges all dimensions but the last, which stays as it is."""
+    sizes, merged = collapse(shape[:-1], [s[:-1] for s in strides])
+    return (*sizes, shape[-1]), [(*m, s[-1]) for m, s in zip(merged, strides, strict=True)]
+
+
+def merge_groups(dims: Sequence[Sequence[int]]) -> Merge:
+    """Merges each group of dimensions into one.
+
+    Raises:
+        OpRefusal: (when called) An operand does not walk a group with one stride.
+    """
+
+    def merge(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> Merged:
+        columns: list[tuple[int, ...]] = []
+        for group in dims:
+            part, merged = collapse(tuple(shape[d] for d in group), [tuple(s[d] for d in group) for s in strides])
+            if len(part) > 1:
+                raise OpRefusal("an operand of the epilogue does not walk the result with one stride")
+            columns.append(tuple(m[0] for m in merged))
+        sizes = tuple(prod(shape[d] for d in group) for group in dims)
+        return sizes, [tuple(column[i] for column in columns) for i in range(len(strides))]
+
+    return merge
+
+
+def _inner_extents(exprs: Sequence[Expr]) -> dict[int, int]:
+    """For each leaf that only a reduction reads: how far its last dimension runs."""
+    extents: dict[int, int] = {}
+    for expr in exprs:
+        for node in walk(expr):
+            if isinstance(node, Reduce):
+                for leaf in walk(node.arg):
+                    if isinstance(leaf, Load | Iota):
+                        extents[id(leaf)] = node.extent
+    return extents

@@ -1,0 +1,111 @@
+"""The one way in for a target: how it lays out tensors, and how it lowers a group to launches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.errors import CompileError, MissingDependencyError
+from npu_compiler.layout import Layout
+from npu_compiler.trace import TracedTensor
+
+__all__ = ["CodegenTarget", "Launch", "Library", "Lowering", "TARGETS", "target_named"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel launch as a target emits it: tensors by index, not yet placed in memory. See `plan.KernelCall`."""
+
+    label: str
+    kernel: KernelSource
+    args: tuple[TensorArg, ...]
+    params: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    flops: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Library:
+    """A call of the vendor's library as a target emits it. See `plan.LibraryCall`."""
+
+    label: str
+    routine: str
+    args: tuple[TensorArg, ...]
+    attrs: Mapping[str, object]
+    flops: int = 0
+    nbytes: int = 0
+
+
+@dataclass
+class Lowering:
+    """What a target may see and ask for while it lowers a function.
+
+    Attributes:
+        tensors: The trace's tensors, by index.
+        scratch_sizes: Bytes of each scratch buffer asked for, by its index.
+    """
+
+    tensors: Sequence[TracedTensor]
+    scratch_sizes: dict[int, int] = field(default_factory=dict)
+
+    def scratch(self, nbytes: int) -> int:
+        """A buffer that lives for one group's launches only; its index serves as a tensor's in `TensorArg`."""
+        index = -1 - len(self.scratch_sizes)
+        self.scratch_sizes[index] = nbytes
+        return index
+
+
+class CodegenTarget(ABC):
+    """A kind of device, for the compiler.
+
+    Attributes:
+        name: What users call it, such as ``metal``.
+        compute_dtypes: Names of the data types it computes in, the default first.
+        storage_dtypes: Names of all data types that its memory may hold.
+    """
+
+    name: str
+    compute_dtypes: tuple[str, ...]
+    storage_dtypes: frozenset[str]
+
+    @abstractmethod
+    def layout(self, shape: tuple[int, ...], role: str) -> Layout:
+        """Where a tensor's elements lie. Roles: ``plain``, ``image`` [N, C, H, W], ``conv_weight`` [O, I, H, W]."""
+
+    @abstractmethod
+    def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
+        """The launches that compute a group.
+
+        Raises:
+            OpRefusal: The target cannot compute it; the message is the reason.
+        """
+
+
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "metal": ("npu_compiler.codegen.metal.target", "MetalTarget"),
+    "cuda": ("cuda_compiler.target", "CUDATarget"),
+}
+
+
+def target_named(name: str) -> CodegenTarget:
+    """The target of a name; its package is imported only now.
+
+    Raises:
+        CompileError: There is no such target.
+        MissingDependencyError: Its package is not installed.
+    """
+    if name not in TARGETS:
+        raise CompileError(f"given the target '{name}', expected one of {', '.join(TARGETS)}")
+    module, attribute = TARGETS[name]
+    try:
+        target: CodegenTarget = getattr(import_module(module), attribute)()
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"the target '{name}' needs the package '{error.name}', which is not installed") from error
+    return target

@@ -1,0 +1,311 @@
+"""Arithmetic, comparisons and activations: one element of the result from one element of each operand."""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+from typing import Any
+
+from npu_compiler.dtypes import BOOL, FLOAT32, DType, dtype
+from npu_compiler.ops.registry import op
+from npu_compiler.symbolic import Number, OpRefusal, Tensor, apply, where
+
+
+def _float(x: Tensor) -> Tensor:
+    """Integers and booleans become float32, as in PyTorch's floating-point functions."""
+    return x if x.dtype.is_float else x.cast(FLOAT32)
+
+
+def _scaled(other: Tensor | Number, alpha: Number) -> Tensor | Number:
+    return other if alpha == 1 else other * alpha
+
+
+@op("aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar", "aten.add_.Scalar")
+def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
+    """``self + alpha * other``."""
+    return self + _scaled(other, alpha)
+
+
+@op("aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar")
+def sub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
+    """``self - alpha * other``."""
+    return self - _scaled(other, alpha)
+
+
+@op("aten.rsub.Tensor", "aten.rsub.Scalar")
+def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
+    """``other - alpha * self``."""
+    return apply("sub", other, self if alpha == 1 else self * alpha)
+
+
+@op("aten.mul.Tensor", "aten.mul_.Tensor", "aten.mul.Scalar", "aten.mul_.Scalar")
+def mul(self: Tensor, other: Tensor | Number) -> Tensor:
+    """``self * other``."""
+    if self.dtype == BOOL and (isinstance(other, bool) or (isinstance(other, Tensor) and other.dtype == BOOL)):
+        return apply("and", self, other)
+    return self * other
+
+
+@op("aten.div.Tensor", "aten.div_.Tensor", "aten.div.Scalar", "aten.div_.Scalar")
+def div(self: Tensor, other: Tensor | Number) -> Tensor:
+    """``self / other``, in floating point."""
+    return apply("div", _float(self), _float(other) if isinstance(other, Tensor) else float(other))
+
+
+@op("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode")
+def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) -> Tensor:
+    """``self / other``, as it is or rounded down; integers stay integers only where they are rounded."""
+    quotient = div(self, other)
+    if rounding_mode is None:
+        return quotient
+    integers = not self.dtype.is_float and not (other.dtype.is_float if isinstance(other, Tensor) else isinstance(other, float))
+    if rounding_mode != "floor" or integers:
+        raise OpRefusal(f"given rounding_mode='{rounding_mode}' and {self.dtype}, expected 'floor' and floating point")
+    return apply("floor", quotient)
+
+
+@op("aten.neg.default", "aten.neg_.default")
+def neg(self: Tensor) -> Tensor:
+    """``-self``."""
+    return -self
+
+
+@op("aten.abs.default", "aten.abs_.default")
+def absolute(self: Tensor) -> Tensor:
+    """The absolute value."""
+    return apply("abs", self)
+
+
+@op("aten.relu.default", "aten.relu_.default")
+def relu(self: Tensor) -> Tensor:
+    """``max(self, 0)``; NaN stays NaN."""
+    return where(self < 0, 0, self)
+
+
+@op("aten.sigmoid.default", "aten.sigmoid_.default")
+def sigmoid(self: Tensor) -> Tensor:
+    """``1 / (1 + exp(-self))``."""
+    return 1 / (1 + apply("exp", -_float(self)))
+
+
+@op("aten.silu.default", "aten.silu_.default")
+def silu(self: Tensor) -> Tensor:
+    """``self / (1 + exp(-self))``."""
+    return self / (1 + apply("exp", -self))
+
+
+@op("aten.gelu.default", "aten.gelu_.default")
+def gelu(self: Tensor, approximate: str = "none") -> Tensor:
+    """Gaussian error linear unit: by the error function, or by its tanh approximation."""
+    if approximate == "none":
+        return self * 0.5 * (1 + apply("erf", self * (1 / sqrt(2))))
+    if approximate != "tanh":
+        raise OpRefusal(f"given approximate='{approximate}', expected 'none' or 'tanh'")
+    return self * 0.5 * (1 + apply("tanh", sqrt(2 / pi) * (self + 0.044715 * self * self * self)))
+
+
+@op("aten.hardtanh.default", "aten.hardtanh_.default")
+def hardtanh(self: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """`self` limited to [min_val, max_val]; ReLU6 is ``hardtanh(self, 0, 6)``."""
+    return clamp(self, min_val, max_val)
+
+
+@op("aten.clamp.default", "aten.clamp_.default")
+def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """`self` limited to [min, max], either of which may be absent."""
+    result = self if min is None else apply("max", self, min)
+    return result if max is None else apply("min", result, max)
+
+
+@op("aten.clamp_min.default", "aten.clamp_min_.default")
+def clamp_min(self: Tensor, min: Number) -> Tensor:
+    """`self`, and `min` where that is greater."""
+    return clamp(self, min)
+
+
+def _extremum(fn: str, a: Tensor, b: Tensor) -> Tensor:
+    """The table's functions keep a NaN of their first operand; here the second's counts as well."""
+    result = apply(fn, a, b)
+    return where(apply("ne", b, b), b, result) if b.dtype.is_float else result
+
+
+@op("aten.maximum.default")
+def maximum(self: Tensor, other: Tensor) -> Tensor:
+    """The greater of two; NaN where either is."""
+    return _extremum("max", self, other)
+
+
+@op("aten.minimum.default")
+def minimum(self: Tensor, other: Tensor) -> Tensor:
+    """The lesser of two; NaN where either is."""
+    return _extremum("min", self, other)
+
+
+_FUNCTIONS = {
+    "exp": "``e ** self``.",
+    "log": "The natural logarithm.",
+    "sqrt": "The square root.",
+    "rsqrt": "``1 / sqrt(self)``.",
+    "sin": "The sine; `self` in radians.",
+    "cos": "The cosine; `self` in radians.",
+    "tanh": "The hyperbolic tangent.",
+    "erf": "The error function.",
+    "floor": "The greatest integer not above `self`.",
+    "ceil": "The least integer not below `self`.",
+}
+
+
+def _function(name: str, documentation: str) -> Any:
+    """A definition that is nothing but an entry of the expression table."""
+
+    def compute(self: Tensor) -> Tensor:
+        return apply(name, _float(self))
+
+    compute.__doc__ = documentation
+    return compute
+
+
+for _name, _documentation in _FUNCTIONS.items():
+    op(f"aten.{_name}.default", f"aten.{_name}_.default")(_function(_name, _documentation))
+
+
+@op("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
+def pow_scalar(self: Tensor, exponent: Number) -> Tensor:
+    """``self ** exponent``; small whole exponents and halves become products and roots."""
+    if exponent == 2:
+        return self * self
+    if exponent == 3:
+        return self * self * self
+    if exponent == 0.5:
+        return apply("sqrt", _float(self))
+    if exponent == -0.5:
+        return apply("rsqrt", _float(self))
+    if exponent == -1:
+        return 1 / self
+    if not self.dtype.is_float and not isinstance(exponent, float):
+        raise OpRefusal(f"an integer to the power of {exponent} is not supported")
+    return _signed_pow(_float(self), float(exponent))
+
+
+def _signed_pow(base: Tensor, exponent: float) -> Tensor:
+    """The power with the sign that a whole exponent gives a negative base; kernels' ``pow`` takes no negative base."""
+    magnitude = apply("pow", apply("abs", base), exponent)
+    if not exponent.is_integer():
+        return where(base < 0, float("nan"), magnitude)
+    return where(base < 0, -magnitude, magnitude) if exponent % 2 else magnitude
+
+
+@op("aten.pow.Tensor_Tensor")
+def pow_tensor(self: Tensor, exponent: Tensor) -> Tensor:
+    """``self ** exponent``; a negative base with a whole exponent keeps its sign rule."""
+    base, power = _float(self), _float(exponent)
+    magnitude = apply("pow", apply("abs", base), power)
+    whole = apply("eq", apply("floor", power), power)
+    odd = apply("ne", apply("floor", power * 0.5) * 2, power)
+    negative = where(whole, where(odd, -magnitude, magnitude), float("nan"))
+    return where(base < 0, negative, magnitude)
+
+
+@op("aten.pow.Scalar")
+def pow_base(self: Number, exponent: Tensor) -> Tensor:
+    """A positive number to the power of a tensor."""
+    if not self > 0:
+        raise OpRefusal(f"given the base {self}, expected a positive one")
+    return apply("pow", float(self), _float(exponent))
+
+
+def _comparison(name: str) -> Any:
+    def compare(self: Tensor, other: Tensor | Number) -> Tensor:
+        return apply(name, self, other)
+
+    compare.__doc__ = f"``self`` {name} ``other``, as booleans."
+    return compare
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    op(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name))
+
+
+def _boolean(x: Tensor) -> Tensor:
+    return x if x.dtype == BOOL else apply("ne", x, 0)
+
+
+@op("aten.logical_not.default")
+def logical_not(self: Tensor) -> Tensor:
+    """True where `self` is zero."""
+    return apply("not", _boolean(self))
+
+
+@op("aten.logical_and.default")
+def logical_and(self: Tensor, other: Tensor) -> Tensor:
+    """True where both are nonzero."""
+    return apply("and", _boolean(self), _boolean(other))
+
+
+@op("aten.logical_or.default")
+def logical_or(self: Tensor, other: Tensor) -> Tensor:
+    """True where either is nonzero."""
+    return apply("or", _boolean(self), _boolean(other))
+
+
+@op("aten.bitwise_not.default")
+def bitwise_not(self: Tensor) -> Tensor:
+    """The complement; of booleans, the negation."""
+    return apply("not", self) if self.dtype == BOOL else -self - 1
+
+
+def _bitwise(name: str) -> Any:
+    def combine(self: Tensor, other: Tensor | Number) -> Tensor:
+        if self.dtype.is_float or (isinstance(other, Tensor) and other.dtype.is_float):
+            raise OpRefusal("bitwise operations take integers and booleans")
+        return apply(name, self, other)
+
+    combine.__doc__ = f"Bitwise ``self`` {name} ``other``."
+    return combine
+
+
+for _name in ("and", "or", "xor"):
+    op(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar", f"aten.__{_name}__.Tensor")(_bitwise(_name))
+
+
+@op("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+def where_(condition: Tensor, self: Tensor | Number, other: Tensor | Number) -> Tensor:
+    """`self` where the condition holds, else `other`."""
+    return where(condition, self, other)
+
+
+@op("aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor")
+def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
+    """`value` where `mask` holds, else `self`."""
+    filler = value.cast(self.dtype) if isinstance(value, Tensor) else type_of(self.dtype)(value)
+    return where(mask, filler, self)
+
+
+def type_of(kind: DType) -> type[float] | type[int] | type[bool]:
+    """The Python type of a number that leaves tensors of `kind` as they are."""
+    return float if kind.is_float else bool if kind == BOOL else int
+
+
+@op("aten.to.dtype", "aten._to_copy.default", "aten.to.dtype_layout", "aten.to.device")
+def to(
+    self: Tensor,
+    device: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
+    """The values in another data type. Device, copying and memory format change no value."""
+    return self if dtype is None else _convert(self, dtype)
+
+
+@op("aten.type_as.default")
+def type_as(self: Tensor, other: Tensor) -> Tensor:
+    """The values in the data type of `other`."""
+    return self.cast(other.dtype)
+
+
+def _convert(x: Tensor, name: Any) -> Tensor:
+    kind = dtype(name)
+    return apply("ne", x, 0) if kind == BOOL and x.dtype != BOOL else x.cast(kind)

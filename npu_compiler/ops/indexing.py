@@ -1,0 +1,115 @@
+"""Ops that choose elements by position or by the values of an integer tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from npu_compiler.dtypes import promote
+from npu_compiler.ops.registry import op
+from npu_compiler.symbolic import OpRefusal, Tensor, apply, arange, normalize_dim, where
+
+
+@op("getitem")
+def getitem(self: Sequence[Tensor], index: int) -> Tensor:
+    """One result of an op that has several."""
+    return self[index]
+
+
+@op("aten._assert_tensor_metadata.default")
+def assert_tensor_metadata(
+    a: Tensor, size: Any = None, stride: Any = None, dtype: Any = None, device: Any = None, layout: Any = None
+) -> tuple[Tensor, ...]:
+    """Nothing: shapes and data types were checked when the model was extracted."""
+    return ()
+
+
+@op("aten.cat.default", "aten.concat.default")
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors one after another along `dim`."""
+    parts = [t for t in tensors if t.shape != (0,)]  # PyTorch ignores empty vectors
+    if not parts:
+        return tensors[0]
+    dim = normalize_dim(dim, len(parts[0].shape))
+    kind = parts[0].dtype
+    for part in parts[1:]:
+        kind = promote(kind, part.dtype)
+    total = sum(part.shape[dim] for part in parts)
+    shape = (*parts[0].shape[:dim], total, *parts[0].shape[dim + 1 :])
+    position = arange(parts[0].trace, total).reshape((total, *(1,) * (len(shape) - dim - 1)))
+    end = total
+    result: Tensor | None = None
+    for part in reversed(parts):
+        start = end - part.shape[dim]
+        shifted = part.realize().slice(dim, -start, total).cast(kind)  # read only where the position is inside
+        result = shifted if result is None else where(position < end, shifted, result)
+        end = start
+    assert result is not None
+    return result
+
+
+@op("aten.stack.default")
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one shape along a new dimension."""
+    dim = normalize_dim(dim, len(tensors[0].shape) + 1)
+    return cat([t.reshape((*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors], dim)
+
+
+@op("aten.embedding.default")
+def embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
+    """Rows of `weight` [V, D] by `indices` [...]: [..., D]."""
+    return weight.gather(0, _indices(indices))
+
+
+@op("aten.index_select.default")
+def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Positions of a dimension by an integer tensor."""
+    return self.gather(dim, _indices(index))
+
+
+def _indices(index: Tensor) -> Tensor:
+    if index.dtype.is_float or index.dtype.name == "bool":
+        raise OpRefusal(f"given indices of {index.dtype}, expected integers")
+    return index
+
+
+@op("aten.tril.default")
+def tril(self: Tensor, diagonal: int = 0) -> Tensor:
+    """The lower triangle of the last two dimensions, zero above."""
+    return where(_below(self, diagonal), self, 0)
+
+
+@op("aten.triu.default")
+def triu(self: Tensor, diagonal: int = 0) -> Tensor:
+    """The upper triangle of the last two dimensions, zero below."""
+    return where(_below(self, diagonal - 1), 0, self)
+
+
+def _below(x: Tensor, diagonal: int) -> Tensor:
+    rows, columns = x.shape[-2:]
+    return arange(x.trace, columns) <= arange(x.trace, rows).reshape((rows, 1)) + diagonal
+
+
+@op("aten.constant_pad_nd.default", "aten.pad.default")
+def pad(self: Tensor, pad: Sequence[int], value: Any = None, mode: str = "constant") -> Tensor:
+    """`value` around a tensor: `pad` counts from the last dimension, two numbers each."""
+    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * len(self.shape):
+        raise OpRefusal(f"given pad={list(pad)} with mode='{mode}', expected two numbers a dimension and 'constant'")
+    result, filler = self.realize(), 0 if value is None else value
+    rank = len(self.shape)
+    inside: Tensor | None = None
+    for i in range(len(pad) // 2):
+        before, after = pad[2 * i], pad[2 * i + 1]
+        dim = rank - 1 - i
+        size = self.shape[dim]
+        result = result.slice(dim, -before, size + before + after)
+        if before > 0 or after > 0:
+            position = arange(self.trace, size + before + after).reshape((-1, *(1,) * i))
+            valid = apply("and", position >= before, position < size + before)
+            inside = valid if inside is None else apply("and", inside, valid)
+    if prod(result.shape) == 0:
+        raise OpRefusal(f"given pad={list(pad)}, which leaves no element")
+    return result if inside is None else where(inside, result, filler)

@@ -1,0 +1,73 @@
+"""Matrix products. Everything around the product itself is an expression that fuses into its epilogue."""
+
+from __future__ import annotations
+
+from npu_compiler.dtypes import promote
+from npu_compiler.ops.registry import op
+from npu_compiler.symbolic import Number, OpRefusal, Tensor, broadcast_shapes
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` for matrices, with leading dimensions that broadcast: [..., M, K] by [..., K, N] gives [..., M, N]."""
+    if a.shape[-1] != b.shape[-2]:
+        raise OpRefusal(f"the shapes {list(a.shape)} and {list(b.shape)} cannot be multiplied")
+    if not (a.dtype.is_float and b.dtype.is_float):
+        raise OpRefusal(f"given {a.dtype} and {b.dtype}, expected floating point")
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    dtype = promote(a.dtype, b.dtype)
+    left, right = a.expand((*batch, *a.shape[-2:])), b.expand((*batch, *b.shape[-2:]))
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    return a.trace.anchor("matmul", (left, right), shape, dtype)
+
+
+@op("aten.linear.default")
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``input @ weight.T + bias``, over the last dimension of `input`."""
+    rows = input.reshape((-1, input.shape[-1])) if len(input.shape) > 2 else input
+    matrix = rows if len(rows.shape) == 2 else rows.reshape((1, -1))
+    result = product(matrix, weight.swap(0, 1))
+    if bias is not None:
+        result = result + bias
+    return result.realize().reshape((*input.shape[:-1], weight.shape[0]))
+
+
+@op("aten.matmul.default")
+def matmul(self: Tensor, other: Tensor) -> Tensor:
+    """The product of vectors, matrices or batches of matrices, as numpy's ``@``."""
+    if not self.shape or not other.shape:
+        raise OpRefusal("a scalar cannot be multiplied as a matrix")
+    a = self if len(self.shape) > 1 else self.reshape((1, -1))
+    b = other if len(other.shape) > 1 else other.reshape((-1, 1))
+    if len(b.shape) == 2 and len(a.shape) > 2:  # the leading dimensions are rows of one product
+        result = product(a.reshape((-1, a.shape[-1])), b).reshape((*a.shape[:-1], b.shape[-1]))
+    else:
+        result = product(a, b)
+    shape = list(result.shape)
+    if len(other.shape) == 1:
+        shape.pop(-1)
+    if len(self.shape) == 1:
+        shape.pop(-1 if len(other.shape) == 1 else -2)
+    return result.reshape(shape)
+
+
+@op("aten.mm.default", "aten.bmm.default")
+def mm(self: Tensor, mat2: Tensor) -> Tensor:
+    """The product of two matrices, or of two batches of matrices."""
+    if len(self.shape) != len(mat2.shape) or len(self.shape) not in (2, 3):
+        raise OpRefusal(f"the shapes {list(self.shape)} and {list(mat2.shape)} are not both matrices or batches of them")
+    return product(self, mat2)
+
+
+@op("aten.addmm.default")
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """``beta * self + alpha * mat1 @ mat2``."""
+    result = product(mat1, mat2)
+    if alpha != 1:
+        result = result * alpha
+    return result if beta == 0 else result + (self if beta == 1 else self * beta)
+
+
+@op("aten.baddbmm.default")
+def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """``beta * self + alpha * batch1 @ batch2``, for batches of matrices."""
+    return addmm(self, batch1, batch2, beta, alpha)

@@ -1,0 +1,77 @@
+"""Sums, means and extrema over some dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from npu_compiler.dtypes import BOOL, FLOAT32, INT32, INT64, DType, dtype
+from npu_compiler.ops.registry import op
+from npu_compiler.symbolic import Tensor, apply, normalize_dim
+
+
+def _dims(dim: Any) -> Sequence[int]:
+    return () if dim is None else (dim,) if isinstance(dim, int) else dim
+
+
+@op("aten.sum.default", "aten.sum.dim_IntList")
+def sum_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The sum over `dim`, or over all dimensions. Integers and booleans add up in int64."""
+    kind = _accumulator(self, dtype)
+    return self.cast(kind).reduce("sum", _dims(dim), keepdim, kind)
+
+
+@op("aten.mean.default", "aten.mean.dim")
+def mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The mean over `dim`, or over all dimensions."""
+    dims = [normalize_dim(d, len(self.shape)) for d in _dims(dim)] or range(len(self.shape))
+    kind = _accumulator(self, dtype) if self.dtype.is_float or dtype is not None else FLOAT32
+    count = prod(self.shape[d] for d in dims)
+    return self.cast(kind).reduce("sum", _dims(dim), keepdim, kind) * (1 / count if count else float("nan"))
+
+
+def _accumulator(x: Tensor, name: Any) -> DType:
+    if name is not None:
+        return dtype(name)
+    return x.dtype if x.dtype.is_float else INT64
+
+
+@op("aten.amax.default")
+def amax(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """The maximum over `dim`, or over all dimensions."""
+    return self.reduce("max", _dims(dim), keepdim)
+
+
+@op("aten.amin.default")
+def amin(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """The minimum over `dim`, or over all dimensions."""
+    return self.reduce("min", _dims(dim), keepdim)
+
+
+@op("aten.max.default")
+def max_(self: Tensor) -> Tensor:
+    """The maximum of all elements."""
+    return self.reduce("max", (), False)
+
+
+@op("aten.min.default")
+def min_(self: Tensor) -> Tensor:
+    """The minimum of all elements."""
+    return self.reduce("min", (), False)
+
+
+@op("aten.any.default", "aten.any.dim", "aten.any.dims")
+def any_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether any element over `dim` is nonzero."""
+    return _truth(self).reduce("max", _dims(dim), keepdim).cast(BOOL)
+
+
+@op("aten.all.default", "aten.all.dim", "aten.all.dims")
+def all_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether all elements over `dim` are nonzero."""
+    return _truth(self).reduce("min", _dims(dim), keepdim).cast(BOOL)
+
+
+def _truth(x: Tensor) -> Tensor:
+    return apply("ne", x, 0).cast(INT32) if x.dtype != BOOL else x.cast(INT32)
