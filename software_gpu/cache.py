@@ -1,0 +1,82 @@
+"""A directory of compiled libraries, shared by processes.
+
+An entry is a shared object followed by what the host must know about it (JSON) and a digest of both. It is written to
+a temporary name and renamed; one that does not verify counts as absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from npu_compiler.errors import ToolchainError
+
+__all__ = ["cache_directory", "load_or_build"]
+
+_TRAILER = struct.Struct("<Q32s")
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: NPU_CACHE_DIR, else the user's cache directory."""
+    chosen = os.environ.get("NPU_CACHE_DIR")
+    if chosen:
+        return Path(chosen, "software_gpu")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "npu-compiler", "software_gpu")
+
+
+def load_or_build(key: str, build: Callable[[Path], bytes]) -> tuple[Path, bytes]:
+    """The shared object of `key` and its description, built when absent.
+
+    Args:
+        key: Digest of everything that decides the content.
+        build: Writes the shared object to the path it is given and returns the description.
+    """
+    path = cache_directory() / f"{key}.so"
+    description = _read_verified(path)
+    if description is not None:
+        return path, description
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{key}.")
+    except OSError as error:
+        raise ToolchainError(
+            f"the kernel cache {path.parent} can't be written: {error}. Name another directory in NPU_CACHE_DIR"
+        ) from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        description = build(temporary)
+        with temporary.open("ab") as file:
+            file.write(description)
+            file.write(_TRAILER.pack(len(description), _digest(temporary.read_bytes(), description)))
+        temporary.chmod(0o755)
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    return path, description
+
+
+def _digest(code: bytes, description: bytes) -> bytes:
+    return hashlib.sha256(code + description).digest()
+
+
+def _read_verified(path: Path) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if len(content) < _TRAILER.size:
+        return None
+    length, digest = _TRAILER.unpack(content[-_TRAILER.size :])
+    end = len(content) - _TRAILER.size
+    if length > end:
+        return None
+    code, description = content[: end - length], content[end - length : end]
+    return description if _digest(code, description) == digest else None

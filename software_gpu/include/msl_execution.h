@@ -1,0 +1,268 @@
+// What a kernel runs on: the dispatch record, the worker (one host thread), and fibers, one per GPU thread, which give
+// the reference meaning of barriers. `software_gpu/native_runtime.py` mirrors Dispatch.
+#pragma once
+#include "msl_types.h"
+
+namespace msl {
+
+constexpr uint simd_width = 32;
+constexpr uint max_threads = 1024;
+constexpr uint buffer_slots = 31;
+constexpr uint threadgroup_capacity = 32768;
+
+struct Worker;
+
+struct Dispatch {
+  void (*entry)(Worker*, const Dispatch*, ulong first_group, ulong last_group);
+  void* buffers[buffer_slots];
+  uint threadgroup_offsets[buffer_slots];
+  uint groups[3];   // threadgroups in the grid
+  uint threads[3];  // threads in a full threadgroup
+  uint grid[3];     // threads in the grid
+};
+
+struct Fiber {
+  void* stack_pointer;
+  uint index, lane, simdgroup;
+  uint position[3];
+  uint next, previous;  // the ring of fibers that still run
+  uint parity;          // which of the two collective slots comes next
+  uint line;            // of the barrier or collective it last reached
+};
+
+// A collective publishes one value and one operand a lane. Two slots in turn: the last to arrive in one may be the
+// first in the next, while others still read.
+struct CollectiveSlot {
+  alignas(64) unsigned char values[simd_width * 16];
+  uint operands[simd_width];
+};
+struct Simdgroup {
+  uint live, arrived, phase, arrived_lanes;
+  CollectiveSlot slots[2];
+};
+
+enum class Failure : uint { none = 0, divergent_barrier = 1, out_of_bounds = 2, race = 3 };
+
+struct Worker {
+  unsigned char* threadgroup_memory;
+  Fiber* fibers;
+  Simdgroup* simdgroups;
+  unsigned char* stacks;
+  ulong stack_stride;
+  void* scheduler_stack;
+  Fiber* current;
+  uint live, arrived, phase, idle_switches, threads;
+  uint reversed;  // run the fibers last to first, to show what depends on their order
+  Failure failure;
+  uint failure_line;
+  uint failure_thread, failure_other_thread;
+  ulong failure_address;
+  void (*body)(void*);
+  void* body_argument;
+  void* checker;
+};
+
+#define MSL_EXPORT __attribute__((visibility("default")))
+
+// One word for each host thread, owned by the native runtime.
+extern "C" __attribute__((tls_model("initial-exec"))) thread_local Worker* msl_worker;
+
+// The position of a thread or group as the type that the kernel's parameter has.
+template <class T> MSL_INLINE T position(uint x, uint y, uint z) {
+  typedef element<T> E;
+  if constexpr (width<T> == 1) return (T)x;
+  else if constexpr (width<T> == 2) return T{(E)x, (E)y};
+  else return T{(E)x, (E)y, (E)z};
+}
+
+MSL_INLINE uint smaller(uint a, uint b) { return a < b ? a : b; }
+
+// Threads of group `g` along one axis: the last group of dispatchThreads may be cut.
+MSL_INLINE uint extent(const Dispatch& d, uint axis, uint g) {
+  return smaller(d.threads[axis], d.grid[axis] - g * d.threads[axis]);
+}
+
+// One group, as its fibers see it.
+struct Group {
+  const Dispatch* d;
+  uint gx, gy, gz, nx, ny, nz;
+};
+
+// What the host must have bound for an argument: at least `bytes`, at a multiple of `alignment`.
+struct ArgumentNeed { uint kernel, index, bytes, alignment; };
+
+// How much static threadgroup memory a kernel takes, left in a section of the library for the host to read.
+struct ThreadgroupLength { uint kernel, bytes; };
+template <uint Kernel, uint Bytes> struct threadgroup_length {
+  static const ThreadgroupLength record;
+};
+template <uint Kernel, uint Bytes>
+__attribute__((used, section("msl_lengths"))) const ThreadgroupLength threadgroup_length<Kernel, Bytes>::record = {Kernel, Bytes};
+
+// The end of a threadgroup variable that follows others ending at `start`.
+template <class T> constexpr uint end_of(uint start) { return (start + 15u) / 16u * 16u + (uint)sizeof(T); }
+
+extern "C" __attribute__((weak, visibility("hidden"))) const ThreadgroupLength __start_msl_lengths[], __stop_msl_lengths[];
+
+#ifdef MSL_CHECKED
+#define MSL_UNCHECKED __attribute__((no_sanitize("thread"), disable_sanitizer_instrumentation))
+#else
+#define MSL_UNCHECKED
+#endif
+
+#if defined(__x86_64__)
+__attribute__((naked, noinline)) MSL_UNCHECKED static void switch_stack(void** save, void* next) {
+  __asm__ volatile(
+      "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+      "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
+      "popq %rcx\n jmpq *%rcx\n");  // a return would defeat the branch predictor's stack
+}
+// Six zeroed registers, the entry, and one word that keeps the stack aligned as after a call.
+MSL_UNCHECKED static void* first_frame(unsigned char* top, void (*entry)()) {
+  void** sp = (void**)((ulong)top & ~63ul);
+  *--sp = nullptr;
+  *--sp = (void*)entry;
+  for (int i = 0; i < 6; ++i) *--sp = nullptr;
+  return sp;
+}
+#elif defined(__aarch64__)
+__attribute__((naked, noinline)) MSL_UNCHECKED static void switch_stack(void** save, void* next) {
+  __asm__ volatile(
+      "sub sp, sp, #160\n"
+      "stp x19, x20, [sp]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n stp x25, x26, [sp, #48]\n"
+      "stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
+      "stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n stp d14, d15, [sp, #144]\n"
+      "mov x9, sp\n str x9, [x0]\n mov sp, x1\n"
+      "ldp x19, x20, [sp]\n ldp x21, x22, [sp, #16]\n ldp x23, x24, [sp, #32]\n ldp x25, x26, [sp, #48]\n"
+      "ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n"
+      "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n ldp d14, d15, [sp, #144]\n"
+      "add sp, sp, #160\n br x30\n");
+}
+MSL_UNCHECKED static void* first_frame(unsigned char* top, void (*entry)()) {
+  void** sp = (void**)((ulong)top & ~63ul) - 20;
+  for (int i = 0; i < 20; ++i) sp[i] = nullptr;
+  sp[11] = (void*)entry;
+  return sp;
+}
+#else
+#error "the software GPU runs on x86-64 and aarch64"
+#endif
+
+MSL_UNCHECKED MSL_INLINE void resume(Fiber* from, Fiber* to) {
+  if (from == to) return;
+  msl_worker->current = to;
+  switch_stack(&from->stack_pointer, to->stack_pointer);
+}
+
+// Leaves the group for good; the other fibers are never resumed.
+__attribute__((noinline, cold)) MSL_UNCHECKED static void abandon_group(Failure failure, uint line) {
+  Worker* w = msl_worker;
+  w->failure = failure;
+  w->failure_line = line;
+  w->failure_thread = w->current->index;
+  void* never;
+  switch_stack(&never, w->scheduler_stack);
+}
+
+// Every live fiber was resumed more than once and none got on: some wait here and the others elsewhere.
+MSL_UNCHECKED MSL_INLINE void wait_turn(Worker* w, Fiber* self) {
+  if (++w->idle_switches > 4 * w->threads + 64) abandon_group(Failure::divergent_barrier, self->line);
+  resume(self, &w->fibers[self->next]);
+}
+
+// A wait ends when all that still live have arrived; whoever sees that first releases the others. A fiber that returns
+// lowers `live`, so those that wait look again each time they are resumed.
+MSL_UNCHECKED MSL_INLINE void threadgroup_wait(uint line) {
+  Worker* w = msl_worker;
+  Fiber* self = w->current;
+  self->line = line;
+  w->arrived++;
+  for (uint phase = w->phase; w->phase == phase;) {
+    if (w->arrived == w->live) {
+      w->arrived = 0;
+      w->phase++;
+    } else {
+      wait_turn(w, self);
+    }
+  }
+  w->idle_switches = 0;
+}
+
+// The same for a simdgroup; `work` is done once, by the one that releases the others.
+template <class Work> MSL_UNCHECKED MSL_INLINE void simdgroup_wait(uint line, Work work) {
+  Worker* w = msl_worker;
+  Fiber* self = w->current;
+  Simdgroup* s = &w->simdgroups[self->simdgroup];
+  self->line = line;
+  s->arrived_lanes |= 1u << self->lane;
+  s->arrived++;
+  for (uint phase = s->phase; s->phase == phase;) {
+    if (s->arrived == s->live) {
+      work(s->arrived_lanes);
+      s->arrived = 0;
+      s->arrived_lanes = 0;
+      s->phase++;
+    } else {
+      wait_turn(w, self);
+    }
+  }
+  w->idle_switches = 0;
+}
+
+MSL_UNCHECKED static void finish_fiber() {
+  Worker* w = msl_worker;
+  Fiber* self = w->current;
+  w->fibers[self->previous].next = self->next;
+  w->fibers[self->next].previous = self->previous;
+  w->simdgroups[self->simdgroup].live--;
+  w->live--;
+  w->idle_switches = 0;
+  void* never;
+  if (!w->live) switch_stack(&never, w->scheduler_stack);
+  w->current = &w->fibers[self->next];
+  switch_stack(&never, w->current->stack_pointer);
+}
+
+MSL_UNCHECKED static void fiber_entry() {
+  msl_worker->body(msl_worker->body_argument);
+  finish_fiber();
+  __builtin_unreachable();
+}
+
+MSL_UNCHECKED static void prepare_fiber(Worker* w, uint index, uint nx, uint ny, uint count) {
+  Fiber* f = &w->fibers[index];
+  uint after = index + 1 == count ? 0 : index + 1, before = index ? index - 1 : count - 1;
+  *f = Fiber{};
+  f->index = index;
+  f->lane = index % simd_width;
+  f->simdgroup = index / simd_width;
+  f->position[0] = index % nx;
+  f->position[1] = index / nx % ny;
+  f->position[2] = index / nx / ny;
+  f->next = w->reversed ? before : after;
+  f->previous = w->reversed ? after : before;
+  f->stack_pointer = first_frame(w->stacks + w->stack_stride * (index + 1), fiber_entry);
+}
+
+// Runs `body` once for each thread of a group; false when the group failed.
+MSL_UNCHECKED static bool run_fibers(Worker* w, uint nx, uint ny, uint nz, void (*body)(void*), void* argument) {
+  uint count = nx * ny * nz;
+  w->live = w->threads = count;
+  w->arrived = w->phase = w->idle_switches = 0;
+  w->body = body;
+  w->body_argument = argument;
+  for (uint i = 0; i < count; ++i) prepare_fiber(w, i, nx, ny, count);
+  for (uint s = 0; s * simd_width < count; ++s) {
+    w->simdgroups[s].live = smaller(simd_width, count - s * simd_width);
+    w->simdgroups[s].arrived = w->simdgroups[s].phase = w->simdgroups[s].arrived_lanes = 0;
+  }
+  w->current = &w->fibers[w->reversed ? count - 1 : 0];
+  switch_stack(&w->scheduler_stack, w->current->stack_pointer);
+  w->current = nullptr;
+  return w->failure == Failure::none;
+}
+
+}  // namespace msl
+
+using msl::msl_worker;

@@ -1,0 +1,107 @@
+// simdgroup_matrix: 8x8 matrices that belong to a simdgroup as a whole. One lane, the leader, does the work of all 32;
+// a load or store that others depend on needs a barrier on a GPU too. Elements are kept as float and rounded to the
+// matrix's own type when they change.
+#pragma once
+#include "msl_execution.h"
+
+namespace msl {
+
+typedef float row8 __attribute__((ext_vector_type(8)));
+
+#ifdef MSL_REGION_FORM
+MSL_INLINE bool leads_simdgroup() { return true; }
+#else
+MSL_UNCHECKED MSL_INLINE bool leads_simdgroup() { return msl_worker->current->lane == 0; }
+#endif
+
+template <class T> MSL_INLINE row8 rounded(row8 row) {
+  if constexpr (metal::is_same_v<T, float>) return row;
+  else {
+    typedef T V __attribute__((ext_vector_type(8)));
+    return __builtin_convertvector(__builtin_convertvector(row, V), row8);
+  }
+}
+
+}  // namespace msl
+
+namespace metal {
+
+template <class T, int Columns, int Rows> struct simdgroup_matrix {
+  static_assert(Columns == 8 && Rows == 8, "a simdgroup_matrix is 8x8");
+  static_assert(is_floating_point_v<T>, "a simdgroup_matrix holds half, bfloat or float");
+  typedef T msl_element;
+  msl::row8 rows[8];
+
+  simdgroup_matrix() = default;
+  MSL_INLINE explicit simdgroup_matrix(T diagonal) {
+    for (int i = 0; i < 8; ++i)
+      for (int j = 0; j < 8; ++j) rows[i][j] = i == j ? (float)diagonal : 0.0f;
+  }
+};
+
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+
+template <class T, int Columns, int Rows> MSL_INLINE simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, Columns, Rows> result;
+  for (int i = 0; i < 8; ++i) result.rows[i] = (msl::row8)(float)value;
+  return result;
+}
+
+template <class P> using msl_pointee = remove_cv_t<remove_reference_t<decltype(*(P) nullptr)>>;
+
+// Loads in rows of eight so that clang converts a whole row at once.
+template <class T, class P>
+MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, P source, ulong elements_per_row = 8,
+                               ulong2 origin = (ulong2)(0ul), bool transpose = false) {
+  static_assert(is_same_v<msl_pointee<P>, T>, "simdgroup_load needs a pointer to the matrix's own element type");
+  if (!msl::leads_simdgroup()) return;
+  source += origin.y * elements_per_row + origin.x;
+  simdgroup_matrix<T, 8, 8> loaded;
+  for (int i = 0; i < 8; ++i) {
+    T row __attribute__((ext_vector_type(8)));
+    __builtin_memcpy(&row, (const void*)(source + i * elements_per_row), sizeof(row));
+    loaded.rows[i] = __builtin_convertvector(row, msl::row8);
+  }
+  if (!transpose) matrix = loaded;
+  else
+    for (int i = 0; i < 8; ++i)
+      for (int j = 0; j < 8; ++j) matrix.rows[j][i] = loaded.rows[i][j];
+}
+
+template <class T, class P>
+MSL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, P target, ulong elements_per_row = 8,
+                                ulong2 origin = (ulong2)(0ul), bool transpose = false) {
+  static_assert(is_same_v<msl_pointee<P>, T>, "simdgroup_store needs a pointer to the matrix's own element type");
+  if (!msl::leads_simdgroup()) return;
+  target += origin.y * elements_per_row + origin.x;
+  for (int i = 0; i < 8; ++i) {
+    msl::row8 values = matrix.rows[i];
+    if (transpose)
+      for (int j = 0; j < 8; ++j) values[j] = matrix.rows[j][i];
+    typedef T V __attribute__((ext_vector_type(8)));
+    V row = __builtin_convertvector(values, V);
+    __builtin_memcpy((void*)(target + i * elements_per_row), &row, sizeof(row));
+  }
+}
+
+template <class D, class A, class B, class C>
+MSL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+                                              const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c) {
+  if (!msl::leads_simdgroup()) return;
+  simdgroup_matrix<D, 8, 8> result;
+  for (int i = 0; i < 8; ++i) {
+    msl::row8 sum = c.rows[i];
+    for (int k = 0; k < 8; ++k) sum = __builtin_elementwise_fma((msl::row8)a.rows[i][k], b.rows[k], sum);
+    result.rows[i] = msl::rounded<D>(sum);
+  }
+  d = result;
+}
+template <class D, class A, class B>
+MSL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+                                   const simdgroup_matrix<B, 8, 8>& b) {
+  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>((D)0));
+}
+
+}  // namespace metal

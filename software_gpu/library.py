@@ -1,0 +1,183 @@
+"""Compiles a Metal source to a native library, once for each machine, and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from software_gpu.cache import load_or_build
+from software_gpu.entry_points import argument_table, fiber_entry, loop_entry
+from software_gpu.msl_parser import Kernel, SourceText
+from software_gpu.native_runtime import load_runtime
+from software_gpu.toolchain import find_toolchain
+from software_gpu.translation import synchronizing_functions, translate, without_metal_includes
+
+__all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "compile_library", "preprocess"]
+
+_MACROS = {"__METAL__": "1", "__METAL_VERSION__": "310", "__METAL_MACOS__": "1"}
+_PROLOGUE = '#include "msl.h"\n#line 1 "program_source"\n'
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A buffer that a kernel needs: its index, its name, and how many bytes at which alignment."""
+
+    name: str
+    index: int
+    bytes: int
+    alignment: int
+    is_reference: bool
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel ready to run.
+
+    Attributes:
+        entries: Address of the native code for each form it has: ``loop``, ``fiber``, ``region``.
+        threadgroup_bytes: Static threadgroup memory.
+        threadgroup_arguments: Indices (with names) of threadgroup memory that the host sizes.
+    """
+
+    name: str
+    entries: Mapping[str, int]
+    arguments: tuple[Argument, ...]
+    threadgroup_bytes: int
+    threadgroup_arguments: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class CompiledLibrary:
+    """All kernels of one source; `handle` keeps their code loaded."""
+
+    kernels: Mapping[str, CompiledKernel]
+    handle: ctypes.CDLL
+
+
+class _ArgumentNeed(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint) for name in ("kernel", "index", "bytes", "alignment"))
+
+
+class _ThreadgroupLength(ctypes.Structure):
+    _fields_ = (("kernel", ctypes.c_uint), ("bytes", ctypes.c_uint))
+
+
+_loaded: dict[str, CompiledLibrary] = {}
+_locks: dict[str, threading.Lock] = {}
+_registry_lock = threading.Lock()
+
+
+def compile_library(source: str, macros: Mapping[str, str], *, fibers_only: bool = False) -> CompiledLibrary:
+    """The native library of a Metal source, from memory, from disk or freshly compiled. Safe to call from threads.
+
+    Args:
+        source: Metal Shading Language; the only includes are Metal's own.
+        macros: Preprocessor macros.
+        fibers_only: Run every kernel on fibers, the reference semantics.
+
+    Raises:
+        KernelCompileError: The source is not what clang, or Metal, accepts.
+        ToolchainError: There is no compiler, or no place to keep what it makes.
+    """
+    key = _key(source, macros, fibers_only)
+    with _registry_lock:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _loaded:
+            path, description = load_or_build(key, lambda target: _build(source, macros, fibers_only, target))
+            _loaded[key] = _load(path, description)
+        return _loaded[key]
+
+
+def _key(source: str, macros: Mapping[str, str], fibers_only: bool) -> str:
+    parts = [find_toolchain().fingerprint, _translator_digest(), source, json.dumps(sorted(macros.items()))]
+    return hashlib.sha256("\0".join([*parts, str(fibers_only)]).encode()).hexdigest()
+
+
+def _translator_digest() -> str:
+    """Digest of the Python that writes C++, so that a new version of it makes new entries."""
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
+
+
+def preprocess(source: str, macros: Mapping[str, str]) -> SourceText:
+    """The source with macros expanded, read into tokens and kernels."""
+    text = without_metal_includes(source)
+    if macros or re.search(r"^[ \t]*#[ \t]*(?!pragma)\w", text, re.MULTILINE):
+        text = find_toolchain().preprocess(f'#line 1 "program_source"\n{text}', {**_MACROS, **macros})
+    return SourceText(text)
+
+
+def _build(source: str, macros: Mapping[str, str], fibers_only: bool, target: Path) -> bytes:
+    parsed = preprocess(source, macros)
+    synchronizing = synchronizing_functions(parsed)
+    parts = [_PROLOGUE, translate(parsed), argument_table(parsed.kernels)]
+    described = []
+    for kernel in parsed.kernels:
+        entries = _entries(kernel, kernel.name in synchronizing, fibers_only)
+        parts += entries.values()
+        described.append(_describe(kernel, list(entries)))
+    find_toolchain().build("\n".join(parts), target)
+    return json.dumps(described).encode()
+
+
+def _entries(kernel: Kernel, synchronizes: bool, fibers_only: bool) -> dict[str, str]:
+    if synchronizes or fibers_only:
+        return {"fiber": fiber_entry(kernel)}
+    uses_atomics = any("atomic" in token.text for token in kernel.body)
+    return {"loop": loop_entry(kernel, vectorize=not uses_atomics)}
+
+
+def _describe(kernel: Kernel, forms: list[str]) -> dict[str, object]:
+    return {
+        "name": kernel.name,
+        "forms": forms,
+        "buffers": {p.index: [p.name, p.is_reference] for p in kernel.buffers},
+        "threadgroup": {p.index: p.name for p in kernel.parameters if p.role == "threadgroup"},
+    }
+
+
+def _load(path: Path, description: bytes) -> CompiledLibrary:
+    load_runtime()
+    handle = ctypes.CDLL(str(path))
+    needs = _argument_needs(handle)
+    lengths = _threadgroup_lengths(handle)
+    kernels = {}
+    for number, described in enumerate(json.loads(description)):
+        arguments = tuple(
+            Argument(name, int(index), *needs[number, int(index)], is_reference)
+            for index, (name, is_reference) in described["buffers"].items()
+        )
+        name = described["name"]
+        entries = {form: _address(handle, f"msl_{form}_{name}") for form in described["forms"]}
+        threadgroup = {int(index): argument for index, argument in described["threadgroup"].items()}
+        kernels[name] = CompiledKernel(name, entries, arguments, lengths.get(number, 0), threadgroup)
+    return CompiledLibrary(kernels, handle)
+
+
+def _address(handle: ctypes.CDLL, symbol: str) -> int:
+    address = ctypes.cast(getattr(handle, symbol), ctypes.c_void_p).value
+    return address or 0
+
+
+def _argument_needs(handle: ctypes.CDLL) -> dict[tuple[int, int], tuple[int, int]]:
+    needs: dict[tuple[int, int], tuple[int, int]] = {}
+    table = ctypes.cast(handle.msl_arguments, ctypes.POINTER(_ArgumentNeed))
+    row = 0
+    while table[row].kernel != 0xFFFFFFFF:
+        needs[table[row].kernel, table[row].index] = table[row].bytes, table[row].alignment
+        row += 1
+    return needs
+
+
+def _threadgroup_lengths(handle: ctypes.CDLL) -> dict[int, int]:
+    begin = ctypes.POINTER(_ThreadgroupLength)()
+    handle.msl_threadgroup_lengths.restype = ctypes.c_ulong
+    count = handle.msl_threadgroup_lengths(ctypes.byref(begin))
+    return {begin[i].kernel: begin[i].bytes for i in range(count)}

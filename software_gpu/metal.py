@@ -1,0 +1,222 @@
+"""Metal's Python names (those of pyobjc-framework-Metal) for machines that have no Metal.
+
+    from software_gpu import metal as Metal
+    device = Metal.MTLCreateSystemDefaultDevice()
+
+Only what a compute runtime uses is here. Sizes, indices and argument order are Metal's; what its validation layer
+would refuse raises a DeviceError that names the kernel and the argument.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+from npu_compiler.errors import DeviceError, KernelCompileError
+from software_gpu.commands import MTLCommandBuffer, MTLCommandQueue, RecordedCommand, Runner
+from software_gpu.library import CompiledKernel, CompiledLibrary, compile_library
+from software_gpu.native_runtime import Failure, FailureKind, run_commands
+from software_gpu.pipeline import MAX_THREADGROUP_BYTES, MAX_THREADS, MTLComputePipelineState
+from software_gpu.resources import BytesLike, MTLBuffer, MTLSize, MTLSizeMake, NSRange, allocate, as_bytes, wrap
+
+__all__ = [
+    "MTLBarrierScopeBuffers",
+    "MTLBuffer",
+    "MTLCommandBuffer",
+    "MTLCommandBufferStatusCompleted",
+    "MTLCommandBufferStatusError",
+    "MTLCommandBufferStatusNotEnqueued",
+    "MTLCommandQueue",
+    "MTLCompileOptions",
+    "MTLComputePipelineState",
+    "MTLCreateSystemDefaultDevice",
+    "MTLDevice",
+    "MTLFunction",
+    "MTLGPUFamilyMetal3",
+    "MTLLanguageVersion3_0",
+    "MTLLanguageVersion3_1",
+    "MTLLibrary",
+    "MTLResourceStorageModePrivate",
+    "MTLResourceStorageModeShared",
+    "MTLSize",
+    "MTLSizeMake",
+    "NSRange",
+    "create_device",
+]
+
+MTLResourceStorageModeShared = 0
+MTLResourceStorageModePrivate = 32
+MTLBarrierScopeBuffers = 1
+MTLCommandBufferStatusNotEnqueued = 0
+MTLCommandBufferStatusCompleted = 4
+MTLCommandBufferStatusError = 5
+MTLLanguageVersion3_0 = 3 << 16
+MTLLanguageVersion3_1 = (3 << 16) + 1
+MTLGPUFamilyMetal3 = 5001
+
+
+class NSError:
+    """The second value of a call that ends in `error_`."""
+
+    def __init__(self, cause: Exception) -> None:
+        self._description = str(cause)
+
+    def localizedDescription(self) -> str:  # noqa: N802
+        return self._description
+
+    def __str__(self) -> str:
+        return self._description
+
+
+class MTLCompileOptions:
+    """Macros for a library; the language version and fast math are accepted and change nothing."""
+
+    def __init__(self) -> None:
+        self._macros: dict[str, str] = {}
+
+    @classmethod
+    def alloc(cls) -> MTLCompileOptions:
+        return cls()
+
+    @classmethod
+    def new(cls) -> MTLCompileOptions:
+        return cls()
+
+    def init(self) -> MTLCompileOptions:
+        return self
+
+    def preprocessorMacros(self) -> dict[str, str]:  # noqa: N802
+        return dict(self._macros)
+
+    def setPreprocessorMacros_(self, macros: Mapping[str, object]) -> None:  # noqa: N802
+        self._macros = {name: str(value) for name, value in macros.items()}
+
+    def setLanguageVersion_(self, version: int) -> None:  # noqa: N802
+        if version > MTLLanguageVersion3_1:
+            raise DeviceError(f"Metal language version {version >> 16}.{version & 0xFFFF}; the software GPU knows 3.1")
+
+    def setFastMathEnabled_(self, enabled: bool) -> None:  # noqa: N802
+        """The host's mathematics is the precise kind either way."""
+
+
+class MTLFunction:
+    """A kernel of a library."""
+
+    def __init__(self, kernel: CompiledKernel) -> None:
+        self.kernel = kernel
+
+    def name(self) -> str:
+        return self.kernel.name
+
+
+class MTLLibrary:
+    """The kernels of one source."""
+
+    def __init__(self, compiled: CompiledLibrary) -> None:
+        self._compiled = compiled
+
+    def functionNames(self) -> list[str]:  # noqa: N802
+        return list(self._compiled.kernels)
+
+    def newFunctionWithName_(self, name: str) -> MTLFunction | None:  # noqa: N802
+        kernel = self._compiled.kernels.get(name)
+        return MTLFunction(kernel) if kernel else None
+
+
+class MTLDevice:
+    """A GPU made of the host's cores."""
+
+    def __init__(self, runner: Runner, *, fibers_only: bool) -> None:
+        self._runner = runner
+        self._fibers_only = fibers_only
+
+    def name(self) -> str:
+        return "Software GPU"
+
+    def maxThreadsPerThreadgroup(self) -> MTLSize:  # noqa: N802
+        return MTLSize(MAX_THREADS, MAX_THREADS, MAX_THREADS)
+
+    def maxThreadgroupMemoryLength(self) -> int:  # noqa: N802
+        return MAX_THREADGROUP_BYTES
+
+    def maxBufferLength(self) -> int:  # noqa: N802
+        return self.recommendedMaxWorkingSetSize()
+
+    def recommendedMaxWorkingSetSize(self) -> int:  # noqa: N802
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def hasUnifiedMemory(self) -> bool:  # noqa: N802
+        return True
+
+    def supportsFamily_(self, family: int) -> bool:  # noqa: N802
+        return family == MTLGPUFamilyMetal3
+
+    def newCommandQueue(self) -> MTLCommandQueue:  # noqa: N802
+        return MTLCommandQueue(self._runner)
+
+    def newBufferWithLength_options_(self, length: int, options: int) -> MTLBuffer:  # noqa: N802
+        return allocate(length)
+
+    def newBufferWithBytes_length_options_(self, data: BytesLike, length: int, options: int) -> MTLBuffer:  # noqa: N802
+        given = as_bytes(data, length, "newBufferWithBytes")
+        buffer = allocate(length)
+        buffer.contents().as_buffer(length)[:] = memoryview(given)
+        return buffer
+
+    def newBufferWithBytesNoCopy_length_options_deallocator_(  # noqa: N802
+        self, data: BytesLike, length: int, options: int, deallocator: object
+    ) -> MTLBuffer:
+        if deallocator is not None:
+            raise DeviceError("newBufferWithBytesNoCopy: pass None as the deallocator; the caller keeps the memory")
+        return wrap(data, length)
+
+    def newLibraryWithSource_options_error_(  # noqa: N802
+        self, source: str, options: MTLCompileOptions | None, error: None
+    ) -> tuple[MTLLibrary | None, NSError | None]:
+        macros = options.preprocessorMacros() if options else {}
+        try:
+            return MTLLibrary(compile_library(source, macros, fibers_only=self._fibers_only)), None
+        except KernelCompileError as failure:
+            return None, NSError(failure)
+
+    def newComputePipelineStateWithFunction_error_(  # noqa: N802
+        self, function: MTLFunction, error: None
+    ) -> tuple[MTLComputePipelineState | None, NSError | None]:
+        try:
+            return MTLComputePipelineState(function.kernel), None
+        except DeviceError as failure:
+            return None, NSError(failure)
+
+
+def _run(commands: list[RecordedCommand], *, reversed_threads: bool) -> None:
+    failure = run_commands([command.record for command in commands], reversed_threads=reversed_threads)
+    if failure is not None:
+        raise DeviceError(_explain(failure, commands[failure.command]))
+
+
+def _explain(failure: Failure, command: RecordedCommand) -> str:
+    name = command.pipeline.kernel.name if command.pipeline else "?"
+    if failure.kind is FailureKind.DIVERGENT_BARRIER:
+        return (
+            f"kernel '{name}', line {failure.line}: thread {failure.thread} waits at a barrier or simdgroup function "
+            "that other threads of its group never reach. Move it out of the branch that only some threads take"
+        )
+    return f"kernel '{name}': failed with {failure.kind.name}"
+
+
+def create_device(*, fibers_only: bool = False, reversed_threads: bool = False) -> MTLDevice:
+    """A software GPU.
+
+    Args:
+        fibers_only: Run every kernel on fibers, the reference semantics, slowly.
+        reversed_threads: On fibers, run the threads of a group last to first: what depends on their order shows.
+    """
+    runner = functools.partial(_run, reversed_threads=reversed_threads)
+    return MTLDevice(runner, fibers_only=fibers_only or reversed_threads)
+
+
+@functools.cache
+def MTLCreateSystemDefaultDevice() -> MTLDevice:  # noqa: N802
+    """The software GPU of this process."""
+    return create_device()

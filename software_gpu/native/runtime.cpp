@@ -1,0 +1,193 @@
+// The native runtime: a pool of host threads that executes a list of commands in one call.
+//
+// The caller takes part in every dispatch and waits only for helpers that have begun a piece of it, so that a helper
+// that the host has descheduled (or that a fork has lost) delays nothing. No C library header is needed: the few
+// functions used are declared here and found in the process.
+#include "msl_execution.h"
+
+extern "C" {
+int pthread_create(unsigned long* thread, const void* attributes, void* (*start)(void*), void* argument);
+int pthread_detach(unsigned long thread);
+void* mmap(void* address, size_t bytes, int protection, int flags, int file, long offset);
+long syscall(long number, ...);
+void* memcpy(void* target, const void* source, size_t bytes);
+void* memmove(void* target, const void* source, size_t bytes);
+void* memset(void* target, int value, size_t bytes);
+
+__attribute__((visibility("default"), tls_model("initial-exec"))) thread_local msl::Worker* msl_worker = nullptr;
+}
+
+namespace msl {
+
+enum class CommandKind : uint { dispatch = 0, copy = 1, fill = 2 };
+
+struct Command {
+  CommandKind kind;
+  uint value;  // of a fill
+  void* target;
+  const void* source;
+  ulong bytes;
+  Dispatch dispatch;
+};
+
+struct FailureReport {
+  Failure failure;
+  uint line, thread, other_thread;
+  ulong address;
+};
+
+struct Pool {
+  uint count;
+  Worker* workers;
+  // The open job: helpers that read `generation` join it if `open` still equals what they read.
+  const Dispatch* dispatch;
+  ulong groups, piece;
+  ulong next;
+  uint generation, open, inside, sleepers;
+};
+
+struct HelperArgument {
+  Pool* pool;
+  uint index;
+};
+
+constexpr ulong stack_bytes = 65536 + 320;  // not a multiple of 4096: equal offsets would share cache sets
+constexpr uint spins_before_sleep = 4000;
+constexpr ulong few_threads = 2048;  // less than it costs to wake a helper
+
+#if defined(__x86_64__)
+constexpr long futex_number = 202;
+static void relax() { __builtin_ia32_pause(); }
+#else
+constexpr long futex_number = 98;
+static void relax() { __asm__ volatile("yield"); }
+#endif
+static void futex_wait(uint* word, uint value) { syscall(futex_number, word, 128, value, nullptr, nullptr, 0); }
+static void futex_wake(uint* word) { syscall(futex_number, word, 129, 0x7fffffff, nullptr, nullptr, 0); }
+
+static void* pages(size_t bytes) {
+  constexpr int read_write = 3, private_anonymous_noreserve = 0x2 | 0x20 | 0x4000;
+  void* memory = mmap(nullptr, bytes, read_write, private_anonymous_noreserve, -1, 0);
+  return memory == (void*)-1 ? nullptr : memory;
+}
+
+static bool prepare_worker(Worker* w) {
+  w->threadgroup_memory = (unsigned char*)pages(2 * threadgroup_capacity);
+  w->fibers = (Fiber*)pages(max_threads * sizeof(Fiber));
+  w->simdgroups = (Simdgroup*)pages(max_threads / simd_width * sizeof(Simdgroup));
+  w->stack_stride = stack_bytes;
+  w->stacks = (unsigned char*)pages(max_threads * stack_bytes);
+  return w->threadgroup_memory && w->fibers && w->simdgroups && w->stacks;
+}
+
+static void work(Pool* pool, Worker* w) {
+  const Dispatch* d = pool->dispatch;
+  while (w->failure == Failure::none) {
+    ulong first = __atomic_fetch_add(&pool->next, pool->piece, __ATOMIC_RELAXED);
+    if (first >= pool->groups) return;
+    ulong last = first + pool->piece;
+    d->entry(w, d, first, last < pool->groups ? last : pool->groups);
+  }
+  __atomic_store_n(&pool->next, pool->groups, __ATOMIC_RELAXED);
+}
+
+static uint next_generation(Pool* pool, uint seen) {
+  for (uint i = 0; i < spins_before_sleep; ++i) {
+    uint now = __atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST);
+    if (now != seen) return now;
+    relax();
+  }
+  __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
+  while (__atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST) == seen) futex_wait(&pool->generation, seen);
+  __atomic_fetch_sub(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
+  return __atomic_load_n(&pool->generation, __ATOMIC_SEQ_CST);
+}
+
+static void* helper(void* argument) {
+  HelperArgument* given = (HelperArgument*)argument;
+  Pool* pool = given->pool;
+  Worker* w = &pool->workers[given->index];
+  msl_worker = w;
+  for (uint seen = 0;;) {
+    seen = next_generation(pool, seen);
+    __atomic_fetch_add(&pool->inside, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&pool->open, __ATOMIC_SEQ_CST) == seen) work(pool, w);
+    __atomic_fetch_sub(&pool->inside, 1, __ATOMIC_SEQ_CST);
+  }
+  return nullptr;
+}
+
+static void run_dispatch(Pool* pool, const Dispatch* d) {
+  pool->dispatch = d;
+  pool->groups = (ulong)d->groups[0] * d->groups[1] * d->groups[2];
+  pool->piece = pool->groups / (pool->count * 8ul) + 1;
+  pool->next = 0;
+  ulong threads = (ulong)d->grid[0] * d->grid[1] * d->grid[2];
+  bool shared = pool->count > 1 && pool->groups > 1 && threads >= few_threads;
+  if (!shared) {
+    pool->piece = pool->groups;
+    return work(pool, &pool->workers[0]);
+  }
+  uint generation = pool->generation + 1 ? pool->generation + 1 : 1;
+  __atomic_store_n(&pool->open, generation, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&pool->generation, generation, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&pool->sleepers, __ATOMIC_SEQ_CST)) futex_wake(&pool->generation);
+  work(pool, &pool->workers[0]);
+  __atomic_store_n(&pool->open, 0u, __ATOMIC_SEQ_CST);
+  while (__atomic_load_n(&pool->inside, __ATOMIC_SEQ_CST)) relax();
+}
+
+static void run_command(Pool* pool, const Command* c) {
+  if (c->kind == CommandKind::copy) memmove(c->target, c->source, c->bytes);
+  else if (c->kind == CommandKind::fill) memset(c->target, (int)c->value, c->bytes);
+  else run_dispatch(pool, &c->dispatch);
+}
+
+static bool report_failure(Pool* pool, FailureReport* report) {
+  for (uint i = 0; i < pool->count; ++i) {
+    Worker* w = &pool->workers[i];
+    if (w->failure == Failure::none) continue;
+    *report = {w->failure, w->failure_line, w->failure_thread, w->failure_other_thread, w->failure_address};
+    return true;
+  }
+  return false;
+}
+
+}  // namespace msl
+
+// A pool of `count` workers, the caller of msl_pool_run among them; null when memory is short.
+extern "C" MSL_EXPORT msl::Pool* msl_pool_create(uint count) {
+  using namespace msl;
+  Pool* pool = (Pool*)pages(sizeof(Pool));
+  if (!pool) return nullptr;
+  pool->count = count;
+  pool->workers = (Worker*)pages(count * sizeof(Worker));
+  HelperArgument* arguments = (HelperArgument*)pages(count * sizeof(HelperArgument));
+  if (!pool->workers || !arguments) return nullptr;
+  for (uint i = 0; i < count; ++i)
+    if (!prepare_worker(&pool->workers[i])) return nullptr;
+  for (uint i = 1; i < count; ++i) {
+    arguments[i] = {pool, i};
+    unsigned long thread;
+    if (pthread_create(&thread, nullptr, helper, &arguments[i])) break;  // fewer helpers only means slower
+    pthread_detach(thread);
+  }
+  return pool;
+}
+
+// Runs the commands in order; returns the index of the one that failed, or `count`. Not reentrant.
+extern "C" MSL_EXPORT ulong msl_pool_run(msl::Pool* pool, const msl::Command* commands, ulong count, uint reversed, void* checker,
+                              msl::FailureReport* report) {
+  using namespace msl;
+  msl_worker = &pool->workers[0];
+  for (uint i = 0; i < pool->count; ++i) {
+    pool->workers[i].failure = Failure::none;
+    pool->workers[i].reversed = reversed;
+    pool->workers[i].checker = checker;
+  }
+  for (ulong i = 0; i < count; ++i) {
+    run_command(pool, &commands[i]);
+    if (report_failure(pool, report)) return i;
+  }
+  return count;
+}

@@ -1,0 +1,106 @@
+"""Memory and sizes as Metal has them, on the host."""
+
+from __future__ import annotations
+
+import mmap
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.errors import DeviceError, OutOfMemoryError
+
+__all__ = ["BytesLike", "MTLBuffer", "MTLSize", "MTLSizeMake", "NSRange"]
+
+BytesLike = bytes | bytearray | memoryview | mmap.mmap | NDArray[np.generic]
+
+
+class MTLSize(NamedTuple):
+    """Width, height and depth, in threads or in threadgroups."""
+
+    width: int
+    height: int
+    depth: int
+
+
+def MTLSizeMake(width: int, height: int, depth: int) -> MTLSize:  # noqa: N802 - Metal's name
+    return MTLSize(width, height, depth)
+
+
+class NSRange(NamedTuple):
+    """A range of bytes."""
+
+    location: int
+    length: int
+
+
+class _Contents:
+    """What pyobjc gives for a pointer of unknown length."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def as_buffer(self, count: int) -> memoryview:
+        """The first `count` bytes, writable."""
+        if not 0 <= count <= len(self._view):
+            raise DeviceError(f"a buffer of {len(self._view)} bytes has no {count} bytes; ask for its length() at most")
+        return self._view[:count]
+
+
+class MTLBuffer:
+    """Page-aligned host memory that kernels read and write in place.
+
+    Made by a device; `address` is where it begins.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._length = memory.nbytes
+        self._label: str | None = None
+        self.address: int = memory.ctypes.data
+
+    def length(self) -> int:
+        return self._length
+
+    def contents(self) -> _Contents:
+        return _Contents(memoryview(self._memory))
+
+    def part(self, start: int, length: int) -> MTLBuffer:
+        """A buffer over `length` bytes of this one."""
+        return MTLBuffer(self._memory[start : start + length])
+
+    def label(self) -> str | None:
+        return self._label
+
+    def setLabel_(self, label: str) -> None:  # noqa: N802
+        self._label = label
+
+
+def allocate(length: int) -> MTLBuffer:
+    """A zeroed buffer of `length` bytes; pages take memory when they are first touched."""
+    if length <= 0:
+        raise DeviceError(f"a buffer of {length} bytes was asked for; Metal makes none below 1 byte")
+    try:
+        pages = mmap.mmap(-1, length)
+    except (OSError, OverflowError) as error:
+        raise OutOfMemoryError(f"no memory for a buffer of {length} bytes: {error}") from error
+    return MTLBuffer(np.frombuffer(pages, np.uint8, count=length))
+
+
+def as_bytes(data: BytesLike, length: int, what: str) -> NDArray[np.uint8]:
+    """The first `length` bytes of `data`, not copied."""
+    flat = np.frombuffer(data, np.uint8)
+    if not 0 < length <= flat.nbytes:
+        raise DeviceError(f"{what}: {length} bytes were announced and {flat.nbytes} given; pass the true length")
+    return flat[:length]
+
+
+def wrap(data: BytesLike, length: int) -> MTLBuffer:
+    """A buffer over memory that the caller owns: page aligned, whole pages, as Metal wants it."""
+    memory = as_bytes(data, length, "newBufferWithBytesNoCopy")
+    if memory.ctypes.data % mmap.PAGESIZE or length % mmap.PAGESIZE:
+        raise DeviceError(
+            f"newBufferWithBytesNoCopy: address {memory.ctypes.data:#x} and length {length} must be multiples of the "
+            f"page size {mmap.PAGESIZE}. Copy the bytes with newBufferWithBytes_length_options_ instead"
+        )
+    return MTLBuffer(memory)
