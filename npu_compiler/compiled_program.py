@@ -24,6 +24,7 @@ __all__ = ["FORMAT_VERSION", "CompiledProgram", "write_atomically"]
 FORMAT_VERSION = 1
 _MAGIC = b"NPUBIN\x00\x00"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, version, SHA-256 of the body, bytes of the body
+_MAX_ITEMS = 1 << 16  # msgpack reserves room for as many items as a list claims, at each level of nesting
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class CompiledProgram:
         """
         body = _checked_body(data, origin)
         try:
-            fields = msgpack.unpackb(body, strict_map_key=True)
+            fields = msgpack.unpackb(body, strict_map_key=True, max_array_len=_MAX_ITEMS, max_map_len=_MAX_ITEMS)
         except (ValueError, msgpack.UnpackException, RecursionError) as error:
             raise ProgramFormatError(f"{origin}: the body is not msgpack ({error}); compile the model again") from error
         if not isinstance(fields, dict):

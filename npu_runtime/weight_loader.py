@@ -107,9 +107,10 @@ def _make(recipe: WeightRecipe, source: Source, backend: Backend) -> DeviceBuffe
                 tensor = tensor.astype(np.float32)  # numpy notices an overflow only between its own types
             return backend.upload(tensor, recipe.spec)
     except FloatingPointError as error:
+        sources = ", ".join(f"'{item.name}'" for item in recipe.inputs)
         raise WeightError(
-            f"'{recipe.spec.name}', made of {', '.join(repr(item.name) for item in recipe.inputs)}: {error}; values too "
-            f"large for {recipe.spec.dtype} need a model compiled with dtype='bfloat16'"
+            f"'{recipe.spec.name}', made of {sources}: {error}; values too large for {recipe.spec.dtype} need a model "
+            "compiled with dtype='bfloat16'"
         ) from error
     except InputError as error:
         raise WeightError(str(error)) from error

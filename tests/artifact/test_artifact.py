@@ -1,0 +1,181 @@
+"""The artifact: what is written is read back, and nothing else is read."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from npu_compiler.codegen.plan import Argument, Buffer, ExecutionPlan, KernelCall, LibraryCall, Role
+from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram
+from npu_compiler.dtypes import FLOAT16
+from npu_compiler.errors import ProgramFormatError
+from npu_compiler.layout import BufferSpec, Layout, dense
+from tests.runtime.plans import axpy_plan, axpy_program, counter_program
+
+Change = Callable[[ExecutionPlan], ExecutionPlan]
+
+
+def library_program() -> CompiledProgram:
+    attrs: dict[str, object] = {"m": 4, "alpha": 1.5, "epilogue": ["bias", "relu"], "transposed": False, "none": None}
+    call = LibraryCall("product", "gemm", (Argument(0, 0), Argument(3, 0, writes=True)), attrs, 10, 20)
+    plan = replace(axpy_plan(), steps=(*axpy_plan().steps, call))
+    return replace(axpy_program(), functions={"prefill": axpy_plan(), "decode": plan})
+
+
+@pytest.mark.parametrize("program", [axpy_program(), counter_program(), library_program()], ids=lambda p: str(p.model))
+def test_a_program_is_read_back_as_it_was_written(program: CompiledProgram, tmp_path: Path) -> None:
+    path = tmp_path / "model.npubin"
+    program.save(path)
+    loaded = CompiledProgram.load(path)
+    assert loaded == program
+    assert loaded.to_bytes() == program.to_bytes() == path.read_bytes()
+    assert loaded.describe() == program.describe()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.npubin"]
+
+
+def test_a_kernel_that_functions_share_is_written_once() -> None:
+    assert library_program().to_bytes().count(b"kernel void axpy") == 1
+
+
+def test_describe_names_everything() -> None:
+    text = library_program().describe()
+    for expected in ("axpy", "metal", "float16", "layer.weight", "identity", "arena 512 B", "inner", "outer", "gemm"):
+        assert expected in text
+    for expected in (
+        "grid [1, 1, 1] block [32, 1, 1], 8 parameter bytes",
+        "arena+256",
+        "40 FLOP",
+        "a note",
+        "2 launches",
+    ):
+        assert expected in text
+    assert "counter_out is counter" in counter_program().describe()
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ProgramFormatError, match="cannot write"):
+        axpy_program().save(tmp_path / "folder")
+    with pytest.raises(ProgramFormatError, match="choose a folder that exists"):
+        axpy_program().save(tmp_path / "none" / "model.npubin")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProgramFormatError, match=r"cannot read '.*none.npubin': No such file"):
+        CompiledProgram.load(tmp_path / "none.npubin")
+
+
+def test_every_truncation_is_refused() -> None:
+    data = axpy_program().to_bytes()
+    for length in range(0, len(data), 7):
+        with pytest.raises(ProgramFormatError, match=r"truncated|do not begin"):
+            CompiledProgram.from_bytes(data[:length])
+    with pytest.raises(ProgramFormatError, match="expected"):
+        CompiledProgram.from_bytes(data + b"\0")
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    data = axpy_program().to_bytes()
+    for position in range(0, len(data), 5):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << position % 8
+        with pytest.raises(ProgramFormatError):
+            CompiledProgram.from_bytes(bytes(flipped))
+
+
+def test_another_version_is_refused_with_both_versions() -> None:
+    data = bytearray(axpy_program().to_bytes())
+    data[8:12] = struct.pack("<I", FORMAT_VERSION + 1)
+    with pytest.raises(ProgramFormatError, match=f"version {FORMAT_VERSION + 1} was written by a newer release"):
+        CompiledProgram.from_bytes(bytes(data))
+
+
+def repack(fields: object) -> bytes:
+    """An artifact with any body, its length and checksum right."""
+    body: bytes = msgpack.packb(fields)
+    return struct.pack("<8sI32sQ", b"NPUBIN\0\0", FORMAT_VERSION, hashlib.sha256(body).digest(), len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([], "given a list as body"),
+        ({}, r"given the fields \[\]"),
+        ({1: 2}, "not msgpack"),
+        ({"target": msgpack.ExtType(3, b"")}, "given the fields"),
+    ],
+)
+def test_a_body_of_another_schema_is_refused(fields: object, message: str) -> None:
+    with pytest.raises(ProgramFormatError, match=message):
+        CompiledProgram.from_bytes(repack(fields))
+
+
+def test_a_kernel_that_the_file_does_not_hold_is_refused() -> None:
+    fields = msgpack.unpackb(axpy_program().to_bytes()[52:])
+    fields["kernels"] = {}
+    with pytest.raises(ProgramFormatError, match=r"uses the kernel .* which the file has not"):
+        CompiledProgram.from_bytes(repack(fields))
+
+
+def _step(change: Callable[[KernelCall], KernelCall]) -> Change:
+    def run(plan: ExecutionPlan) -> ExecutionPlan:
+        first = plan.steps[0]
+        assert isinstance(first, KernelCall)
+        return replace(plan, steps=(change(first),))
+
+    return run
+
+
+def _input(layout: Layout) -> Change:
+    return lambda plan: replace(plan, inputs=(BufferSpec("x", FLOAT16, FLOAT16, layout),))
+
+
+IMPOSSIBLE: dict[str, tuple[Change, str]] = {
+    "buffer index": (_step(lambda s: replace(s, args=(Argument(9, 0),))), "binds buffer 9 of 4"),
+    "negative index": (_step(lambda s: replace(s, args=(Argument(-1, 0),))), "binds buffer -1"),
+    "offset": (_step(lambda s: replace(s, args=(Argument(0, 41),))), "past the end"),
+    "negative offset": (_step(lambda s: replace(s, args=(Argument(0, -2),))), "past the end"),
+    "kernel index": (_step(lambda s: replace(s, kernel=1)), "launches a missing kernel"),
+    "empty grid": (_step(lambda s: replace(s, grid=(0, 1, 1))), "empty grid"),
+    "huge block": (_step(lambda s: replace(s, block=(2048, 1, 1))), "launches too much"),
+    "huge params": (_step(lambda s: replace(s, params=bytes(5000))), "5000 parameter bytes"),
+    "rank": (_input(Layout((4, 5), (4,), (0, 1))), "mismatched shapes"),
+    "order": (_input(Layout((4, 5), (4, 5), (0, 0))), "no permutation"),
+    "smaller than it holds": (_input(Layout((4, 5), (4, 4), (0, 1))), "impossible size"),
+    "negative": (_input(Layout((-4, 5), (4, 5), (0, 1))), "impossible size"),
+    "oversized": (_input(dense((1 << 40, 1 << 40))), "impossible size"),
+    "input size": (_input(dense((4, 6))), "input buffer 'x' of 40 bytes is declared as 48"),
+    "two of a name": (lambda plan: replace(plan, inputs=plan.inputs * 2), "two inputs have one name"),
+    "arena": (lambda plan: replace(plan, buffers=(*plan.buffers, Buffer(Role.ARENA, "", -1))), "impossible size"),
+    "unknown weight": (lambda p: replace(p, buffers=(*p.buffers, Buffer(Role.WEIGHT, "v", 4))), "declared as None"),
+    "state": (lambda plan: replace(plan, state=(("out", "y"),)), "the state 'out' is not"),
+    "output": (lambda plan: replace(plan, buffers=plan.buffers[:3], steps=plan.steps[:1]), "no step can write"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_program_that_contradicts_itself_is_refused(name: str) -> None:
+    change, message = IMPOSSIBLE[name]
+    program = replace(axpy_program(), functions={"main": change(axpy_plan())})
+    with pytest.raises(ProgramFormatError, match=message):
+        CompiledProgram.from_bytes(program.to_bytes())
+
+
+def test_a_state_of_another_size_than_its_input_is_refused() -> None:
+    program = counter_program()
+    small = BufferSpec("counter_out", FLOAT16, FLOAT16, dense((1,)))
+    plan = replace(program.main, outputs=(small, program.main.outputs[1]))
+    with pytest.raises(ProgramFormatError, match="the state 'counter_out'"):
+        CompiledProgram.from_bytes(replace(program, functions={"main": plan}).to_bytes())
+
+
+def test_a_program_without_functions_is_refused() -> None:
+    with pytest.raises(ProgramFormatError, match="has no function"):
+        CompiledProgram.from_bytes(replace(axpy_program(), functions={}).to_bytes())
