@@ -46,7 +46,7 @@ class _CommandEncoder:
         if not self._open:
             raise DeviceError(f"{call} was called after endEncoding. Take a new encoder from the command buffer")
 
-    def endEncoding(self) -> None:  # noqa: N802
+    def endEncoding(self) -> None:
         self._check_open("endEncoding")
         self._open = False
         self._on_end()
@@ -54,13 +54,13 @@ class _CommandEncoder:
     def label(self) -> str | None:
         return self._label
 
-    def setLabel_(self, label: str) -> None:  # noqa: N802
+    def setLabel_(self, label: str) -> None:
         self._label = label
 
-    def pushDebugGroup_(self, name: str) -> None:  # noqa: N802
+    def pushDebugGroup_(self, name: str) -> None:
         self._check_open("pushDebugGroup")
 
-    def popDebugGroup(self) -> None:  # noqa: N802
+    def popDebugGroup(self) -> None:
         self._check_open("popDebugGroup")
 
 
@@ -75,11 +75,11 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         self._arena: MTLBuffer | None = None
         self._arena_used = 0
 
-    def setComputePipelineState_(self, state: MTLComputePipelineState) -> None:  # noqa: N802
+    def setComputePipelineState_(self, state: MTLComputePipelineState) -> None:
         self._check_open("setComputePipelineState")
         self._pipeline = state
 
-    def setBuffer_offset_atIndex_(self, buffer: MTLBuffer | None, offset: int, index: int) -> None:  # noqa: N802
+    def setBuffer_offset_atIndex_(self, buffer: MTLBuffer | None, offset: int, index: int) -> None:
         self._check_open("setBuffer")
         check_buffer_index(index)
         if buffer is None:
@@ -91,13 +91,13 @@ class MTLComputeCommandEncoder(_CommandEncoder):
             )
         self._bindings[index] = (buffer, offset)
 
-    def setBufferOffset_atIndex_(self, offset: int, index: int) -> None:  # noqa: N802
+    def setBufferOffset_atIndex_(self, offset: int, index: int) -> None:
         bound = self._bindings.get(index)
         if bound is None:
             raise DeviceError(f"{self._context()}buffer({index}) has no buffer whose offset could be set")
         self.setBuffer_offset_atIndex_(bound[0], offset, index)
 
-    def setBytes_length_atIndex_(self, data: BytesLike, length: int, index: int) -> None:  # noqa: N802
+    def setBytes_length_atIndex_(self, data: BytesLike, length: int, index: int) -> None:
         self._check_open("setBytes")
         check_buffer_index(index)
         if length > MAX_INLINE_BYTES:
@@ -117,7 +117,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         self._arena.contents().as_buffer(_ARENA_BYTES)[start : start + len(data)] = data
         return self._arena.part(start, len(data)), 0
 
-    def setThreadgroupMemoryLength_atIndex_(self, length: int, index: int) -> None:  # noqa: N802
+    def setThreadgroupMemoryLength_atIndex_(self, length: int, index: int) -> None:
         self._check_open("setThreadgroupMemoryLength")
         check_buffer_index(index)
         if length <= 0 or length % 16:
@@ -126,7 +126,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
             )
         self._threadgroup_lengths[index] = length
 
-    def dispatchThreadgroups_threadsPerThreadgroup_(  # noqa: N802
+    def dispatchThreadgroups_threadsPerThreadgroup_(
         self, groups: tuple[int, int, int], threads: tuple[int, int, int]
     ) -> None:
         pipeline = self._ready("dispatchThreadgroups")
@@ -135,16 +135,14 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         grid = MTLSize(*(count * size for count, size in zip(groups, threads, strict=True)))
         self._dispatch(pipeline, groups, threads, grid)
 
-    def dispatchThreads_threadsPerThreadgroup_(  # noqa: N802
-        self, grid: tuple[int, int, int], threads: tuple[int, int, int]
-    ) -> None:
+    def dispatchThreads_threadsPerThreadgroup_(self, grid: tuple[int, int, int], threads: tuple[int, int, int]) -> None:
         pipeline = self._ready("dispatchThreads")
         grid, threads = MTLSize(*grid), MTLSize(*threads)
         pipeline.check_threads(threads, grid, "threads in groups")
         groups = MTLSize(*(-(-size // step) for size, step in zip(grid, threads, strict=True)))
         self._dispatch(pipeline, groups, threads, grid)
 
-    def memoryBarrierWithScope_(self, scope: int) -> None:  # noqa: N802
+    def memoryBarrierWithScope_(self, scope: int) -> None:
         self._check_open("memoryBarrierWithScope")
 
     def _ready(self, call: str) -> MTLComputePipelineState:
@@ -176,7 +174,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
 class MTLBlitCommandEncoder(_CommandEncoder):
     """Records copies and fills."""
 
-    def copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(  # noqa: N802
+    def copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(
         self, source: MTLBuffer, source_offset: int, target: MTLBuffer, target_offset: int, size: int
     ) -> None:
         self._check_open("copyFromBuffer")
@@ -190,7 +188,7 @@ class MTLBlitCommandEncoder(_CommandEncoder):
         )
         self._commands.append(RecordedCommand(record, (source, target)))
 
-    def fillBuffer_range_value_(self, buffer: MTLBuffer, byte_range: tuple[int, int], value: int) -> None:  # noqa: N802
+    def fillBuffer_range_value_(self, buffer: MTLBuffer, byte_range: tuple[int, int], value: int) -> None:
         self._check_open("fillBuffer")
         start, length = NSRange(*byte_range)
         _check_range("fillBuffer", buffer, start, length)
@@ -217,10 +215,10 @@ class MTLCommandBuffer:
         self._times = (0.0, 0.0)
         self._label: str | None = None
 
-    def computeCommandEncoder(self) -> MTLComputeCommandEncoder:  # noqa: N802
+    def computeCommandEncoder(self) -> MTLComputeCommandEncoder:
         return self._begin(MTLComputeCommandEncoder)
 
-    def blitCommandEncoder(self) -> MTLBlitCommandEncoder:  # noqa: N802
+    def blitCommandEncoder(self) -> MTLBlitCommandEncoder:
         return self._begin(MTLBlitCommandEncoder)
 
     def _begin(self, encoder: type[_Encoder]) -> _Encoder:
@@ -255,7 +253,7 @@ class MTLCommandBuffer:
             self._times = (begin, time.perf_counter())
             self._commands.clear()
 
-    def waitUntilCompleted(self) -> None:  # noqa: N802
+    def waitUntilCompleted(self) -> None:
         if self._status == _STATUS_NOT_ENQUEUED:
             raise DeviceError("waitUntilCompleted was called before commit and would wait for ever")
 
@@ -265,16 +263,16 @@ class MTLCommandBuffer:
     def error(self) -> DeviceError | None:
         return self._error
 
-    def GPUStartTime(self) -> float:  # noqa: N802
+    def GPUStartTime(self) -> float:
         return self._times[0]
 
-    def GPUEndTime(self) -> float:  # noqa: N802
+    def GPUEndTime(self) -> float:
         return self._times[1]
 
     def label(self) -> str | None:
         return self._label
 
-    def setLabel_(self, label: str) -> None:  # noqa: N802
+    def setLabel_(self, label: str) -> None:
         self._label = label
 
 
@@ -284,6 +282,5 @@ class MTLCommandQueue:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def commandBuffer(self) -> MTLCommandBuffer:  # noqa: N802
+    def commandBuffer(self) -> MTLCommandBuffer:
         return MTLCommandBuffer(self._runner)
-

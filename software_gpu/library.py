@@ -115,7 +115,13 @@ def preprocess(source: str, macros: Mapping[str, str]) -> SourceText:
 
 
 def _build(source: str, macros: Mapping[str, str], fibers_only: bool, target: Path) -> bytes:
-    parsed = preprocess(source, macros)
+    code, description = generate(preprocess(source, macros), fibers_only=fibers_only)
+    find_toolchain().build(code, target)
+    return json.dumps(description).encode()
+
+
+def generate(parsed: SourceText, *, fibers_only: bool = False) -> tuple[str, list[dict[str, object]]]:
+    """The C++ of a library, and what the host must know of each kernel."""
     synchronizing = synchronizing_functions(parsed)
     parts = [_PROLOGUE, translate(parsed), argument_table(parsed.kernels)]
     described = []
@@ -123,8 +129,7 @@ def _build(source: str, macros: Mapping[str, str], fibers_only: bool, target: Pa
         entries = _entries(kernel, kernel.name in synchronizing, fibers_only)
         parts += entries.values()
         described.append(_describe(kernel, list(entries)))
-    find_toolchain().build("\n".join(parts), target)
-    return json.dumps(described).encode()
+    return "\n".join(parts), described
 
 
 def _entries(kernel: Kernel, synchronizes: bool, fibers_only: bool) -> dict[str, str]:

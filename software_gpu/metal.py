@@ -62,7 +62,7 @@ class NSError:
     def __init__(self, cause: Exception) -> None:
         self._description = str(cause)
 
-    def localizedDescription(self) -> str:  # noqa: N802
+    def localizedDescription(self) -> str:
         return self._description
 
     def __str__(self) -> str:
@@ -86,17 +86,17 @@ class MTLCompileOptions:
     def init(self) -> MTLCompileOptions:
         return self
 
-    def preprocessorMacros(self) -> dict[str, str]:  # noqa: N802
+    def preprocessorMacros(self) -> dict[str, str]:
         return dict(self._macros)
 
-    def setPreprocessorMacros_(self, macros: Mapping[str, object]) -> None:  # noqa: N802
+    def setPreprocessorMacros_(self, macros: Mapping[str, object]) -> None:
         self._macros = {name: str(value) for name, value in macros.items()}
 
-    def setLanguageVersion_(self, version: int) -> None:  # noqa: N802
+    def setLanguageVersion_(self, version: int) -> None:
         if version > MTLLanguageVersion3_1:
             raise DeviceError(f"Metal language version {version >> 16}.{version & 0xFFFF}; the software GPU knows 3.1")
 
-    def setFastMathEnabled_(self, enabled: bool) -> None:  # noqa: N802
+    def setFastMathEnabled_(self, enabled: bool) -> None:
         """The host's mathematics is the precise kind either way."""
 
 
@@ -116,10 +116,10 @@ class MTLLibrary:
     def __init__(self, compiled: CompiledLibrary) -> None:
         self._compiled = compiled
 
-    def functionNames(self) -> list[str]:  # noqa: N802
+    def functionNames(self) -> list[str]:
         return list(self._compiled.kernels)
 
-    def newFunctionWithName_(self, name: str) -> MTLFunction | None:  # noqa: N802
+    def newFunctionWithName_(self, name: str) -> MTLFunction | None:
         kernel = self._compiled.kernels.get(name)
         return MTLFunction(kernel) if kernel else None
 
@@ -134,44 +134,44 @@ class MTLDevice:
     def name(self) -> str:
         return "Software GPU"
 
-    def maxThreadsPerThreadgroup(self) -> MTLSize:  # noqa: N802
+    def maxThreadsPerThreadgroup(self) -> MTLSize:
         return MTLSize(MAX_THREADS, MAX_THREADS, MAX_THREADS)
 
-    def maxThreadgroupMemoryLength(self) -> int:  # noqa: N802
+    def maxThreadgroupMemoryLength(self) -> int:
         return MAX_THREADGROUP_BYTES
 
-    def maxBufferLength(self) -> int:  # noqa: N802
+    def maxBufferLength(self) -> int:
         return self.recommendedMaxWorkingSetSize()
 
-    def recommendedMaxWorkingSetSize(self) -> int:  # noqa: N802
+    def recommendedMaxWorkingSetSize(self) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
-    def hasUnifiedMemory(self) -> bool:  # noqa: N802
+    def hasUnifiedMemory(self) -> bool:
         return True
 
-    def supportsFamily_(self, family: int) -> bool:  # noqa: N802
+    def supportsFamily_(self, family: int) -> bool:
         return family == MTLGPUFamilyMetal3
 
-    def newCommandQueue(self) -> MTLCommandQueue:  # noqa: N802
+    def newCommandQueue(self) -> MTLCommandQueue:
         return MTLCommandQueue(self._runner)
 
-    def newBufferWithLength_options_(self, length: int, options: int) -> MTLBuffer:  # noqa: N802
+    def newBufferWithLength_options_(self, length: int, options: int) -> MTLBuffer:
         return allocate(length)
 
-    def newBufferWithBytes_length_options_(self, data: BytesLike, length: int, options: int) -> MTLBuffer:  # noqa: N802
+    def newBufferWithBytes_length_options_(self, data: BytesLike, length: int, options: int) -> MTLBuffer:
         given = as_bytes(data, length, "newBufferWithBytes")
         buffer = allocate(length)
-        buffer.contents().as_buffer(length)[:] = memoryview(given)
+        buffer.contents().as_buffer(length)[:] = given.data
         return buffer
 
-    def newBufferWithBytesNoCopy_length_options_deallocator_(  # noqa: N802
+    def newBufferWithBytesNoCopy_length_options_deallocator_(
         self, data: BytesLike, length: int, options: int, deallocator: object
     ) -> MTLBuffer:
         if deallocator is not None:
             raise DeviceError("newBufferWithBytesNoCopy: pass None as the deallocator; the caller keeps the memory")
         return wrap(data, length)
 
-    def newLibraryWithSource_options_error_(  # noqa: N802
+    def newLibraryWithSource_options_error_(
         self, source: str, options: MTLCompileOptions | None, error: None
     ) -> tuple[MTLLibrary | None, NSError | None]:
         macros = options.preprocessorMacros() if options else {}
@@ -180,7 +180,7 @@ class MTLDevice:
         except KernelCompileError as failure:
             return None, NSError(failure)
 
-    def newComputePipelineStateWithFunction_error_(  # noqa: N802
+    def newComputePipelineStateWithFunction_error_(
         self, function: MTLFunction, error: None
     ) -> tuple[MTLComputePipelineState | None, NSError | None]:
         try:
@@ -217,6 +217,6 @@ def create_device(*, fibers_only: bool = False, reversed_threads: bool = False) 
 
 
 @functools.cache
-def MTLCreateSystemDefaultDevice() -> MTLDevice:  # noqa: N802
+def MTLCreateSystemDefaultDevice() -> MTLDevice:
     """The software GPU of this process."""
     return create_device()

@@ -255,6 +255,7 @@ def _find_attributes(tokens: Sequence[Token]) -> Iterator[Attribute]:
             index += 1
             continue
         last = matching(tokens, index)
-        argument = "".join(token.text for token in tokens[index + 4 : last - 2]) if tokens[index + 3].text == "(" else ""
+        has_argument = tokens[index + 3].text == "("
+        argument = "".join(token.text for token in tokens[index + 4 : last - 2]) if has_argument else ""
         yield Attribute(tokens[index + 2].text, argument, index, last)
         index = last + 1

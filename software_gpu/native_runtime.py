@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 from npu_compiler.errors import OutOfMemoryError
 from software_gpu.cache import load_or_build
@@ -91,7 +92,7 @@ def load_runtime() -> ctypes.CDLL:
     source = (PACKAGE_ROOT / "native" / "runtime.cpp").read_text()
     key = hashlib.sha256(f"runtime\0{toolchain.fingerprint}\0{source}".encode()).hexdigest()
 
-    def build(path: os.PathLike[str]) -> bytes:
+    def build(path: Path) -> bytes:
         toolchain.build(source, path)
         return b""
 
@@ -129,7 +130,8 @@ def run_commands(commands: Sequence[CommandRecord], *, reversed_threads: bool = 
     records = (CommandRecord * len(commands))(*commands)
     report = _FailureReport()
     with _pool_lock:
-        done = load_runtime().msl_pool_run(_pool(), records, len(commands), reversed_threads, None, ctypes.byref(report))
+        run = load_runtime().msl_pool_run
+        done = run(_pool(), records, len(commands), reversed_threads, None, ctypes.byref(report))
     if done == len(commands):
         return None
     return Failure(done, FailureKind(report.kind), report.line, report.thread, report.other_thread, report.address)

@@ -30,13 +30,13 @@ class MTLComputePipelineState:
             )
         self.kernel = kernel
 
-    def maxTotalThreadsPerThreadgroup(self) -> int:  # noqa: N802
+    def maxTotalThreadsPerThreadgroup(self) -> int:
         return MAX_THREADS
 
-    def threadExecutionWidth(self) -> int:  # noqa: N802
+    def threadExecutionWidth(self) -> int:
         return SIMD_WIDTH
 
-    def staticThreadgroupMemoryLength(self) -> int:  # noqa: N802
+    def staticThreadgroupMemoryLength(self) -> int:
         return self.kernel.threadgroup_bytes
 
     def entry(self, threads: MTLSize) -> int:
@@ -53,7 +53,7 @@ class MTLComputePipelineState:
         for argument in self.kernel.arguments:
             binding = bindings.get(argument.index)
             if binding is None:
-                raise DeviceError(f"{self._where(argument)} is not bound. Call setBuffer or setBytes before dispatching")
+                raise DeviceError(f"{self._where(argument)} is not bound. Call setBuffer or setBytes first")
             buffer, offset = binding
             if offset % argument.alignment:
                 raise DeviceError(

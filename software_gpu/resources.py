@@ -23,7 +23,7 @@ class MTLSize(NamedTuple):
     depth: int
 
 
-def MTLSizeMake(width: int, height: int, depth: int) -> MTLSize:  # noqa: N802 - Metal's name
+def MTLSizeMake(width: int, height: int, depth: int) -> MTLSize:
     return MTLSize(width, height, depth)
 
 
@@ -63,7 +63,7 @@ class MTLBuffer:
         return self._length
 
     def contents(self) -> _Contents:
-        return _Contents(memoryview(self._memory))
+        return _Contents(self._memory.data)
 
     def part(self, start: int, length: int) -> MTLBuffer:
         """A buffer over `length` bytes of this one."""
@@ -72,7 +72,7 @@ class MTLBuffer:
     def label(self) -> str | None:
         return self._label
 
-    def setLabel_(self, label: str) -> None:  # noqa: N802
+    def setLabel_(self, label: str) -> None:
         self._label = label
 
 

@@ -25,11 +25,11 @@ INCLUDE_ROOT = PACKAGE_ROOT / "include"
 # Strict IEEE arithmetic with fusing only where the source writes a*b+c: every way of running a kernel rounds alike.
 # A literal without suffix is a float in MSL, and half arithmetic rounds after each operation.
 FLAGS = (
-    "-std=c++17 -O3 -fPIC -ffp-contract=on -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti "
-    "-fno-unwind-tables -fno-asynchronous-unwind-tables -fno-stack-protector -fno-threadsafe-statics "
-    "-fvisibility=hidden -Wno-user-defined-literals "
-    "-Xclang -ffloat16-excess-precision=none -Xclang -cl-single-precision-constant"
-).split()
+    *("-std=c++17", "-O3", "-fPIC", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
+    *("-fno-stack-protector", "-fno-threadsafe-statics", "-fvisibility=hidden", "-Wno-user-defined-literals"),
+    *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-cl-single-precision-constant"),
+)
 MACHINES = {"x86_64": ("-march=native", "-mno-red-zone"), "aarch64": ("-mcpu=native",)}
 OLDEST_CLANG = 17  # 16 has no arithmetic on __bf16
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from npu_compiler.errors import KernelCompileError
-from software_gpu.msl_parser import Kernel, SourceText, Token, is_name, matching, split_at_commas
+from software_gpu.msl_parser import Kernel, SourceText, Token, split_at_commas
 
 __all__ = ["ThreadgroupVariable", "place_variables", "synchronizing_functions", "threadgroup_variables", "translate"]
 
