@@ -1,0 +1,1 @@
+"""The console command `npu`, and the sample models that it, the benchmarks and the tests share."""
