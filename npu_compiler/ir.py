@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_compiler.dtypes import DType
@@ -70,7 +70,6 @@ class IRGraph:
         name: The model's name.
         inputs, outputs: Names of the tensors the caller gives and gets, in order.
         weights: Names of parameters, buffers and constants, and the recipe of each: what it is made from.
-        constants: Values of weights that the IR itself carries, flattened, by the name in the weight file.
         nodes: Every node after the producers of what it reads.
         tensors: Every tensor by name.
     """
@@ -81,7 +80,6 @@ class IRGraph:
     weights: Mapping[str, WeightRecipe]
     nodes: tuple[OpNode, ...]
     tensors: Mapping[str, TensorSpec]
-    constants: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def users(self) -> dict[str, list[OpNode]]:
         """The nodes that read each tensor, in order; a tensor that nobody reads has no entry."""

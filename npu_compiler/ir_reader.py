@@ -9,14 +9,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import IRError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
-from npu_compiler.ops.registry import bind
+from npu_compiler.ops.registry import bind, canonical
 from npu_compiler.recipes import WeightInput, WeightRecipe
 
-__all__ = ["load_json", "read_graph", "read_node"]
+__all__ = ["IRSource", "load_json", "read_graph", "read_node"]
 
 IRSource = str | os.PathLike[str] | Mapping[str, Any]
 _MAX_ELEMENTS = 1 << 40
@@ -57,8 +59,7 @@ def read_graph(source: IRSource) -> IRGraph:
     for index, raw in enumerate(_field(data, "nodes", list, "the IR")):
         nodes.append(_read_node(raw, index, tensors))
     outputs = tuple(_spec(raw, "the graph's outputs").name for raw in _field(data, "graph_outputs", list, "the IR"))
-    constants = _read_constants(data)
-    return IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors, constants).verify()
+    return IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors).verify()
 
 
 def read_node(raw: Mapping[str, Any]) -> tuple[OpNode, dict[str, TensorSpec]]:
@@ -108,6 +109,9 @@ def _read_weights(data: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> di
     mapping = data.get("weight_name_mapping") or {}
     if not isinstance(mapping, Mapping):
         raise IRError("the IR: 'weight_name_mapping' is no object; make the IR with npu_compiler.extract")
+    constants = data.get("constants") or {}
+    if not isinstance(constants, Mapping):
+        raise IRError("the IR: 'constants' is no object; make the IR with npu_compiler.extract")
     recipes: dict[str, WeightRecipe] = {}
     for placeholder, key in (mapping or {name: name for name in specs}).items():
         spec = specs.get(key)
@@ -115,31 +119,30 @@ def _read_weights(data: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> di
             raise IRError(f"the IR maps '{placeholder}' to the weight '{key}', which it does not list; extract again")
         tensors[placeholder] = TensorSpec(placeholder, spec.shape, spec.dtype)
         buffer = BufferSpec(placeholder, spec.dtype, spec.dtype, dense(spec.shape))
-        recipes[placeholder] = WeightRecipe(buffer, (WeightInput(key, spec.shape, spec.dtype.name),))
+        if key in constants:
+            recipes[placeholder] = WeightRecipe(buffer, (), data=_constant_bytes(constants[key], spec))
+        else:
+            recipes[placeholder] = WeightRecipe(buffer, (WeightInput(key, spec.shape, spec.dtype.name),))
     return recipes
 
 
-def _read_constants(data: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    constants: dict[str, tuple[float, ...]] = {}
-    for name, raw in (data.get("constants") or {}).items():
-        values = _field(raw, "data", object, f"constant '{name}'") if isinstance(raw, Mapping) else raw
-        constants[name] = tuple(_flatten(values))
-    return constants
-
-
-def _flatten(values: Any) -> Iterable[float]:
-    if isinstance(values, list):
-        for value in values:
-            yield from _flatten(value)
-    else:
-        yield values
+def _constant_bytes(raw: Any, spec: TensorSpec) -> bytes:
+    """The elements of a constant that the IR carries, row-major."""
+    values = raw.get("data") if isinstance(raw, Mapping) else raw
+    try:
+        array = np.asarray(values, dtype=spec.dtype.numpy)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise IRError(f"constant '{spec.name}': its values are no {spec.dtype} numbers ({error}); extract again") from error
+    if array.shape != spec.shape:
+        raise IRError(f"constant '{spec.name}': given the shape {list(array.shape)}, declared as {list(spec.shape)}")
+    return array.tobytes()
 
 
 def _read_node(raw: Any, index: int, tensors: dict[str, TensorSpec]) -> OpNode:
     if not isinstance(raw, Mapping):
         raise IRError(f"node {index}: given {raw!r:.60}, expected an object; make the IR with npu_compiler.extract")
     name = _field(raw, "name", str, f"node {index}")
-    op = _field(raw, "op_type", str, f"node '{name}'")
+    op = canonical(_field(raw, "op_type", str, f"node '{name}'"))
     operands = [_spec(item, f"node '{name}'") for item in _field(raw, "inputs", list, f"node '{name}'")]
     for operand in operands:
         declared = tensors.get(operand.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,14 @@ class WeightRecipe:
         inputs: The tensors of the weight file, in the order that the transform takes them.
         transform: A name in `TRANSFORMS`.
         attrs: Numbers that the transform needs, such as the epsilon of a BatchNorm.
+        data: For a constant that the program carries itself: its elements, row-major, in the spec's host dtype.
     """
 
     spec: BufferSpec
     inputs: tuple[WeightInput, ...]
     transform: str = "identity"
     attrs: tuple[tuple[str, float], ...] = ()
+    data: bytes = b""
 
     def compute(self, arrays: Sequence[Array]) -> Array:
         """The tensor of shape `spec.shape`, in the precision that the transform computes in.
@@ -51,6 +54,8 @@ class WeightRecipe:
         Raises:
             ProgramFormatError: The transform is not known, or does not give what the recipe says.
         """
+        if self.data:
+            return self.spec.encode(self._constant())
         transform = TRANSFORMS.get(self.transform)
         if transform is None:
             known = ", ".join(TRANSFORMS)

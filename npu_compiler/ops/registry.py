@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from npu_compiler.errors import IRError, UnsupportedOpError
 
-__all__ = ["OpDefinition", "Parameter", "bind", "definition", "get_supported_ops", "op"]
+__all__ = ["OpDefinition", "Parameter", "bind", "canonical", "definition", "get_supported_ops", "op"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MISSING = inspect.Parameter.empty
@@ -68,6 +68,7 @@ class OpDefinition:
         return (inspect.getdoc(self.function) or "").split("\n")[0]
 
 
+_NON_FINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}  # JSON has no word for them
 _REGISTRY: dict[str, OpDefinition] = {}
 
 
@@ -96,6 +97,11 @@ def op(*names: str) -> Callable[[F], F]:
 def definition(name: str) -> OpDefinition | None:
     """The definition of an ATen op, or None where the registry has none."""
     return _REGISTRY.get(name)
+
+
+def canonical(op_type: str) -> str:
+    """The registry's name of an op as pytorch-ir spells it."""
+    return "getitem" if "getitem" in op_type else op_type
 
 
 def get_supported_ops() -> tuple[str, ...]:
@@ -127,6 +133,7 @@ def bind(
     entry = _REGISTRY.get(name)
     if entry is None:
         raise UnsupportedOpError(node, name, "no definition of this op is registered")
+    attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
     sizes = list(attrs.pop("_tensor_list_sizes", ()))
     if attrs.pop("_tensor_list_none_masks", None):
         raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")

@@ -1,0 +1,160 @@
+"""Lowers groups without anchor: elementwise kernels and row kernels, generated from their expression."""
+
+from __future__ import annotations
+
+from math import prod
+
+from npu_compiler.codegen.dialect import Dialect
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import (
+    RowPhase,
+    RowProgram,
+    elementwise_body,
+    elementwise_operands,
+    flops_of,
+    row_program,
+    traffic_of,
+)
+from npu_compiler.codegen.metal.skeleton import assemble, fill, pointer_parameters
+from npu_compiler.codegen.operands import Operands, TensorArg
+from npu_compiler.codegen.params import ParamStruct
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.expr import FUNCTIONS
+
+__all__ = ["lower_elementwise", "lower_rows"]
+
+_THREADS = 256
+_MAX_GRID = 65535
+_AXES = ("i0", "i1", "i2", "i3", "i4", "i5", "i6", "i7")
+
+
+def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+    """One thread an element, over a grid of up to three dimensions; further ones are unpacked from z."""
+    operands = elementwise_operands(group, lowering.tensors, _AXES)
+    axes = _AXES[len(_AXES) - len(operands.sizes) :]
+    outer, (height, width) = operands.sizes[:-2], ((1, 1) + operands.sizes)[-2:]
+    sizes = {"size_x": width, "size_y": height, "size_z": prod(outer)}
+    lines, extents = _unpack("int(position.z)", axes[:-2], outer)
+    if len(axes) > 1:
+        lines.append(f"    int {axes[-2]} = int(position.y);")
+    lines.append(f"    int {axes[-1]} = int(position.x);")
+    fields = tuple(("uint", name) for name in sizes) + _int_fields(operands, extents)
+    body = fill(
+        "elementwise.metal",
+        storage=dialect.storage[group.output.dtype.name],
+        pointers=pointer_parameters(operands, dialect, 1),
+        params=1 + len(operands.pointers),
+        positions="\n".join(lines),
+        body=elementwise_body(group, operands, dialect),
+    )
+    block_x = min(_THREADS, _power_of_two(width))
+    block_y = min(_THREADS // block_x, _power_of_two(height))
+    grid = (-(-width // block_x), -(-height // block_y), prod(outer))
+    return [_launch(group, lowering, operands, "elementwise", fields, sizes | extents, body, grid, (block_x, block_y, 1))]
+
+
+def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+    """One threadgroup a row; as many threads as the row keeps busy."""
+    program = row_program(group, lowering.tensors, (*_AXES, "c"), dialect)
+    operands = program.operands
+    rows = prod(operands.sizes[:-1])
+    longest = max(program.width, *(phase.extent for phase in program.phases))
+    threads = 32 if longest <= 128 else 128 if longest <= 1024 else 256
+    lines, extents = _unpack("row", _AXES[len(_AXES) - len(operands.sizes) + 1 :], operands.sizes[:-1])
+    values = {"rows": rows, "width": program.width, **_extent_values(program)}
+    fields = tuple(("int", name) for name in values) + _int_fields(operands, extents)
+    body = fill(
+        "rows.metal",
+        threads=threads,
+        storage=dialect.storage[group.output.dtype.name],
+        pointers=pointer_parameters(operands, dialect, 1),
+        params=1 + len(operands.pointers),
+        positions="\n".join(lines),
+        phases="\n".join(_phase_text(phase, number, threads, dialect) for number, phase in enumerate(program.phases)),
+        body=program.body,
+    )
+    grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
+    return [_launch(group, lowering, operands, "rows", fields, values | extents, body, grid, (threads, 1, 1))]
+
+
+def _extent_values(program: RowProgram) -> dict[str, int]:
+    return {f"extent{number}": phase.extent for number, phase in enumerate(program.phases)}
+
+
+def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) -> str:
+    """A reduction over the row, whose result every thread ends up with."""
+    register, name = phase.register, phase.name
+    combined = _combine(phase.kind, f"part{number}", phase.value)
+    lines = [
+        f"    {register} part{number} = {phase.identity};",
+        f"    for (int c = lane; c < p.extent{number}; c += ROW_THREADS) {{",
+        *([phase.body] if phase.body else []),
+        f"        part{number} = {combined};",
+        "    }",
+        f"    {register} lanes{number} = simd_{phase.kind}(part{number});",
+    ]
+    if threads == 32:
+        return "\n".join([*lines, f"    {register} {name} = lanes{number};"])
+    groups = threads // 32
+    lines += [
+        f"    threadgroup {register} shared{number}[{groups}];",
+        "    if (lane % 32 == 0) {",
+        f"        shared{number}[lane / 32] = lanes{number};",
+        "    }",
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        f"    {register} {name} = shared{number}[0];",
+        f"    for (int s = 1; s < ROW_SIMDGROUPS; ++s) {{ {name} = {_combine(phase.kind, name, f'shared{number}[s]')}; }}",
+    ]
+    return "\n".join(lines)
+
+
+def _combine(kind: str, a: str, b: str) -> str:
+    return FUNCTIONS["add" if kind == "sum" else kind].text.format(a, b)
+
+
+def _unpack(linear: str, axes: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[list[str], dict[str, int]]:
+    """Statements that split a linear index into positions, and the sizes they need as parameters."""
+    lines: list[str] = []
+    extents: dict[str, int] = {}
+    rest = linear
+    for axis, size in list(zip(axes, sizes, strict=True))[:0:-1]:
+        extents[f"extent_{axis}"] = size
+        lines.append(f"    int {axis} = {rest} % p.extent_{axis};")
+        lines.append(f"    int above_{axis} = {rest} / p.extent_{axis};")
+        rest = f"above_{axis}"
+    if axes:
+        lines.append(f"    int {axes[0]} = {rest};")
+    return lines, extents
+
+
+def _int_fields(operands: Operands, extents: dict[str, int]) -> tuple[tuple[str, str], ...]:
+    return tuple(("int", name) for name in extents) + tuple(("int", name) for name, _ in operands.fields)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _launch(
+    group: Group,
+    lowering: Lowering,
+    operands: Operands,
+    entry: str,
+    fields: tuple[tuple[str, str], ...],
+    values: dict[str, int],
+    body: str,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+) -> Launch:
+    params = ParamStruct("Params", fields)
+    output = TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
+    return Launch(
+        label=" + ".join(group.nodes),
+        kernel=assemble(entry, params, body),
+        args=(output, *(argument for argument, _ in operands.pointers)),
+        params=params.pack({**values, **dict(operands.fields)}),
+        grid=grid,
+        block=block,
+        flops=flops_of([group.expr], prod(group.shape)),
+        nbytes=traffic_of(group, lowering.tensors),
+    )

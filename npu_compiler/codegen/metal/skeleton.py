@@ -1,0 +1,40 @@
+"""Assembles kernel texts: the shared header, the parameter struct, and a skeleton of `metal_kernels/`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from string import Template
+
+from npu_compiler.codegen.dialect import Dialect
+from npu_compiler.codegen.operands import Operands
+from npu_compiler.codegen.params import ParamStruct
+from npu_compiler.codegen.plan import KernelSource
+
+__all__ = ["assemble", "fill", "kernel_file", "pointer_parameters"]
+
+
+@cache
+def kernel_file(name: str) -> str:
+    """The text of a file of `metal_kernels/`."""
+    return files("metal_kernels").joinpath(name).read_text(encoding="utf-8")
+
+
+def assemble(entry: str, params: ParamStruct, body: str, definitions: str = "") -> KernelSource:
+    """A whole translation unit: `common.metal`, definitions, the parameter struct and the kernel."""
+    text = "\n".join((kernel_file("common.metal"), definitions, params.declaration, body))
+    return KernelSource(entry, text)
+
+
+def fill(skeleton: str, **parts: object) -> str:
+    """A skeleton with its ``$placeholders`` filled in."""
+    return Template(kernel_file(skeleton)).substitute({key: str(value) for key, value in parts.items()})
+
+
+def pointer_parameters(operands: Operands, dialect: Dialect, first: int) -> str:
+    """Kernel parameters for the operands' pointers ``e0``, ``e1``..., bound from index `first` on."""
+    lines = []
+    for number, (_, tensor) in enumerate(operands.pointers):
+        pointer = dialect.pointer.format(type=dialect.storage[tensor.dtype.name])
+        lines.append(f"    {pointer} e{number} [[buffer({first + number})]],\n")
+    return "".join(lines)

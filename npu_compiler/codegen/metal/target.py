@@ -1,0 +1,47 @@
+"""The Metal target: channels-last images with padded channels, everything else dense."""
+
+from __future__ import annotations
+
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.metal.convolution import lower_conv2d
+from npu_compiler.codegen.metal.dialect import METAL
+from npu_compiler.codegen.metal.maps import lower_elementwise, lower_rows
+from npu_compiler.codegen.metal.matmul import lower_matmul
+from npu_compiler.codegen.metal.pooling import lower_pool2d
+from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
+from npu_compiler.expr import has_reduce
+from npu_compiler.layout import Layout, dense
+from npu_compiler.trace import Anchor
+
+__all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
+
+CHANNEL_ALIGNMENT = 64
+_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d}
+
+
+class MetalTarget(CodegenTarget):
+    """Apple GPUs through Metal 3, and the software GPU."""
+
+    name = "metal"
+    compute_dtypes = ("float16", "bfloat16")
+    storage_dtypes = frozenset(METAL.storage)
+
+    def layout(self, shape: tuple[int, ...], role: str) -> Layout:
+        if role == "image":
+            batch, channels, height, width = shape
+            return Layout(shape, (batch, _aligned(channels), height, width), (0, 2, 3, 1))
+        if role == "conv_weight":
+            outputs, inputs, height, width = shape
+            return Layout(shape, (_aligned(outputs), inputs, height, width), (2, 3, 1, 0))
+        return dense(shape)
+
+    def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
+        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
+            return [*_ANCHORS[group.anchor.source.kind](group, lowering, METAL)]
+        if has_reduce(group.expr):
+            return [*lower_rows(group, lowering, METAL)]
+        return [*lower_elementwise(group, lowering, METAL)]
+
+
+def _aligned(channels: int) -> int:
+    return -(-channels // CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT

@@ -1,0 +1,197 @@
+"""Passes over the graph: each takes a verified graph and gives one that computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.errors import UnsupportedOpError
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.layout import BufferSpec, dense
+from npu_compiler.ops import views
+from npu_compiler.ops.registry import definition
+from npu_compiler.recipes import WeightRecipe
+
+__all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionalize", "optimize"]
+
+Pass = Callable[[IRGraph], IRGraph]
+
+
+def optimize(graph: IRGraph) -> IRGraph:
+    """Runs all passes that need no target, in order; the graph is verified after each."""
+    passes: tuple[Pass, ...] = (functionalize, eliminate_noops, fold_batch_norms)
+    for run in passes:
+        graph = run(graph).verify()
+    return graph
+
+
+def functionalize(graph: IRGraph) -> IRGraph:
+    """Turns in-place ops into ordinary ones: whoever reads the changed tensor later reads the result instead.
+
+    Raises:
+        UnsupportedOpError: Another view of the changed memory is read later, which would have to change with it.
+    """
+    names: dict[str, str] = {}
+    bases: dict[str, str] = {}  # tensor to the one whose memory it views
+    stale: dict[str, OpNode] = {}  # tensors whose memory an in-place op changed under them
+    nodes = []
+    for node in graph.nodes:
+        node = node.renamed(names)
+        for name in node.tensors():
+            if name in stale:
+                changed = stale[name]
+                reason = f"it changes memory in place that '{node.name}' reads later through another view"
+                raise UnsupportedOpError(changed.name, changed.op, reason)
+        nodes.append(node)
+        entry = definition(node.op)
+        source = next(node.tensors(), None)
+        if entry is not None and entry.family == "views" and source is not None:
+            bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
+        if _is_in_place(node.op) and source is not None:
+            root = bases.get(source, source)
+            stale.update({t: node for t in (root, *bases) if t != source and bases.get(t, t) == root})
+            names = {old: node.outputs[0] if new == source else new for old, new in names.items()}
+            names[source] = node.outputs[0]
+    outputs = tuple(names.get(name, name) for name in graph.outputs)
+    return replace(graph, nodes=tuple(nodes), outputs=outputs)
+
+
+def _is_in_place(op: str) -> bool:
+    """ATen's convention: the name before the overload ends in one underscore."""
+    base = op.split(".")[1] if op.count(".") > 1 else op
+    return base.endswith("_") and not base.endswith("__")
+
+
+def eliminate_noops(graph: IRGraph) -> IRGraph:
+    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, conversions that convert nothing."""
+    names: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        node = node.renamed(names)
+        source = _same_as(node, graph.tensors)
+        if source is None:
+            nodes.append(node)
+        else:
+            names[node.outputs[0]] = source
+    outputs = tuple(names.get(name, name) for name in graph.outputs)
+    return replace(graph, nodes=tuple(node for node in nodes if node.outputs), outputs=outputs)
+
+
+def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
+    """The operand that the node's only result equals, element by element, if there is one."""
+    entry = definition(node.op)
+    if entry is None or len(node.outputs) != 1:
+        return None
+    source = next(node.tensors(), None)
+    if source is None or tensors[source].shape != tensors[node.outputs[0]].shape:
+        return None
+    if entry.function is views.dropout:
+        return None if node.attrs.get("train") and node.attrs.get("p") else source
+    same_dtype = tensors[source].dtype == tensors[node.outputs[0]].dtype
+    keeps_elements = entry.function in (views.identity, views.reshape, views.view, views.expand)
+    converts = node.op.startswith(("aten.to.", "aten._to_copy"))
+    return source if same_dtype and (keeps_elements or converts) else None
+
+
+def fold_batch_norms(graph: IRGraph) -> IRGraph:
+    """``batch_norm(conv(x, w) + b)`` becomes ``conv(x, w * s) + b'``, where s and b' are made when weights are loaded.
+
+    A BatchNorm stays as it is where the convolution's result has another reader, or where a tensor it would fold is not
+    a weight.
+    """
+    producers, users = graph.producers(), graph.users()
+    tensors, weights = dict(graph.tensors), dict(graph.weights)
+    folded: dict[str, OpNode] = {}  # by the name of the BatchNorm's node
+    dropped: set[str] = set()
+    for norm in graph.nodes:
+        convolution = _foldable(norm, graph, producers, users)
+        if convolution is None:
+            continue
+        weight, bias = f"{norm.outputs[0]}.weight", f"{norm.outputs[0]}.bias"
+        _add_folded(convolution, norm, weight, bias, tensors, weights)
+        folded[norm.name] = replace(
+            convolution,
+            name=f"{convolution.name} + {norm.name}",
+            inputs={"input": convolution.inputs["input"], "weight": weight, "bias": bias},
+            outputs=norm.outputs,
+        )
+        dropped.add(convolution.name)
+    nodes = tuple(folded.get(node.name, node) for node in graph.nodes if node.name not in dropped)
+    read = {name for node in nodes for name in node.tensors()} | set(graph.outputs)
+    return replace(graph, nodes=nodes, tensors=tensors, weights={k: v for k, v in weights.items() if k in read})
+
+
+def _foldable(
+    norm: OpNode, graph: IRGraph, producers: Mapping[str, OpNode], users: Mapping[str, list[OpNode]]
+) -> OpNode | None:
+    """The convolution that a BatchNorm can be folded into."""
+    if not norm.op.startswith(("aten.batch_norm", "aten._native_batch_norm_legit_no_training")) or len(norm.outputs) != 1:
+        return None
+    source = norm.inputs["input"]
+    convolution = producers.get(source) if isinstance(source, str) else None
+    if convolution is None or not convolution.op.startswith("aten.conv2d") or norm.attrs.get("training"):
+        return None
+    if len(users[convolution.outputs[0]]) > 1 or convolution.outputs[0] in graph.outputs:
+        return None
+    statistics = [value for key, value in norm.inputs.items() if key != "input"]
+    parameters = [value for key, value in convolution.inputs.items() if key != "input"]
+    plain = all(isinstance(n, str) and n in graph.weights and _is_plain(graph.weights[n]) for n in statistics + parameters)
+    return convolution if plain and "running_mean" in norm.inputs and "running_var" in norm.inputs else None
+
+
+def _is_plain(recipe: WeightRecipe) -> bool:
+    return recipe.transform == "identity" and not recipe.data
+
+
+def _add_folded(
+    convolution: OpNode,
+    norm: OpNode,
+    weight: str,
+    bias: str,
+    tensors: dict[str, TensorSpec],
+    weights: dict[str, WeightRecipe],
+) -> None:
+    """Declares the folded weight and bias, with the recipes that make them."""
+    given = {key: value for key, value in norm.inputs.items() if isinstance(value, str)}
+    own = {key: value for key, value in convolution.inputs.items() if isinstance(value, str)}
+    eps = (("eps", float(norm.attrs.get("eps", 1e-5))),)
+    affine = [given[key] for key in ("weight", "bias") if key in given]
+    shape, kind = tensors[own["weight"]].shape, tensors[own["weight"]].dtype
+
+    def declare(name: str, size: tuple[int, ...], sources: list[str], transform: str) -> None:
+        tensors[name] = TensorSpec(name, size, kind)
+        inputs = tuple(weights[source].inputs[0] for source in sources)
+        weights[name] = WeightRecipe(BufferSpec(name, kind, kind, dense(size)), inputs, transform, eps)
+
+    declare(weight, shape, [own["weight"], given["running_var"], *affine[:1]], "fold_weight")
+    statistics = [given["running_mean"], given["running_var"], *affine]
+    if "bias" in own:
+        declare(bias, shape[:1], [own["bias"], *statistics], "fold_given_bias")
+    else:
+        declare(bias, shape[:1], statistics, "fold_bias")
+
+
+_ANGLE_OPS = ("aten.cos.", "aten.sin.", "aten.cos_.", "aten.sin_.")
+_ANGLE_BORDERS = ("aten.linear", "aten.conv2d", "aten.addmm", "aten.embedding")
+
+
+def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
+    """Stores a float32 model in the compute dtype, but for what its author keeps exact: the angles of sines and cosines.
+
+    A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is.
+    """
+    if any(graph.tensors[name].dtype == compute for name in graph.weights):
+        return graph
+    exact: set[str] = set()
+    for node in reversed(graph.nodes):
+        is_angle = node.op.startswith(_ANGLE_OPS)
+        if is_angle or (exact.intersection(node.outputs) and not node.op.startswith(_ANGLE_BORDERS)):
+            exact.update(node.tensors())
+        if node.op.startswith(_ANGLE_BORDERS):
+            exact.difference_update(node.outputs)
+    tensors = {
+        name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec
+        for name, spec in graph.tensors.items()
+    }
+    return replace(graph, tensors=tensors)

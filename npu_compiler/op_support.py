@@ -1,0 +1,58 @@
+"""Whether a node can run on a target: answered by lowering it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from npu_compiler.codegen.planner import plan_graph
+from npu_compiler.codegen.target import CodegenTarget, target_named
+from npu_compiler.constraint_checker import check_constraints
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.errors import IRError, UnsupportedOpError
+from npu_compiler.graph_optimizer import assign_dtypes
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir_reader import read_node
+
+__all__ = ["Support", "is_op_supported", "support_of"]
+
+
+@dataclass(frozen=True)
+class Support:
+    """The answer; it is true where the node is supported. `reason` says what failed, and is empty where nothing did."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def is_op_supported(node: Mapping[str, Any], target: str = "metal") -> Support:
+    """Whether a node of an IR, given as its JSON object, can run on a target: it is lowered to find out."""
+    try:
+        parsed, tensors = read_node(node)
+    except UnsupportedOpError as error:
+        return Support(False, error.reason)
+    except IRError as error:
+        return Support(False, str(error))
+    return support_of(parsed, tensors, target_named(target))
+
+
+def support_of(node: OpNode, tensors: Mapping[str, TensorSpec], target: CodegenTarget) -> Support:
+    """Whether a node can run on a target, as a graph of its own."""
+    inputs = tuple(dict.fromkeys(node.tensors()))
+    graph = IRGraph(node.name, inputs, node.outputs, {}, (node,), tensors)
+    kinds = {tensors[name].dtype for name in (*inputs, *node.outputs)}
+    compute = BFLOAT16 if BFLOAT16 in kinds else FLOAT16
+    try:
+        if not kinds & {FLOAT16, BFLOAT16}:
+            graph = assign_dtypes(graph, compute)
+        check_constraints(graph, target.storage_dtypes)
+        plan_graph(graph, target, {name: spec.dtype for name, spec in graph.tensors.items()}, graph.outputs)
+    except UnsupportedOpError as error:
+        return Support(False, error.reason)
+    except IRError as error:
+        return Support(False, str(error))
+    return Support(True)
