@@ -1,0 +1,80 @@
+"""`npu doctor`: what this machine offers; for what it lacks, what would add it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from npu_compiler.errors import NPUError
+from npu_runtime import Device
+from npu_runtime.device import DEVICE_NAMES
+from software_gpu.cache import cache_directory
+from software_gpu.toolchain import find_toolchain
+
+__all__ = ["execute"]
+
+_EXTRAS = {"torch": ("torch", "pytorch-ir"), "examples": ("torchvision", "pillow", "scikit-image")}
+
+
+class _Finding(NamedTuple):
+    """One row: `detail` says what was found, or the remedy."""
+
+    subject: str
+    works: bool
+    detail: str
+
+
+def execute(args: argparse.Namespace) -> int:
+    devices = list(_devices())
+    table = Table(title=f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for heading in ("", "works", "found, or remedy"):
+        table.add_column(heading, overflow="fold")
+    for subject, works, detail in (*devices, _compiler(), _cache(), *_packages()):
+        table.add_row(subject, Text("yes", "green") if works else Text("no", "yellow"), Text(detail))
+    Console().print(table)
+    return 0 if any(finding.works for finding in devices) else 1
+
+
+def _devices() -> Iterator[_Finding]:
+    for name in DEVICE_NAMES:
+        try:
+            yield _Finding(f"device {name}", True, Device(name).backend.name)
+        except NPUError as error:
+            yield _Finding(f"device {name}", False, str(error))
+
+
+def _compiler() -> _Finding:
+    subject = "compiler of the software GPU"
+    try:
+        return _Finding(subject, True, find_toolchain().description)
+    except NPUError as error:
+        return _Finding(subject, False, str(error))
+
+
+def _cache() -> _Finding:
+    folder = cache_directory()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            sizes = [entry.stat().st_size for entry in os.scandir(folder)]
+    except OSError as error:
+        return _Finding("kernel cache", False, f"{folder}: {error.strerror}; name another folder in NPU_CACHE_DIR")
+    return _Finding("kernel cache", True, f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+
+
+def _packages() -> Iterator[_Finding]:
+    for extra, packages in _EXTRAS.items():
+        for package in packages:
+            try:
+                yield _Finding(f"package {package}", True, version(package))
+            except PackageNotFoundError:
+                yield _Finding(f"package {package}", False, f"pip install 'npu-compiler[{extra}]'")

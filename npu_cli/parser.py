@@ -1,0 +1,70 @@
+"""The whole command line, in one place. Imports nothing of the project, so that `npu --help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+__all__ = ["build_parser"]
+
+_DEVICE_HELP = "metal, software-metal, cuda or cuda:1; the best of this machine when omitted"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `npu`. Its result names the command in `command`; the other fields are that command's own."""
+    parser = argparse.ArgumentParser(prog="npu", description="Compiles PyTorch models ahead of time and runs them.")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_compile(commands.add_parser("compile", help="compile IR to a program"))
+    _add_describe(commands.add_parser("describe", help="print everything a program holds"))
+    _add_run(commands.add_parser("run", help="run a program on images or arrays"))
+    _add_demo(commands.add_parser("demo", help="take a ResNet from PyTorch to a device and compare"))
+    commands.add_parser("doctor", help="show what this machine offers, and what would add the rest")
+    return parser
+
+
+def _add_compile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ir", type=Path, metavar="IR.json", help="what npu_compiler.extract wrote")
+    parser.add_argument("-o", "--output", type=Path, metavar="M.npubin", help="default: beside the IR")
+    parser.add_argument("--target", default="metal", help="default: metal")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: chosen by the weights")
+
+
+def _add_describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", type=Path, metavar="M.npubin")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", type=Path, metavar="M.npubin")
+    parser.add_argument("--weights", type=Path, metavar="W.safetensors", help="needed where the program has weights")
+    parser.add_argument(
+        *("-i", "--input"),
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="an .npy array, or an image: scaled to cover the input with a margin (256 for 224), cropped at the "
+        "centre, normalised by ImageNet's mean and deviation; repeat it for each input",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each output there as NAME.npy")
+    parser.add_argument("--device", help=_DEVICE_HELP)
+    parser.add_argument("--top", type=_positive, default=5, metavar="N", help="how many of the highest values to print")
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="resnet18", choices=("resnet18", "resnet50"), help="default: resnet18")
+    parser.add_argument(
+        "--weights",
+        default="auto",
+        choices=("auto", "pretrained", "seeded"),
+        help="default: auto, which takes seeded weights where pretrained ones cannot be fetched",
+    )
+    parser.add_argument("--image", type=Path, metavar="FILE", help="a photograph; default: a cat")
+    parser.add_argument("--device", help=_DEVICE_HELP)
+    parser.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"given {value}, expected a number above 0")
+    return value
