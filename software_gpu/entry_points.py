@@ -2,31 +2,49 @@
 
 A kernel without synchronisation is inlined in a loop over a row of threads. One with barriers or collectives runs on
 fibers, and in region form where `regions` can give it one.
+
+Names in the text: msl_x msl_y msl_z is the thread's place in its threadgroup and msl_index its index, msl_gx msl_gy
+msl_gz the group's place in the grid and msl_nx msl_ny msl_nz its extent, msl_d the dispatch.
 """
 
 from __future__ import annotations
 
-from software_gpu.msl_parser import Kernel, Parameter
+from software_gpu.msl_parser import BUILTINS, Kernel, Parameter
 
-__all__ = ["argument_table", "builtin_value", "fiber_entry", "loop_entry", "parameter_value"]
+__all__ = [
+    "argument_table",
+    "builtin_value",
+    "entry_signature",
+    "fiber_entry",
+    "group_loop",
+    "loop_entry",
+    "shared_arguments",
+]
 
-# Threads and groups in scope of the text: x y z in the threadgroup, index in it, gx gy gz of the group, nx ny nz its
-# extent, `d` the dispatch.
+_SIMDGROUPS = "(msl_nx * msl_ny * msl_nz + 31) / 32"
 _BUILTIN_VALUES = {
-    "thread_position_in_grid": ("gx * d.threads[0] + x", "gy * d.threads[1] + y", "gz * d.threads[2] + z"),
-    "thread_position_in_threadgroup": ("x", "y", "z"),
-    "thread_index_in_threadgroup": ("index", "0", "0"),
-    "thread_index_in_simdgroup": ("index % 32", "0", "0"),
-    "thread_index_in_quadgroup": ("index % 4", "0", "0"),
-    "quadgroup_index_in_threadgroup": ("index / 4", "0", "0"),
-    "simdgroup_index_in_threadgroup": ("index / 32", "0", "0"),
-    "simdgroups_per_threadgroup": ("(nx * ny * nz + 31) / 32", "0", "0"),
-    "dispatch_simdgroups_per_threadgroup": ("(d.threads[0] * d.threads[1] * d.threads[2] + 31) / 32", "0", "0"),
-    "threadgroup_position_in_grid": ("gx", "gy", "gz"),
-    "threadgroups_per_grid": ("d.groups[0]", "d.groups[1]", "d.groups[2]"),
-    "threads_per_grid": ("d.grid[0]", "d.grid[1]", "d.grid[2]"),
-    "threads_per_threadgroup": ("nx", "ny", "nz"),
-    "dispatch_threads_per_threadgroup": ("d.threads[0]", "d.threads[1]", "d.threads[2]"),
+    "thread_position_in_grid": (
+        "msl_gx * msl_d.threads[0] + msl_x",
+        "msl_gy * msl_d.threads[1] + msl_y",
+        "msl_gz * msl_d.threads[2] + msl_z",
+    ),
+    "thread_position_in_threadgroup": ("msl_x", "msl_y", "msl_z"),
+    "thread_index_in_threadgroup": ("msl_index", "0", "0"),
+    "thread_index_in_simdgroup": ("msl_index % 32", "0", "0"),
+    "thread_index_in_quadgroup": ("msl_index % 4", "0", "0"),
+    "quadgroup_index_in_threadgroup": ("msl_index / 4", "0", "0"),
+    "simdgroup_index_in_threadgroup": ("msl_index / 32", "0", "0"),
+    "simdgroups_per_threadgroup": (_SIMDGROUPS, "0", "0"),
+    "dispatch_simdgroups_per_threadgroup": (
+        "(msl_d.threads[0] * msl_d.threads[1] * msl_d.threads[2] + 31) / 32",
+        "0",
+        "0",
+    ),
+    "threadgroup_position_in_grid": ("msl_gx", "msl_gy", "msl_gz"),
+    "threadgroups_per_grid": ("msl_d.groups[0]", "msl_d.groups[1]", "msl_d.groups[2]"),
+    "threads_per_grid": ("msl_d.grid[0]", "msl_d.grid[1]", "msl_d.grid[2]"),
+    "threads_per_threadgroup": ("msl_nx", "msl_ny", "msl_nz"),
+    "dispatch_threads_per_threadgroup": ("msl_d.threads[0]", "msl_d.threads[1]", "msl_d.threads[2]"),
     "threads_per_simdgroup": ("32", "1", "1"),
     "thread_execution_width": ("32", "1", "1"),
 }
@@ -40,39 +58,62 @@ def builtin_value(parameter: Parameter) -> str:
     return f"msl::position<{parameter.type}>({x}, {y}, {z})"
 
 
-def parameter_value(parameter: Parameter) -> str:
-    """The C++ expression of any parameter."""
-    if parameter.role == "buffer":
-        address = f"d.buffers[{parameter.index}]"
-    elif parameter.role == "threadgroup":
-        address = f"(msl_worker->threadgroup_memory + d.threadgroup_offsets[{parameter.index}])"
-    else:
-        return builtin_value(parameter)
-    if parameter.is_reference:
-        return f"*({parameter.type.removesuffix('&')}*){address}"
-    return f"({parameter.type}){address}"
+def shared_arguments(kernel: Kernel) -> str:
+    """Declarations of the arguments that all threads share, by the kernel's own names.
+
+    Structs in constant memory are copied: clang can't know that no store of the kernel changes them.
+    """
+    declarations = []
+    for parameter in kernel.parameters:
+        if parameter.role == "buffer":
+            address = f"msl_d.buffers[{parameter.index}]"
+        elif parameter.role == "threadgroup":
+            address = f"(msl_worker->threadgroup_memory + msl_d.threadgroup_offsets[{parameter.index}])"
+        else:
+            continue
+        if not parameter.is_reference:
+            declarations.append(f"{parameter.type} const {parameter.name} = ({parameter.type}){address};")
+            continue
+        kind = parameter.type.removesuffix("&")
+        reference = "" if parameter.space == "constant" else "&"
+        declarations.append(f"{kind}{reference} {parameter.name} = *({kind}*){address};")
+    return "\n  ".join(declarations)
 
 
 def _call(kernel: Kernel) -> str:
-    return f"::{kernel.name}({', '.join(parameter_value(parameter) for parameter in kernel.parameters)})"
+    values = [builtin_value(p) if p.role in BUILTINS else p.name for p in kernel.parameters]
+    return f"::{kernel.name}({', '.join(values)});"
 
 
-def _signature(form: str, kernel: Kernel) -> str:
+def entry_signature(form: str, kernel: Kernel) -> str:
+    """Head of the entry of one form of a kernel."""
     return (
         f'extern "C" MSL_EXPORT MSL_UNCHECKED void msl_{form}_{kernel.name}'
-        "(msl::Worker* worker, const msl::Dispatch* dispatch, ulong first_group, ulong last_group)"
+        "(msl::Worker* msl_w, const msl::Dispatch* msl_dispatch, ulong msl_first, ulong msl_last)"
     )
 
 
-def group_loop(body: str) -> str:
-    """C++ that runs `body` for each group of a range, its position and extent in scope."""
-    return f"""
-  const msl::Dispatch& d = *dispatch;
-  for (ulong group = first_group; group < last_group; ++group) {{
-    const uint gx = group % d.groups[0], gy = group / d.groups[0] % d.groups[1], gz = group / d.groups[0] / d.groups[1];
-    const uint nx = msl::extent(d, 0, gx), ny = msl::extent(d, 1, gy), nz = msl::extent(d, 2, gz);
+_GROUP_POSITION = (
+    "const uint msl_gx = msl_g % msl_d.groups[0], msl_gy = msl_g / msl_d.groups[0] % msl_d.groups[1], "
+    "msl_gz = msl_g / msl_d.groups[0] / msl_d.groups[1];"
+)
+_GROUP_EXTENT = (
+    "const uint msl_nx = msl::extent(msl_d, 0, msl_gx), msl_ny = msl::extent(msl_d, 1, msl_gy), "
+    "msl_nz = msl::extent(msl_d, 2, msl_gz);"
+)
+
+
+def group_loop(before: str, body: str) -> str:
+    """C++ that runs `before` once and `body` for each group of a range."""
+    return f"""{{
+  const msl::Dispatch& msl_d = *msl_dispatch;
+  {before}
+  for (ulong msl_g = msl_first; msl_g < msl_last; ++msl_g) {{
+    {_GROUP_POSITION}
+    {_GROUP_EXTENT}
     {body}
   }}
+}}
 """
 
 
@@ -83,47 +124,46 @@ def loop_entry(kernel: Kernel, *, vectorize: bool) -> str:
         vectorize: Promise that no two threads touch the same memory, so that clang need not prove it.
     """
     pragma = '_Pragma("clang loop vectorize(assume_safety)")' if vectorize else ""
-    merges_groups = all(parameter.role in _GROUP_FREE for parameter in kernel.parameters)
-    if not merges_groups:
-        rows = f"for (uint z = 0; z < nz; ++z) for (uint y = 0; y < ny; ++y) {pragma} for (uint x = 0; x < nx; ++x)"
-        return (
-            f"{_signature('loop', kernel)} {{"
-            + group_loop(f"{rows} {{ const uint index = (z * ny + y) * nx + x; {_call(kernel)}; }}")
-            + "}"
-        )
-    position = "msl::position<{}>(x, gy * d.threads[1] + y, gz * d.threads[2] + z)"
-    arguments = [
-        position.format(parameter.type) if parameter.role == "thread_position_in_grid" else parameter_value(parameter)
-        for parameter in kernel.parameters
-    ]
-    # Neighbouring groups of a row make one long loop.
-    return f"""{_signature("loop", kernel)} {{
-  const msl::Dispatch& d = *dispatch;
-  for (ulong group = first_group; group < last_group;) {{
-    const uint gx = group % d.groups[0], gy = group / d.groups[0] % d.groups[1], gz = group / d.groups[0] / d.groups[1];
-    const uint run = last_group - group < d.groups[0] - gx ? last_group - group : d.groups[0] - gx;
-    const uint ny = msl::extent(d, 1, gy), nz = msl::extent(d, 2, gz);
-    const uint begin = gx * d.threads[0], end = msl::smaller((gx + run) * d.threads[0], d.grid[0]);
-    for (uint z = 0; z < nz; ++z) for (uint y = 0; y < ny; ++y) {pragma}
-      for (uint x = begin; x < end; ++x) {{ ::{kernel.name}({", ".join(arguments)}); }}
-    group += run;
+    rows = "for (uint msl_z = 0; msl_z < msl_nz; ++msl_z) for (uint msl_y = 0; msl_y < msl_ny; ++msl_y)"
+    head, shared = entry_signature("loop", kernel), shared_arguments(kernel)
+    if any(parameter.role not in _GROUP_FREE for parameter in kernel.parameters):
+        index = "const uint msl_index = (msl_z * msl_ny + msl_y) * msl_nx + msl_x;"
+        body = f"{rows} {pragma} for (uint msl_x = 0; msl_x < msl_nx; ++msl_x) {{ {index} {_call(kernel)} }}"
+        return head + group_loop(shared, body)
+    # Neighbouring groups of a row make one long loop, over places in the grid.
+    call = _call(kernel).replace("msl_gx * msl_d.threads[0] + msl_x", "msl_x")
+    return f"""{head} {{
+  const msl::Dispatch& msl_d = *msl_dispatch;
+  {shared}
+  for (ulong msl_g = msl_first; msl_g < msl_last;) {{
+    {_GROUP_POSITION}
+    {_GROUP_EXTENT}
+    const uint msl_run = msl_last - msl_g < msl_d.groups[0] - msl_gx ? msl_last - msl_g : msl_d.groups[0] - msl_gx;
+    const uint msl_begin = msl_gx * msl_d.threads[0];
+    const uint msl_end = msl::smaller((msl_gx + msl_run) * msl_d.threads[0], msl_d.grid[0]);
+    {rows} {pragma} for (uint msl_x = msl_begin; msl_x < msl_end; ++msl_x) {{ {call} }}
+    msl_g += msl_run;
   }}
-}}"""
+}}
+"""
 
 
 def fiber_entry(kernel: Kernel) -> str:
     """Entry that runs each thread of a group on a fiber of its own."""
-    setup = (
-        "const msl::Dispatch& d = *a->d; const uint gx = a->gx, gy = a->gy, gz = a->gz, nx = a->nx, ny = a->ny, "
-        "nz = a->nz; const msl::Fiber& fiber = *msl_worker->current; const uint x = fiber.position[0], "
-        "y = fiber.position[1], z = fiber.position[2], index = fiber.index;"
-    )
-    run = "msl::Group a{&d, gx, gy, gz, nx, ny, nz}; if (!msl::run_fibers(worker, nx, ny, nz, msl_thread_"
-    return (
-        f"MSL_UNCHECKED static void msl_thread_{kernel.name}(void* given) {{ const msl::Group* a = (msl::Group*)given; "
-        f"{setup} {_call(kernel)}; }}\n"
-        f"{_signature('fiber', kernel)} {{" + group_loop(f"{run}{kernel.name}, &a)) return;") + "}"
-    )
+    thread = f"""MSL_UNCHECKED static void msl_thread_{kernel.name}(void* msl_given) {{
+  const msl::Group& msl_a = *(msl::Group*)msl_given;
+  const msl::Dispatch& msl_d = *msl_a.d;
+  const uint msl_gx = msl_a.gx, msl_gy = msl_a.gy, msl_gz = msl_a.gz;
+  const uint msl_nx = msl_a.nx, msl_ny = msl_a.ny, msl_nz = msl_a.nz;
+  const msl::Fiber& msl_f = *msl_worker->current;
+  const uint msl_x = msl_f.position[0], msl_y = msl_f.position[1], msl_z = msl_f.position[2], msl_index = msl_f.index;
+  {shared_arguments(kernel)}
+  {_call(kernel)}
+}}
+"""
+    run = f"""msl::Group msl_a{{&msl_d, msl_gx, msl_gy, msl_gz, msl_nx, msl_ny, msl_nz}};
+    if (!msl::run_fibers(msl_w, msl_nx, msl_ny, msl_nz, msl_thread_{kernel.name}, &msl_a)) return;"""
+    return thread + entry_signature("fiber", kernel) + group_loop("", run)
 
 
 def argument_table(kernels: list[Kernel]) -> str:
@@ -134,8 +174,10 @@ def argument_table(kernels: list[Kernel]) -> str:
             kind = parameter.type.rstrip("&*").strip()
             rows.append(f"{{{number}, {parameter.index}, sizeof({kind}), alignof({kind})}}")
     rows.append("{~0u, 0, 0, 0}")
-    return f"""extern "C" MSL_EXPORT extern const msl::ArgumentNeed msl_arguments[] = {{{", ".join(rows)}}};
-extern "C" MSL_EXPORT ulong msl_threadgroup_lengths(const msl::ThreadgroupLength** begin) {{
-  *begin = msl::__start_msl_lengths;
+    return f"""extern "C" {{ MSL_EXPORT extern const msl::ArgumentNeed msl_arguments[];
+const msl::ArgumentNeed msl_arguments[] = {{{", ".join(rows)}}}; }}
+extern "C" MSL_EXPORT ulong msl_threadgroup_lengths(const msl::ThreadgroupLength** msl_begin) {{
+  *msl_begin = msl::__start_msl_lengths;
   return msl::__stop_msl_lengths - msl::__start_msl_lengths;
-}}"""
+}}
+"""
