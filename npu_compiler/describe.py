@@ -50,12 +50,20 @@ def _weights(recipes: Sequence[WeightRecipe]) -> Iterator[str]:
     sources = {source.name for recipe in recipes for source in recipe.inputs}
     yield ""
     yield f"weights: {len(recipes)} tensors, {format_bytes(total)}, made from {len(sources)} tensors of the weight file"
-    for transform, count in sorted(Counter(recipe.transform for recipe in recipes).items()):
+    for transform, count in sorted(
+        Counter(recipe.transform if recipe.inputs else "constant" for recipe in recipes).items()
+    ):
         yield f"  {transform:<16} {count}"
     for recipe in recipes:
-        sources_text = ", ".join(f"{i.name} {i.dtype}{_shape(i.shape)}" for i in recipe.inputs)
-        attrs = "".join(f", {name}={value:g}" for name, value in recipe.attrs)
-        yield f"  {_spec(recipe.spec)} = {recipe.transform}({sources_text}{attrs})"
+        yield f"  {_spec(recipe.spec)} = {_recipe(recipe)}"
+
+
+def _recipe(recipe: WeightRecipe) -> str:
+    if not recipe.inputs:
+        return f"a constant of {len(recipe.data)} bytes in the program"
+    sources = [f"{source.name} {source.dtype}{_shape(source.shape)}" for source in recipe.inputs]
+    attrs = [f"{name}={value:g}" for name, value in recipe.attrs]
+    return f"{recipe.transform}({', '.join(sources + attrs)})"
 
 
 def _function(name: str, plan: ExecutionPlan) -> Iterator[str]:

@@ -54,8 +54,8 @@ class WeightRecipe:
         Raises:
             ProgramFormatError: The transform is not known, or does not give what the recipe says.
         """
-        if self.data:
-            return self.spec.encode(self._constant())
+        if not self.inputs:
+            return self._constant()
         transform = TRANSFORMS.get(self.transform)
         if transform is None:
             known = ", ".join(TRANSFORMS)
@@ -76,6 +76,15 @@ class WeightRecipe:
     def apply(self, arrays: Sequence[Array]) -> Array:
         """The flat array for the device, from `inputs` as numpy arrays; raises as `compute` does."""
         return self.spec.encode(self.compute(arrays))
+
+    def _constant(self) -> Array:
+        expected = prod(self.spec.shape) * self.spec.host_dtype.size
+        if len(self.data) != expected:
+            raise ProgramFormatError(
+                f"weight '{self.spec.name}': a constant of {len(self.data)} bytes, expected {expected} of shape "
+                f"{self.spec.shape} and dtype {self.spec.host_dtype}; compile the model again"
+            )
+        return np.frombuffer(self.data, self.spec.host_dtype.numpy).reshape(self.spec.shape)
 
 
 def _identity(tensor: Array) -> Array:

@@ -67,12 +67,13 @@ class MetalBackend(Backend):
 
     def allocate(self, nbytes: int) -> MetalBuffer:
         length = max(nbytes, 1)  # Metal has no empty buffers, a model may have empty tensors
-        with self._api.pool():
-            native = self._api.device.newBufferWithLength_options_(
-                length, self._api.module.MTLResourceStorageModeShared
-            )
+        device, shared = self._api.device, self._api.module.MTLResourceStorageModeShared
+        native = None
+        if length <= device.maxBufferLength():
+            with self._api.pool():
+                native = device.newBufferWithLength_options_(length, shared)
         if native is None:
-            limit = format_bytes(self._api.device.recommendedMaxWorkingSetSize())
+            limit = format_bytes(device.recommendedMaxWorkingSetSize())
             raise OutOfMemoryError(
                 f"{self.name} could not allocate {format_bytes(nbytes)}; it works well with up to {limit} in all: "
                 "free other programs or buffers, or use a smaller model"

@@ -68,7 +68,10 @@ class MetalPlan(PreparedPlan):
 
     def run(self, buffers: Sequence[DeviceBuffer]) -> None:
         natives = _natives(buffers)
-        with self._api.pool(), self._committed(f"a run of {len(self._dispatches)} steps") as encoder:
+        what = (
+            f"a run of {len(self._dispatches)} steps (the profiler runs them one by one and names the one that fails)"
+        )
+        with self._api.pool(), self._committed(what) as encoder:
             for dispatch in self._dispatches:
                 _encode(encoder, dispatch, dispatch.new_bindings, natives)
 
@@ -92,13 +95,13 @@ class MetalPlan(PreparedPlan):
             yield encoder
         finally:
             encoder.endEncoding()  # Metal aborts the process where an encoder is released open
-        command.commit()
-        command.waitUntilCompleted()
+        try:
+            command.commit()
+            command.waitUntilCompleted()
+        except DeviceError as error:  # the software GPU's way; Apple's is the status
+            raise DeviceError(f"{what} failed on the device: {error}") from error
         if command.status() == self._api.module.MTLCommandBufferStatusError:
-            raise DeviceError(
-                f"the device failed in {what}: {_reason(command.error())}; npu_runtime.profiler.Profiler runs each "
-                "step by itself and so names the one that fails"
-            )
+            raise DeviceError(f"{what} failed on the device: {_reason(command.error())}")
 
 
 def _natives(buffers: Sequence[Any]) -> list[Any]:
@@ -106,13 +109,16 @@ def _natives(buffers: Sequence[Any]) -> list[Any]:
 
 
 def _encode(encoder: Any, dispatch: _Dispatch, bindings: tuple[_Binding, ...], natives: Sequence[Any]) -> None:
-    encoder.setComputePipelineState_(dispatch.pipeline)
-    for binding in bindings:
-        if isinstance(binding, _BufferBinding):
-            encoder.setBuffer_offset_atIndex_(natives[binding.buffer], binding.offset, binding.index)
-        else:
-            encoder.setBytes_length_atIndex_(binding.data, len(binding.data), binding.index)
-    encoder.dispatchThreadgroups_threadsPerThreadgroup_(dispatch.grid, dispatch.block)
+    try:
+        encoder.setComputePipelineState_(dispatch.pipeline)
+        for binding in bindings:
+            if isinstance(binding, _BufferBinding):
+                encoder.setBuffer_offset_atIndex_(natives[binding.buffer], binding.offset, binding.index)
+            else:
+                encoder.setBytes_length_atIndex_(binding.data, len(binding.data), binding.index)
+        encoder.dispatchThreadgroups_threadsPerThreadgroup_(dispatch.grid, dispatch.block)
+    except DeviceError as error:
+        raise DeviceError(f"step '{dispatch.label}': {error}") from error
 
 
 def _resolve(api: MetalApi, plan: ExecutionPlan, pipelines: Sequence[Any]) -> list[_Dispatch]:

@@ -77,6 +77,18 @@ def test_identity_copies_nothing() -> None:
     assert recipe((2, 3), "identity").compute([array]) is array
 
 
+def test_a_constant_lies_in_the_recipe() -> None:
+    array = _normal(2, 3)
+    spec = BufferSpec("c", FLOAT16, FLOAT32, Layout((2, 3), (2, 4), (0, 1)))
+    constant = WeightRecipe(spec, (), data=array.tobytes())
+    np.testing.assert_array_equal(constant.compute([]), array)
+    np.testing.assert_array_equal(constant.apply([]), spec.encode(array))
+    empty = WeightRecipe(BufferSpec("e", FLOAT16, FLOAT32, dense((0, 3))), ())
+    assert empty.compute([]).shape == (0, 3)
+    with pytest.raises(ProgramFormatError, match="a constant of 20 bytes, expected 24"):
+        WeightRecipe(spec, (), data=array.tobytes()[:-4]).compute([])
+
+
 def test_an_unknown_transform_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ProgramFormatError, match="unknown transform 'rotate', known: identity, fold_weight"):
         recipe((1,), "rotate").compute([np.zeros(1)])
