@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +16,7 @@ import npu_compiler
 from npu_cli.extras import import_extra
 from npu_cli.images import load_image, photograph, preprocess
 from npu_cli.sample_models import SampleModel, resnet
+from npu_cli.timing import median_time, timed
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError
 from npu_runtime import Device, Executor, NPUBuffer, Weights, load_weights
@@ -27,8 +25,6 @@ __all__ = ["execute"]
 
 _RUNS = 5
 _INPUT_SIZE = 224
-
-T = TypeVar("T")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -62,7 +58,7 @@ def _run_eager(sample: SampleModel, image: NDArray[np.float32]) -> tuple[NDArray
     torch = import_extra("torch", "examples")
     tensor = torch.from_numpy(image)
     with torch.no_grad():
-        logits, seconds = _timed_repeatedly(lambda: sample.module(tensor))
+        logits, seconds = median_time(lambda: sample.module(tensor), _RUNS)
     result: NDArray[Any] = logits[0].numpy()
     return result, seconds
 
@@ -74,39 +70,25 @@ def _run_compiled(sample: SampleModel, image: NDArray[np.float32], args: argpars
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to '{folder}': {error.strerror}; choose another with --output") from error
-    extraction, extract = _timed(
-        lambda: npu_compiler.extract(
-            sample.module, torch.from_numpy(image), folder / f"{args.model}.json", model_name=args.model
-        )
-    )
+    ir = folder / f"{args.model}.json"
+    example = torch.from_numpy(image)
+    _, extract = timed(lambda: npu_compiler.extract(sample.module, example, ir, model_name=args.model))
     device = Device(args.device)
-    program, compile_ = _timed(lambda: npu_compiler.compile(extraction.ir_path, target=device.target))
-    program.save(folder / f"{args.model}.npubin")
+    program, compile_ = timed(lambda: npu_compiler.compile(ir, target=device.target))
+    program.save(ir.with_suffix(".npubin"))
 
     def load() -> tuple[Executor, Weights]:
-        return Executor(program, device), load_weights(extraction.weights_path, program, device)
+        return Executor(program, device), load_weights(ir.with_suffix(".safetensors"), program, device)
 
-    (executor, weights), load_seconds = _timed(load)
+    (executor, weights), load_seconds = timed(load)
     spec = program.input_specs[0]
 
     def run() -> NDArray[Any]:
         outputs = executor.run(inputs={spec.name: NPUBuffer.from_numpy(image, device, spec=spec)}, weights=weights)
         return outputs[program.output_specs[0].name].to_numpy(spec=program.output_specs[0])
 
-    logits, run_seconds = _timed_repeatedly(run)
+    logits, run_seconds = median_time(run, _RUNS)
     return _Outcome(program, folder, device, logits[0], extract, compile_, load_seconds, run_seconds)
-
-
-def _timed(action: Callable[[], T]) -> tuple[T, float]:
-    start = perf_counter()
-    result = action()
-    return result, perf_counter() - start
-
-
-def _timed_repeatedly(action: Callable[[], T]) -> tuple[T, float]:
-    """The result, and the median of several runs after one to warm up."""
-    result = action()
-    return result, median(_timed(action)[1] for _ in range(_RUNS))
 
 
 def _show(

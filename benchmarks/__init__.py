@@ -1,0 +1,1 @@
+"""Measurements: `python -m benchmarks.resnet --json results.json`."""
