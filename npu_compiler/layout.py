@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError
 
-__all__ = ["BufferSpec", "Layout", "dense"]
+__all__ = ["BufferSpec", "Layout", "dense", "layout_of"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,14 @@ class Layout:
 def dense(shape: tuple[int, ...]) -> Layout:
     """Row-major and without padding."""
     return Layout(shape, shape, tuple(range(len(shape))))
+
+
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout | None:
+    """The layout without padding whose strides these are, or None; strides of dimensions of size 1 do not matter."""
+    order = tuple(sorted(range(len(shape)), key=lambda dim: (shape[dim] != 1, -strides[dim])))
+    layout = Layout(shape, shape, order)
+    same = all(n == 1 or s == own for n, s, own in zip(shape, strides, layout.strides, strict=True))
+    return layout if same else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
-from npu_compiler.expr import Call, Const, Expr, Iota, Load, Reduce, Ref, has_reduce, reindex
+from npu_compiler.expr import Call, Const, Expr, Iota, Load, Reduce, Ref, reindex
 from npu_compiler.view import Step, View
 
 if TYPE_CHECKING:
@@ -158,8 +158,6 @@ class Tensor:
             raise OpRefusal(f"the {kind}imum of no elements (dims {list(dims)} of {list(self.shape)}) does not exist")
         outer = tuple(self.shape[d] for d in kept)
         flat = self.permute([*kept, *reduced]).reshape((*outer, extent))
-        if flat.ref is None and has_reduce(flat.expr):
-            flat = flat.realize()
         result_dtype = dtype or self.dtype
         argument = flat.cast(result_dtype)
         result = Tensor(self.trace, (*outer, 1), result_dtype, Reduce(kind, argument.expr, extent, result_dtype))

@@ -101,7 +101,7 @@ class _Grouping:
                     nodes += [n for n in self.values[producer.index].nodes if n not in nodes]
         if inlined:
             expr = _replace_loads(expr, inlined)
-        value = _Value(expr, None, (*nodes, tensor.name))
+        value = _Value(expr, None, tuple(dict.fromkeys((*nodes, tensor.name))))
         return self._as_epilogue(tensor, value) or value
 
     def _may_inline(self, producer: TracedTensor) -> bool:
@@ -162,7 +162,7 @@ class _Grouping:
         if any(load.ref.view != own or load.index is not None for load in loads):
             return None
         expr = _replace_loads(expr, {id(load): made.expr for load in loads})
-        return _Value(expr, anchor, (*made.nodes, *(n for n in value.nodes if n not in made.nodes)))
+        return _Value(expr, anchor, tuple(dict.fromkeys((*made.nodes, *value.nodes))))
 
     def _as_group(self, tensor: TracedTensor, value: _Value) -> Group:
         if value.anchor is None:

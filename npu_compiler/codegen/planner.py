@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from npu_compiler.codegen.grouping import Group, group
@@ -13,21 +13,13 @@ from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.ir import IRGraph
-from npu_compiler.layout import BufferSpec
+from npu_compiler.layout import BufferSpec, Layout, layout_of
 from npu_compiler.memory import Lifetime, plan_arena
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.symbolic import OpRefusal, Tensor
 from npu_compiler.trace import Trace, TracedTensor, trace_graph
 
 __all__ = ["plan_graph"]
-
-
-@dataclass(frozen=True)
-class _Lowered:
-    """A launch with what it is part of."""
-
-    launch: Launch | Library
-    group: int
 
 
 def plan_graph(
@@ -49,18 +41,20 @@ def plan_graph(
     """
     trace, env = trace_graph(graph, target)
     outputs = _outputs_in_memory(graph, trace, env)
-    groups = [g for g in group(trace, outputs) if prod(g.shape)]
+    groups = [g for g in group(trace, [index for index, _ in outputs]) if prod(g.shape)]
     lowering = Lowering(trace.tensors)
-    lowered = [_Lowered(launch, i) for i, g in enumerate(groups) for launch in _lower(g, target, lowering, graph)]
+    launches = [launch for g in groups for launch in _lower(g, target, lowering, graph)]
     inputs = tuple(_spec(trace.tensors[i], name, host_dtypes[name]) for i, name in enumerate(graph.inputs))
     results = tuple(
-        _spec(trace.tensors[index], name, host_dtypes[name]) for index, name in zip(outputs, output_names, strict=True)
+        BufferSpec(name, trace.tensors[index].dtype, host_dtypes[name], layout)
+        for (index, layout), name in zip(outputs, output_names, strict=True)
     )
     first = len(graph.inputs)
     sources = dict(enumerate(graph.weights, first))
-    memory = _Memory(trace.tensors, first, sources, dict(zip(outputs, output_names, strict=True)))
-    memory.place(lowered, lowering)
-    steps, kernels = memory.steps(lowered)
+    names = {index: name for (index, _), name in zip(outputs, output_names, strict=True)}
+    memory = _Memory(trace.tensors, first, sources, names)
+    memory.place(launches, lowering)
+    steps, kernels = memory.steps(launches)
     recipes = tuple(
         replace(recipe, spec=_spec(trace.tensors[index], name, host_dtypes[name]))
         for index, name in sources.items()
@@ -74,21 +68,25 @@ def _spec(tensor: TracedTensor, name: str, host: DType) -> BufferSpec:
     return BufferSpec(name, tensor.dtype, host, tensor.layout)
 
 
-def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) -> list[int]:
-    """The tensor that holds each output; a view, an input, a weight or a repeated output is copied to one of its own."""
-    taken: list[int] = []
+def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) -> list[tuple[int, Layout]]:
+    """The tensor that holds each output, and how the output lies in it.
+
+    An input, a weight, a part of a tensor, or an output that another output already is, is copied to a tensor of its own.
+    """
+    taken: dict[int, Layout] = {}
     for name in graph.outputs:
         ref = env[name].ref
         assert ref is not None
         source = trace.tensors[ref.tensor]
-        whole = ref.view == source.view and source.source is not None and ref.tensor not in taken
-        if not whole:
+        layout = source.layout if ref.view == source.view else layout_of(ref.view.shape, ref.view.strides)
+        whole = layout is not None and ref.view.offset == 0 and layout.size == source.layout.size
+        if layout is None or not whole or source.source is None or ref.tensor in taken:
             trace.node = f"copy of {name}"
             copied = trace.map(env[name]).ref
             assert copied is not None
-            ref = copied
-        taken.append(ref.tensor)
-    return taken
+            ref, layout = copied, trace.tensors[copied.tensor].layout
+        taken[ref.tensor] = layout
+    return list(taken.items())
 
 
 def _lower(group: Group, target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Launch | Library]:
@@ -110,11 +108,11 @@ class _Memory:
         self.buffers: list[Buffer] = []
         self.slots: dict[int, tuple[int, int]] = {}
 
-    def place(self, lowered: list[_Lowered], lowering: Lowering) -> None:
+    def place(self, launches: list[Launch | Library], lowering: Lowering) -> None:
         """Declares the buffers of inputs, weights and outputs in use, and shares the arena among everything else."""
         ranges: dict[int, tuple[int, int]] = {}
-        for step, item in enumerate(lowered):
-            for arg in item.launch.args:
+        for step, launch in enumerate(launches):
+            for arg in launch.args:
                 start, _ = ranges.get(arg.tensor, (step, step))
                 ranges[arg.tensor] = (start, step)
         arena = []
@@ -141,13 +139,12 @@ class _Memory:
         self.slots[index] = (len(self.buffers), 0)
         self.buffers.append(Buffer(role, name, nbytes))
 
-    def steps(self, lowered: list[_Lowered]) -> tuple[tuple[Step, ...], tuple[KernelSource, ...]]:
+    def steps(self, launches: list[Launch | Library]) -> tuple[tuple[Step, ...], tuple[KernelSource, ...]]:
         """The launches with their tensors as buffers and offsets, and the distinct kernels."""
         kernels: dict[tuple[str, str], int] = {}
         sources: list[KernelSource] = []
         steps: list[Step] = []
-        for item in lowered:
-            launch = item.launch
+        for launch in launches:
             args = tuple(self._argument(arg) for arg in launch.args)
             if isinstance(launch, Library):
                 steps.append(

@@ -135,5 +135,5 @@ def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[int]) -> Tensor:
     out = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
     rows, columns = (n if o is None else o for n, o in zip((height, width), out, strict=True))
     if (rows, columns) == (1, 1):
-        return self.reduce("sum", (-2, -1), True) * (1 / (height * width))
+        return (self * (1 / (height * width))).reduce("sum", (-2, -1), True)
     return _pool(self, "adaptive", (rows, columns))

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT32, INT64, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import Tensor, apply, normalize_dim
+from npu_compiler.symbolic import Tensor, apply, full, normalize_dim
 
 
 def _dims(dim: Any) -> Sequence[int]:
@@ -25,10 +25,17 @@ def sum_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
 @op("aten.mean.default", "aten.mean.dim")
 def mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The mean over `dim`, or over all dimensions."""
-    dims = [normalize_dim(d, len(self.shape)) for d in _dims(dim)] or range(len(self.shape))
+    dims = [normalize_dim(d, len(self.shape)) for d in _dims(dim)] or list(range(len(self.shape)))
     kind = _accumulator(self, dtype) if self.dtype.is_float or dtype is not None else FLOAT32
     count = prod(self.shape[d] for d in dims)
-    return self.cast(kind).reduce("sum", _dims(dim), keepdim, kind) * (1 / count if count else float("nan"))
+    scaled = self.cast(kind) * (1 / count if count else float("nan"))
+    return scaled.reduce("sum", _dims(dim), keepdim, kind) if count else _nothing(scaled, dims, keepdim)
+
+
+def _nothing(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """The mean of no elements: NaN everywhere."""
+    empty = x.reduce("sum", dims, keepdim)
+    return full(x.trace, empty.shape, float("nan"), x.dtype)
 
 
 def _accumulator(x: Tensor, name: Any) -> DType:
