@@ -56,9 +56,11 @@ def compute_dtype(graph: IRGraph, target: CodegenTarget, requested: str | None) 
     if requested is None:
         return own or FLOAT16
     if requested not in target.compute_dtypes:
-        raise CompileError(f"given dtype='{requested}', target '{target.name}' computes in {', '.join(target.compute_dtypes)}")
+        raise CompileError(
+            f"given dtype='{requested}', target '{target.name}' computes in {', '.join(target.compute_dtypes)}"
+        )
     if own is not None and own.name != requested:
         raise CompileError(
-            f"given dtype='{requested}' for a model whose weights are {own}; leave dtype out, or convert the model first"
+            f"given dtype='{requested}' for a model whose weights are {own}; leave dtype out or convert the model"
         )
     return FLOAT16 if requested == FLOAT16.name else BFLOAT16

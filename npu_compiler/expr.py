@@ -49,7 +49,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """An element of a tensor at the current position, `index * index_stride` elements further on if there is an index."""
+    """An element of a tensor at the current position; with an index, `index * index_stride` elements further on."""
 
     ref: Ref
     dtype: DType
@@ -76,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduce:
-    """A reduction of `arg` over the last dimension, `extent` long there; the result is the same along that dimension."""
+    """A reduction of `arg` over the last dimension, which is `extent` long; the result is the same all along it."""
 
     kind: str
     arg: Expr

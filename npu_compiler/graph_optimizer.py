@@ -64,7 +64,7 @@ def _is_in_place(op: str) -> bool:
 
 
 def eliminate_noops(graph: IRGraph) -> IRGraph:
-    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, conversions that convert nothing."""
+    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, needless conversions."""
     names: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:
@@ -126,7 +126,10 @@ def _foldable(
     norm: OpNode, graph: IRGraph, producers: Mapping[str, OpNode], users: Mapping[str, list[OpNode]]
 ) -> OpNode | None:
     """The convolution that a BatchNorm can be folded into."""
-    if not norm.op.startswith(("aten.batch_norm", "aten._native_batch_norm_legit_no_training")) or len(norm.outputs) != 1:
+    if (
+        not norm.op.startswith(("aten.batch_norm", "aten._native_batch_norm_legit_no_training"))
+        or len(norm.outputs) != 1
+    ):
         return None
     source = norm.inputs["input"]
     convolution = producers.get(source) if isinstance(source, str) else None
@@ -136,7 +139,9 @@ def _foldable(
         return None
     statistics = [value for key, value in norm.inputs.items() if key != "input"]
     parameters = [value for key, value in convolution.inputs.items() if key != "input"]
-    plain = all(isinstance(n, str) and n in graph.weights and _is_plain(graph.weights[n]) for n in statistics + parameters)
+    plain = all(
+        isinstance(n, str) and n in graph.weights and _is_plain(graph.weights[n]) for n in statistics + parameters
+    )
     return convolution if plain and "running_mean" in norm.inputs and "running_var" in norm.inputs else None
 
 
@@ -177,7 +182,7 @@ _ANGLE_BORDERS = ("aten.linear", "aten.conv2d", "aten.addmm", "aten.embedding")
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Stores a float32 model in the compute dtype, but for what its author keeps exact: the angles of sines and cosines.
+    """Stores a float32 model in the compute dtype, but for what has to stay exact: the angles of sines and cosines.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is.
     """

@@ -39,7 +39,9 @@ def load_json(source: IRSource) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise IRError(f"'{source}' is not JSON ({error}); make one with npu_compiler.extract") from error
     if not isinstance(data, dict):
-        raise IRError(f"'{source}' holds a {type(data).__name__}, expected an IR object; make one with npu_compiler.extract")
+        raise IRError(
+            f"'{source}' holds a {type(data).__name__}, expected an IR object; make one with npu_compiler.extract"
+        )
     return data
 
 
@@ -78,7 +80,9 @@ def _field(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     value = data.get(key)
     if not isinstance(value, kind):
         given = "nothing" if value is None else f"a {type(value).__name__}"
-        raise IRError(f"{where}: given {given} as '{key}', expected a {kind.__name__}; make the IR with npu_compiler.extract")
+        raise IRError(
+            f"{where}: given {given} as '{key}', expected a {kind.__name__}; make the IR with npu_compiler.extract"
+        )
     return value
 
 
@@ -132,7 +136,9 @@ def _constant_bytes(raw: Any, spec: TensorSpec) -> bytes:
     try:
         array = np.asarray(values, dtype=spec.dtype.numpy)
     except (TypeError, ValueError, OverflowError) as error:
-        raise IRError(f"constant '{spec.name}': its values are no {spec.dtype} numbers ({error}); extract again") from error
+        raise IRError(
+            f"constant '{spec.name}': its values are no {spec.dtype} numbers ({error}); extract again"
+        ) from error
     if array.shape != spec.shape:
         raise IRError(f"constant '{spec.name}': given the shape {list(array.shape)}, declared as {list(spec.shape)}")
     return array.tobytes()
@@ -148,11 +154,13 @@ def _read_node(raw: Any, index: int, tensors: dict[str, TensorSpec]) -> OpNode:
         declared = tensors.get(operand.name)
         if declared is None:
             raise IRError(
-                f"node '{name}' ({op}) reads the tensor '{operand.name}', which no input, weight or earlier node makes; "
-                "the IR is damaged or out of order, extract the model again"
+                f"node '{name}' ({op}) reads the tensor '{operand.name}', which no input, weight or earlier node "
+                "makes; the IR is damaged or out of order, extract the model again"
             )
         if declared.shape != operand.shape or declared.dtype != operand.dtype:
-            raise IRError(f"node '{name}' ({op}) reads '{operand}', but it was made as '{declared}'; extract the model again")
+            raise IRError(
+                f"node '{name}' ({op}) reads '{operand}', but it was made as '{declared}'; extract the model again"
+            )
     inputs, attrs = bind(name, op, [o.name for o in operands], dict(_field(raw, "attrs", Mapping, f"node '{name}'")))
     outputs = [_spec(item, f"node '{name}'") for item in _field(raw, "outputs", list, f"node '{name}'")]
     for output in outputs:

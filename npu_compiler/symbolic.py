@@ -1,4 +1,4 @@
-"""Symbolic tensors: calling an op's definition with them gives its shapes, its data types and its arithmetic at once."""
+"""Symbolic tensors: an op's definition, called with them, gives shapes, data types and arithmetic at once."""
 
 from __future__ import annotations
 
@@ -144,7 +144,9 @@ class Tensor:
         if rows.ref is None or rows.ref.tensor != source.ref.tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
         trailing = (1,) * (len(self.shape) - dim - 1)
-        where_ = index.reshape((*index.shape, *trailing)).expand((*self.shape[:dim], *index.shape, *self.shape[dim + 1 :]))
+        where_ = index.reshape((*index.shape, *trailing)).expand(
+            (*self.shape[:dim], *index.shape, *self.shape[dim + 1 :])
+        )
         position = apply("where", where_ < 0, where_ + size, where_)
         return Tensor(self.trace, sizes, self.dtype, Load(rows.ref, self.dtype, position.expr, stride))
 

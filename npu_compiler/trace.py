@@ -1,8 +1,8 @@
 """Tracing: every node's definition is called once, and what remains is a list of loops, matmuls and convolutions.
 
-A traced tensor is either a source (an input or a weight), the result of an `Anchor` (a computation with an algorithm of its
-own: matmul, convolution, pooling) or of a `Map` (an expression evaluated at each position, which may reduce over the last
-dimension). Views leave no trace: they live in the references.
+A traced tensor is either a source (an input or a weight), the result of an `Anchor` (a computation with an algorithm
+of its own: matmul, convolution, pooling) or of a `Map` (an expression evaluated at each position, which may reduce over
+the last dimension).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Anchor", "LayoutRule", "Map", "Trace", "TracedTensor", "trace_graph"
 
 
 class LayoutRule(Protocol):
-    """How a target lays out a tensor: `role` is ``plain``, ``image`` ([N, C, H, W]) or ``conv_weight`` ([O, I, H, W])."""
+    """How a target lays out a tensor: `role` is ``plain``, ``image`` [N, C, H, W] or ``conv_weight`` [O, I, H, W]."""
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout: ...
 
@@ -182,10 +182,14 @@ def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor,
     except OpRefusal as refusal:
         raise UnsupportedOpError(node.name, node.op, str(refusal)) from None
     except (TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
-        raise UnsupportedOpError(node.name, node.op, f"its attributes have unexpected types or values ({error})") from error
+        raise UnsupportedOpError(
+            node.name, node.op, f"its attributes have unexpected types or values ({error})"
+        ) from error
     results = result if isinstance(result, tuple) else (result,)
     if len(results) < len(node.outputs):
-        raise UnsupportedOpError(node.name, node.op, f"{len(node.outputs)} outputs are used, {len(results)} are supported")
+        raise UnsupportedOpError(
+            node.name, node.op, f"{len(node.outputs)} outputs are used, {len(results)} are supported"
+        )
     return results[: len(node.outputs)]
 
 

@@ -32,7 +32,7 @@ class View:
         return View(shape, tuple(strides), self.offset)
 
     def slice(self, dim: int, start: int, length: int, step: int) -> View:
-        """`length` elements of dimension `dim` from `start` (which may lie outside, for guarded reads), `step` apart."""
+        """`length` elements of a dimension from `start`, `step` apart; what lies outside must not be read."""
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
         strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :])
         return View(shape, strides, self.offset + start * self.strides[dim])

@@ -1,9 +1,9 @@
 """Fusion by derivation: which traced tensors become kernels, and what each kernel computes.
 
-An elementwise tensor that one other elementwise tensor reads is computed there, in registers. One that follows a matmul, a
-convolution or a pooling becomes its epilogue. Reductions over the last dimension stay inside the kernel of whoever reads
-their result row by row. No fused kernel is listed anywhere: RMSNorm, softmax or add+ReLU are what these rules give.
-"""
+An elementwise tensor that one other elementwise tensor reads is computed there, in registers. One that follows a
+matmul, a convolution or a pooling becomes its epilogue. Reductions over the last dimension stay inside the kernel of
+whoever reads their result row by row. No fused kernel is listed anywhere: RMSNorm, softmax or add+ReLU are what these
+rules give.
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from npu_compiler.view import View
 
 __all__ = ["Group", "group"]
 
-_CHEAP_CALLS = frozenset({"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})
+_CHEAP_CALLS = frozenset(
+    {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
+)
 _MAX_CHEAP_CALLS = 6
 
 
@@ -94,7 +96,11 @@ class _Grouping:
         inlined: dict[int, Expr] = {}
         for load in list(leaves(expr)):
             producer = self.tensors[load.ref.tensor]
-            if isinstance(producer.source, Map) and self.values[producer.index].anchor is None and self._may_inline(producer):
+            if (
+                isinstance(producer.source, Map)
+                and self.values[producer.index].anchor is None
+                and self._may_inline(producer)
+            ):
                 replacement = self._inline(load, producer, tensor)
                 if replacement is not None:
                     inlined[id(load)] = replacement
@@ -120,7 +126,9 @@ class _Grouping:
         if not has_reduce(expr):
             return expr if whole else reindex(expr, producer.shape, load.ref.steps)
         same_rows = _without_ones(producer.shape[:-1]) == _without_ones(consumer.shape[:-1])
-        aligned = load.ref.view.shape[:-1] == consumer.shape[:-1] or whole and producer.shape[:-1] == consumer.shape[:-1]
+        aligned = load.ref.view.shape[:-1] == consumer.shape[:-1] or (
+            whole and producer.shape[:-1] == consumer.shape[:-1]
+        )
         rows_only = producer.shape[-1] == 1 and prod(load.ref.view.shape) == prod(producer.shape)
         if not (same_rows and aligned):
             return None

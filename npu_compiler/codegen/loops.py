@@ -13,7 +13,15 @@ from npu_compiler.expr import Call, Expr, Reduce, reductions, walk
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
 
-__all__ = ["RowPhase", "RowProgram", "elementwise_body", "elementwise_operands", "flops_of", "row_program", "traffic_of"]
+__all__ = [
+    "RowPhase",
+    "RowProgram",
+    "elementwise_body",
+    "elementwise_operands",
+    "flops_of",
+    "row_program",
+    "traffic_of",
+]
 
 
 def elementwise_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str]) -> Operands:
@@ -62,7 +70,9 @@ class RowProgram:
     width: int
 
 
-def row_program(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str], dialect: Dialect) -> RowProgram:
+def row_program(
+    group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str], dialect: Dialect
+) -> RowProgram:
     """Splits a reducing group into phases.
 
     Args:
@@ -80,7 +90,9 @@ def row_program(group: Group, tensors: Sequence[TracedTensor], positions: Sequen
         name = f"r{number}"
         identity = _identity(node, dialect)
         phases.append(
-            RowPhase(name, node.kind, dialect.register(node.dtype), identity, "\n".join(inner.lines), value, node.extent)
+            RowPhase(
+                name, node.kind, dialect.register(node.dtype), identity, "\n".join(inner.lines), value, node.extent
+            )
         )
         printer.define(node, name)
     inner = printer.scope("        ")

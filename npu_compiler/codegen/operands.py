@@ -1,4 +1,4 @@
-"""The operands of a generated kernel: one iteration space, one pointer for each tensor, one stride for each dimension."""
+"""The operands of a generated kernel: one iteration space, a pointer for each tensor, a stride for each dimension."""
 
 from __future__ import annotations
 

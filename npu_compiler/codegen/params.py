@@ -30,7 +30,8 @@ class ParamStruct:
         """The C++ definition, with a check that the compiler lays it out as `pack` does."""
         lines = "".join(f"    {kind} {name};\n" for kind, name in self.fields)
         size = 4 * len(self.fields)
-        return f"struct {self.name} {{\n{lines}}};\nstatic_assert(sizeof({self.name}) == {size}, \"layout of {self.name}\");\n"
+        check = f'static_assert(sizeof({self.name}) == {size}, "layout of {self.name}");'
+        return f"struct {self.name} {{\n{lines}}};\n{check}\n"
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """The struct's bytes, little-endian.

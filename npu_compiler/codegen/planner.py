@@ -71,7 +71,7 @@ def _spec(tensor: TracedTensor, name: str, host: DType) -> BufferSpec:
 def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) -> list[tuple[int, Layout]]:
     """The tensor that holds each output, and how the output lies in it.
 
-    An input, a weight, a part of a tensor, or an output that another output already is, is copied to a tensor of its own.
+    An input, a weight, a part of a tensor, or what is an output already, is copied to a tensor of its own.
     """
     taken: dict[int, Layout] = {}
     for name in graph.outputs:
@@ -157,7 +157,14 @@ class _Memory:
                 sources.append(launch.kernel)
             steps.append(
                 KernelCall(
-                    launch.label, kernels[key], args, launch.params, launch.grid, launch.block, launch.flops, launch.nbytes
+                    launch.label,
+                    kernels[key],
+                    args,
+                    launch.params,
+                    launch.grid,
+                    launch.block,
+                    launch.flops,
+                    launch.nbytes,
                 )
             )
         return tuple(steps), tuple(sources)

@@ -107,5 +107,7 @@ def target_named(name: str) -> CodegenTarget:
     try:
         target: CodegenTarget = getattr(import_module(module), attribute)()
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"the target '{name}' needs the package '{error.name}', which is not installed") from error
+        raise MissingDependencyError(
+            f"the target '{name}' needs the package '{error.name}', which is not installed"
+        ) from error
     return target

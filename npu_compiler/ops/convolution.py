@@ -81,13 +81,22 @@ def _pool(x: Tensor, reduction: str, out: Sequence[int], **attrs: Any) -> Tensor
     return result if len(x.shape) == 4 else result.reshape(shape[1:])
 
 
-def _windows(size: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> dict[str, Any]:
+def _windows(
+    size: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> dict[str, Any]:
     """The geometry of a sliding window, with the size of the output under ``out``."""
     kernels = _pair(kernel, "kernel_size")
     strides = _pair(stride, "stride") if stride not in (None, [], ()) else kernels
     pads, dilations = _pair(padding, "padding"), _pair(dilation, "dilation")
-    if min(kernels) < 1 or min(strides) < 1 or min(dilations) < 1 or any(2 * p > k for p, k in zip(pads, kernels, strict=True)):
-        raise OpRefusal(f"given kernel_size={kernels}, stride={strides}, padding={pads}, dilation={dilations}: out of range")
+    if (
+        min(kernels) < 1
+        or min(strides) < 1
+        or min(dilations) < 1
+        or any(2 * p > k for p, k in zip(pads, kernels, strict=True))
+    ):
+        raise OpRefusal(
+            f"given kernel_size={kernels}, stride={strides}, padding={pads}, dilation={dilations}: out of range"
+        )
     out = []
     for n, k, s, p, d in zip(size, kernels, strides, pads, dilations, strict=True):
         span = n + 2 * p - d * (k - 1) - 1

@@ -103,8 +103,10 @@ def arange_(
     if step == 0:
         raise OpRefusal("given step=0, expected another number")
     length = max(0, int(-((start - end) // step)))
-    kind = _kind(dtype, start, end, step) if dtype is not None else (
-        FLOAT32 if any(isinstance(n, float) for n in (start, end, step)) else INT64
+    kind = (
+        _kind(dtype, start, end, step)
+        if dtype is not None
+        else (FLOAT32 if any(isinstance(n, float) for n in (start, end, step)) else INT64)
     )
     steps = arange(trace, length).cast(kind)
     return steps * step + start if (step, start) != (1, 0) else steps

@@ -57,7 +57,9 @@ def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) ->
     quotient = div(self, other)
     if rounding_mode is None:
         return quotient
-    integers = not self.dtype.is_float and not (other.dtype.is_float if isinstance(other, Tensor) else isinstance(other, float))
+    integers = not self.dtype.is_float and not (
+        other.dtype.is_float if isinstance(other, Tensor) else isinstance(other, float)
+    )
     if rounding_mode != "floor" or integers:
         raise OpRefusal(f"given rounding_mode='{rounding_mode}' and {self.dtype}, expected 'floor' and floating point")
     return apply("floor", quotient)

@@ -54,7 +54,9 @@ def matmul(self: Tensor, other: Tensor) -> Tensor:
 def mm(self: Tensor, mat2: Tensor) -> Tensor:
     """The product of two matrices, or of two batches of matrices."""
     if len(self.shape) != len(mat2.shape) or len(self.shape) not in (2, 3):
-        raise OpRefusal(f"the shapes {list(self.shape)} and {list(mat2.shape)} are not both matrices or batches of them")
+        raise OpRefusal(
+            f"the shapes {list(self.shape)} and {list(mat2.shape)} are not both matrices or batches of them"
+        )
     return product(self, mat2)
 
 

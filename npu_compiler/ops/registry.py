@@ -1,6 +1,6 @@
 """The op registry: every ATen op, once, with the parameters of its schema.
 
-An op's definition is a function of symbolic tensors. Its parameter names are those of the ATen schema, so that the reader
+An op's definition is a function of symbolic tensors. Its parameters are named as in the ATen schema, so that the reader
 binds tensors and attributes by name. Annotations say what a parameter may be: ``Tensor``, ``Tensor | None``,
 ``Tensor | Number``, ``Sequence[Tensor]``, or anything else for an attribute.
 """
@@ -105,7 +105,7 @@ def canonical(op_type: str) -> str:
 
 
 def get_supported_ops() -> tuple[str, ...]:
-    """The ATen names of all ops that the compiler knows, sorted. Whether a node lowers also depends on its attributes."""
+    """The ATen names of all ops the compiler knows, sorted. Whether a node lowers also depends on its attributes."""
     return tuple(sorted(_REGISTRY))
 
 
@@ -183,5 +183,7 @@ def _bind_attributes(
             raise UnsupportedOpError(node, name, f"the attribute '{key}' ({attrs[key]!r:.40}) is not supported")
     for parameter in entry.parameters:
         if parameter.is_required and parameter.name not in inputs and parameter.name not in attrs:
-            raise IRError(f"node '{node}' ({name}): its argument '{parameter.name}' is missing; extract the model again")
+            raise IRError(
+                f"node '{node}' ({name}): its argument '{parameter.name}' is missing; extract the model again"
+            )
     return dict(attrs)

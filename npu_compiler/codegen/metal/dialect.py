@@ -19,5 +19,10 @@ METAL = Dialect(
         "float32": "float",
     },
     pointer="device const {type}*",
-    functions={"erf": "npu_erf({0})", "exp": "precise::exp({0})", "tanh": "precise::tanh({0})", "pow": "precise::pow({0}, {1})"},
+    functions={
+        "erf": "npu_erf({0})",
+        "exp": "precise::exp({0})",
+        "tanh": "precise::tanh({0})",
+        "pow": "precise::pow({0}, {1})",
+    },
 )

@@ -32,7 +32,7 @@ def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> lis
     """One thread an element, over a grid of up to three dimensions; further ones are unpacked from z."""
     operands = elementwise_operands(group, lowering.tensors, _AXES)
     axes = _AXES[len(_AXES) - len(operands.sizes) :]
-    outer, (height, width) = operands.sizes[:-2], ((1, 1) + operands.sizes)[-2:]
+    outer, (height, width) = operands.sizes[:-2], (1, 1, *operands.sizes)[-2:]
     sizes = {"size_x": width, "size_y": height, "size_z": prod(outer)}
     lines, extents = _unpack("int(position.z)", axes[:-2], outer)
     if len(axes) > 1:
@@ -50,7 +50,9 @@ def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> lis
     block_x = min(_THREADS, _power_of_two(width))
     block_y = min(_THREADS // block_x, _power_of_two(height))
     grid = (-(-width // block_x), -(-height // block_y), prod(outer))
-    return [_launch(group, lowering, operands, "elementwise", fields, sizes | extents, body, grid, (block_x, block_y, 1))]
+    return [
+        _launch(group, lowering, operands, "elementwise", fields, sizes | extents, body, grid, (block_x, block_y, 1))
+    ]
 
 
 def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
@@ -96,6 +98,7 @@ def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) ->
     if threads == 32:
         return "\n".join([*lines, f"    {register} {name} = lanes{number};"])
     groups = threads // 32
+    step = _combine(phase.kind, name, f"shared{number}[s]")
     lines += [
         f"    threadgroup {register} shared{number}[{groups}];",
         "    if (lane % 32 == 0) {",
@@ -103,7 +106,7 @@ def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) ->
         "    }",
         "    threadgroup_barrier(mem_flags::mem_threadgroup);",
         f"    {register} {name} = shared{number}[0];",
-        f"    for (int s = 1; s < ROW_SIMDGROUPS; ++s) {{ {name} = {_combine(phase.kind, name, f'shared{number}[s]')}; }}",
+        f"    for (int s = 1; s < ROW_SIMDGROUPS; ++s) {{ {name} = {step}; }}",
     ]
     return "\n".join(lines)
 
