@@ -2,7 +2,7 @@
 
 A traced tensor is either a source (an input or a weight), the result of an `Anchor` (a computation with an algorithm
 of its own: matmul, convolution, pooling) or of a `Map` (an expression evaluated at each position, which may reduce over
-the last dimension).
+the last dimension). Views leave no trace: they live in the references.
 """
 
 from __future__ import annotations
