@@ -4,6 +4,7 @@ An elementwise tensor that one other elementwise tensor reads is computed there,
 matmul, a convolution or a pooling becomes its epilogue. Reductions over the last dimension stay inside the kernel of
 whoever reads their result row by row. No fused kernel is listed anywhere: RMSNorm, softmax or add+ReLU are what these
 rules give.
+"""
 
 from __future__ import annotations
 
