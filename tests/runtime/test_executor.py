@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,36 @@ def test_a_failure_on_the_device_names_the_step(device: Device, weights: Weights
     past_the_end = Executor(changed_step(args=(Argument(2, 512), Argument(0, 0), Argument(3, 0))), device)
     with pytest.raises(DeviceError, match="step 'outer'"):
         past_the_end.run(x, weights)
+
+
+class Counting:
+    """Passes every call on to a Metal object, counts calls by name, and wraps what makes further Metal objects."""
+
+    def __init__(self, inner: Any, calls: Counter[str]) -> None:
+        self._inner, self._calls = inner, calls
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        if name not in ("newCommandQueue", "commandBuffer", "computeCommandEncoder"):
+            return attribute
+
+        def call() -> Counting:
+            self._calls[name] += 1
+            return Counting(attribute(), self._calls)
+
+        return call
+
+
+def test_a_run_is_one_command_buffer_with_one_encoder() -> None:
+    api, calls = software_metal(), Counter[str]()
+    device = Device(MetalBackend(replace(api, device=Counting(api.device, calls))))
+    weights = load_weights({"layer.weight": W}, axpy_program(), device)
+    executor = Executor(axpy_program(), device)
+    assert calls == {"newCommandQueue": 1}
+    executor.run({"x": x_of(1, device)}, weights)
+    assert calls == {"newCommandQueue": 1, "commandBuffer": 1, "computeCommandEncoder": 1}
+    executor.run_timed({"x": x_of(1, device)}, weights)
+    assert calls == {"newCommandQueue": 1, "commandBuffer": 3, "computeCommandEncoder": 3}
 
 
 def test_an_executor_works_after_a_failure(device: Device, executor: Executor, weights: Weights) -> None:

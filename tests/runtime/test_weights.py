@@ -261,3 +261,16 @@ def test_every_dtype_of_the_table_is_read(device: Device, tmp_path: Path) -> Non
     weights = load_weights(tmp_path / "w.safetensors", program_of(*recipes), device)
     for name in kinds:
         np.testing.assert_array_equal(content(weights, name, dtype(name).numpy), np.ones(3))
+
+
+def test_a_progress_bar_is_shown_on_a_terminal_only(
+    device: Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_weights({NAME: VALUES}, axpy_program(), device)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    load_weights({NAME: VALUES}, axpy_program(), device)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "loading weights" in printed.err
