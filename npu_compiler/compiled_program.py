@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import struct
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -179,14 +180,15 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         ProgramFormatError: The folder does not exist or cannot be written.
     """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise ProgramFormatError(f"cannot write '{path}': {error.strerror}; choose a folder that exists") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
         os.replace(temporary, path)
     except OSError as error:
-        os.unlink(temporary)
-        raise ProgramFormatError(f"cannot write '{path}': {error.strerror}") from error
+        raise ProgramFormatError(
+            f"cannot write '{path}': {error.strerror}; choose a folder that exists and that you may write to"
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -67,6 +67,24 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProgramFormatError, match="Not a directory"):
+        axpy_program().save(tmp_path / "file" / "model.npubin")
+
+
+def test_an_artifact_may_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
+    axpy_program().save(tmp_path / "model.npubin")
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "model.npubin").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_saving_again_replaces_the_file(tmp_path: Path) -> None:
+    counter_program().save(tmp_path / "model.npubin")
+    axpy_program().save(tmp_path / "model.npubin")
+    assert CompiledProgram.load(tmp_path / "model.npubin") == axpy_program()
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProgramFormatError, match=r"cannot read '.*none.npubin': No such file"):
         CompiledProgram.load(tmp_path / "none.npubin")
