@@ -39,6 +39,8 @@ class View:
 
     def reshape(self, shape: tuple[int, ...]) -> View | None:
         """The same elements in row-major order under another shape, or None where strides can't say it."""
+        if shape == self.shape:
+            return self
         if prod(shape) == 0:
             return View(shape, (0,) * len(shape), self.offset)
         runs = _runs(self)
@@ -66,6 +68,14 @@ class View:
         if name == "slice":
             return self.slice(*args)
         return self.reshape(args)
+
+    def same_elements(self, other: View) -> bool:
+        """Whether both read the same element at each position; the stride of a dimension of size 1 does not matter."""
+        return (
+            self.shape == other.shape
+            and self.offset == other.offset
+            and all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, other.strides, strict=True))
+        )
 
     @property
     def is_contiguous(self) -> bool:

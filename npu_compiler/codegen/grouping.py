@@ -123,7 +123,7 @@ class _Grouping:
         expr = self.values[producer.index].expr
         if load.index is not None:
             return None
-        whole = load.ref.view.shape == producer.shape and load.ref.view == producer.view
+        whole = load.ref.view.same_elements(producer.view)
         if not has_reduce(expr):
             return expr if whole else reindex(expr, producer.shape, load.ref.steps)
         same_rows = _without_ones(producer.shape[:-1]) == _without_ones(consumer.shape[:-1])
@@ -168,7 +168,7 @@ class _Grouping:
         if expr is None or own is None:
             return None
         loads = [load for load in leaves(expr) if load.ref.tensor == index]
-        if any(load.ref.view != own or load.index is not None for load in loads):
+        if any(load.index is not None or not load.ref.view.same_elements(own) for load in loads):
             return None
         expr = _replace_loads(expr, {id(load): made.expr for load in loads})
         return _Value(expr, anchor, tuple(dict.fromkeys((*made.nodes, *value.nodes))))

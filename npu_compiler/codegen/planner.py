@@ -78,7 +78,7 @@ def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) 
         ref = env[name].ref
         assert ref is not None
         source = trace.tensors[ref.tensor]
-        layout = source.layout if ref.view == source.view else layout_of(ref.view.shape, ref.view.strides)
+        layout = source.layout if ref.view.same_elements(source.view) else layout_of(ref.view.shape, ref.view.strides)
         whole = layout is not None and ref.view.offset == 0 and layout.size == source.layout.size
         if layout is None or not whole or source.source is None or ref.tensor in taken:
             trace.node = f"copy of {name}"
