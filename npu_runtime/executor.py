@@ -55,8 +55,10 @@ class Executor:
             if buffer.role is Role.ARENA
         }
         self._prepared = self._backend.prepare(self.plan)
+        self._inputs = {spec.name: spec for spec in self.plan.inputs}
         self._state = dict(self.plan.state)
-        self._weights: Weights | None = None
+        self._needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
+        self._weights: Weights | None = None  # the last that were checked
         self._lock = Lock()
 
     def run(self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None) -> dict[str, NPUBuffer]:
@@ -112,7 +114,7 @@ class Executor:
         return NPUBuffer(self.device, self._backend.allocate(spec.nbytes), spec)
 
     def _check_inputs(self, inputs: Mapping[str, NPUBuffer]) -> None:
-        expected = {spec.name: spec for spec in self.plan.inputs}
+        expected = self._inputs
         if inputs.keys() != expected.keys():
             missing, unknown = expected.keys() - inputs.keys(), inputs.keys() - expected.keys()
             raise InputError(
@@ -146,7 +148,7 @@ class Executor:
             )
 
     def _check_weights(self, weights: Weights | None) -> None:
-        needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
+        needed = self._needed
         if not needed or (weights is not None and weights is self._weights):
             return
         remedy = "load them by load_weights(path, program, device)"
