@@ -71,7 +71,7 @@ class MetalPlan(PreparedPlan):
         what = (
             f"a run of {len(self._dispatches)} steps (the profiler runs them one by one and names the one that fails)"
         )
-        with self._api.pool(), self._committed(what) as encoder:
+        with self._api.pool(), self._executing(self._queue.commandBuffer(), what) as encoder:
             for dispatch in self._dispatches:
                 _encode(encoder, dispatch, dispatch.new_bindings, natives)
 
@@ -82,14 +82,13 @@ class MetalPlan(PreparedPlan):
     def _time(self, dispatch: _Dispatch, natives: Sequence[Any]) -> float:
         with self._api.pool():
             command = self._queue.commandBuffer()
-            with self._committed(f"step '{dispatch.label}'", command) as encoder:
+            with self._executing(command, f"step '{dispatch.label}'") as encoder:
                 _encode(encoder, dispatch, dispatch.bindings, natives)
             return float(command.GPUEndTime() - command.GPUStartTime())
 
     @contextmanager
-    def _committed(self, what: str, command: Any = None) -> Iterator[Any]:
-        """An encoder whose commands are executed, and waited for, when the block ends."""
-        command = command or self._queue.commandBuffer()
+    def _executing(self, command: Any, what: str) -> Iterator[Any]:
+        """The encoder of a command buffer that is executed, and waited for, when the block ends."""
         encoder = command.computeCommandEncoder()
         try:
             yield encoder

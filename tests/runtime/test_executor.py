@@ -238,6 +238,17 @@ def test_a_failure_on_the_device_names_the_step(device: Device, weights: Weights
         past_the_end.run(x, weights)
 
 
+def test_a_kernel_that_fails_while_it_runs_is_reported(device: Device, weights: Weights) -> None:
+    barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+    barrier = f"if (i < 3) {{ {barrier} }} else {{ simd_sum(params.factor); {barrier} }}\n    if (i < params.count)"
+    divergent = KernelSource("axpy", AXPY.text.replace("if (i < params.count)", barrier))
+    executor, x = Executor(with_plan(kernels=(divergent,)), device), {"x": x_of(1, device)}
+    with pytest.raises(DeviceError, match=r"a run of 2 steps .*failed on the device: kernel 'axpy', line"):
+        executor.run(x, weights)
+    with pytest.raises(DeviceError, match="step 'inner' failed on the device: kernel 'axpy', line"):
+        executor.run_timed(x, weights)
+
+
 class Counting:
     """Passes every call on to a Metal object, counts calls by name, and wraps what makes further Metal objects."""
 
