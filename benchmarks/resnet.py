@@ -1,7 +1,7 @@
 """ResNet-18 and ResNet-50: accuracy, launches, and the times of every stage.
 
-Run it as ``python -m benchmarks.resnet``; ``--json`` writes the figures. Kernels are compiled into an empty cache first,
-so that one run shows both the first start and the warm times. PyTorch runs beside it, on the same cores.
+Run it as ``python -m benchmarks.resnet``; ``--json`` writes the figures. Kernels are compiled into an empty cache
+first, so that one run shows both the first start and the warm times. PyTorch runs beside it, on the same cores.
 """
 
 from __future__ import annotations

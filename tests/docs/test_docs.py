@@ -1,0 +1,84 @@
+"""The documentation: complete in both languages, linked right, and its examples run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from npu_cli.main import main
+from npu_compiler import errors
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ENGLISH = sorted(path for path in DOCS.glob("*.md") if not path.name.endswith(".ko.md"))
+PAGES = [*ENGLISH, ROOT / "README.md"]
+EVERY_PAGE = [*PAGES, *(path.with_suffix(".ko.md") for path in PAGES)]
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^(#+) ", re.MULTILINE)
+
+
+def fences(path: Path) -> list[tuple[str, str]]:
+    """Language and text of each code fence of a page."""
+    return _FENCE.findall(path.read_text(encoding="utf-8"))
+
+
+def without_fences(path: Path) -> str:
+    return _FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def test_navigation_lists_every_page() -> None:
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(page for entry in navigation["nav"] for page in entry.values()) == [path.name for path in ENGLISH]
+    titles = {title for entry in navigation["nav"] for title in entry}
+    korean = next(plugin["i18n"] for plugin in navigation["plugins"] if "i18n" in plugin)["languages"][1]
+    assert set(korean["nav_translations"]) == titles
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_languages_agree(path: Path) -> None:
+    korean = path.with_suffix(".ko.md")
+    assert fences(korean) == fences(path)
+    assert _HEADING.findall(without_fences(korean)) == _HEADING.findall(without_fences(path))
+
+
+@pytest.mark.parametrize("path", EVERY_PAGE, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in _LINK.findall(without_fences(path)):
+        if not link.startswith(("http:", "https:", "#")):
+            assert (path.parent / link.partition("#")[0]).is_file(), link
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if fences(page)], ids=lambda path: path.name)
+def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a page's Python and its `npu` commands, in order, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for language, text in fences(path):
+        if language == "python":
+            exec(compile(text, path.name, "exec"), namespace)
+        for line in text.splitlines() if language == "console" else ():
+            if line.startswith("$ npu "):
+                assert main(shlex.split(line)[2:]) == 0, line
+
+
+def test_supported_ops_page_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("generate_ops", DOCS / "generate_ops.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, text in module.pages().items():
+        assert (DOCS / name).read_text(encoding="utf-8") == text, "run: python docs/generate_ops.py"
+
+
+@pytest.mark.parametrize("page", ["errors.md", "errors.ko.md"])
+def test_every_error_is_documented(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert [name for name in errors.__all__ if f"| `{name}` |" not in text] == []
