@@ -16,6 +16,7 @@ __all__ = ["check_program"]
 
 _MAX_BYTES = 1 << 48
 _MAX_RANK = 16
+_MAX_SHARED = 1 << 20
 _MAX_PARAMS = 4096  # Metal's limit for setBytes, CUDA's for kernel parameters
 
 
@@ -83,4 +84,5 @@ def _check_step(plan: ExecutionPlan, step: Step, origin: str) -> None:
         _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a missing kernel")
         _require(min(*step.grid, *step.block) >= 1, origin, f"step '{step.label}' launches an empty grid")
         _require(max(step.grid) < 1 << 31 and max(step.block) <= 1024, origin, f"step '{step.label}' launches too much")
+        _require(0 <= step.shared_bytes <= _MAX_SHARED, origin, f"step '{step.label}' shares an impossible size")
         _require(len(step.params) <= _MAX_PARAMS, origin, f"step '{step.label}' has {len(step.params)} parameter bytes")

@@ -39,7 +39,8 @@ class Operands:
         pointers: (argument, data type) for each pointer ``e0``, ``e1``...
         names: What the printer needs.
         fields: Parameters that the addresses use, with their values.
-        output: Address of the output element, and its view.
+        output: Address of the output element.
+        walks: By identity of each leaf, and under None for the output: its stride along each of `sizes`.
     """
 
     sizes: tuple[int, ...]
@@ -47,6 +48,7 @@ class Operands:
     names: LeafNames
     fields: tuple[tuple[str, int], ...]
     output: str
+    walks: Mapping[int | None, tuple[int, ...]]
 
     @classmethod
     def resolve(
@@ -82,7 +84,8 @@ class Operands:
         for (leaf, _), leaf_strides in zip(leaves, merged[1:], strict=True):
             resolver.name(leaf, leaf_strides, sizes, address)
         names = LeafNames(resolver.loads, resolver.iotas, anchors or {})
-        return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out)
+        walks = dict(zip((None, *(id(leaf) for leaf, _ in leaves)), merged, strict=True))
+        return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out, walks)
 
 
 class _Addresses:

@@ -63,6 +63,7 @@ class KernelCall:
         block: Threads of a threadgroup in x, y, z.
         flops: Floating-point operations done.
         nbytes: Bytes that must move through device memory at the least.
+        shared_bytes: Memory that a threadgroup's threads share, beyond what the kernel's text declares.
     """
 
     label: str
@@ -73,6 +74,7 @@ class KernelCall:
     block: tuple[int, int, int]
     flops: int = 0
     nbytes: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)

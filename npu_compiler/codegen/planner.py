@@ -165,6 +165,7 @@ class _Memory:
                     launch.block,
                     launch.flops,
                     launch.nbytes,
+                    launch.shared_bytes,
                 )
             )
         return tuple(steps), tuple(sources)

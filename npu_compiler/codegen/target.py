@@ -29,6 +29,7 @@ class Launch:
     block: tuple[int, int, int]
     flops: int = 0
     nbytes: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
