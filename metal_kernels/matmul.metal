@@ -1,0 +1,138 @@
+// Tiled matrix product: out[batch, row, col] = epilogue(sum over k of a[batch, row, k] * b[batch, k, col]).
+// Grid: tiles of rows, tiles of columns, batch. Block: 128.
+#ifndef GENERATED // by itself: half matrices without epilogue
+#include "common.metal"
+typedef half a_t;
+typedef half b_t;
+typedef half tile_t;
+typedef half out_t;
+typedef float result_t;
+#define TILE_M 64
+#define TILE_N 64
+#define TILE_K 32
+#define A_ALONG_K 1
+#define A_CHUNK 8
+#define B_ALONG_K 0
+#define B_CHUNK 8
+#define EPILOGUE_BUFFERS
+#define EPILOGUE_PARAMETERS
+#define EPILOGUE_ARGUMENTS
+#define PARAMS_BUFFER 3
+struct Params {
+    int m, n, k;
+    int a_row, a_k, b_k, b_col;
+    int batch_base, batch_start, batch_inner;
+    int a_outer, a_inner, b_outer, b_inner;
+};
+inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+inline int output_index(int batch, int row, int col, constant Params& p) { return (batch * p.m + row) * p.n + col; }
+#include "store.metal"
+#include "tile.metal"
+#endif
+
+// A staged operand has rows along the dimension that is not contiguous in memory: of A either [row][k] or [k][row], of B
+// either [k][col] or [col][k]. What does not lie as a matrix wants it is transposed on its way into the matrix.
+#if A_ALONG_K
+constant constexpr int A_ROWS = TILE_M, A_COLUMNS = TILE_K;
+#else
+constant constexpr int A_ROWS = TILE_K, A_COLUMNS = TILE_M;
+#endif
+#if B_ALONG_K
+constant constexpr int B_ROWS = TILE_N, B_COLUMNS = TILE_K;
+#else
+constant constexpr int B_ROWS = TILE_K, B_COLUMNS = TILE_N;
+#endif
+constant constexpr int A_PITCH = A_COLUMNS + PAD, B_PITCH = B_COLUMNS + PAD;
+constant constexpr int A_BYTES = staged_bytes(A_ROWS, A_COLUMNS), B_BYTES = staged_bytes(B_ROWS, B_COLUMNS);
+constant constexpr int MEMORY_BYTES = larger(A_BYTES + B_BYTES, TILE_M * TILE_N * 4);
+
+kernel void matmul(
+    device const a_t* a [[buffer(0)]],
+    device const b_t* b [[buffer(1)]],
+    device out_t* out [[buffer(2)]],
+    EPILOGUE_BUFFERS
+    constant Params& p [[buffer(PARAMS_BUFFER)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]])
+{
+    threadgroup uint4 memory[MEMORY_BYTES / 16];
+    threadgroup tile_t* a_tile = (threadgroup tile_t*)memory;
+    threadgroup tile_t* b_tile = (threadgroup tile_t*)(memory + A_BYTES / 16);
+    threadgroup float* sums_tile = (threadgroup float*)memory; // once the operands are done with
+
+    int row0 = int(group.x) * TILE_M;
+    int col0 = int(group.y) * TILE_N;
+    int batch = p.batch_start + int(group.z);
+    int outer = batch / p.batch_inner;
+    int inner = batch % p.batch_inner;
+    device const a_t* a_rows = a + outer * p.a_outer + inner * p.a_inner + row0 * p.a_row;
+    device const b_t* b_cols = b + outer * p.b_outer + inner * p.b_inner + col0 * p.b_col;
+
+    simdgroup_float8x8 sums[MATRICES_M][MATRICES_N];
+    for (int i = 0; i < MATRICES_M; ++i) {
+        for (int j = 0; j < MATRICES_N; ++j) {
+            sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        }
+    }
+
+    for (int k0 = 0; k0 < p.k; k0 += TILE_K) {
+#if A_ALONG_K
+        stage<A_ROWS, A_COLUMNS, A_CHUNK>(
+            a_tile, a_rows + k0 * p.a_k, p.m - row0, p.k - k0, p.a_row, p.a_k, int(thread_index));
+#else
+        stage<A_ROWS, A_COLUMNS, A_CHUNK>(
+            a_tile, a_rows + k0 * p.a_k, p.k - k0, p.m - row0, p.a_k, p.a_row, int(thread_index));
+#endif
+#if B_ALONG_K
+        stage<B_ROWS, B_COLUMNS, B_CHUNK>(
+            b_tile, b_cols + k0 * p.b_k, p.n - col0, p.k - k0, p.b_col, p.b_k, int(thread_index));
+#else
+        stage<B_ROWS, B_COLUMNS, B_CHUNK>(
+            b_tile, b_cols + k0 * p.b_k, p.k - k0, p.n - col0, p.b_k, p.b_col, int(thread_index));
+#endif
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (int k = 0; k < TILE_K; k += 8) {
+            tile_matrix a_matrices[MATRICES_M];
+            for (int i = 0; i < MATRICES_M; ++i) {
+#if A_ALONG_K
+                simdgroup_load(a_matrices[i], a_tile + i * 8 * A_PITCH + k, A_PITCH);
+#else
+                simdgroup_load(a_matrices[i], a_tile + k * A_PITCH + i * 8, A_PITCH, ulong2(0, 0), true);
+#endif
+            }
+            for (int j = 0; j < MATRICES_N; ++j) {
+                tile_matrix b_matrix;
+#if B_ALONG_K
+                simdgroup_load(
+                    b_matrix, b_tile + (simdgroup * SIMDGROUP_COLUMNS + j * 8) * B_PITCH + k, B_PITCH, ulong2(0, 0), true);
+#else
+                simdgroup_load(b_matrix, b_tile + k * B_PITCH + simdgroup * SIMDGROUP_COLUMNS + j * 8, B_PITCH);
+#endif
+                for (int i = 0; i < MATRICES_M; ++i) {
+                    simdgroup_multiply_accumulate(sums[i][j], a_matrices[i], b_matrix, sums[i][j]);
+                }
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+
+    for (int i = 0; i < MATRICES_M; ++i) {
+        for (int j = 0; j < MATRICES_N; ++j) {
+            simdgroup_store(sums[i][j], sums_tile + i * 8 * TILE_N + simdgroup * SIMDGROUP_COLUMNS + j * 8, TILE_N);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    for (int i = int(thread_index); i < TILE_M * TILE_N / GROUP; i += THREADS) {
+        int row = row0 + i / (TILE_N / GROUP);
+        int col = col0 + i % (TILE_N / GROUP) * GROUP;
+        if (row < p.m) {
+            float values[GROUP];
+            for (int c = 0; c < GROUP; ++c) {
+                values[c] = sums_tile[i * GROUP + c];
+            }
+            store_group(values, p.n - col, p.batch_base + batch, row, col, out, EPILOGUE_ARGUMENTS p);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+// Matrix-vector product of a matrix whose rows are not contiguous: out[batch, i] = epilogue(sum over k of
+// matrix[batch, i, k] * vector[batch, k]). A lane computes CHUNK neighbouring results, each simdgroup every eighth k.
+// Grid: groups of results, 1, batch. Block: 256.
+#ifndef GENERATED // by itself: half operands without epilogue, the results one row
+#include "common.metal"
+typedef half matrix_t;
+typedef half vector_t;
+typedef half out_t;
+#define CHUNK 4
+#define ROW(i) 0
+#define COL(i) i
+#define EPILOGUE_BUFFERS
+#define EPILOGUE_PARAMETERS
+#define EPILOGUE_ARGUMENTS
+#define PARAMS_BUFFER 3
+struct Params {
+    int outputs, k;
+    int matrix_row, matrix_k, vector_k;
+    int batch_base, batch_start, batch_inner;
+    int matrix_outer, matrix_inner, vector_outer, vector_inner;
+};
+inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+inline int output_index(int batch, int row, int col, constant Params& p) { return batch * p.outputs + col; }
+#endif
+
+constant constexpr int SLICES = 8;
+constant constexpr int WIDTH = 32 * CHUNK;
+
+kernel void matvec_columns(
+    device const matrix_t* matrix [[buffer(0)]],
+    device const vector_t* vector [[buffer(1)]],
+    device out_t* out [[buffer(2)]],
+    EPILOGUE_BUFFERS
+    constant Params& p [[buffer(PARAMS_BUFFER)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint slice [[simdgroup_index_in_threadgroup]])
+{
+    threadgroup float partial[SLICES * WIDTH];
+
+    int batch = p.batch_start + int(group.z);
+    int outer = batch / p.batch_inner;
+    int inner = batch % p.batch_inner;
+    int first = int(group.x) * WIDTH;
+    int own = first + int(lane) * CHUNK;
+    device const vector_t* x = vector + outer * p.vector_outer + inner * p.vector_inner;
+    device const matrix_t* columns = matrix + outer * p.matrix_outer + inner * p.matrix_inner;
+
+#if CHUNK > 1
+    vec<float, CHUNK> sum = vec<float, CHUNK>(0);
+    if (own < p.outputs) {
+        for (int k = int(slice); k < p.k; k += SLICES) {
+            device const matrix_t* source = columns + k * p.matrix_k + own;
+            sum += float(x[k * p.vector_k]) * vec<float, CHUNK>(*(device const vec<matrix_t, CHUNK>*)source);
+        }
+    }
+    for (int c = 0; c < CHUNK; ++c) {
+        partial[int(slice) * WIDTH + int(lane) * CHUNK + c] = sum[c];
+    }
+#else
+    float sum = 0.0f;
+    if (own < p.outputs) {
+        for (int k = int(slice); k < p.k; k += SLICES) {
+            sum += float(x[k * p.vector_k]) * float(columns[k * p.matrix_k + own * p.matrix_row]);
+        }
+    }
+    partial[int(slice) * WIDTH + int(lane)] = sum;
+#endif
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    int i = first + int(thread_index);
+    if (int(thread_index) < WIDTH && i < p.outputs) {
+        float total = 0.0f;
+        for (int s = 0; s < SLICES; ++s) {
+            total += partial[s * WIDTH + int(thread_index)];
+        }
+        out[output_index(p.batch_base + batch, ROW(i), COL(i), p)] =
+            out_t(epilogue(total, p.batch_base + batch, ROW(i), COL(i), EPILOGUE_ARGUMENTS p));
+    }
+}

@@ -1,0 +1,47 @@
+// What tiled products share. A threadgroup of four simdgroups computes TILE_M x TILE_N results in steps of TILE_K; each
+// simdgroup has all the rows of a quarter of the columns, as 8x8 matrices. Operands are staged in threadgroup memory as
+// tile_t, sums are float.
+#include <metal_simdgroup_matrix>
+
+typedef simdgroup_matrix<tile_t, 8, 8> tile_matrix;
+
+constant constexpr int THREADS = 128;
+constant constexpr int SIMDGROUP_COLUMNS = TILE_N / 4;
+constant constexpr int MATRICES_M = TILE_M / 8;
+constant constexpr int MATRICES_N = SIMDGROUP_COLUMNS / 8;
+
+// Rows of a staged tile lie 16 bytes further apart than they are long: on a GPU neighbouring rows then fall into
+// different banks, and each stays aligned to 16 bytes.
+constant constexpr int PAD = 16 / sizeof(tile_t);
+
+constexpr int staged_bytes(int rows, int columns)
+{
+    return rows * (columns + PAD) * int(sizeof(tile_t));
+}
+
+constexpr int larger(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+// Stages ROWS x COLUMNS elements, in chunks of CHUNK neighbours of a row: 16 bytes, or one element of any stride and type.
+// Elements beyond `rows` or `columns` become zero; a chunk lies either inside or outside.
+template <int ROWS, int COLUMNS, int CHUNK, typename T>
+inline void stage(
+    threadgroup tile_t* tile, device const T* source, int rows, int columns, int row_stride, int column_stride,
+    int thread_index)
+{
+    constexpr int chunks = COLUMNS / CHUNK;
+    for (int i = thread_index; i < ROWS * chunks; i += THREADS) {
+        int row = i / chunks;
+        int column = i % chunks * CHUNK;
+        bool inside = row < rows && column < columns;
+        threadgroup tile_t* target = tile + row * (COLUMNS + PAD) + column;
+        if (CHUNK > 1) {
+            device const uint4* chunk = (device const uint4*)(source + row * row_stride + column);
+            *(threadgroup uint4*)target = inside ? *chunk : uint4(0);
+        } else {
+            *target = inside ? tile_t(source[row * row_stride + column * column_stride]) : tile_t(0);
+        }
+    }
+}
