@@ -26,7 +26,11 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.resnet
 
 docs: $(READY)
-	$(BIN)/python -m pip --version >/dev/null 2>&1 && $(BIN)/python -m pip install --quiet -e '.[docs]' || uv pip install --quiet -e '.[docs]'
+ifeq ($(INSTALLER),uv)
+	uv sync --extra dev --extra docs
+else
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+endif
 	$(BIN)/mkdocs build --strict
 
 clean:
