@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -15,6 +16,8 @@ from software_gpu.cache import load_or_build
 from software_gpu.entry_points import argument_table, fiber_entry, loop_entry
 from software_gpu.msl_parser import Kernel, SourceText
 from software_gpu.native_runtime import load_runtime
+from software_gpu.region_code import region_entry
+from software_gpu.statements import UnknownForm
 from software_gpu.toolchain import find_toolchain
 from software_gpu.translation import synchronizing_functions, translate, without_metal_includes
 
@@ -126,17 +129,22 @@ def generate(parsed: SourceText, *, fibers_only: bool = False) -> tuple[str, lis
     parts = [_PROLOGUE, translate(parsed), argument_table(parsed.kernels)]
     described = []
     for kernel in parsed.kernels:
-        entries = _entries(kernel, kernel.name in synchronizing, fibers_only)
+        entries = _entries(kernel, parsed, synchronizing, fibers_only=fibers_only)
         parts += entries.values()
         described.append(_describe(kernel, list(entries)))
     return "\n".join(parts), described
 
 
-def _entries(kernel: Kernel, synchronizes: bool, fibers_only: bool) -> dict[str, str]:
-    if synchronizes or fibers_only:
+def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], *, fibers_only: bool) -> dict[str, str]:
+    if fibers_only:
         return {"fiber": fiber_entry(kernel)}
-    uses_atomics = any("atomic" in token.text for token in kernel.body)
-    return {"loop": loop_entry(kernel, vectorize=not uses_atomics)}
+    if kernel.name not in synchronizing:
+        uses_atomics = any("atomic" in token.text for token in kernel.body)
+        return {"loop": loop_entry(kernel, vectorize=not uses_atomics)}
+    entries = {"fiber": fiber_entry(kernel)}
+    with contextlib.suppress(UnknownForm):
+        entries["region"] = region_entry(kernel, source, synchronizing)
+    return entries
 
 
 def _describe(kernel: Kernel, forms: list[str]) -> dict[str, object]:

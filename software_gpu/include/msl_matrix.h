@@ -8,11 +8,11 @@ namespace msl {
 
 typedef float row8 __attribute__((ext_vector_type(8)));
 
-#ifdef MSL_REGION_FORM
-MSL_INLINE bool leads_simdgroup() { return true; }
-#else
-MSL_UNCHECKED MSL_INLINE bool leads_simdgroup() { return msl_worker->current->lane == 0; }
-#endif
+// No fiber runs in the region form, where the code of a matrix runs once for its simdgroup.
+MSL_UNCHECKED MSL_INLINE bool leads_simdgroup() {
+  const Fiber* fiber = msl_worker->current;
+  return !fiber || fiber->lane == 0;
+}
 
 template <class T> MSL_INLINE row8 rounded(row8 row) {
   if constexpr (metal::is_same_v<T, float>) return row;
