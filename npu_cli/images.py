@@ -20,6 +20,7 @@ PHOTOGRAPHS = ("chelsea.png", "coffee.png", "astronaut.png", "rocket.jpg", "moto
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 _STD = np.array([0.229, 0.224, 0.225], np.float32)
 _SCALE = 256 / 224  # the shorter side before cropping, over the side of the crop
+_ROUNDING = 1e-6  # keeps the shorter side whole; the longer is rounded down, as torchvision does
 
 
 def photograph(name: str = PHOTOGRAPHS[0]) -> Path:
@@ -62,8 +63,9 @@ def preprocess(image: Any, height: int, width: int) -> NDArray[np.float32]:
         Shape [1, 3, height, width], with ImageNet's mean and standard deviation taken out.
     """
     scale = max(height / image.height, width / image.width) * _SCALE
-    scaled = image.resize((round(image.width * scale), round(image.height * scale)), resample=_bilinear())
-    left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
+    size = (int(image.width * scale + _ROUNDING), int(image.height * scale + _ROUNDING))
+    scaled = image.resize(size, resample=_bilinear())
+    left, top = round((scaled.width - width) / 2), round((scaled.height - height) / 2)
     pixels = np.asarray(scaled.crop((left, top, left + width, top + height)), np.float32) / 255
     normalised = ((pixels - _MEAN) / _STD).astype(np.float32, copy=False)
     return np.ascontiguousarray(normalised.transpose(2, 0, 1))[np.newaxis]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,16 +60,15 @@ def _code(name: str, tensor: torch.Tensor) -> str:
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file beside `path` that takes its place when all is written, and is removed when something fails."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise ExtractionError(f"cannot write '{path}': {error.strerror}; choose a folder that exists") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             yield file
         os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise ExtractionError(f"cannot write '{path}': {error.strerror}") from error
-        raise
+    except OSError as error:
+        raise ExtractionError(
+            f"cannot write '{path}': {error.strerror}; choose a folder that exists and that you may write to"
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
