@@ -19,6 +19,7 @@ __all__ = [
     "elementwise_body",
     "elementwise_operands",
     "flops_of",
+    "row_operands",
     "row_program",
     "traffic_of",
 ]
@@ -62,26 +63,34 @@ class RowPhase:
 
 @dataclass(frozen=True)
 class RowProgram:
-    """A row kernel: reductions in order, then a loop that stores `width` results."""
+    """A row kernel: reductions in order, then a loop over `width` results.
 
-    operands: Operands
+    Attributes:
+        phases: The reductions, each after those it depends on.
+        body: Statements of the last loop, over the column ``c``.
+        value: The result of each column.
+        width: Columns of the result.
+    """
+
     phases: tuple[RowPhase, ...]
     body: str
+    value: str
     width: int
 
 
-def row_program(
-    group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str], dialect: Dialect
-) -> RowProgram:
-    """Splits a reducing group into phases.
+def row_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str]) -> Operands:
+    """The operands of a group without anchor whose expression reduces over the last dimension.
 
     Args:
-        group: A group without anchor whose expression reduces over the last dimension.
+        group: The group.
         tensors: The trace's tensors.
         positions: Names of the positions of the row's dimensions and, last, the column's.
-        dialect: The kernel language.
     """
-    operands = Operands.resolve([group.expr], group.view, tensors, positions, merge_rows)
+    return Operands.resolve([group.expr], group.view, tensors, positions, merge_rows)
+
+
+def row_program(group: Group, operands: Operands, dialect: Dialect) -> RowProgram:
+    """Splits a reducing group into phases."""
     printer = Printer(dialect, operands.names)
     phases = []
     for number, node in enumerate(reductions(group.expr)):
@@ -97,9 +106,7 @@ def row_program(
         printer.define(node, name)
     inner = printer.scope("        ")
     value = inner.value(group.expr)
-    storage = dialect.storage[group.output.dtype.name]
-    body = "\n".join([*inner.lines, f"        out[{operands.output}] = {storage}({value});"])
-    return RowProgram(operands, tuple(phases), body, group.shape[-1])
+    return RowProgram(tuple(phases), "\n".join(inner.lines), value, group.shape[-1])
 
 
 def _identity(node: Reduce, dialect: Dialect) -> str:

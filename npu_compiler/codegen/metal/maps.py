@@ -12,6 +12,7 @@ from npu_compiler.codegen.loops import (
     elementwise_body,
     elementwise_operands,
     flops_of,
+    row_operands,
     row_program,
     traffic_of,
 )
@@ -57,23 +58,24 @@ def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> lis
 
 def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
     """One threadgroup a row; as many threads as the row keeps busy."""
-    program = row_program(group, lowering.tensors, (*_AXES, "c"), dialect)
-    operands = program.operands
+    operands = row_operands(group, lowering.tensors, (*_AXES, "c"))
+    program = row_program(group, operands, dialect)
     rows = prod(operands.sizes[:-1])
     longest = max(program.width, *(phase.extent for phase in program.phases))
     threads = 32 if longest <= 128 else 128 if longest <= 1024 else 256
     lines, extents = _unpack("row", _AXES[len(_AXES) - len(operands.sizes) + 1 :], operands.sizes[:-1])
     values = {"rows": rows, "width": program.width, **_extent_values(program)}
     fields = tuple(("int", name) for name in values) + _int_fields(operands, extents)
+    storage = dialect.storage[group.output.dtype.name]
     body = fill(
         "rows.metal",
         threads=threads,
-        storage=dialect.storage[group.output.dtype.name],
+        storage=storage,
         pointers=pointer_parameters(operands, dialect, 1),
         params=1 + len(operands.pointers),
         positions="\n".join(lines),
         phases="\n".join(_phase_text(phase, number, threads, dialect) for number, phase in enumerate(program.phases)),
-        body=program.body,
+        body="\n".join((program.body, f"        out[{operands.output}] = {storage}({program.value});")),
     )
     grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
     return [_launch(group, lowering, operands, "rows", fields, values | extents, body, grid, (threads, 1, 1))]
