@@ -1,0 +1,91 @@
+"""Cases of matrix products, convolutions and poolings."""
+
+from __future__ import annotations
+
+from tests.ops.cases import case, floats, integers, refused
+
+WIDE = floats(5, 70)  # more than a tile, and no multiple of one
+TURNED = floats(70, 5).through("aten.transpose.int", 0, 1)
+
+LINEAR = [
+    case("linear.default", WIDE, floats(33, 70), floats(33)),
+    case("linear.default", WIDE, floats(33, 70)),
+    case("linear.default", floats(2, 3, 70), floats(33, 70), floats(33)),
+    case("linear.default", floats(70), floats(33, 70), floats(33)),
+    case("linear.default", floats(1, 256), floats(9, 256), floats(9)),
+    case("linear.default", floats(130, 40), floats(66, 40), floats(66)),
+    case("linear.default", TURNED, floats(33, 70)),
+    case("linear.default", WIDE, floats(70, 33).through("aten.transpose.int", 0, 1), floats(33)),
+    case("linear.default", floats(0, 8), floats(3, 8)),
+]
+
+PRODUCTS = [
+    case("matmul.default", WIDE, floats(70, 9)),
+    case("matmul.default", floats(70), floats(70)),
+    case("matmul.default", WIDE, floats(70)),
+    case("matmul.default", floats(70), floats(70, 9)),
+    case("matmul.default", floats(2, 5, 70), floats(70, 9)),
+    case("matmul.default", floats(2, 5, 70), floats(2, 70, 9)),
+    case("matmul.default", floats(2, 1, 5, 70), floats(3, 70, 9)),
+    case("matmul.default", floats(2, 3, 5, 16), floats(2, 3, 7, 16).through("aten.transpose.int", -2, -1)),
+    case("matmul.default", floats(5, 2, 16).through("aten.transpose.int", 0, 1), floats(2, 16, 3)),
+    case("matmul.default", floats(2, 5, 16), floats(16)),
+    case("matmul.default", floats(16), floats(2, 16, 3)),
+    case("matmul.default", floats(3, 0), floats(0, 4)),
+    case("matmul.default", floats(0, 3), floats(3, 4)),
+    refused("expected floating point", "matmul.default", integers(3, 4), integers(4, 2)),
+    case("mm.default", WIDE, floats(70, 9)),
+    case("mm.default", TURNED, floats(70, 9)),
+    case("mm.default", floats(1, 1), floats(1, 1)),
+    case("bmm.default", floats(3, 5, 16), floats(3, 16, 4)),
+    case("bmm.default", floats(3, 1, 40), floats(3, 40, 4)),
+    case("addmm.default", floats(9), WIDE, floats(70, 9)),
+    case("addmm.default", floats(5, 9), WIDE, floats(70, 9), beta=0.5, alpha=2),
+    case("addmm.default", floats(5, 1), WIDE, floats(70, 9), beta=0),
+    case("baddbmm.default", floats(3, 5, 4), floats(3, 5, 16), floats(3, 16, 4), beta=2, alpha=0.5),
+    case("baddbmm.default", floats(1, 5, 1), floats(3, 5, 16), floats(3, 16, 4)),
+]
+
+_IMAGE, _KERNEL = floats(1, 3, 9, 8), floats(5, 3, 3, 3)
+CONVOLUTIONS = [
+    case("conv2d.default", _IMAGE, _KERNEL),
+    case("conv2d.default", _IMAGE, _KERNEL, floats(5), (1, 1), (1, 1)),
+    case("conv2d.default", floats(2, 3, 9, 8), _KERNEL, floats(5), (2, 1), (0, 2), (1, 1)),
+    case("conv2d.default", floats(2, 3, 9, 8), _KERNEL, None, (1, 1), (2, 2), (2, 2)),
+    case("conv2d.default", floats(2, 66, 5, 5), floats(70, 66, 1, 1), floats(70)),
+    case("conv2d.default", floats(1, 64, 6, 6), floats(128, 64, 3, 3), floats(128), (2, 2), (1, 1)),
+    case("conv2d.default", floats(1, 3, 20, 20), floats(64, 3, 7, 7), None, (2, 2), (3, 3)),
+    case("conv2d.default", floats(2, 6, 5, 5), floats(8, 3, 3, 3), floats(8), (1, 1), (1, 1), (1, 1), 2),
+    case("conv2d.default", floats(2, 6, 5, 5), floats(6, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 6),
+    case("conv2d.default", floats(1, 1, 1, 1), floats(1, 1, 1, 1)),
+    case("conv2d.default", floats(1, 9, 8, 3).through("aten.permute.default", (0, 3, 1, 2)), _KERNEL),
+    refused("expected 4", "conv2d.default", floats(3, 9, 8), _KERNEL),
+    case("convolution.default", _IMAGE, _KERNEL, floats(5), (1, 1), (1, 1), (1, 1), False, (0, 0), 1),
+    case("convolution.default", _IMAGE, _KERNEL, None, (2, 2), (0, 0), (1, 1), False, (0, 0), 1),
+    refused(
+        "transposed", "convolution.default", _IMAGE, floats(3, 5, 3, 3), None,
+        (1, 1), (0, 0), (1, 1), True, (0, 0), 1,
+    ),
+]  # fmt: skip
+
+POOLINGS = [
+    case("max_pool2d.default", floats(2, 5, 9, 8), (3, 3), (2, 2), (1, 1)),
+    case("max_pool2d.default", floats(2, 5, 9, 8), (2, 3)),
+    case("max_pool2d.default", floats(1, 70, 7, 7), (3, 3), (2, 2), (0, 0), (2, 2)),
+    case("max_pool2d.default", floats(1, 2, 6, 6), (3, 3), (2, 2), (0, 0), (1, 1), True),
+    case("max_pool2d.default", floats(5, 9, 8), (2, 2)),
+    case("max_pool2d.default", floats(1, 2, 4, 4, low=-9, high=-8), (3, 3), (1, 1), (1, 1)),
+    case("avg_pool2d.default", floats(2, 5, 9, 8), (3, 3), (2, 2), (1, 1)),
+    case("avg_pool2d.default", floats(2, 5, 9, 8), (3, 3), (2, 2), (1, 1), False, False),
+    case("avg_pool2d.default", floats(2, 5, 9, 8), (2, 2), (2, 2), (0, 0), False, True, 3),
+    case("avg_pool2d.default", floats(1, 2, 6, 6), (3, 3), (2, 2), (1, 1), True),
+    case("avg_pool2d.default", floats(5, 8, 8), (2, 2)),
+    case("adaptive_avg_pool2d.default", floats(2, 5, 7, 7), (1, 1)),
+    case("adaptive_avg_pool2d.default", floats(2, 5, 7, 6), (3, 4)),
+    case("adaptive_avg_pool2d.default", floats(1, 70, 4, 4), (2, 2)),
+    case("adaptive_avg_pool2d.default", floats(1, 2, 3, 3), (5, 7)),
+    case("adaptive_avg_pool2d.default", floats(5, 8, 8), (1, 1)),
+    case("adaptive_avg_pool2d.default", floats(1, 2, 7, 7), (7, 1)),
+]
+
+CASES = [*LINEAR, *PRODUCTS, *CONVOLUTIONS, *POOLINGS]

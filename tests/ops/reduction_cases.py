@@ -1,0 +1,130 @@
+"""Cases of reductions and normalisations."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.ops.cases import Case, booleans, case, floats, integers, refused, values
+
+NAN, INF = float("nan"), float("inf")
+MATRIX, CUBE = floats(5, 40), floats(3, 5, 40)
+TURNED = floats(40, 5, 3).through("aten.permute.default", (2, 1, 0))
+LONG = floats(2, 1500)
+HOLES = values(1.0, NAN, 3.0, -INF, INF, 2.0, 2.5, -7.0)
+
+
+def _along(op: str) -> list[Case]:
+    """A reduction with ``dim`` and ``keepdim`` along every kind of dimension."""
+    return [
+        case(op, MATRIX, [1]),
+        case(op, MATRIX, [0]),
+        case(op, MATRIX, [-1], True),
+        case(op, CUBE, [0, 2]),
+        case(op, CUBE, [1], True),
+        case(op, CUBE, [-1, -2, 0]),
+        case(op, TURNED, [2]),
+        case(op, LONG, [1], True),
+        case(op, floats(4, 200), [1]),
+        case(op, floats(4, 1), [1]),
+        case(op, floats(7), [0]),
+    ]
+
+
+SUMS = [
+    *_along("sum.dim_IntList"),
+    *_along("mean.dim"),
+    case("sum.default", MATRIX),
+    case("sum.default", floats()),
+    case("sum.dim_IntList", MATRIX, []),
+    case("sum.dim_IntList", MATRIX, None),
+    case("sum.dim_IntList", floats(3, 0), [1]),
+    case("sum.dim_IntList", floats(0, 3), [1]),
+    case("sum.dim_IntList", floats(), [0]),
+    case("sum.dim_IntList", values(1.0, NAN, 2.0), [0]),
+    case("sum.default", integers(4, 5)),
+    case("sum.dim_IntList", integers(4, 5, dtype="int32"), [1]),
+    case("sum.dim_IntList", booleans(4, 5), [1], True),
+    case("sum.dim_IntList", integers(4, 5), [1], dtype=torch.float32),
+    case("sum.dim_IntList", booleans(4, 500), [1]),
+    case("mean.default", MATRIX),
+    case("mean.default", floats()),
+    case("mean.dim", MATRIX, None, True),
+    case("mean.dim", integers(4, 5), [1], dtype=torch.float32),
+    case("mean.dim", floats(3, 0), [1]),
+]
+
+EXTREMA = [
+    *_along("amax.default"),
+    *_along("amin.default"),
+    case("amax.default", MATRIX),
+    case("amin.default", CUBE, [], True),
+    *(case(f"{name}.default", HOLES, [0]) for name in ("amax", "amin")),
+    *(case(f"{name}.default", integers(4, 5, dtype="int32"), [1]) for name in ("amax", "amin")),
+    *(case(f"{name}.default", integers(4, 5)) for name in ("max", "min")),
+    *(case(f"{name}.default", MATRIX) for name in ("max", "min")),
+]
+
+_MASK = integers(4, 6, low=0, high=2)
+TRUTHS = [
+    *(case(f"{name}.default", operand) for name in ("any", "all") for operand in (booleans(4, 6), floats(3))),
+    *(case(f"{name}.dim", _MASK, 1) for name in ("any", "all")),
+    *(case(f"{name}.dim", booleans(4, 6), -2, True) for name in ("any", "all")),
+    *(case(f"{name}.dims", booleans(2, 2, 2), [0, 2]) for name in ("any", "all")),
+    *(case(f"{name}.default", values(0.0, NAN)) for name in ("any", "all")),
+    *(refused("of no elements", f"{name}.dim", floats(3, 0), 1) for name in ("any", "all")),
+]
+
+_MASKED = values(-INF, -INF, 1.0, 2.0, -INF, 0.5)
+_ALL_MASKED = values(-INF, -INF, -INF)
+SOFTMAX = [
+    *(
+        case(op, operand, dim)
+        for op in ("softmax.int", "log_softmax.int")
+        for operand, dim in ((MATRIX, -1), (MATRIX, 0), (CUBE, 1), (TURNED, 2), (floats(7), 0), (LONG, 1))
+    ),
+    *(case(op, floats(3, 9, low=-90, high=90), -1) for op in ("softmax.int", "log_softmax.int")),
+    *(case("softmax.int", operand, 0) for operand in (_MASKED, _ALL_MASKED, values(1.0, NAN), floats(1))),
+    case("softmax.int", floats(), 0),
+    case("softmax.int", floats(2, 1, 3, 4), 1),
+    case("softmax.int", integers(3, 4), 1, torch.float32),
+    case("_softmax.default", MATRIX, 1, False),
+    case("_log_softmax.default", MATRIX, 0, False),
+    case("_safe_softmax.default", MATRIX, 1),
+    case("_safe_softmax.default", _MASKED, 0),
+    case("_safe_softmax.default", _ALL_MASKED, 0),
+]
+
+_GAIN, _SHIFT = floats(40), floats(40)
+_SMALL = floats(3, 40, low=-1e-3, high=1e-3)
+LAYERS = [
+    case("layer_norm.default", MATRIX, [40], _GAIN, _SHIFT),
+    case("layer_norm.default", MATRIX, [40]),
+    case("layer_norm.default", MATRIX, [40], _GAIN),
+    case("layer_norm.default", CUBE, [5, 40], floats(5, 40), floats(5, 40)),
+    case("layer_norm.default", TURNED, [40], _GAIN, _SHIFT),
+    case("layer_norm.default", LONG, [1500]),
+    case("layer_norm.default", _SMALL, [40], _GAIN, _SHIFT, 1e-3),
+    case("rms_norm.default", MATRIX, [40], _GAIN, 1e-6),
+    case("rms_norm.default", MATRIX, [40]),
+    case("rms_norm.default", _SMALL, [40], _GAIN, 1e-5),
+    case("rms_norm.default", CUBE, [5, 40], floats(5, 40), 1e-5),
+]
+
+_CHANNELS = tuple(floats(6) for _ in range(3))
+_VARIANCE = floats(6, low=0.5, high=2)
+BATCHES = [
+    case("batch_norm.default", shape, *_CHANNELS, _VARIANCE, False, 0.1, 1e-5, True)
+    for shape in (floats(2, 6, 4, 5), floats(2, 6), floats(2, 6, 7))
+]
+BATCHES += [
+    case("batch_norm.default", floats(2, 6, 4, 5), None, None, floats(6), _VARIANCE, False, 0.1, 1e-3, True),
+    case("batch_norm.default", floats(2, 6, 3, 3), floats(6), None, floats(6), _VARIANCE, False, 0.1, 1e-5, True),
+    refused("model.eval()", "batch_norm.default", floats(2, 6), *_CHANNELS, _VARIANCE, True, 0.1, 1e-5, True),
+    case("_native_batch_norm_legit_no_training.default", floats(2, 6, 4, 5), *_CHANNELS, _VARIANCE, 0.1, 1e-5),
+    # the normalised values are stored before they are scaled by channel
+    case("group_norm.default", floats(2, 6, 4, 5), 3, floats(6), floats(6)).storing(2),
+    case("group_norm.default", floats(2, 6, 4, 5), 1),
+    case("group_norm.default", floats(2, 6, 9), 6, floats(6), None, 1e-3).storing(2),
+]
+
+CASES = [*SUMS, *EXTREMA, *TRUTHS, *SOFTMAX, *LAYERS, *BATCHES]

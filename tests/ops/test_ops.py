@@ -1,0 +1,133 @@
+"""Every op against torch in float64, in both half precisions, or refused with its reason."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import npu_compiler
+from npu_compiler.errors import NPUError, UnsupportedOpError
+from npu_compiler.ops import definition, get_supported_ops
+from npu_runtime import Device
+from tests.ops import anchor_cases, elementwise_cases, indexing_cases, reduction_cases, views_cases
+from tests.ops.cases import MODEL, Case
+from tests.support.running import run_ir
+
+CASES = [
+    *elementwise_cases.CASES,
+    *views_cases.CASES,
+    *reduction_cases.CASES,
+    *indexing_cases.CASES,
+    *anchor_cases.CASES,
+]
+COMPUTED = [case for case in CASES if not case.refusal]
+REFUSED = [case for case in CASES if case.refusal]
+HALF_MODELS = list({case.op: case for case in reversed(COMPUTED) if any(o.dtype == MODEL for o in case.operands())}.values())
+BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+# covered by every case of an op with several results; by the extraction, which removes it
+ELSEWHERE = {"getitem", "aten._assert_tensor_metadata.default"}
+
+FLOAT32_ROUNDOFF = 2.0**-24
+
+
+def check(case: Case, model: torch.dtype, compute: torch.dtype, device: Device) -> None:
+    """Runs a case and compares every output."""
+    generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
+    tensors = [operand.tensor(generator, compute) for operand in case.operands()]
+    ir = case.ir(model)
+    inputs = {f"x{i}": tensor for i, tensor in enumerate(tensors)}
+    results = run_ir(ir, inputs, device, str(compute).removeprefix("torch."))
+    for result, expected, declared in zip(results, case.expected(tensors), ir["graph_outputs"], strict=True):
+        assert result.dtype.name == declared["dtype"]
+        assert list(result.shape) == declared["shape"]
+        if expected.dtype.is_floating_point:
+            _compare(result.astype(np.float64), expected.double(), case, tensors, compute)
+        else:
+            np.testing.assert_array_equal(result, expected.numpy())
+
+
+def _compare(
+    result: NDArray[Any], expected: torch.Tensor, case: Case, tensors: list[torch.Tensor], compute: torch.dtype
+) -> None:
+    """Compares within what the arithmetic allows.
+
+    Inputs are exact. A kernel computes in float32, whose errors are a small multiple of its unit roundoff times the
+    largest magnitude involved (`absolute`, which also covers the subnormal numbers of float16, 2^-24 apart), and rounds
+    to the compute dtype each time it stores: a relative error of that dtype's unit roundoff, half of its epsilon.
+    """
+    unit = torch.finfo(compute).eps / 2
+    finite = [tensor[tensor.isfinite()].double().abs() for tensor in (*tensors, expected)]
+    largest = max([1.0, *(float(magnitudes.max()) for magnitudes in finite if magnitudes.numel())])
+    absolute = 64 * FLOAT32_ROUNDOFF * largest
+    rounded = expected.to(compute).double()  # too large a number becomes infinite
+    reference = torch.where(rounded.isinf(), rounded, expected).numpy()
+    np.testing.assert_allclose(result, reference, rtol=case.stores * unit * (1 + unit), atol=absolute, equal_nan=True)
+
+
+@BOTH
+@pytest.mark.parametrize("case", COMPUTED, ids=str)
+def test_equals_torch(case: Case, compute: torch.dtype, device: Device) -> None:
+    check(case, torch.float32, compute, device)
+
+
+@BOTH
+@pytest.mark.parametrize("case", HALF_MODELS, ids=str)
+def test_equals_torch_in_a_half_precision_model(case: Case, compute: torch.dtype, device: Device) -> None:
+    check(case, compute, compute, device)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_is_refused_with_its_reason(case: Case, device: Device) -> None:
+    ir = case.ir(torch.float32)
+    with pytest.raises(UnsupportedOpError) as caught:
+        npu_compiler.compile(ir, target=device.target)
+    assert case.refusal in caught.value.reason
+    assert caught.value.op == case.op
+    support = npu_compiler.is_op_supported(ir["nodes"][-1], device.target)
+    assert not support
+    assert case.refusal in support.reason
+
+
+WITH_CASES = {case.op for case in COMPUTED}
+
+
+def test_every_op_has_a_case_or_an_alias_that_has() -> None:
+    for op in get_supported_ops():
+        if op not in WITH_CASES | ELSEWHERE:
+            assert _siblings(op), f"{op} has no case"
+
+
+def _siblings(op: str) -> list[Case]:
+    entry = definition(op)
+    return [case for case in COMPUTED if definition(case.op) is entry]
+
+
+@pytest.mark.parametrize("op", sorted(set(get_supported_ops()) - WITH_CASES - ELSEWHERE))
+def test_alias_gives_the_same_program(op: str, device: Device) -> None:
+    """An in-place variant, or another name, of an op with cases: both names must compile to the same program."""
+    compared = 0
+    for case in _siblings(op):
+        other = Case(op, case.args, case.kwargs)
+        try:
+            ir = other.ir(torch.float32)
+        except (RuntimeError, TypeError):  # torch itself takes no such arguments, or no such result in place
+            continue
+        original = case.ir(torch.float32)
+        if ir["graph_outputs"] != original["graph_outputs"]:
+            continue
+        ir["model_name"] = original["model_name"]
+        assert _program_bytes(ir, device) == _program_bytes(original, device)
+        compared += 1
+    assert compared
+
+
+def _program_bytes(ir: dict[str, Any], device: Device) -> bytes:
+    try:
+        return npu_compiler.compile(ir, target=device.target).to_bytes()
+    except NPUError as error:
+        pytest.fail(str(error))
