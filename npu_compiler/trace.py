@@ -20,7 +20,7 @@ from npu_compiler.ops.registry import Kind, definition
 from npu_compiler.symbolic import OpRefusal, Tensor
 from npu_compiler.view import View
 
-__all__ = ["Anchor", "LayoutRule", "Map", "Trace", "TracedTensor", "trace_graph"]
+__all__ = ["Anchor", "LayoutRule", "Map", "Scatter", "Trace", "TracedTensor", "trace_graph"]
 
 
 class LayoutRule(Protocol):
@@ -41,7 +41,7 @@ class Anchor:
     """A computation with an algorithm of its own.
 
     Attributes:
-        kind: ``matmul``, ``conv2d`` or ``pool2d``.
+        kind: ``matmul``, ``conv2d``, ``pool2d`` or ``attention``.
         operands: What it reads.
         attrs: Its parameters.
     """
@@ -49,6 +49,28 @@ class Anchor:
     kind: str
     operands: tuple[Ref, ...]
     attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A tensor that equals another one but for the positions that an index names along one dimension.
+
+    Attributes:
+        into: The other tensor, whole.
+        expr: The new values, over `shape`.
+        shape: Shape of the new values.
+        dim: The dimension.
+        index: Where along `dim` each value goes, over `shape`.
+    """
+
+    into: Ref
+    expr: Expr
+    shape: tuple[int, ...]
+    dim: int
+    index: Expr
+
+
+Source = Map | Anchor | Scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +90,17 @@ class TracedTensor:
     dtype: DType
     layout: Layout
     role: str
-    source: Map | Anchor | None
+    source: Source | None
 
     def operands(self) -> Iterator[Ref]:
         """The references that computing this tensor reads."""
         if isinstance(self.source, Anchor):
             yield from self.source.operands
         elif isinstance(self.source, Map):
-            for load in leaves(self.source.expr):
-                yield load.ref
+            yield from (load.ref for load in leaves(self.source.expr))
+        elif isinstance(self.source, Scatter):
+            yield self.source.into
+            yield from (load.ref for expr in (self.source.expr, self.source.index) for load in leaves(expr))
 
     @property
     def view(self) -> View:
@@ -91,9 +115,7 @@ class Trace:
         self.tensors: list[TracedTensor] = []
         self.node = ""
 
-    def add(
-        self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Map | Anchor | None = None
-    ) -> Tensor:
+    def add(self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None = None) -> Tensor:
         """Declares a tensor in memory and gives the symbolic tensor that refers to it."""
         layout = self.layouts.layout(shape, role)
         traced = TracedTensor(len(self.tensors), name, shape, dtype, layout, role, source)
@@ -113,8 +135,26 @@ class Trace:
             ref = operand.realize().ref
             assert ref is not None
             refs.append(ref)
-        role = "plain" if kind == "matmul" else "image"
+        role = "image" if kind in ("conv2d", "pool2d") else "plain"
         return self.add(self.node, shape, dtype, role, Anchor(kind, tuple(refs), attrs))
+
+    def scatter(self, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
+        """`into` with `values` at the positions `index` of dimension `dim`.
+
+        Args:
+            into: Any shape.
+            dim: Counted from the front.
+            index: [n], integers from 0.
+            values: The shape of `into`, but for n in place of its size along `dim`.
+        """
+        base = into.realize().ref
+        assert base is not None
+        if not base.view.same_elements(self.tensors[base.tensor].view):
+            base = self.map(into).ref
+            assert base is not None
+        along = index.reshape((-1, *(1,) * (len(values.shape) - dim - 1)))
+        source = Scatter(base, values.cast(into.dtype).expr, values.shape, dim, along.expr)
+        return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
 
     def _role(self, tensor: Tensor) -> str:
         """An elementwise result of an image of the same shape is an image."""

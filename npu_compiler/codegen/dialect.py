@@ -63,7 +63,8 @@ class LeafNames:
     Attributes:
         loads: By identity of the load: pointer name, address text, and whether it may name elements that do not exist.
         iotas: By identity of the iota: its text.
-        anchors: By tensor: the name of the anchor's result.
+        anchors: By tensor: the name of the anchor's result. Where the epilogue combines two columns, the odd one's name
+            has a 1 after it.
     """
 
     loads: Mapping[int, tuple[str, str, bool]]
@@ -128,7 +129,7 @@ class Printer:
             return f"{self.dialect.register(expr.dtype)}({self.names.iotas[id(expr)]})"
         if isinstance(expr, Load):
             if expr.ref.tensor in self.names.anchors:
-                return self.names.anchors[expr.ref.tensor]
+                return self.names.anchors[expr.ref.tensor] + ("1" if expr.ref.view.offset else "")
             pointer, address, _ = self.names.loads[id(expr)]
             if args:
                 address = f"{address} + int({args[0]}) * {self._stride(expr)}"

@@ -1,22 +1,22 @@
 """Fusion by derivation: which traced tensors become kernels, and what each kernel computes.
 
 An elementwise tensor that one other elementwise tensor reads is computed there, in registers. One that follows a
-matmul, a convolution or a pooling becomes its epilogue. Reductions over the last dimension stay inside the kernel of
-whoever reads their result row by row. No fused kernel is listed anywhere: RMSNorm, softmax or add+ReLU are what these
-rules give.
+matmul, a convolution, a pooling or attention becomes its epilogue. Reductions over the last dimension stay inside the
+kernel of whoever reads their result row by row. No fused kernel is listed anywhere: RMSNorm, softmax or add+ReLU are
+what these rules give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from npu_compiler.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
-from npu_compiler.trace import Anchor, Map, Trace, TracedTensor
-from npu_compiler.view import View
+from npu_compiler.trace import Anchor, Map, Scatter, Trace, TracedTensor
+from npu_compiler.view import Step, View
 
-__all__ = ["Group", "group"]
+__all__ = ["Group", "group", "realign_rows"]
 
 _CHEAP_CALLS = frozenset(
     {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
@@ -30,11 +30,16 @@ class Group:
 
     Attributes:
         output: The tensor it stores.
-        anchor: The matmul, convolution or pooling it contains, if any.
+        anchor: The matmul, convolution, pooling or attention it contains, if any.
         expr: The value stored at each position of `shape`; a load of the anchor's tensor is the anchor's own result.
-        shape: The iteration space: the anchor's shape, or the output's.
+        shape: The iteration space: the anchor's shape, or the output's, or that of a scatter's values.
         view: Where the output lies, over `shape`.
         nodes: Names of the IR's nodes it covers.
+        index: For a scatter: each value goes `index * index_stride` elements beyond its place in `view`.
+        pairs: 2 where the epilogue combines two neighbouring columns of the anchor: the anchor has twice the columns of
+            `shape`, and its load at an offset of 1 is the odd column. Else 1.
+        prologue: Operands of the anchor that are computed while they are read: the expression over the operand's
+            view, by the operand's position.
     """
 
     output: TracedTensor
@@ -43,24 +48,41 @@ class Group:
     shape: tuple[int, ...]
     view: View
     nodes: tuple[str, ...]
+    index: Expr | None = None
+    index_stride: int = 0
+    pairs: int = 1
+    prologue: Mapping[int, Expr] = field(default_factory=dict)
 
     def reads(self) -> Iterable[int]:
         """Indices of the tensors it reads from memory."""
         if self.anchor is not None and isinstance(self.anchor.source, Anchor):
-            yield from (ref.tensor for ref in self.anchor.source.operands)
+            operands = enumerate(self.anchor.source.operands)
+            yield from (ref.tensor for position, ref in operands if position not in self.prologue)
         own = self.anchor.index if self.anchor is not None else -1
-        yield from (load.ref.tensor for load in leaves(self.expr) if load.ref.tensor != own)
+        exprs = [self.expr, *self.prologue.values(), *(() if self.index is None else (self.index,))]
+        yield from (load.ref.tensor for expr in exprs for load in leaves(expr) if load.ref.tensor != own)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether it is a mere loop nest, with neither anchor nor reduction."""
+        return self.anchor is None and not has_reduce(self.expr)
 
 
-def group(trace: Trace, outputs: Iterable[int]) -> list[Group]:
-    """Groups a trace into kernels, in an order in which each reads only what is already there.
+def group(
+    trace: Trace, outputs: Collection[int], in_place: Collection[int], pairs_columns: bool
+) -> dict[int, list[Group]]:
+    """Groups a trace into kernels.
 
     Args:
         trace: The traced graph.
         outputs: Indices of the tensors that must end up in memory.
+        in_place: Indices of the scatters whose result is the very memory that they change.
+        pairs_columns: Whether an epilogue may combine two neighbouring columns of a matmul.
+
+    Returns:
+        By index, what computes each tensor that may have to be stored: one group, or two where a scatter copies first.
     """
-    groups = _Grouping(trace, set(outputs)).run()
-    return _in_order(groups, set(outputs))
+    return _Grouping(trace, set(outputs), in_place, pairs_columns).run()
 
 
 @dataclass(frozen=True)
@@ -68,87 +90,90 @@ class _Value:
     """What a tensor is made of, so far: over its own shape, or over its anchor's if it has one."""
 
     expr: Expr
-    anchor: TracedTensor | None
     nodes: tuple[str, ...]
+    anchor: TracedTensor | None = None
+    pairs: int = 1
+    index: Expr | None = None
 
 
 class _Grouping:
-    def __init__(self, trace: Trace, outputs: set[int]) -> None:
-        self.tensors = trace.tensors
-        self.outputs = outputs
+    def __init__(self, trace: Trace, outputs: set[int], in_place: Collection[int], pairs_columns: bool) -> None:
+        self.tensors, self.in_place = trace.tensors, in_place
+        self.most_pairs = 2 if pairs_columns else 1
+        self.values: dict[int, _Value] = {}
         self.users: dict[int, set[int]] = {}
+        self.stored = outputs  # what must be in memory
         for tensor in self.tensors:
             for ref in tensor.operands():
                 self.users.setdefault(ref.tensor, set()).add(tensor.index)
-        self.values: dict[int, _Value] = {}
+            if isinstance(tensor.source, Anchor):
+                self.stored.update(ref.tensor for ref in tensor.source.operands)
+            elif isinstance(tensor.source, Scatter):
+                self.stored.add(tensor.source.into.tensor)
 
-    def run(self) -> dict[int, Group]:
+    def run(self) -> dict[int, list[Group]]:
         for tensor in self.tensors:
-            if isinstance(tensor.source, Map):
-                self.values[tensor.index] = self._absorb(tensor, tensor.source.expr)
-            elif isinstance(tensor.source, Anchor):
+            source = tensor.source
+            if isinstance(source, Map):
+                value = self._absorb(tensor, source.expr, tensor.shape)
+                self.values[tensor.index] = self._as_epilogue(tensor, value) or value
+            elif isinstance(source, Scatter):
+                value = self._absorb(tensor, source.expr, source.shape)
+                index = self._absorb(tensor, source.index, source.shape)
+                self.values[tensor.index] = replace(value, index=index.expr)
+            elif isinstance(source, Anchor):
                 itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
-                self.values[tensor.index] = _Value(itself, tensor, (tensor.name,))
-        return {index: self._as_group(self.tensors[index], value) for index, value in self.values.items()}
+                self.values[tensor.index] = _Value(itself, (tensor.name,), tensor)
+        return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
 
-    def _absorb(self, tensor: TracedTensor, expr: Expr) -> _Value:
-        """Takes into `tensor` whatever of its operands need not be stored."""
+    def _absorb(self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...]) -> _Value:
+        """Takes into `tensor`, which computes `expr` over `shape`, whatever of its operands need not be stored."""
         nodes: list[str] = []
         inlined: dict[int, Expr] = {}
-        for load in list(leaves(expr)):
+        for load in leaves(expr):
             producer = self.tensors[load.ref.tensor]
-            if (
-                isinstance(producer.source, Map)
-                and self.values[producer.index].anchor is None
-                and self._may_inline(producer)
-            ):
-                replacement = self._inline(load, producer, tensor)
+            if isinstance(producer.source, Map) and self._may_inline(producer):
+                replacement = self._inline(load, producer, shape)
                 if replacement is not None:
                     inlined[id(load)] = replacement
-                    nodes += [n for n in self.values[producer.index].nodes if n not in nodes]
-        if inlined:
-            expr = _replace_loads(expr, inlined)
-        value = _Value(expr, None, tuple(dict.fromkeys((*nodes, tensor.name))))
-        return self._as_epilogue(tensor, value) or value
+                    nodes += self.values[producer.index].nodes
+        return _Value(_replace_loads(expr, inlined), tuple(dict.fromkeys((*nodes, tensor.name))))
 
     def _may_inline(self, producer: TracedTensor) -> bool:
         """Whether a tensor may be computed where it is read instead of being stored."""
-        users = self.users.get(producer.index, set())
-        if producer.index in self.outputs or any(not isinstance(self.tensors[u].source, Map) for u in users):
+        value = self.values[producer.index]
+        if producer.index in self.stored or value.anchor is not None:
             return False
-        return len(users) == 1 or _is_cheap(self.values[producer.index].expr)
+        return len(self.users[producer.index]) == 1 or _is_cheap(value.expr)
 
-    def _inline(self, load: Load, producer: TracedTensor, consumer: TracedTensor) -> Expr | None:
-        """The producer's expression at the consumer's positions, or None where it must be stored."""
+    def _inline(self, load: Load, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
+        """The producer's expression at the positions of `shape` that read it, or None where it must be stored."""
         expr = self.values[producer.index].expr
         if load.index is not None:
             return None
         whole = load.ref.view.same_elements(producer.view)
         if not has_reduce(expr):
             return expr if whole else reindex(expr, producer.shape, load.ref.steps)
-        same_rows = _without_ones(producer.shape[:-1]) == _without_ones(consumer.shape[:-1])
-        aligned = load.ref.view.shape[:-1] == consumer.shape[:-1] or (
-            whole and producer.shape[:-1] == consumer.shape[:-1]
-        )
-        rows_only = producer.shape[-1] == 1 and prod(load.ref.view.shape) == prod(producer.shape)
-        if not (same_rows and aligned):
+        read = load.ref.view.shape
+        if _without_ones(producer.shape[:-1]) != _without_ones(shape[:-1]) or read[:-1] != shape[:-1]:
             return None
-        if whole and len(producer.shape) == len(consumer.shape):
+        if whole and len(producer.shape) == len(shape):
             return expr
+        rows_only = producer.shape[-1] == 1 and prod(read) == prod(producer.shape)
         if rows_only and _keeps_rows(load.ref, producer):
-            return _realign(expr, producer.shape[:-1], consumer.shape[:-1])
+            return realign_rows(expr, producer.shape[:-1], shape[:-1])
         return None
 
     def _as_epilogue(self, tensor: TracedTensor, value: _Value) -> _Value | None:
         """`value` as the epilogue of the latest anchor among its operands, if it can be one."""
         if has_reduce(value.expr):
             return None
-        candidates = []
+        candidates = set()
         for load in leaves(value.expr):
             producer = self.values.get(load.ref.tensor)
-            alone = self.users.get(load.ref.tensor, set()) == {tensor.index} and load.ref.tensor not in self.outputs
-            if producer is not None and producer.anchor is not None and alone and load.index is None:
-                candidates.append((producer.anchor.index, load.ref.tensor))
+            alone = self.users[load.ref.tensor] == {tensor.index} and load.ref.tensor not in self.stored
+            if producer is not None and producer.anchor is not None and producer.pairs == 1 and alone:
+                candidates.add((producer.anchor.index, load.ref.tensor))
         for _, index in sorted(candidates, reverse=True):
             epilogue = self._onto_anchor(tensor, value, index)
             if epilogue is not None:
@@ -156,44 +181,92 @@ class _Grouping:
         return None
 
     def _onto_anchor(self, tensor: TracedTensor, value: _Value, index: int) -> _Value | None:
-        """`value` over the iteration space of the anchor behind the operand `index`, if each reads its own position."""
+        """`value` over the iteration space of the anchor behind the operand `index`, or None.
+
+        Either each position reads its own, or, for a matmul, the two columns 2i and 2i + 1 of its row.
+        """
         operand, made = self.tensors[index], self.values[index]
         anchor = made.anchor
         assert anchor is not None
-        if prod(tensor.shape) != prod(anchor.shape) or tensor.view.reshape(anchor.shape) is None:
-            return None
-        steps = () if tensor.shape == anchor.shape else (("reshape", anchor.shape),)
-        expr = reindex(value.expr, tensor.shape, steps)
         own = operand.view.reshape(anchor.shape)
-        if expr is None or own is None:
+        pairs = prod(anchor.shape) // max(1, prod(tensor.shape))
+        if own is None or not 1 <= pairs <= self.most_pairs or pairs * prod(tensor.shape) != prod(anchor.shape):
             return None
-        loads = [load for load in leaves(expr) if load.ref.tensor == index]
-        if any(load.index is not None or not load.ref.view.same_elements(own) for load in loads):
+        if pairs == 2 and (anchor.shape[-1] % 2 or not _is_matmul(anchor)):
             return None
-        expr = _replace_loads(expr, {id(load): made.expr for load in loads})
-        return _Value(expr, anchor, tuple(dict.fromkeys((*made.nodes, *value.nodes))))
+        shape = (*anchor.shape[:-1], anchor.shape[-1] // pairs)
+        if tensor.view.reshape(shape) is None:
+            return None
+        expr = reindex(value.expr, tensor.shape, () if tensor.shape == shape else (("reshape", shape),))
+        if expr is None:
+            return None
+        replacements: dict[int, Expr] = {}
+        for load in (load for load in leaves(expr) if load.ref.tensor == index):
+            step = _column_step(load, own, pairs)
+            made_there = None if step is None else reindex(made.expr, anchor.shape, step)
+            if made_there is None:
+                return None
+            replacements[id(load)] = made_there
+        expr = _replace_loads(expr, replacements)
+        return _Value(expr, tuple(dict.fromkeys((*made.nodes, *value.nodes))), anchor, pairs)
 
-    def _as_group(self, tensor: TracedTensor, value: _Value) -> Group:
+    def _as_groups(self, tensor: TracedTensor, value: _Value) -> list[Group]:
+        if isinstance(tensor.source, Scatter):
+            return self._scatter_groups(tensor, tensor.source, value)
         if value.anchor is None:
-            return Group(tensor, None, value.expr, tensor.shape, tensor.view, value.nodes)
-        view = tensor.view.reshape(value.anchor.shape)
+            return [Group(tensor, None, value.expr, tensor.shape, tensor.view, value.nodes)]
+        shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
+        view = tensor.view.reshape(shape)
         assert view is not None
-        return Group(tensor, value.anchor, value.expr, value.anchor.shape, view, value.nodes)
+        return [Group(tensor, value.anchor, value.expr, shape, view, value.nodes, pairs=value.pairs)]
+
+    def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: _Value) -> list[Group]:
+        """The scatter itself, after a copy of what it leaves unless that is in place already."""
+        strides = tensor.layout.strides
+        fixed = tuple(0 if dim == source.dim else stride for dim, stride in enumerate(strides))
+        stride = strides[source.dim]
+        view = View(source.shape, fixed)
+        scatter = Group(tensor, None, value.expr, source.shape, view, value.nodes, value.index, stride)
+        if tensor.index in self.in_place:
+            return [scatter]
+        untouched = Load(source.into, tensor.dtype)
+        return [Group(tensor, None, untouched, tensor.shape, tensor.view, (f"copy for {tensor.name}",)), scatter]
+
+
+def _is_matmul(tensor: TracedTensor) -> bool:
+    return isinstance(tensor.source, Anchor) and tensor.source.kind == "matmul"
+
+
+def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
+    """How a load of the anchor's result sees it: as it is, or every other column; None for any other way."""
+    if load.index is not None:
+        return None
+    if pairs == 1:
+        return () if load.ref.view.same_elements(own) else None
+    last = len(own.shape) - 1
+    for start in (0, 1):
+        if load.ref.view.same_elements(own.slice(last, start, own.shape[-1] // 2, 2)):
+            return (("slice", (last, start, own.shape[-1] // 2, 2)),)
+    return None
 
 
 def _is_cheap(expr: Expr) -> bool:
     """Whether computing a value again for each reader costs less than storing and loading it."""
     calls = loads = 0
+    inside_index: set[int] = set()
     for node in walk(expr):
         if isinstance(node, Reduce) or (isinstance(node, Call) and node.fn not in _CHEAP_CALLS):
             return False
         calls += isinstance(node, Call)
-        loads += isinstance(node, Load)
-    return loads <= 1 and calls <= _MAX_CHEAP_CALLS
+        if isinstance(node, Load):
+            loads += 1
+            if node.index is not None:
+                inside_index.update(id(load) for load in leaves(node.index))
+    return loads - len(inside_index) <= 1 and calls <= _MAX_CHEAP_CALLS
 
 
-def _replace_loads(expr: Expr, replacements: dict[int, Expr]) -> Expr:
-    return substitute(expr, lambda node: replacements.get(id(node)))
+def _replace_loads(expr: Expr, replacements: Mapping[int, Expr]) -> Expr:
+    return substitute(expr, lambda node: replacements.get(id(node))) if replacements else expr
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -207,34 +280,25 @@ def _keeps_rows(ref: Ref, producer: TracedTensor) -> bool:
     return read == own and ref.view.offset == 0
 
 
-def _realign(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr:
-    """A reducing expression over rows `old` as one over rows `new`, which differ in dimensions of size 1 only."""
+def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr | None:
+    """An expression over rows `old` as one over rows `new`: the same rows in order, under another shape.
+
+    Returns:
+        The expression, or None where strides cannot say an operand under the new shape.
+    """
+    failed = False
 
     def rewrite(node: Expr) -> Expr | None:
+        nonlocal failed
         if not isinstance(node, Load):
             return None
         width = node.ref.view.shape[-1] if node.ref.view.shape else 1
         ref: Ref | None = node.ref.apply(("expand", (*old, width)))
         ref = ref.apply(("reshape", (*new, width))) if ref is not None else None
-        return node if ref is None else replace(node, ref=ref)
+        failed |= ref is None
+        return None if ref is None else replace(node, ref=ref)
 
-    return expr if old == new else substitute(expr, rewrite)
-
-
-def _in_order(groups: dict[int, Group], outputs: set[int]) -> list[Group]:
-    """The groups that the outputs need, each after those whose result it reads."""
-    ordered: list[Group] = []
-    done: set[int] = set()
-    stack = [(index, False) for index in sorted(outputs, reverse=True) if index in groups]
-    while stack:
-        index, ready = stack.pop()
-        if index in done:
-            continue
-        if ready:
-            done.add(index)
-            ordered.append(groups[index])
-            continue
-        stack.append((index, True))
-        pending = sorted({i for i in groups[index].reads() if i in groups and i not in done}, reverse=True)
-        stack.extend((i, False) for i in pending)
-    return ordered
+    if old == new:
+        return expr
+    result = substitute(expr, rewrite)
+    return None if failed else result

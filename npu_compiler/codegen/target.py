@@ -11,6 +11,7 @@ from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.plan import KernelSource
 from npu_compiler.errors import CompileError, MissingDependencyError
+from npu_compiler.expr import Expr
 from npu_compiler.layout import Layout
 from npu_compiler.trace import TracedTensor
 
@@ -70,15 +71,25 @@ class CodegenTarget(ABC):
         name: What users call it, such as ``metal``.
         compute_dtypes: Names of the data types it computes in, the default first.
         storage_dtypes: Names of all data types that its memory may hold.
+        pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
     """
 
     name: str
     compute_dtypes: tuple[str, ...]
     storage_dtypes: frozenset[str]
+    pairs_columns: bool = False
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         """Where a tensor's elements lie. Roles: ``plain``, ``image`` [N, C, H, W], ``conv_weight`` [O, I, H, W]."""
+
+    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
+        """Whether it can compute an operand of a group's anchor, given by its position, inside the anchor's kernel."""
+        return False
+
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Launch | Library]:
+        """The launches of elementwise groups that do not depend on each other; one, where the target can share it."""
+        return [launch for group in groups for launch in self.lower(group, lowering)]
 
     @abstractmethod
     def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:

@@ -77,7 +77,7 @@ def _pool(x: Tensor, reduction: str, out: Sequence[int], **attrs: Any) -> Tensor
     if min(out) < 1:
         raise OpRefusal(f"the window does not fit into the image {list(x.shape[-2:])}")
     shape = (*image.shape[:2], *out)
-    result = x.trace.anchor("pool2d", (image,), shape, x.dtype, reduction=reduction, **attrs)
+    result: Tensor = x.trace.anchor("pool2d", (image,), shape, x.dtype, reduction=reduction, **attrs)
     return result if len(x.shape) == 4 else result.reshape(shape[1:])
 
 

@@ -70,6 +70,16 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     return self.gather(dim, _indices(index))
 
 
+@op("aten.index_copy.default", "aten.index_copy_.default")
+def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """`self` with the slices of `source` at the positions `index` of dimension `dim`."""
+    dim = normalize_dim(dim, len(self.shape))
+    count = index.shape[0] if index.shape else 1
+    if source.shape != (*self.shape[:dim], count, *self.shape[dim + 1 :]) or len(index.shape) > 1:
+        raise OpRefusal(f"{list(source.shape)} does not fit {list(self.shape)} at {count} positions of dimension {dim}")
+    return self.trace.scatter(self, dim, _indices(index).reshape((count,)), source)
+
+
 def _indices(index: Tensor) -> Tensor:
     if index.dtype.is_float or index.dtype.name == "bool":
         raise OpRefusal(f"given indices of {index.dtype}, expected integers")

@@ -1,0 +1,91 @@
+"""Gives every tensor that a launch binds its place: a buffer of the caller's, a weight, or a range of the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.plan import Argument, Buffer, KernelCall, KernelSource, LibraryCall, Role, Step
+from npu_compiler.codegen.target import Launch, Library, Lowering
+from npu_compiler.memory import Lifetime, plan_arena
+from npu_compiler.trace import TracedTensor
+
+__all__ = ["Placement"]
+
+
+class Placement:
+    """Assigns every tensor that a launch binds to a buffer and an offset.
+
+    Attributes:
+        buffers: The plan's buffers.
+        slots: Buffer and byte offset of each placed tensor, by its index.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[TracedTensor],
+        inputs: int,
+        weights: Mapping[int, str],
+        outputs: Mapping[int, str],
+        aliases: Mapping[int, int],
+    ) -> None:
+        self._tensors, self._inputs, self._weights = tensors, inputs, weights
+        self._outputs, self._aliases = outputs, aliases
+        self.buffers: list[Buffer] = []
+        self.slots: dict[int, tuple[int, int]] = {}
+
+    def place(self, launches: Sequence[Launch | Library], lowering: Lowering) -> None:
+        """Declares the buffers in use, and shares the arena among all that is neither the caller's nor a weight."""
+        ranges: dict[int, tuple[int, int]] = {}
+        for step, launch in enumerate(launches):
+            for arg in launch.args:
+                index = self._aliases.get(arg.tensor, arg.tensor)
+                start, _ = ranges.get(index, (step, step))
+                ranges[index] = (start, step)
+        aliased_outputs = {self._aliases[i]: name for i, name in self._outputs.items() if i in self._aliases}
+        outputs = {**self._outputs, **{i: name for i, name in aliased_outputs.items() if i >= self._inputs}}
+        arena = []
+        for index in sorted(ranges):
+            if index < 0:
+                arena.append(Lifetime(index, lowering.scratch_sizes[index], *ranges[index]))
+                continue
+            tensor = self._tensors[index]
+            nbytes = tensor.layout.size * tensor.dtype.size
+            if index in outputs:
+                self._declare(index, Role.OUTPUT, outputs[index], nbytes)
+            elif index in self._weights:
+                self._declare(index, Role.WEIGHT, self._weights[index], nbytes)
+            elif index < self._inputs:
+                self._declare(index, Role.INPUT, tensor.name, nbytes)
+            else:
+                arena.append(Lifetime(index, nbytes, *ranges[index]))
+        offsets, size = plan_arena(arena)
+        if arena:
+            self.slots.update({key: (len(self.buffers), offset) for key, offset in offsets.items()})
+            self.buffers.append(Buffer(Role.ARENA, "", size))
+
+    def _declare(self, index: int, role: Role, name: str, nbytes: int) -> None:
+        self.slots[index] = (len(self.buffers), 0)
+        self.buffers.append(Buffer(role, name, nbytes))
+
+    def steps(self, launches: Sequence[Launch | Library]) -> tuple[tuple[Step, ...], tuple[KernelSource, ...]]:
+        """The launches with their tensors as buffers and offsets, and the distinct kernels."""
+        kernels: dict[tuple[str, str], int] = {}
+        sources: list[KernelSource] = []
+        steps: list[Step] = []
+        for launch in launches:
+            args = tuple(self._argument(arg) for arg in launch.args)
+            work = (launch.flops, launch.nbytes)
+            if isinstance(launch, Library):
+                steps.append(LibraryCall(launch.label, launch.routine, args, dict(launch.attrs), *work))
+                continue
+            key = (launch.kernel.entry, launch.kernel.text)
+            if key not in kernels:
+                kernels[key] = len(sources)
+                sources.append(launch.kernel)
+            steps.append(KernelCall(launch.label, kernels[key], args, launch.params, launch.grid, launch.block, *work))
+        return tuple(steps), tuple(sources)
+
+    def _argument(self, arg: TensorArg) -> Argument:
+        buffer, base = self.slots[self._aliases.get(arg.tensor, arg.tensor)]
+        return Argument(buffer, base + arg.offset, arg.writes)
