@@ -26,28 +26,38 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 def encode(value: Any) -> Any:
     """`value` as msgpack can hold it: dataclasses, enums, data types, tuples, mappings and scalars."""
-    if isinstance(value, DType):
-        return value.name
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple | list):
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if dataclasses.is_dataclass(kind) and kind is not DType:
+        return [encode_field(getattr(value, name)) for name, encode_field in _field_encoders(kind)]
+    if kind in (tuple, list):
         return [encode(item) for item in value]
     if isinstance(value, Mapping):
         return {key: encode(value[key]) for key in sorted(value)}
-    if dataclasses.is_dataclass(value):
-        kind: Any = type(value)
-        hints = _hints(kind)
-        return [_encode_field(hints[f.name], getattr(value, f.name)) for f in dataclasses.fields(value)]
-    return value
+    if kind is DType:
+        return value.name
+    return value.value if isinstance(value, Enum) else value
 
 
-def _encode_field(hint: Any, value: Any) -> Any:
-    """Encodes a field; an element of a union of dataclasses carries its index in the union."""
-    if get_origin(hint) is tuple:
-        alternatives = _alternatives(get_args(hint)[0])
-        if alternatives:
-            return [[alternatives.index(type(item)), encode(item)] for item in value]
-    return encode(value)
+@cache
+def _field_encoders(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """How each field of a dataclass is encoded, by its annotation."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return tuple((name, _field_encoder(_hints(kind)[name])) for name in names)
+
+
+def _field_encoder(hint: Any) -> Callable[[Any], Any]:
+    """The encoder of a field; an element of a union of dataclasses carries its index in the union."""
+    if hint in _PLAIN:
+        return lambda value: value
+    element = get_args(hint)[0] if get_origin(hint) is tuple else None
+    if element is not None and all(argument in (int, str, Ellipsis) for argument in get_args(hint)):
+        return list
+    alternatives = _alternatives(element)
+    if not alternatives:
+        return encode
+    return lambda items: [[alternatives.index(type(item)), encode(item)] for item in items]
 
 
 def decode(kind: Any, data: Any, path: str = "program") -> Any:

@@ -133,7 +133,7 @@ def avg_pool2d(
     """The mean of each window; padding counts as zeros unless `count_include_pad` is false."""
     windows = _windows(self.shape[-2:], kernel_size, stride, padding, 1, ceil_mode)
     if divisor_override is not None:
-        return _pool(self, "sum", **windows) * (1 / divisor_override)
+        return _pool(self, "sum", **windows) * (1 / float(divisor_override))
     return _pool(self, "mean" if count_include_pad else "mean_valid", **windows)
 
 
