@@ -50,10 +50,10 @@ class Tensor:
             expr = reindex(self.expr, self.shape, (step,))
             if expr is not None:
                 return Tensor(self.trace, shape, self.dtype, expr)
-            return self.realize()._view(shape, step)
+            return self.trace.map(self, role="plain")._view(shape, step)
         ref = self.ref.apply(step)
-        if ref is None:
-            return self.trace.map(self)._view(shape, step)
+        if ref is None:  # an image's padded channels, say, do not flatten; a plain tensor's dimensions do
+            return self.trace.map(self, role="plain")._view(shape, step)
         return Tensor(self.trace, shape, self.dtype, ref)
 
     def permute(self, dims: Sequence[int]) -> Tensor:

@@ -122,9 +122,9 @@ class Trace:
         self.tensors.append(traced)
         return Tensor(self, shape, dtype, Ref(traced.index, traced.view))
 
-    def map(self, tensor: Tensor) -> Tensor:
-        """Stores an expression, or a copy of a view. Images stay images."""
-        return self.add(self.node, tensor.shape, tensor.dtype, self._role(tensor), Map(tensor.expr))
+    def map(self, tensor: Tensor, role: str | None = None) -> Tensor:
+        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise."""
+        return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
 
     def anchor(
         self, kind: str, operands: tuple[Tensor, ...], shape: tuple[int, ...], dtype: DType, **attrs: Any
