@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
@@ -16,7 +15,7 @@ from software_gpu.cache import load_or_build
 from software_gpu.entry_points import argument_table, fiber_entry, loop_entry
 from software_gpu.msl_parser import Kernel, SourceText
 from software_gpu.native_runtime import load_runtime
-from software_gpu.region_code import region_entry
+from software_gpu.region_code import region_entry, region_shape
 from software_gpu.statements import UnknownForm
 from software_gpu.toolchain import find_toolchain
 from software_gpu.translation import synchronizing_functions, translate, without_metal_includes
@@ -44,12 +43,14 @@ class CompiledKernel:
 
     Attributes:
         entries: Address of the native code for each form it has: ``loop``, ``fiber``, ``region``.
+        region_shape: What the region form runs: ``simdgroups``, in one dimension, or ``x_rows``.
         threadgroup_bytes: Static threadgroup memory.
         threadgroup_arguments: Indices (with names) of threadgroup memory that the host sizes.
     """
 
     name: str
     entries: Mapping[str, int]
+    region_shape: str
     arguments: tuple[Argument, ...]
     threadgroup_bytes: int
     threadgroup_arguments: Mapping[int, str]
@@ -141,16 +142,18 @@ def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], *, fib
     if kernel.name not in synchronizing:
         uses_atomics = any("atomic" in token.text for token in kernel.body)
         return {"loop": loop_entry(kernel, vectorize=not uses_atomics)}
-    entries = {"fiber": fiber_entry(kernel)}
-    with contextlib.suppress(UnknownForm):
-        entries["region"] = region_entry(kernel, source, synchronizing)
-    return entries
+    try:
+        region = region_entry(kernel, source, synchronizing)
+    except UnknownForm:
+        return {"fiber": fiber_entry(kernel)}
+    return {"fiber": fiber_entry(kernel, small=True), "region": region}
 
 
 def _describe(kernel: Kernel, forms: list[str]) -> dict[str, object]:
     return {
         "name": kernel.name,
         "forms": forms,
+        "region_shape": region_shape(kernel),
         "buffers": {p.index: [p.name, p.is_reference] for p in kernel.buffers},
         "threadgroup": {p.index: p.name for p in kernel.parameters if p.role == "threadgroup"},
     }
@@ -170,7 +173,9 @@ def _load(path: Path, description: bytes) -> CompiledLibrary:
         name = described["name"]
         entries = {form: _address(handle, f"msl_{form}_{name}") for form in described["forms"]}
         threadgroup = {int(index): argument for index, argument in described["threadgroup"].items()}
-        kernels[name] = CompiledKernel(name, entries, arguments, lengths.get(number, 0), threadgroup)
+        kernels[name] = CompiledKernel(
+            name, entries, described["region_shape"], arguments, lengths.get(number, 0), threadgroup
+        )
     return CompiledLibrary(kernels, handle)
 
 

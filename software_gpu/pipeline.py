@@ -44,7 +44,8 @@ class MTLComputePipelineState:
         entries = self.kernel.entries
         if "loop" in entries:
             return entries["loop"]
-        if "region" in entries and threads.height == threads.depth == 1 and threads.width % SIMD_WIDTH == 0:
+        whole_simdgroups = threads.height == threads.depth == 1 and threads.width % SIMD_WIDTH == 0
+        if "region" in entries and (whole_simdgroups or self.kernel.region_shape == "x_rows"):
             return entries["region"]
         return entries["fiber"]
 

@@ -46,11 +46,50 @@ from software_gpu.statements import (
     tokens_of,
 )
 from software_gpu.translation import ThreadgroupVariable, place_variables
-from software_gpu.variables import LANE, ROW, analyse
+from software_gpu.variables import COLLECTIVES, LANE, ROW, Variables, analyse, is_matrix_name
 
-__all__ = ["region_entry"]
+__all__ = ["region_entry", "region_shape"]
 
 _INDENT = "  "
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """How threads make rows.
+
+    Attributes:
+        head: Declarations of the number of rows and lanes.
+        place: A lane's place in its threadgroup.
+        lanes: Constant that holds a row's lanes, for arrays.
+        rows: Constant that holds a group's rows.
+    """
+
+    head: str
+    place: str
+    lanes: str
+    rows: str
+
+
+_SIMDGROUP_ROWS = _Nest(
+    head="constexpr uint msl_lanes = msl::simd_width; const uint msl_rows = msl_nx / msl_lanes;",
+    place="const uint msl_x = msl_index, msl_y = 0, msl_z = 0;",
+    lanes="msl::simd_width",
+    rows="msl::simd_width",
+)
+_X_ROWS = _Nest(
+    head="const uint msl_lanes = msl_nx, msl_rows = msl_ny * msl_nz;",
+    place="const uint msl_x = msl_l, msl_y = msl_s % msl_ny, msl_z = msl_s / msl_ny;",
+    lanes="msl::storage_stride",
+    rows="msl::max_threads",
+)
+_SIMDGROUP_ROLES = {
+    "simdgroup_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "thread_index_in_quadgroup",
+    "quadgroup_index_in_threadgroup",
+}
+# The product of two matrices is unrolled already; more of it would only be slower to compile.
+_MATRIX_LOOP, _SHORT_LOOP = '_Pragma("nounroll") ', '_Pragma("unroll") '
 
 
 def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str]) -> str:
@@ -71,15 +110,30 @@ def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str]) ->
     integers = local_constants(body, integer_constants(source.tokens))
     items = split_into_regions(body, variables, integers)
     storage = plan_storage(items, variables, integers)
-    return _Writer(kernel, variables.levels, storage, integers).entry(items)
+    nest = _SIMDGROUP_ROWS if region_shape(kernel) == "simdgroups" else _X_ROWS
+    return _Writer(kernel, variables, storage, integers, nest).entry(items)
+
+
+def region_shape(kernel: Kernel) -> str:
+    """What a row is: ``simdgroups``, for threadgroups in one dimension, or ``x_rows``.
+
+    Simdgroups and what they do together need simdgroups for rows. A kernel that asks for its place in two or three
+    dimensions and needs none of them is better off with rows along x.
+    """
+    together = any(token.text in COLLECTIVES or is_matrix_name(token.text) for token in kernel.body)
+    roles = {parameter.role for parameter in kernel.parameters}
+    places = {"thread_position_in_grid", "thread_position_in_threadgroup"}
+    flat = all(p.type in {"uint", "ushort"} for p in kernel.parameters if p.role in places)
+    return "simdgroups" if together or flat or roles & _SIMDGROUP_ROLES else "x_rows"
 
 
 @dataclass
 class _Writer:
     kernel: Kernel
-    levels: Mapping[str, int]
+    variables: Variables
     storage: Storage
     integers: Mapping[str, int]
+    nest: _Nest
     lines: list[str] = field(default_factory=list)
     depth: int = 2
     region: int = -1
@@ -104,17 +158,17 @@ class _Writer:
 
     def _group_head(self) -> None:
         self._line("unsigned char* const msl_threadgroup = msl_w->threadgroup_memory; (void)msl_threadgroup;")
-        self._line("const uint msl_rows = msl_nx * msl_ny * msl_nz / msl::simd_width;")
+        self._line(self.nest.head)
         for parameter in self.kernel.parameters:
-            if parameter.role in BUILTINS and self.levels.get(parameter.name, 0) < ROW:
+            if parameter.role in BUILTINS and self.variables.levels.get(parameter.name, 0) < ROW:
                 self._line(f"const {parameter.type} {parameter.name} = {builtin_value(parameter)};")
         for name, home in self.storage.homes.items():
             if home is Home.GROUP:
-                self._line(self._array(name, "msl::storage_stride" if self._is_lane(name) else "msl::simd_width"))
+                self._line(self._array(name, "msl::storage_stride" if self._is_lane(name) else self.nest.rows))
         if self.uses_live:
             self._line("bool msl_live[msl::max_threads]; for (bool& live : msl_live) live = true;")
         if self.uses_live_rows:
-            self._line("bool msl_live_rows[msl::simd_width]; for (bool& live : msl_live_rows) live = true;")
+            self._line("bool msl_live_rows[msl::max_threads]; for (bool& live : msl_live_rows) live = true;")
 
     def _array(self, name: str, stride: str) -> str:
         """Storage for one variable of many threads: elements apart, or one value behind the other."""
@@ -157,20 +211,20 @@ class _Writer:
     def _region(self, pieces: Sequence[Piece]) -> None:
         self._line("for (uint msl_s = 0; msl_s < msl_rows; ++msl_s) [&]() MSL_LAMBDA {")
         self.depth += 1
-        self._line("const uint msl_base = msl_s * msl::simd_width; (void)msl_base;")
+        self._line("const uint msl_base = msl_s * msl_lanes; (void)msl_base;")
         if self.uses_live_rows:
             self._line("if (!msl_live_rows[msl_s]) return;")
         if self.uses_live:
             self._line("bool* const msl_live_here = msl_live + msl_base;")
             self.masks.append("msl_live_here")
         for parameter in self.kernel.parameters:
-            if self.levels.get(parameter.name) == ROW:
+            if self.variables.levels.get(parameter.name) == ROW:
                 self._line(f"const {parameter.type} {parameter.name} = ({parameter.type})msl_s;")
         for name, home in self.storage.homes.items():
             if self.region not in self.storage.users[name]:
                 continue
             if home is Home.ROW:
-                self._line(self._array(name, "msl::simd_width"))
+                self._line(self._array(name, self.nest.lanes))
             elif home is Home.GROUP and not self._is_lane(name):
                 self._line(f"msl_type_{name}& {name} = msl_all_{name}[msl_s];")
         for piece in pieces:
@@ -212,17 +266,17 @@ class _Writer:
         self._statement(statement, stored=stored)
 
     def _masked(self, piece: Masked) -> None:
-        self._line(f"bool {piece.mask}[msl::simd_width] = {{}};")
+        self._line(f"bool {piece.mask}[{self.nest.lanes}] = {{}};")
         self._lane_loop(piece.condition, [f"{piece.mask}[msl_l] = ({' '.join(piece.condition)});"], vectorize=True)
         self._under_mask(piece.mask, piece.body)
         if piece.otherwise:
             inverse = f"{piece.mask}_else"
-            self._line(f"bool {inverse}[msl::simd_width] = {{}};")
+            self._line(f"bool {inverse}[{self.nest.lanes}] = {{}};")
             self._lane_loop([], [f"{inverse}[msl_l] = !{piece.mask}[msl_l];"], vectorize=True)
             self._under_mask(inverse, piece.otherwise)
 
     def _under_mask(self, mask: str, pieces: Sequence[Piece]) -> None:
-        self._line(f"if (msl::active_lanes({mask})) {{")
+        self._line(f"if (msl::any_lane({mask}, msl_lanes)) {{")
         self.depth += 1
         self.masks.append(mask)
         self._pieces(pieces)
@@ -240,7 +294,7 @@ class _Writer:
         counted = [f"msl_count_{name} += {name} < ({bound});"]
         self._lane_loop([name, *piece.bound], counted, vectorize=True, masked=False)
         self._line(f"if (msl_count_{name} == 0) break;")
-        self._line(f"const bool msl_full_{name} = msl_count_{name} == msl::simd_width;")
+        self._line(f"const bool msl_full_{name} = msl_count_{name} == msl_lanes;")
         self.masks.append(f"?msl_full_{name} || {name} < ({bound})")
         self._pieces(piece.body)
         self.masks.pop()
@@ -308,7 +362,7 @@ class _Writer:
         masks = self.masks if masked else []
         used = [*tokens, *(token for mask in masks if mask.startswith("?") for token in mask.split())]
         pragma = "MSL_VECTORIZE " if vectorize else ""
-        self._line(f"{pragma}for (uint msl_l = 0; msl_l < msl::simd_width; ++msl_l) {{")
+        self._line(f"{pragma}for (uint msl_l = 0; msl_l < msl_lanes; ++msl_l) {{")
         self.depth += 1
         for mask in masks:
             if not mask.startswith("?"):
@@ -326,9 +380,9 @@ class _Writer:
         used = names_in(tokens)
         self._add_repeated(used)
         self._line("const uint msl_index = msl_base + msl_l; (void)msl_index;")
-        self._line("const uint msl_x = msl_index, msl_y = 0, msl_z = 0; (void)msl_x; (void)msl_y; (void)msl_z;")
+        self._line(f"{self.nest.place} (void)msl_x; (void)msl_y; (void)msl_z;")
         for parameter in self.kernel.parameters:
-            if self.levels.get(parameter.name) == LANE and parameter.name in used:
+            if self.variables.levels.get(parameter.name) == LANE and parameter.name in used:
                 value = builtin_value(parameter)
                 if parameter.role == "thread_index_in_simdgroup":
                     value = f"({parameter.type})msl_l"
@@ -346,7 +400,7 @@ class _Writer:
             elif home is not Home.LOCAL:
                 self._line(self._reference(name, home))
         for name in sorted(used):
-            if name.startswith("msl_result_") and self.levels[name] == LANE:
+            if name.startswith("msl_result_") and self.variables.levels[name] == LANE:
                 self._line(f"const msl_type_of_{name}& {name} = msl_values_of_{name}[msl_l];")
 
     def _add_repeated(self, used: set[str]) -> None:
@@ -364,12 +418,12 @@ class _Writer:
     def _reference(self, name: str, home: Home) -> str:
         place = "msl_l" if home is Home.ROW else "msl_index"
         if name in self.storage.spread:
-            stride = "msl::simd_width" if home is Home.ROW else "msl::storage_stride"
+            stride = self.nest.lanes if home is Home.ROW else "msl::storage_stride"
             return f"const msl::Spread<msl_type_{name}, {stride}> {name}{{msl_all_{name} + {place}}};"
         return f"msl_type_{name}& {name} = msl_all_{name}[{place}];"
 
     def _is_lane(self, name: str) -> bool:
-        return self.levels.get(name) == LANE
+        return self.variables.levels.get(name) == LANE
 
     # --- statements as text ---
 
@@ -413,7 +467,8 @@ class _Writer:
             case While(condition):
                 text = f"while ({' '.join(condition)}) {{"
             case For(init, condition, step):
-                pragma = '_Pragma("unroll") ' if own_trips(head, self.integers) <= UNROLLED_TRIPS else ""
+                short = own_trips(head, self.integers) <= UNROLLED_TRIPS
+                pragma = _MATRIX_LOOP if self.variables.has_matrix(tokens_of(head)) else _SHORT_LOOP if short else ""
                 start = "" if init is None else _statement_text(init)
                 text = f"{pragma}for ({start}; {' '.join(condition)}; {' '.join(step)}) {{"
         self._line(text)

@@ -24,7 +24,7 @@ from software_gpu.statements import (
     tokens_of,
 )
 
-__all__ = ["COLLECTIVES", "GROUP", "LANE", "ROW", "Collective", "Variables", "analyse"]
+__all__ = ["COLLECTIVES", "GROUP", "LANE", "ROW", "Collective", "Variables", "analyse", "is_matrix_name"]
 
 GROUP, ROW, LANE = 0, 1, 2
 
@@ -77,6 +77,11 @@ _PURE_CALLS = re.compile(
 )
 
 
+def is_matrix_name(token: str) -> bool:
+    """Whether a token names a simdgroup matrix type or function."""
+    return _MATRIX.match(token) is not None
+
+
 @dataclass
 class Variables:
     """What is known of the names in a kernel.
@@ -108,7 +113,7 @@ class Variables:
         return "threadgroup_barrier" in tokens_of(statement)
 
     def has_matrix(self, tokens: Iterable[str]) -> bool:
-        return any(token in self.matrices or _MATRIX.match(token) for token in tokens)
+        return any(token in self.matrices or is_matrix_name(token) for token in tokens)
 
     def is_row_synchronizing(self, statement: Statement) -> bool:
         """Whether lanes of a simdgroup work together in it."""
@@ -159,7 +164,7 @@ def _collect(statement: Statement, variables: Variables) -> None:
         variables.declarations[declaration.name] = declaration
         if "*" in declaration.type:
             variables.pointers.add(declaration.name)
-        if any(_MATRIX.match(token) for token in declaration.type):
+        if any(is_matrix_name(token) for token in declaration.type):
             variables.matrices.add(declaration.name)
     for tokens in _expressions(statement):
         variables.changed |= variables.assigned(tokens)

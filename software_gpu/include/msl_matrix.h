@@ -22,6 +22,21 @@ template <class T> MSL_INLINE row8 rounded(row8 row) {
   }
 }
 
+// Swaps the off-diagonal blocks of each 2x2 arrangement of blocks, of size 1, 2 and 4 in turn.
+MSL_INLINE void transpose(row8 (&rows)[8]) {
+#define MSL_SWAP_BLOCKS(SIZE, FIRST, SECOND)                                     \
+  for (int i = 0; i < 8; ++i) {                                                  \
+    if (i & SIZE) continue;                                                      \
+    row8 a = rows[i], b = rows[i + SIZE];                                        \
+    rows[i] = __builtin_shufflevector(a, b, MSL_UNWRAP FIRST);                   \
+    rows[i + SIZE] = __builtin_shufflevector(a, b, MSL_UNWRAP SECOND);           \
+  }
+#define MSL_UNWRAP(...) __VA_ARGS__
+  MSL_SWAP_BLOCKS(1, (0, 8, 2, 10, 4, 12, 6, 14), (1, 9, 3, 11, 5, 13, 7, 15))
+  MSL_SWAP_BLOCKS(2, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
+  MSL_SWAP_BLOCKS(4, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+}
+
 }  // namespace msl
 
 namespace metal {
@@ -58,16 +73,13 @@ MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, P source, ulon
   static_assert(is_same_v<msl_pointee<P>, T>, "simdgroup_load needs a pointer to the matrix's own element type");
   if (!msl::leads_simdgroup()) return;
   source += origin.y * elements_per_row + origin.x;
-  simdgroup_matrix<T, 8, 8> loaded;
+  typedef T V __attribute__((ext_vector_type(8)));
   for (int i = 0; i < 8; ++i) {
-    T row __attribute__((ext_vector_type(8)));
+    V row;
     __builtin_memcpy(&row, (const void*)(source + i * elements_per_row), sizeof(row));
-    loaded.rows[i] = __builtin_convertvector(row, msl::row8);
+    matrix.rows[i] = __builtin_convertvector(row, msl::row8);
   }
-  if (!transpose) matrix = loaded;
-  else
-    for (int i = 0; i < 8; ++i)
-      for (int j = 0; j < 8; ++j) matrix.rows[j][i] = loaded.rows[i][j];
+  if (transpose) msl::transpose(matrix.rows);
 }
 
 template <class T, class P>
@@ -76,12 +88,11 @@ MSL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, P targe
   static_assert(is_same_v<msl_pointee<P>, T>, "simdgroup_store needs a pointer to the matrix's own element type");
   if (!msl::leads_simdgroup()) return;
   target += origin.y * elements_per_row + origin.x;
+  simdgroup_matrix<T, 8, 8> stored = matrix;
+  if (transpose) msl::transpose(stored.rows);
+  typedef T V __attribute__((ext_vector_type(8)));
   for (int i = 0; i < 8; ++i) {
-    msl::row8 values = matrix.rows[i];
-    if (transpose)
-      for (int j = 0; j < 8; ++j) values[j] = matrix.rows[j][i];
-    typedef T V __attribute__((ext_vector_type(8)));
-    V row = __builtin_convertvector(values, V);
+    V row = __builtin_convertvector(stored.rows[i], V);
     __builtin_memcpy((void*)(target + i * elements_per_row), &row, sizeof(row));
   }
 }

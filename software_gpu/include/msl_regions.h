@@ -43,4 +43,10 @@ template <class... Masks> MSL_INLINE uint active_lanes(const Masks*... masks) {
   return active;
 }
 
+MSL_INLINE bool any_lane(const bool* mask, uint lanes) {
+  bool found = false;
+  for (uint i = 0; i < lanes; ++i) found |= mask[i];
+  return found;
+}
+
 }  // namespace msl

@@ -120,7 +120,7 @@ static void* helper(void* argument) {
 static void run_dispatch(Pool* pool, const Dispatch* d) {
   pool->dispatch = d;
   pool->groups = (ulong)d->groups[0] * d->groups[1] * d->groups[2];
-  pool->piece = pool->groups / (pool->count * 8ul) + 1;
+  pool->piece = pool->groups / (pool->count * 32ul) + 1;
   pool->next = 0;
   ulong threads = (ulong)d->grid[0] * d->grid[1] * d->grid[2];
   bool shared = pool->count > 1 && pool->groups > 1 && threads >= few_threads;
