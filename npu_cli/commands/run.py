@@ -26,10 +26,10 @@ def execute(args: argparse.Namespace) -> int:
             f"'{program.model}' has {len(program.recipes)} weights and no file was given; add --weights W.safetensors"
         )
     device = Device(args.device)
-    weights = load_weights(args.weights if args.weights else {}, program, device)
-    executor = Executor(program, device)
     specs = {spec.name: spec for spec in program.input_specs}
     inputs = {name: NPUBuffer.from_numpy(array, device, spec=specs[name]) for name, array in arrays.items()}
+    weights = load_weights(args.weights if args.weights else {}, program, device)
+    executor = Executor(program, device)
     outputs = executor.run(inputs=inputs, weights=weights)
     for spec in program.output_specs:
         array = outputs[spec.name].to_numpy(spec=spec)
