@@ -18,10 +18,10 @@ typedef float result_t;
 #define EPILOGUE_ARGUMENTS
 #define PARAMS_BUFFER 3
 struct Params {
-    int pixels, columns, depth;
-    int out_height, out_width, height, width, channels;
+    int pixels, columns, depth, channels;
+    int out_height, out_width, height, width;
     int image_stride, y_stride, x_stride, channel_stride;
-    int kernel_width, step_y, step_x, pad_y, pad_x, dilation_y, dilation_x;
+    int kernel_height, kernel_width, step_y, step_x, pad_y, pad_x, dilation_y, dilation_x;
     int weight_row, weight_col, weight_columns;
     int o_stride1;
 };

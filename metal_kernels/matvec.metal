@@ -27,24 +27,24 @@ constant constexpr int OUTPUTS = 4;
 constant constexpr int SIMDGROUPS = 4;
 
 #if CHUNK > 1
-typedef vec<float, CHUNK> sum_t;
+typedef float4 sum_t;
 template <typename T>
-inline sum_t load(device const T* source)
+inline float4 load(device const T* source)
 {
-    return sum_t(*(device const vec<T, CHUNK>*)source);
+    return float4(*(device const vec<T, 4>*)source);
 }
-inline float total_of(sum_t sum)
+inline float total_of(float4 sum)
 {
     return (sum.x + sum.y) + (sum.z + sum.w);
 }
 #else
 typedef float sum_t;
 template <typename T>
-inline sum_t load(device const T* source)
+inline float load(device const T* source)
 {
     return float(*source);
 }
-inline float total_of(sum_t sum)
+inline float total_of(float sum)
 {
     return sum;
 }
@@ -72,7 +72,7 @@ kernel void matvec(
     device const matrix_t* row2 = rows + min(first + 2, last) * p.matrix_row;
     device const matrix_t* row3 = rows + min(first + 3, last) * p.matrix_row;
 
-    sum_t sum0 = sum_t(0), sum1 = sum_t(0), sum2 = sum_t(0), sum3 = sum_t(0);
+    sum_t sum0 = 0.0f, sum1 = 0.0f, sum2 = 0.0f, sum3 = 0.0f;
     for (int k = int(lane) * CHUNK; k < p.k; k += 32 * CHUNK) {
         sum_t value = load(x + k * p.vector_k);
         sum0 += value * load(row0 + k);

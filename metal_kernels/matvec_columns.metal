@@ -48,11 +48,11 @@ kernel void matvec_columns(
     device const matrix_t* columns = matrix + outer * p.matrix_outer + inner * p.matrix_inner;
 
 #if CHUNK > 1
-    vec<float, CHUNK> sum = vec<float, CHUNK>(0);
+    float4 sum = 0.0f;
     if (own < p.outputs) {
         for (int k = int(slice); k < p.k; k += SLICES) {
             device const matrix_t* source = columns + k * p.matrix_k + own;
-            sum += float(x[k * p.vector_k]) * vec<float, CHUNK>(*(device const vec<matrix_t, CHUNK>*)source);
+            sum += float(x[k * p.vector_k]) * float4(*(device const vec<matrix_t, 4>*)source);
         }
     }
     for (int c = 0; c < CHUNK; ++c) {
