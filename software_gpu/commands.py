@@ -156,7 +156,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         offsets = pipeline.threadgroup_offsets(self._threadgroup_lengths)
         record = CommandRecord(kind=CommandKind.DISPATCH)
         dispatch: DispatchRecord = record.dispatch
-        dispatch.entry = pipeline.entry(threads)
+        dispatch.entry = pipeline.entry(threads, grid)
         for index, (buffer, offset) in self._bindings.items():
             dispatch.buffers[index] = buffer.address + offset
         for index, offset in offsets.items():

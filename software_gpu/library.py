@@ -19,6 +19,7 @@ from software_gpu.region_code import region_entry, region_shape
 from software_gpu.statements import UnknownForm
 from software_gpu.toolchain import find_toolchain
 from software_gpu.translation import synchronizing_functions, translate, without_metal_includes
+from software_gpu.vectorization import dependent_functions
 
 __all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "compile_library", "preprocess"]
 
@@ -126,24 +127,21 @@ def _build(source: str, macros: Mapping[str, str], fibers_only: bool, target: Pa
 
 def generate(parsed: SourceText, *, fibers_only: bool = False) -> tuple[str, list[dict[str, object]]]:
     """The C++ of a library, and what the host must know of each kernel."""
-    synchronizing = synchronizing_functions(parsed)
+    synchronizing, dependent = synchronizing_functions(parsed), dependent_functions(parsed)
     parts = [_PROLOGUE, translate(parsed), argument_table(parsed.kernels)]
     described = []
     for kernel in parsed.kernels:
-        entries = _entries(kernel, parsed, synchronizing, fibers_only=fibers_only)
+        entries = {"fiber": fiber_entry(kernel)} if fibers_only else _entries(kernel, parsed, synchronizing, dependent)
         parts += entries.values()
         described.append(_describe(kernel, list(entries)))
     return "\n".join(parts), described
 
 
-def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], *, fibers_only: bool) -> dict[str, str]:
-    if fibers_only:
-        return {"fiber": fiber_entry(kernel)}
+def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], dependent: set[str]) -> dict[str, str]:
     if kernel.name not in synchronizing:
-        uses_atomics = any("atomic" in token.text for token in kernel.body)
-        return {"loop": loop_entry(kernel, vectorize=not uses_atomics)}
+        return {"loop": loop_entry(kernel, vectorize=kernel.name not in dependent)}
     try:
-        region = region_entry(kernel, source, synchronizing)
+        region = region_entry(kernel, source, synchronizing, dependent)
     except UnknownForm:
         return {"fiber": fiber_entry(kernel)}
     return {"fiber": fiber_entry(kernel, small=True), "region": region}

@@ -39,12 +39,13 @@ class MTLComputePipelineState:
     def staticThreadgroupMemoryLength(self) -> int:
         return self.kernel.threadgroup_bytes
 
-    def entry(self, threads: MTLSize) -> int:
-        """Address of the native code that runs groups of this shape."""
+    def entry(self, threads: MTLSize, grid: MTLSize) -> int:
+        """Address of the native code that runs threadgroups of this shape, the last ones cut by the grid."""
         entries = self.kernel.entries
         if "loop" in entries:
             return entries["loop"]
-        whole_simdgroups = threads.height == threads.depth == 1 and threads.width % SIMD_WIDTH == 0
+        flat = threads.height == threads.depth == 1
+        whole_simdgroups = flat and threads.width % SIMD_WIDTH == 0 and grid.width % SIMD_WIDTH == 0
         if "region" in entries and (whole_simdgroups or self.kernel.region_shape == "x_rows"):
             return entries["region"]
         return entries["fiber"]

@@ -92,11 +92,12 @@ _SIMDGROUP_ROLES = {
 _MATRIX_LOOP, _SHORT_LOOP = '_Pragma("nounroll") ', '_Pragma("unroll") '
 
 
-def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str]) -> str:
+def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str], dependent: set[str]) -> str:
     """The entry of a kernel's region form.
 
     Args:
         synchronizing: Functions that synchronise threads inside; a call of one can't be split.
+        dependent: Functions that keep the steps of a loop over lanes from being independent.
 
     Raises:
         UnknownForm: The kernel has no region form; run it on fibers.
@@ -106,12 +107,12 @@ def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str]) ->
     if texts & synchronizing & callees:
         raise UnknownForm("a function that synchronises threads")
     body = parse_body(kernel.body, {parameter.name for parameter in kernel.parameters})
-    variables = analyse(kernel, body, callees)
     integers = local_constants(body, integer_constants(source.tokens))
+    variables = analyse(kernel, body, callees)
     items = split_into_regions(body, variables, integers)
     storage = plan_storage(items, variables, integers)
     nest = _SIMDGROUP_ROWS if region_shape(kernel) == "simdgroups" else _X_ROWS
-    return _Writer(kernel, variables, storage, integers, nest).entry(items)
+    return _Writer(kernel, variables, storage, integers, nest, dependent - {kernel.name}).entry(items)
 
 
 def region_shape(kernel: Kernel) -> str:
@@ -134,6 +135,7 @@ class _Writer:
     storage: Storage
     integers: Mapping[str, int]
     nest: _Nest
+    dependent: set[str]
     lines: list[str] = field(default_factory=list)
     depth: int = 2
     region: int = -1
@@ -346,7 +348,7 @@ class _Writer:
 
     def _may_vectorize(self, statements: Sequence[Statement], tokens: Sequence[str]) -> bool:
         """An array that stays in memory is shared by all steps of the loop, so clang must look for itself."""
-        if any("atomic" in token for token in tokens):
+        if any("atomic" in token or token in self.dependent for token in tokens):
             return False
         constants = {*self.integers, *(n for s in statements for n in unrolled_variables(s, self.integers))}
         return all(
@@ -356,9 +358,7 @@ class _Writer:
             if isinstance(leaf, Declaration) and leaf.suffix and self.storage.home(leaf.name) is Home.LOCAL
         )
 
-    def _lane_loop(
-        self, tokens: Sequence[str], work: Sequence[str], *, vectorize: bool, masked: bool = True
-    ) -> None:
+    def _lane_loop(self, tokens: Sequence[str], work: Sequence[str], *, vectorize: bool, masked: bool = True) -> None:
         masks = self.masks if masked else []
         used = [*tokens, *(token for mask in masks if mask.startswith("?") for token in mask.split())]
         pragma = "MSL_VECTORIZE " if vectorize else ""

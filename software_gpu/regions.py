@@ -43,7 +43,7 @@ __all__ = [
     "split_into_regions",
 ]
 
-_UNROLLED_TRIPS = 64  # a loop of this many steps in all stays inside the loop over lanes, unrolled
+_LANE_TRIPS = 64  # a loop of this many steps in all stays inside the loop over lanes, unrolled
 _JUMPS = frozenset({"break", "continue", "return"})
 
 
@@ -382,7 +382,7 @@ class _Splitter:
             return False
         if any(_jumps_outward(inner) for inner in loop.body):
             return False
-        return loop_trips(loop, self.integers) > _UNROLLED_TRIPS
+        return loop_trips(loop, self.integers) > _LANE_TRIPS
 
     def _strided(self, loop: For) -> Strided | None:
         variable, variables = loop.init, self.variables

@@ -5,6 +5,7 @@ Expressions stay lists of tokens: the region form needs to know which names they
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -207,7 +208,7 @@ class _Parser:
             return [self._for()]
         if start == "while":
             self.position += 1
-            return [While(self._parentheses(), self._substatement())]
+            return [While(self._parentheses(), _without_continue(self._substatement()))]
         if start in {"switch", "do", "goto", "asm", "struct", "union", "enum"}:
             raise UnknownForm(f"a '{start}' statement")
         end = self._semicolon()
@@ -263,7 +264,7 @@ class _Parser:
         condition = self._renamed(self.tokens[self.position : second])
         step = self._renamed(self.tokens[second + 1 : end])
         self.position = end + 1
-        body = self._substatement()
+        body = _without_continue(self._substatement())
         self.scopes.pop()
         return For(init, condition, step, body)
 
@@ -276,7 +277,7 @@ class _Parser:
         return index
 
     def _renamed(self, tokens: Sequence[str]) -> list[str]:
-        if "[" in tokens and any(a == "[" and b in {"&", "=", "]"} for a, b in zip(tokens, tokens[1:], strict=False)):
+        if "[" in tokens and any(a == "[" and b in {"&", "=", "]"} for a, b in itertools.pairwise(tokens)):
             raise UnknownForm("a lambda expression")
         result = []
         for index, token in enumerate(tokens):
@@ -318,6 +319,18 @@ class _Parser:
         is_list = rest[0] in "({" or rest[1] == "{"
         initializer = self._renamed(rest[1:] if rest[0] == "=" else rest)
         return Declaration(kind, self._declare(part[0]), suffix, initializer, is_list)
+
+
+def _without_continue(body: list[Statement]) -> list[Statement]:
+    """A loop's body where `if (c) continue; rest` reads `if (!(c)) { rest }`: no jump, the same work."""
+    for index, statement in enumerate(body):
+        if not isinstance(statement, If) or statement.otherwise or len(statement.then) != 1:
+            continue
+        jump = statement.then[0]
+        if isinstance(jump, Simple) and jump.tokens == ["continue"]:
+            rest = _without_continue(body[index + 1 :])
+            return [*body[:index], If(["!", "(", *statement.condition, ")"], rest, [])]
+    return body
 
 
 def _split(tokens: Sequence[str]) -> list[list[str]]:

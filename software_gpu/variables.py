@@ -246,7 +246,9 @@ def _jump_level(body: Sequence[Statement], variables: Variables) -> int:
     level = GROUP
     for statement in body:
         if isinstance(statement, If):
-            jumps = any(isinstance(leaf, Simple) and leaf.tokens[0] in {"break", "continue"} for leaf in leaves(statement))
+            jumps = any(
+                isinstance(leaf, Simple) and leaf.tokens[0] in {"break", "continue"} for leaf in leaves(statement)
+            )
             if jumps:
                 level = max(level, variables.level(statement.condition), _jump_level(statement.then, variables))
         elif isinstance(statement, Block):
