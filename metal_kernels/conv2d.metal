@@ -62,20 +62,19 @@ kernel void conv2d(
     threadgroup int tap_x[TAPS];
     threadgroup int tap_at[TAPS];
 
-    int thread_number = int(thread_index);
     int row0 = int(group.x) * TILE_M;
     int col0 = int(group.y) * TILE_N;
     device const a_t* channels = image + int(group.z) * p.channels * p.channel_stride;
     device const b_t* columns = weight + (int(group.z) * p.columns + col0) * p.weight_col;
 
-    if (thread_number < TILE_M) {
-        int pixel = row0 + thread_number;
+    if (int(thread_index) < TILE_M) {
+        int pixel = row0 + int(thread_index);
         int line = pixel / p.out_width;
         int x = pixel % p.out_width * p.step_x - p.pad_x;
         int y = line % p.out_height * p.step_y - p.pad_y;
-        corner_y[thread_number] = pixel < p.pixels ? y : NOWHERE;
-        corner_x[thread_number] = x;
-        corner_at[thread_number] = line / p.out_height * p.image_stride + y * p.y_stride + x * p.x_stride;
+        corner_y[int(thread_index)] = pixel < p.pixels ? y : NOWHERE;
+        corner_x[int(thread_index)] = x;
+        corner_at[int(thread_index)] = line / p.out_height * p.image_stride + y * p.y_stride + x * p.x_stride;
     }
 
     simdgroup_float8x8 sums[MATRICES_M][MATRICES_N];
@@ -86,20 +85,20 @@ kernel void conv2d(
     }
 
     for (int k0 = 0; k0 < p.depth; k0 += TILE_K) {
-        if (thread_number < TAPS) {
-            int k = k0 + thread_number * A_CHUNK;
+        if (int(thread_index) < TAPS) {
+            int k = k0 + int(thread_index) * A_CHUNK;
             int tap = k / p.channels;
             int y = tap / p.kernel_width * p.dilation_y;
             int x = tap % p.kernel_width * p.dilation_x;
-            tap_y[thread_number] = k < p.depth ? y : NOWHERE;
-            tap_x[thread_number] = x;
-            tap_at[thread_number] = y * p.y_stride + x * p.x_stride + k % p.channels * p.channel_stride;
+            tap_y[int(thread_index)] = k < p.depth ? y : NOWHERE;
+            tap_x[int(thread_index)] = x;
+            tap_at[int(thread_index)] = y * p.y_stride + x * p.x_stride + k % p.channels * p.channel_stride;
         }
         stage<TILE_K, TILE_N, B_CHUNK>(
             b_tile, columns + k0 * p.weight_row, p.depth - k0, p.weight_columns - col0, p.weight_row, p.weight_col,
-            thread_number);
+            int(thread_index));
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (int i = thread_number; i < TILE_M * TAPS; i += THREADS) {
+        for (int i = int(thread_index); i < TILE_M * TAPS; i += THREADS) {
             int row = i / TAPS;
             int tap = i % TAPS;
             int y = corner_y[row] + tap_y[tap];
@@ -115,12 +114,12 @@ kernel void conv2d(
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int k = 0; k < TILE_K; k += 8) {
-            tile_matrix a_matrices[MATRICES_M];
+            simdgroup_matrix<tile_t, 8, 8> a_matrices[MATRICES_M];
             for (int i = 0; i < MATRICES_M; ++i) {
                 simdgroup_load(a_matrices[i], a_tile + i * 8 * A_PITCH + k, A_PITCH);
             }
             for (int j = 0; j < MATRICES_N; ++j) {
-                tile_matrix b_matrix;
+                simdgroup_matrix<tile_t, 8, 8> b_matrix;
                 simdgroup_load(b_matrix, b_tile + k * B_PITCH + simdgroup * SIMDGROUP_COLUMNS + j * 8, B_PITCH);
                 for (int i = 0; i < MATRICES_M; ++i) {
                     simdgroup_multiply_accumulate(sums[i][j], a_matrices[i], b_matrix, sums[i][j]);
@@ -137,7 +136,7 @@ kernel void conv2d(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    for (int i = thread_number; i < TILE_M * TILE_N / GROUP; i += THREADS) {
+    for (int i = int(thread_index); i < TILE_M * TILE_N / GROUP; i += THREADS) {
         int row = row0 + i / (TILE_N / GROUP);
         int col = col0 + i % (TILE_N / GROUP) * GROUP;
         if (row < p.pixels && col < p.columns) {

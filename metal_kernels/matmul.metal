@@ -93,7 +93,7 @@ kernel void matmul(
 #endif
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int k = 0; k < TILE_K; k += 8) {
-            tile_matrix a_matrices[MATRICES_M];
+            simdgroup_matrix<tile_t, 8, 8> a_matrices[MATRICES_M];
             for (int i = 0; i < MATRICES_M; ++i) {
 #if A_ALONG_K
                 simdgroup_load(a_matrices[i], a_tile + i * 8 * A_PITCH + k, A_PITCH);
@@ -102,7 +102,7 @@ kernel void matmul(
 #endif
             }
             for (int j = 0; j < MATRICES_N; ++j) {
-                tile_matrix b_matrix;
+                simdgroup_matrix<tile_t, 8, 8> b_matrix;
 #if B_ALONG_K
                 simdgroup_load(
                     b_matrix, b_tile + (simdgroup * SIMDGROUP_COLUMNS + j * 8) * B_PITCH + k, B_PITCH, ulong2(0, 0), true);

@@ -3,8 +3,6 @@
 // tile_t, sums are float.
 #include <metal_simdgroup_matrix>
 
-typedef simdgroup_matrix<tile_t, 8, 8> tile_matrix;
-
 constant constexpr int THREADS = 128;
 constant constexpr int SIMDGROUP_COLUMNS = TILE_N / 4;
 constant constexpr int MATRICES_M = TILE_M / 8;
