@@ -36,7 +36,7 @@ def compile(source: IRSource, target: str = "metal", dtype: str | None = None) -
     compute = compute_dtype(graph, chosen, dtype)
     host_dtypes = {name: spec.dtype for name, spec in graph.tensors.items()}
     names = graph.outputs
-    optimized = assign_dtypes(optimize(graph), compute).verify()
+    optimized = assign_dtypes(optimize(graph, chosen.pairs_columns), compute).verify()
     host_dtypes.update({name: optimized.weights[name].spec.host_dtype for name in optimized.weights})
     check_constraints(optimized, chosen.storage_dtypes)
     plan, recipes = plan_graph(optimized, chosen, host_dtypes, names)

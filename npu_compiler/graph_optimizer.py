@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.errors import UnsupportedOpError
+from npu_compiler.fusion_patterns import fuse_attention, merge_linears, share_heads
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.ops import views
@@ -18,9 +20,21 @@ __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionaliz
 Pass = Callable[[IRGraph], IRGraph]
 
 
-def optimize(graph: IRGraph) -> IRGraph:
-    """Runs all passes that need no target, in order; the graph is verified after each."""
-    passes: tuple[Pass, ...] = (functionalize, eliminate_noops, fold_batch_norms)
+def optimize(graph: IRGraph, pairs_columns: bool = False) -> IRGraph:
+    """Runs all passes in order; the graph is verified after each.
+
+    Args:
+        graph: A graph as it was read.
+        pairs_columns: Whether the target's epilogues can combine two neighbouring columns of a product.
+    """
+    passes: tuple[Pass, ...] = (
+        functionalize,
+        eliminate_noops,
+        fold_batch_norms,
+        fuse_attention,
+        share_heads,
+        partial(merge_linears, interleave=pairs_columns),
+    )
     for run in passes:
         graph = run(graph).verify()
     return graph
@@ -126,10 +140,7 @@ def _foldable(
     norm: OpNode, graph: IRGraph, producers: Mapping[str, OpNode], users: Mapping[str, list[OpNode]]
 ) -> OpNode | None:
     """The convolution that a BatchNorm can be folded into."""
-    if (
-        not norm.op.startswith(("aten.batch_norm", "aten._native_batch_norm_legit_no_training"))
-        or len(norm.outputs) != 1
-    ):
+    if not norm.op.startswith("aten.batch_norm"):
         return None
     source = norm.inputs["input"]
     convolution = producers.get(source) if isinstance(source, str) else None

@@ -118,8 +118,15 @@ def _fold_given_bias(
     return (shifted if beta is None else shifted + beta.astype(np.float64)).astype(np.float32)
 
 
-def _concatenate(*tensors: Array, axis: float) -> Array:
-    return np.concatenate(tensors, axis=int(axis))
+def _concatenate(*tensors: Array) -> Array:
+    """Weights [N_i, ...] one after another."""
+    return np.concatenate(tensors)
+
+
+def _interleave(*tensors: Array) -> Array:
+    """The rows of weights [N, ...] in turns: the first of each, then the second of each."""
+    stacked: Array = np.stack(tensors, axis=1)
+    return stacked.reshape(-1, *tensors[0].shape[1:])
 
 
 TRANSFORMS: dict[str, Callable[..., Array]] = {
@@ -128,4 +135,5 @@ TRANSFORMS: dict[str, Callable[..., Array]] = {
     "fold_bias": _fold_bias,
     "fold_given_bias": _fold_given_bias,
     "concatenate": _concatenate,
+    "interleave": _interleave,
 }

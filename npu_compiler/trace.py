@@ -117,7 +117,11 @@ class Trace:
 
     def add(self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None = None) -> Tensor:
         """Declares a tensor in memory and gives the symbolic tensor that refers to it."""
-        layout = self.layouts.layout(shape, role)
+        return self._declare(name, shape, dtype, role, source, self.layouts.layout(shape, role))
+
+    def _declare(
+        self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None, layout: Layout
+    ) -> Tensor:
         traced = TracedTensor(len(self.tensors), name, shape, dtype, layout, role, source)
         self.tensors.append(traced)
         return Tensor(self, shape, dtype, Ref(traced.index, traced.view))
@@ -135,8 +139,10 @@ class Trace:
             ref = operand.realize().ref
             assert ref is not None
             refs.append(ref)
-        role = "image" if kind in ("conv2d", "pool2d") else "plain"
-        return self.add(self.node, shape, dtype, role, Anchor(kind, tuple(refs), attrs))
+        source = Anchor(kind, tuple(refs), attrs)
+        if kind == "attention":  # [B, H, S, D] as [B, S, H, D], which the projection after it reads as rows
+            return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
+        return self.add(self.node, shape, dtype, "plain" if kind == "matmul" else "image", source)
 
     def scatter(self, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
         """`into` with `values` at the positions `index` of dimension `dim`.

@@ -21,7 +21,7 @@ __all__ = ["Group", "group", "realign_rows"]
 _CHEAP_CALLS = frozenset(
     {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 )
-_MAX_CHEAP_CALLS = 6
+_MAX_CHEAP_CALLS = 12
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class _Grouping:
         self.most_pairs = 2 if pairs_columns else 1
         self.values: dict[int, _Value] = {}
         self.users: dict[int, set[int]] = {}
+        self.absorbed: dict[int, int] = {}  # by whom a tensor with one reader is computed
         self.stored = outputs  # what must be in memory
         for tensor in self.tensors:
             for ref in tensor.operands():
@@ -136,6 +137,8 @@ class _Grouping:
                 replacement = self._inline(load, producer, shape)
                 if replacement is not None:
                     inlined[id(load)] = replacement
+                    if len(self.users[producer.index]) == 1:
+                        self.absorbed[producer.index] = tensor.index
                     nodes += self.values[producer.index].nodes
         return _Value(_replace_loads(expr, inlined), tuple(dict.fromkeys((*nodes, tensor.name))))
 
@@ -144,7 +147,32 @@ class _Grouping:
         value = self.values[producer.index]
         if producer.index in self.stored or value.anchor is not None:
             return False
-        return len(self.users[producer.index]) == 1 or _is_cheap(value.expr)
+        return len(self.users[producer.index]) == 1 or self._is_cheap(value.expr, prod(producer.shape))
+
+    def _is_cheap(self, expr: Expr, elements: int) -> bool:
+        """Whether computing a value of so many elements again for each reader costs less than storing and loading it.
+
+        That is so for a few simple operations on no more elements than the value has itself.
+        """
+        calls = 0
+        inside_index: set[int] = set()
+        loads: list[Load] = []
+        for node in walk(expr):
+            if isinstance(node, Reduce) or (isinstance(node, Call) and node.fn not in _CHEAP_CALLS):
+                return False
+            calls += isinstance(node, Call)
+            if isinstance(node, Load):
+                loads.append(node)
+                if node.index is not None:
+                    inside_index.update(id(load) for load in leaves(node.index))
+        read: dict[int, int] = {}
+        for load in loads:
+            if id(load) not in inside_index:
+                view = load.ref.view
+                distinct = prod(n for n, stride in zip(view.shape, view.strides, strict=True) if stride)
+                read[load.ref.tensor] = read.get(load.ref.tensor, 0) + distinct
+        total = sum(min(count, prod(self.tensors[index].shape)) for index, count in read.items())
+        return total <= elements and calls <= _MAX_CHEAP_CALLS
 
     def _inline(self, load: Load, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
         """The producer's expression at the positions of `shape` that read it, or None where it must be stored."""
@@ -171,7 +199,7 @@ class _Grouping:
         candidates = set()
         for load in leaves(value.expr):
             producer = self.values.get(load.ref.tensor)
-            alone = self.users[load.ref.tensor] == {tensor.index} and load.ref.tensor not in self.stored
+            alone = self._readers(load.ref.tensor) == {tensor.index} and load.ref.tensor not in self.stored
             if producer is not None and producer.anchor is not None and producer.pairs == 1 and alone:
                 candidates.add((producer.anchor.index, load.ref.tensor))
         for _, index in sorted(candidates, reverse=True):
@@ -179,6 +207,15 @@ class _Grouping:
             if epilogue is not None:
                 return epilogue
         return None
+
+    def _readers(self, index: int) -> set[int]:
+        """Who reads a tensor in the end, once what is computed elsewhere is counted where it is computed."""
+        readers = set()
+        for user in self.users[index]:
+            while user in self.absorbed:
+                user = self.absorbed[user]
+            readers.add(user)
+        return readers
 
     def _onto_anchor(self, tensor: TracedTensor, value: _Value, index: int) -> _Value | None:
         """`value` over the iteration space of the anchor behind the operand `index`, or None.
@@ -214,7 +251,8 @@ class _Grouping:
         if isinstance(tensor.source, Scatter):
             return self._scatter_groups(tensor, tensor.source, value)
         if value.anchor is None:
-            return [Group(tensor, None, value.expr, tensor.shape, tensor.view, value.nodes)]
+            shape = tensor.shape or (1,)  # what reduces has a last dimension
+            return [Group(tensor, None, value.expr, shape, tensor.view.expand(shape), value.nodes)]
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
         assert view is not None
@@ -248,21 +286,6 @@ def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
         if load.ref.view.same_elements(own.slice(last, start, own.shape[-1] // 2, 2)):
             return (("slice", (last, start, own.shape[-1] // 2, 2)),)
     return None
-
-
-def _is_cheap(expr: Expr) -> bool:
-    """Whether computing a value again for each reader costs less than storing and loading it."""
-    calls = loads = 0
-    inside_index: set[int] = set()
-    for node in walk(expr):
-        if isinstance(node, Reduce) or (isinstance(node, Call) and node.fn not in _CHEAP_CALLS):
-            return False
-        calls += isinstance(node, Call)
-        if isinstance(node, Load):
-            loads += 1
-            if node.index is not None:
-                inside_index.update(id(load) for load in leaves(node.index))
-    return loads - len(inside_index) <= 1 and calls <= _MAX_CHEAP_CALLS
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[int, Expr]) -> Expr:

@@ -27,15 +27,27 @@ __all__ = [
 
 def elementwise_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str]) -> Operands:
     """The operands of a group without anchor and without reductions."""
-    return Operands.resolve([group.expr], group.view, tensors, positions)
+    return Operands.resolve(_exprs(group), group.view, tensors, positions)
 
 
 def elementwise_body(group: Group, operands: Operands, dialect: Dialect) -> str:
     """Statements that compute one element and store it in ``out``."""
     printer = Printer(dialect, operands.names)
     value = printer.value(group.expr)
+    address = _address(group, operands, printer)
     storage = dialect.storage[group.output.dtype.name]
-    return "\n".join([*printer.lines, f"    out[{operands.output}] = {storage}({value});"])
+    return "\n".join([*printer.lines, f"    out[{address}] = {storage}({value});"])
+
+
+def _exprs(group: Group) -> list[Expr]:
+    return [group.expr] if group.index is None else [group.expr, group.index]
+
+
+def _address(group: Group, operands: Operands, printer: Printer) -> str:
+    """Where a value is stored; for a scatter, its index says how much further on."""
+    if group.index is None:
+        return operands.output
+    return f"{operands.output} + int({printer.value(group.index)}) * {group.index_stride}"
 
 
 @dataclass(frozen=True)
@@ -69,12 +81,14 @@ class RowProgram:
         phases: The reductions, each after those it depends on.
         body: Statements of the last loop, over the column ``c``.
         value: The result of each column.
+        address: Where it is stored.
         width: Columns of the result.
     """
 
     phases: tuple[RowPhase, ...]
     body: str
     value: str
+    address: str
     width: int
 
 
@@ -86,7 +100,7 @@ def row_operands(group: Group, tensors: Sequence[TracedTensor], positions: Seque
         tensors: The trace's tensors.
         positions: Names of the positions of the row's dimensions and, last, the column's.
     """
-    return Operands.resolve([group.expr], group.view, tensors, positions, merge_rows)
+    return Operands.resolve(_exprs(group), group.view, tensors, positions, merge_rows)
 
 
 def row_program(group: Group, operands: Operands, dialect: Dialect) -> RowProgram:
@@ -106,7 +120,8 @@ def row_program(group: Group, operands: Operands, dialect: Dialect) -> RowProgra
         printer.define(node, name)
     inner = printer.scope("        ")
     value = inner.value(group.expr)
-    return RowProgram(tuple(phases), "\n".join(inner.lines), value, group.shape[-1])
+    address = _address(group, operands, inner)
+    return RowProgram(tuple(phases), "\n".join(inner.lines), value, address, group.shape[-1])
 
 
 def _identity(node: Reduce, dialect: Dialect) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import pi, sqrt
 from typing import Any
 
-from npu_compiler.dtypes import BOOL, FLOAT32, DType, dtype
+from npu_compiler.dtypes import BOOL, FLOAT32, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import Number, OpRefusal, Tensor, apply, where
+from npu_compiler.symbolic import Number, OpRefusal, Tensor, apply, full, where
 
 
 def _float(x: Tensor) -> Tensor:
@@ -151,8 +151,6 @@ _FUNCTIONS = {
     "cos": "The cosine; `self` in radians.",
     "tanh": "The hyperbolic tangent.",
     "erf": "The error function.",
-    "floor": "The greatest integer not above `self`.",
-    "ceil": "The least integer not below `self`.",
 }
 
 
@@ -170,30 +168,48 @@ for _name, _documentation in _FUNCTIONS.items():
     op(f"aten.{_name}.default", f"aten.{_name}_.default")(_function(_name, _documentation))
 
 
+def _rounding(name: str, documentation: str) -> Any:
+    def compute(self: Tensor) -> Tensor:
+        return apply(name, self) if self.dtype.is_float else self
+
+    compute.__doc__ = documentation
+    return compute
+
+
+op("aten.floor.default", "aten.floor_.default")(_rounding("floor", "The greatest integer not above `self`."))
+op("aten.ceil.default", "aten.ceil_.default")(_rounding("ceil", "The least integer not below `self`."))
+
+
 @op("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
 def pow_scalar(self: Tensor, exponent: Number) -> Tensor:
     """``self ** exponent``; small whole exponents and halves become products and roots."""
+    base = _float(self) if isinstance(exponent, float) else self
     if exponent == 2:
-        return self * self
+        return base * base
     if exponent == 3:
-        return self * self * self
-    if exponent == 0.5:
-        return apply("sqrt", _float(self))
-    if exponent == -0.5:
-        return apply("rsqrt", _float(self))
-    if exponent == -1:
-        return 1 / self
-    if not self.dtype.is_float and not isinstance(exponent, float):
+        return base * base * base
+    if not base.dtype.is_float:
         raise OpRefusal(f"an integer to the power of {exponent} is not supported")
-    return _signed_pow(_float(self), float(exponent))
+    if exponent == 0.5:
+        return apply("sqrt", base)
+    if exponent == -0.5:
+        return apply("rsqrt", base)
+    if exponent == -1:
+        return 1 / base
+    return _signed_pow(base, float(exponent))
 
 
 def _signed_pow(base: Tensor, exponent: float) -> Tensor:
     """The power with the sign that a whole exponent gives a negative base; kernels' ``pow`` takes no negative base."""
     magnitude = apply("pow", apply("abs", base), exponent)
     if not exponent.is_integer():
-        return where(base < 0, float("nan"), magnitude)
+        return where(_is_negative(base), float("nan"), magnitude)
     return where(base < 0, -magnitude, magnitude) if exponent % 2 else magnitude
+
+
+def _is_negative(base: Tensor) -> Tensor:
+    """Negative and finite: minus infinity has powers with any exponent."""
+    return apply("and", base < 0, base > float("-inf"))
 
 
 @op("aten.pow.Tensor_Tensor")
@@ -203,7 +219,7 @@ def pow_tensor(self: Tensor, exponent: Tensor) -> Tensor:
     magnitude = apply("pow", apply("abs", base), power)
     whole = apply("eq", apply("floor", power), power)
     odd = apply("ne", apply("floor", power * 0.5) * 2, power)
-    negative = where(whole, where(odd, -magnitude, magnitude), float("nan"))
+    negative = where(whole, where(odd, -magnitude, magnitude), where(_is_negative(base), float("nan"), magnitude))
     return where(base < 0, negative, magnitude)
 
 
@@ -278,13 +294,8 @@ def where_(condition: Tensor, self: Tensor | Number, other: Tensor | Number) -> 
 @op("aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor")
 def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     """`value` where `mask` holds, else `self`."""
-    filler = value.cast(self.dtype) if isinstance(value, Tensor) else type_of(self.dtype)(value)
-    return where(mask, filler, self)
-
-
-def type_of(kind: DType) -> type[float] | type[int] | type[bool]:
-    """The Python type of a number that leaves tensors of `kind` as they are."""
-    return float if kind.is_float else bool if kind == BOOL else int
+    filler = value if isinstance(value, Tensor) else full(self.trace, (), value, self.dtype)
+    return where(mask, filler.cast(self.dtype), self)
 
 
 @op("aten.to.dtype", "aten._to_copy.default", "aten.to.dtype_layout", "aten.to.device")

@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_compiler.dtypes import promote
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, apply, arange, normalize_dim, where
+from npu_compiler.symbolic import OpRefusal, Tensor, apply, arange, full, normalize_dim, where
 
 
 @op("getitem")
@@ -89,13 +89,18 @@ def _indices(index: Tensor) -> Tensor:
 @op("aten.tril.default")
 def tril(self: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of the last two dimensions, zero above."""
-    return where(_below(self, diagonal), self, 0)
+    return where(_below(self, diagonal), self, _filler(self, 0))
 
 
 @op("aten.triu.default")
 def triu(self: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of the last two dimensions, zero below."""
-    return where(_below(self, diagonal - 1), 0, self)
+    return where(_below(self, diagonal - 1), _filler(self, 0), self)
+
+
+def _filler(x: Tensor, value: Any) -> Tensor:
+    """A number in the data type of `x`, so that it changes no other's."""
+    return full(x.trace, (), value, x.dtype)
 
 
 def _below(x: Tensor, diagonal: int) -> Tensor:
@@ -108,7 +113,7 @@ def pad(self: Tensor, pad: Sequence[int], value: Any = None, mode: str = "consta
     """`value` around a tensor: `pad` counts from the last dimension, two numbers each."""
     if mode != "constant" or len(pad) % 2 or len(pad) > 2 * len(self.shape):
         raise OpRefusal(f"given pad={list(pad)} with mode='{mode}', expected two numbers a dimension and 'constant'")
-    result, filler = self.realize(), 0 if value is None else value
+    result, filler = self.realize(), _filler(self, 0 if value is None else value)
     rank = len(self.shape)
     inside: Tensor | None = None
     for i in range(len(pad) // 2):

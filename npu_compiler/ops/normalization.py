@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, apply
+from npu_compiler.symbolic import OpRefusal, Tensor, apply, full
 
 
 @op("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
@@ -72,7 +72,7 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias.reshape((-1,))
 
 
-@op("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
+@op("aten.batch_norm.default")
 def batch_norm(
     input: Tensor,
     weight: Tensor | None = None,
@@ -98,6 +98,21 @@ def batch_norm(
     if weight is not None:
         result = result * by_channel(weight)
     return result if bias is None else result + by_channel(bias)
+
+
+@op("aten._native_batch_norm_legit_no_training.default")
+def native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """The normalised tensor, and two empty ones where training would save its statistics."""
+    empty = full(input.trace, (0,), 0.0, input.dtype)
+    return batch_norm(input, weight, bias, running_mean, running_var, eps=eps), empty, empty
 
 
 @op("aten.group_norm.default")

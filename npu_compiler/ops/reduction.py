@@ -25,7 +25,8 @@ def sum_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
 @op("aten.mean.default", "aten.mean.dim")
 def mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The mean over `dim`, or over all dimensions."""
-    dims = [normalize_dim(d, len(self.shape)) for d in _dims(dim)] or list(range(len(self.shape)))
+    rank = len(self.shape)
+    dims = [normalize_dim(d, rank) for d in _dims(dim) if rank] or list(range(rank))
     kind = _accumulator(self, dtype) if self.dtype.is_float or dtype is not None else FLOAT32
     count = prod(self.shape[d] for d in dims)
     scaled = self.cast(kind) * (1 / count if count else float("nan"))

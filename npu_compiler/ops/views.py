@@ -32,10 +32,16 @@ def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return input
 
 
-@op("aten.transpose.int", "aten.swapaxes.default")
+@op("aten.transpose.int")
 def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
     """Two dimensions exchanged."""
     return self.swap(dim0, dim1)
+
+
+@op("aten.swapaxes.default")
+def swapaxes(self: Tensor, axis0: int, axis1: int) -> Tensor:
+    """Two dimensions exchanged."""
+    return self.swap(axis0, axis1)
 
 
 @op("aten.t.default", "aten.numpy_T.default")

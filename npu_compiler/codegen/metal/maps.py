@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.codegen.dialect import Dialect
@@ -22,7 +24,7 @@ from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.expr import FUNCTIONS
 
-__all__ = ["lower_elementwise", "lower_rows"]
+__all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
 
 _THREADS = 256
 _MAX_GRID = 65535
@@ -75,10 +77,95 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launc
         params=1 + len(operands.pointers),
         positions="\n".join(lines),
         phases="\n".join(_phase_text(phase, number, threads, dialect) for number, phase in enumerate(program.phases)),
-        body="\n".join((program.body, f"        out[{operands.output}] = {storage}({program.value});")),
+        body="\n".join((program.body, f"        out[{program.address}] = {storage}({program.value});")),
     )
     grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
     return [_launch(group, lowering, operands, "rows", fields, values | extents, body, grid, (threads, 1, 1))]
+
+
+def lower_shared(groups: Sequence[Group], lowering: Lowering, dialect: Dialect) -> list[Launch]:
+    """Several elementwise groups in one launch: each has its own threadgroups, of one element a thread."""
+    parts = [_Part.of(group, number, lowering, dialect) for number, group in enumerate(groups)]
+    counts = [-(-prod(part.operands.sizes) // _THREADS) for part in parts]
+    firsts = [sum(counts[:number]) for number in range(len(parts))]
+    header = ParamStruct("Blocks", tuple(("int", f"first{number}") for number in range(len(parts))))
+    arguments = [argument for part in parts for argument in part.arguments]
+    members = "".join(f"    Part{number} part{number};\n" for number in range(len(parts)))
+    calls, binding = [], 0
+    signature = []
+    for number, part in enumerate(parts):
+        names = [f"b{binding + i}" for i in range(len(part.arguments))]
+        signature += [
+            f"    {kind} {name} [[buffer({binding + i})]],\n"
+            for i, (kind, name) in enumerate(zip(part.kinds, names, strict=True))
+        ]
+        passed = "".join(f"{name}, " for name in names)
+        condition = f"if (block >= p.blocks.first{number}) " if number else ""
+        call = f"part{number}((block - p.blocks.first{number}) * {_THREADS} + lane, {passed}p.part{number});"
+        calls.append(f"{condition}{{\n        {call}\n    }}")
+        binding += len(part.arguments)
+    body = fill(
+        "shared.metal",
+        declarations="\n".join([header.declaration, *(part.text for part in parts)]),
+        members=members,
+        pointers="".join(signature),
+        params=binding,
+        calls="    " + " else ".join(reversed(calls)),
+    )
+    values = {f"first{number}": first for number, first in enumerate(firsts)}
+    return [
+        Launch(
+            label="; ".join(" + ".join(group.nodes) for group in groups),
+            kernel=assemble("shared", None, body),
+            args=tuple(arguments),
+            params=header.pack(values) + b"".join(part.params for part in parts),
+            grid=(sum(counts), 1, 1),
+            block=(_THREADS, 1, 1),
+            flops=sum(flops_of([group.expr], prod(group.shape)) for group in groups),
+            nbytes=sum(traffic_of(group, lowering.tensors) for group in groups),
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One group of a shared launch, as a function of the element's number.
+
+    Attributes:
+        operands: Its operands.
+        arguments: What it binds, the output first.
+        kinds: Their types.
+        text: Its parameter struct and its function.
+        params: Its parameters.
+    """
+
+    operands: Operands
+    arguments: tuple[TensorArg, ...]
+    kinds: tuple[str, ...]
+    text: str
+    params: bytes
+
+    @classmethod
+    def of(cls, group: Group, number: int, lowering: Lowering, dialect: Dialect) -> _Part:
+        operands = elementwise_operands(group, lowering.tensors, _AXES)
+        axes = _AXES[len(_AXES) - len(operands.sizes) :]
+        lines, extents = _unpack("element", axes, operands.sizes)
+        storage = dialect.storage[group.output.dtype.name]
+        pointers = [dialect.pointer.format(type=dialect.storage[t.dtype.name]) for _, t in operands.pointers]
+        kinds = (f"device {storage}*", *pointers)
+        names = ("out", *(f"e{i}" for i in range(len(pointers))))
+        declared = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, names, strict=True))
+        values = {"count": prod(operands.sizes), **extents, **dict(operands.fields)}
+        params = ParamStruct(f"Part{number}", tuple(("int", name) for name in values))
+        text = (
+            f"{params.declaration}\n"
+            f"inline void part{number}(int element, {declared}, constant Part{number}& p)\n{{\n"
+            "    if (element >= p.count) {\n        return;\n    }\n"
+            + "\n".join([*lines, elementwise_body(group, operands, dialect)])
+            + "\n}\n"
+        )
+        arguments = (_output(group), *(argument for argument, _ in operands.pointers))
+        return cls(operands, arguments, kinds, text, params.pack(values))
 
 
 def _extent_values(program: RowProgram) -> dict[str, int]:
@@ -136,6 +223,10 @@ def _int_fields(operands: Operands, extents: dict[str, int]) -> tuple[tuple[str,
     return tuple(("int", name) for name in extents) + tuple(("int", name) for name, _ in operands.fields)
 
 
+def _output(group: Group) -> TensorArg:
+    return TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
+
+
 def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
@@ -152,11 +243,10 @@ def _launch(
     block: tuple[int, int, int],
 ) -> Launch:
     params = ParamStruct("Params", fields)
-    output = TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
     return Launch(
         label=" + ".join(group.nodes),
         kernel=assemble(entry, params, body),
-        args=(output, *(argument for argument, _ in operands.pointers)),
+        args=(_output(group), *(argument for argument, _ in operands.pointers)),
         params=params.pack({**values, **dict(operands.fields)}),
         grid=grid,
         block=block,

@@ -20,9 +20,10 @@ def kernel_file(name: str) -> str:
     return files("metal_kernels").joinpath(name).read_text(encoding="utf-8")
 
 
-def assemble(entry: str, params: ParamStruct, body: str, definitions: str = "") -> KernelSource:
-    """A whole translation unit: `common.metal`, definitions, the parameter struct and the kernel."""
-    text = "\n".join((kernel_file("common.metal"), definitions, params.declaration, body))
+def assemble(entry: str, params: ParamStruct | None, body: str, definitions: str = "") -> KernelSource:
+    """A translation unit: `common.metal`, definitions, the parameter struct unless `body` has it, and the kernel."""
+    declaration = "" if params is None else params.declaration
+    text = "\n".join((kernel_file("common.metal"), definitions, declaration, body))
     return KernelSource(entry, text)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.metal.convolution import lower_conv2d
 from npu_compiler.codegen.metal.dialect import METAL
-from npu_compiler.codegen.metal.maps import lower_elementwise, lower_rows
+from npu_compiler.codegen.metal.maps import lower_elementwise, lower_rows, lower_shared
 from npu_compiler.codegen.metal.matmul import lower_matmul
 from npu_compiler.codegen.metal.pooling import lower_pool2d
 from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
@@ -34,6 +36,9 @@ class MetalTarget(CodegenTarget):
             outputs, inputs, height, width = shape
             return Layout(shape, (_aligned(outputs), inputs, height, width), (2, 3, 1, 0))
         return dense(shape)
+
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Launch | Library]:
+        return [*lower_shared(groups, lowering, METAL)]
 
     def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
