@@ -15,6 +15,7 @@ from npu_compiler.errors import KernelCompileError
 __all__ = [
     "ADDRESS_SPACES",
     "BUILTINS",
+    "Function",
     "Kernel",
     "Parameter",
     "SourceText",
@@ -165,6 +166,24 @@ class Kernel:
         return [parameter for parameter in self.parameters if parameter.role == "buffer"]
 
 
+@dataclass(frozen=True)
+class Function:
+    """A function: the tokens of each parameter and of its body, braces included."""
+
+    name: str
+    parameters: tuple[tuple[Token, ...], ...]
+    body: tuple[Token, ...]
+
+    def changed_arguments(self) -> set[int]:
+        """Positions of arguments that a call may change: references and pointers to what is not constant."""
+        found = set()
+        for position, parameter in enumerate(self.parameters):
+            texts = {token.text for token in parameter}
+            if "const" not in texts and ("&" in texts or ("*" in texts and "thread" in texts)):
+                found.add(position)
+        return found
+
+
 @dataclass
 class SourceText:
     """A preprocessed source with its tokens, attributes and kernels."""
@@ -184,20 +203,22 @@ class SourceText:
             if names.count(kernel.name) > 1:
                 raise KernelCompileError(f"line {kernel.line}: kernel '{kernel.name}' is defined twice")
 
-    def function_bodies(self) -> dict[str, list[Token]]:
-        """Bodies of all functions by name, overloads joined: `name ( ... ) { ... }`."""
-        bodies: dict[str, list[Token]] = {}
+    def functions(self) -> dict[str, list[Function]]:
+        """All functions with a body, by name."""
+        found: dict[str, list[Function]] = {}
         for index in range(len(self.tokens) - 1):
             name, bracket = self.tokens[index].text, self.tokens[index + 1].text
             if bracket != "(" or not is_name(name) or name in {"if", "for", "while", "switch"}:
                 continue
-            after = matching(self.tokens, index + 1) + 1
+            closing = matching(self.tokens, index + 1)
+            after = closing + 1
             while after < len(self.tokens) and self.tokens[after].text in ADDRESS_SPACES | {"const"}:
                 after += 1
             if after < len(self.tokens) and self.tokens[after].text == "{":
-                body = self.tokens[after : matching(self.tokens, after) + 1]
-                bodies.setdefault(name, []).extend(body)
-        return bodies
+                parameters = split_at_commas(self.tokens[index + 2 : closing])
+                body = tuple(self.tokens[after : matching(self.tokens, after) + 1])
+                found.setdefault(name, []).append(Function(name, tuple(map(tuple, parameters)), body))
+        return found
 
     def _refuse_unsupported(self) -> None:
         for attribute in self.attributes:

@@ -102,12 +102,15 @@ def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str], de
     Raises:
         UnknownForm: The kernel has no region form; run it on fibers.
     """
-    callees = set(source.function_bodies()) - {kernel.name}
-    texts = {token.text for token in kernel.body}
-    if texts & synchronizing & callees:
+    functions = source.functions()
+    if {token.text for token in kernel.body} & synchronizing & functions.keys() - {kernel.name}:
         raise UnknownForm("a function that synchronises threads")
     body = parse_body(kernel.body, {parameter.name for parameter in kernel.parameters})
     integers = local_constants(body, integer_constants(source.tokens))
+    callees = {
+        name: {position for function in overloads for position in function.changed_arguments()}
+        for name, overloads in functions.items()
+    }
     variables = analyse(kernel, body, callees)
     items = split_into_regions(body, variables, integers)
     storage = plan_storage(items, variables, integers)

@@ -6,7 +6,7 @@ Expressions stay lists of tokens: the region form needs to know which names they
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from software_gpu.msl_parser import ADDRESS_SPACES, Token, is_name
@@ -97,16 +97,19 @@ def names_in(tokens: Sequence[str]) -> set[str]:
     return found
 
 
-def assigned_names(tokens: Sequence[str], mutating_calls: set[str], pointers: set[str]) -> set[str]:
+def assigned_names(tokens: Sequence[str], callees: Mapping[str, set[int]], pointers: set[str]) -> set[str]:
     """Names that an expression changes: assigned, stepped, address taken, or passed to a function that might.
 
-    A store through one of `pointers` doesn't change the pointer.
+    Args:
+        callees: For each function of the source, the positions of arguments that it may change.
+        pointers: Names through which a store changes something else.
     """
     found = set()
     for index, token in enumerate(tokens):
         before = tokens[index - 1] if index else ";"
-        if token in mutating_calls and index + 1 < len(tokens) and tokens[index + 1] == "(":
-            found |= names_in(tokens[index + 2 : _closing(tokens, index + 1)])
+        if callees.get(token):
+            arguments = _call_arguments(tokens, index + 1)
+            found |= {name for i, part in enumerate(arguments) if i in callees[token] for name in names_in(part)}
         if not is_name(token) or before in {".", "->", "::"}:
             continue
         takes_address = before == "&" and not (index > 1 and (is_name(tokens[index - 2]) or tokens[index - 2] in ")]"))
@@ -121,6 +124,24 @@ def assigned_names(tokens: Sequence[str], mutating_calls: set[str], pointers: se
         if after < len(tokens) and tokens[after] in _ASSIGNMENTS:
             found.add(token)
     return found
+
+
+def _call_arguments(tokens: Sequence[str], after_name: int) -> list[list[str]]:
+    """Arguments of a call, whose function may be followed by template arguments."""
+    opening = after_name
+    if tokens[opening : opening + 1] == ["<"]:
+        opening = _after_template_arguments(tokens, opening)
+    if tokens[opening : opening + 1] != ["("]:
+        return []
+    parts: list[list[str]] = [[]]
+    depth = 0
+    for token in tokens[opening + 1 : _closing(tokens, opening)]:
+        depth += (token in "([{") - (token in ")]}")
+        if token == "," and depth == 0:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
 
 
 def tokens_of(statement: Statement | None) -> list[str]:

@@ -27,7 +27,13 @@ INCLUDE_ROOT = PACKAGE_ROOT / "include"
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math"),
     *("-fno-exceptions", "-fno-rtti", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
-    *("-fno-stack-protector", "-fno-threadsafe-statics", "-fvisibility=hidden", "-Wno-user-defined-literals"),
+    *(
+        "-fno-stack-protector",
+        "-fno-strict-aliasing",
+        "-fno-threadsafe-statics",
+        "-fvisibility=hidden",
+        "-Wno-user-defined-literals",
+    ),
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-cl-single-precision-constant"),
 )
 MACHINES = {"x86_64": ("-march=native", "-mno-red-zone"), "aarch64": ("-mcpu=native",)}

@@ -84,7 +84,10 @@ def place_variables(variables: Sequence[ThreadgroupVariable], previous_end: str)
 
 def synchronizing_functions(source: SourceText) -> set[str]:
     """Functions that synchronise threads, themselves or through others they call."""
-    bodies = {name: {token.text for token in body} for name, body in source.function_bodies().items()}
+    bodies = {
+        name: {token.text for function in functions for token in function.body}
+        for name, functions in source.functions().items()
+    }
     found = {name for name, texts in bodies.items() if any(_SYNCHRONIZING.match(text) for text in texts)}
     while True:
         more = {name for name, texts in bodies.items() if name not in found and texts & found}

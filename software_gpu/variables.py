@@ -6,7 +6,7 @@ The levels decide where the region form keeps a variable and at which level it r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from software_gpu.msl_parser import Kernel, is_name
@@ -91,10 +91,10 @@ class Variables:
         declarations: Local variables.
         changed: Local variables assigned after their declaration, loop variables by their own loop excepted.
         constants: Names of pointers and structs in constant memory, whose content never changes.
-        callees: Functions of the source, which may change what is passed to them.
+        callees: For each function of the source, the positions of arguments that it may change.
     """
 
-    callees: set[str]
+    callees: Mapping[str, set[int]]
     constants: set[str]
     levels: dict[str, int] = field(default_factory=dict)
     declarations: dict[str, Declaration] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Variables:
         return not (names_in(tokens) & self.changed)
 
 
-def analyse(kernel: Kernel, body: Sequence[Statement], callees: set[str]) -> Variables:
+def analyse(kernel: Kernel, body: Sequence[Statement], callees: Mapping[str, set[int]]) -> Variables:
     """Levels of all variables, raised until nothing contradicts them."""
     constants = {parameter.name for parameter in kernel.parameters if parameter.space == "constant"}
     variables = Variables(callees, constants)

@@ -18,11 +18,11 @@ def dependent_functions(source: SourceText) -> set[str]:
     Threads meet in an atomic; a local array that stays in memory is one piece of stack that all steps of the loop use
     in turn, which clang must see for itself. What calls such a function is one.
     """
-    bodies = source.function_bodies()
+    functions = [function for overloads in source.functions().values() for function in overloads]
     integers = integer_constants(source.tokens)
-    found = {name for name, body in bodies.items() if not _keeps_arrays_in_registers(body, integers)}
+    found = {function.name for function in functions if not _keeps_arrays_in_registers(function.body, integers)}
     while True:
-        more = {name for name, body in bodies.items() if found & {token.text for token in body}} - found
+        more = {function.name for function in functions if found & {token.text for token in function.body}} - found
         if not more:
             return found
         found |= more
