@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 
+from npu_compiler.codegen.plan import ExecutionPlan
 from npu_compiler.codegen.planner import plan_graph
 from npu_compiler.codegen.target import CodegenTarget, target_named
 from npu_compiler.compiled_program import CompiledProgram
@@ -13,15 +15,20 @@ from npu_compiler.errors import CompileError
 from npu_compiler.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
 from npu_compiler.ir_reader import IRSource, read_graph
+from npu_compiler.recipes import WeightRecipe
+from npu_compiler.shared_weights import share_weights
 
 __all__ = ["compile"]
 
 
-def compile(source: IRSource, target: str = "metal", dtype: str | None = None) -> CompiledProgram:
+def compile(
+    source: IRSource | Mapping[str, IRSource], target: str = "metal", dtype: str | None = None
+) -> CompiledProgram:
     """Compiles a model for a target. The same IR gives the same program, byte for byte.
 
     Args:
-        source: Path of an IR JSON file, or the IR itself as a dict.
+        source: Path of an IR JSON file, or the IR itself as a dict; or several of them by name, which become functions
+            of one program that share their weights (a prefill of each length, and a decode step).
         target: ``metal`` or ``cuda``.
         dtype: What to compute in, ``float16`` or ``bfloat16``; by default what the weights are in, and float16 for a
             float32 model.
@@ -29,18 +36,38 @@ def compile(source: IRSource, target: str = "metal", dtype: str | None = None) -
     Raises:
         IRError: The IR is malformed.
         UnsupportedOpError: A node cannot run on the target; `partition` runs such nodes on the CPU.
-        CompileError: An option is wrong.
+        CompileError: An option is wrong, or functions disagree about a weight.
     """
     chosen = target_named(target)
-    graph = read_graph(source)
-    compute = compute_dtype(graph, chosen, dtype)
+    graphs = {name: read_graph(ir) for name, ir in _functions(source).items()}
+    computes = {compute_dtype(graph, chosen, dtype) for graph in graphs.values()}
+    if len(computes) > 1:
+        raise CompileError(f"the functions compute in {', '.join(sorted(map(str, computes)))}, expected one data type")
+    compute = computes.pop()
+    planned = {name: _plan(graph, chosen, compute) for name, graph in graphs.items()}
+    plans, recipes = share_weights(planned)
+    model = next(iter(graphs.values())).name
+    return CompiledProgram(chosen.name, model, compute.name, plans, recipes)
+
+
+def _functions(source: IRSource | Mapping[str, IRSource]) -> dict[str, IRSource]:
+    """The functions by name; a lone IR is called ``main``."""
+    if not isinstance(source, Mapping) or "nodes" in source or "graph_inputs" in source:
+        return {"main": source}
+    if not source or not all(
+        isinstance(name, str) and isinstance(ir, str | PathLike | Mapping) for name, ir in source.items()
+    ):
+        raise CompileError(f"given {list(source)[:8]}, expected an IR or a mapping of names to IRs")
+    return dict(source)
+
+
+def _plan(graph: IRGraph, target: CodegenTarget, compute: DType) -> tuple[ExecutionPlan, tuple[WeightRecipe, ...]]:
+    """One function, from the graph as it was read."""
     host_dtypes = {name: spec.dtype for name, spec in graph.tensors.items()}
-    names = graph.outputs
-    optimized = assign_dtypes(optimize(graph, chosen.pairs_columns), compute).verify()
-    host_dtypes.update({name: optimized.weights[name].spec.host_dtype for name in optimized.weights})
-    check_constraints(optimized, chosen.storage_dtypes)
-    plan, recipes = plan_graph(optimized, chosen, host_dtypes, names)
-    return CompiledProgram(chosen.name, graph.name, compute.name, {"main": plan}, recipes)
+    optimized = assign_dtypes(optimize(graph, target.pairs_columns), compute).verify()
+    host_dtypes.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
+    check_constraints(optimized, target.storage_dtypes)
+    return plan_graph(optimized, target, host_dtypes, graph.outputs)
 
 
 def compute_dtype(graph: IRGraph, target: CodegenTarget, requested: str | None) -> DType:
