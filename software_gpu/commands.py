@@ -113,7 +113,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         if self._arena is None or self._arena_used + len(data) > _ARENA_BYTES:
             self._arena, self._arena_used = allocate(_ARENA_BYTES), 0
         start = self._arena_used
-        self._arena_used = -(-(start + len(data)) // _INLINE_ALIGNMENT) * _INLINE_ALIGNMENT
+        self._arena_used = -(-(start + len(data) + 1) // _INLINE_ALIGNMENT) * _INLINE_ALIGNMENT
         self._arena.contents().as_buffer(_ARENA_BYTES)[start : start + len(data)] = data
         return self._arena.part(start, len(data)), 0
 
@@ -153,14 +153,16 @@ class MTLComputeCommandEncoder(_CommandEncoder):
 
     def _dispatch(self, pipeline: MTLComputePipelineState, groups: MTLSize, threads: MTLSize, grid: MTLSize) -> None:
         pipeline.check_bindings(self._bindings)
-        offsets = pipeline.threadgroup_offsets(self._threadgroup_lengths)
+        offsets, threadgroup_bytes = pipeline.threadgroup_layout(self._threadgroup_lengths)
         record = CommandRecord(kind=CommandKind.DISPATCH)
         dispatch: DispatchRecord = record.dispatch
         dispatch.entry = pipeline.entry(threads, grid)
         for index, (buffer, offset) in self._bindings.items():
             dispatch.buffers[index] = buffer.address + offset
+            dispatch.buffer_bytes[index] = buffer.length() - offset
         for index, offset in offsets.items():
             dispatch.threadgroup_offsets[index] = offset
+        dispatch.threadgroup_bytes = threadgroup_bytes
         dispatch.groups[:], dispatch.threads[:], dispatch.grid[:] = groups, threads, grid
         bindings = dict(self._bindings)
         command = RecordedCommand(record, (pipeline, bindings))

@@ -68,7 +68,7 @@ def shared_arguments(kernel: Kernel) -> str:
         if parameter.role == "buffer":
             address = f"msl_d.buffers[{parameter.index}]"
         elif parameter.role == "threadgroup":
-            address = f"(msl_worker->threadgroup_memory + msl_d.threadgroup_offsets[{parameter.index}])"
+            address = f"msl::threadgroup_memory(msl_d.threadgroup_offsets[{parameter.index}])"
         else:
             continue
         if not parameter.is_reference:
@@ -166,7 +166,8 @@ def fiber_entry(kernel: Kernel, *, small: bool = False) -> str:
   {_call(kernel)}
 }}
 """
-    run = f"""msl::Group msl_a{{&msl_d, msl_gx, msl_gy, msl_gz, msl_nx, msl_ny, msl_nz}};
+    run = f"""msl_w->checked_group = msl_g;
+    msl::Group msl_a{{&msl_d, msl_gx, msl_gy, msl_gz, msl_nx, msl_ny, msl_nz}};
     if (!msl::run_fibers(msl_w, msl_nx, msl_ny, msl_nz, msl_thread_{kernel.name}, &msl_a)) return;"""
     return thread + entry_signature("fiber", kernel) + group_loop("", run)
 

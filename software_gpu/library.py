@@ -5,26 +5,39 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
+from npu_compiler.errors import KernelCompileError
 from software_gpu.cache import load_or_build
+from software_gpu.checks import lint
 from software_gpu.entry_points import argument_table, fiber_entry, loop_entry
 from software_gpu.msl_parser import Kernel, SourceText
 from software_gpu.native_runtime import load_runtime
 from software_gpu.region_code import region_entry, region_shape
+from software_gpu.source import preprocess
 from software_gpu.statements import UnknownForm
 from software_gpu.toolchain import find_toolchain
-from software_gpu.translation import synchronizing_functions, translate, without_metal_includes
+from software_gpu.translation import PROLOGUE, synchronizing_functions, translate
 from software_gpu.vectorization import dependent_functions
 
-__all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "compile_library", "preprocess"]
+__all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "Execution", "compile_library"]
 
-_MACROS = {"__METAL__": "1", "__METAL_VERSION__": "310", "__METAL_MACOS__": "1"}
-_PROLOGUE = '#include "msl.h"\n#line 1 "program_source"\n'
+_CHECK_FLAGS = (
+    *("-DMSL_CHECKED", "-fsanitize=thread", "-O1", "-fno-vectorize", "-fno-slp-vectorize"),
+    *("-mllvm", "-tsan-instrument-atomics=0"),
+)
+
+
+class Execution(Enum):
+    """FAST: loops and regions. FIBERS: the reference semantics. CHECKED: on fibers, every access looked at."""
+
+    FAST = "fast"
+    FIBERS = "fibers"
+    CHECKED = "checked"
 
 
 @dataclass(frozen=True)
@@ -78,31 +91,33 @@ _locks: dict[str, threading.Lock] = {}
 _registry_lock = threading.Lock()
 
 
-def compile_library(source: str, macros: Mapping[str, str], *, fibers_only: bool = False) -> CompiledLibrary:
+def compile_library(
+    source: str, macros: Mapping[str, str], *, execution: Execution = Execution.FAST
+) -> CompiledLibrary:
     """The native library of a Metal source, from memory, from disk or freshly compiled. Safe to call from threads.
 
     Args:
         source: Metal Shading Language; the only includes are Metal's own.
         macros: Preprocessor macros.
-        fibers_only: Run every kernel on fibers, the reference semantics.
+        execution: How its kernels are to run.
 
     Raises:
         KernelCompileError: The source is not what clang, or Metal, accepts.
         ToolchainError: There is no compiler, or no place to keep what it makes.
     """
-    key = _key(source, macros, fibers_only)
+    key = _key(source, macros, execution)
     with _registry_lock:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _loaded:
-            path, description = load_or_build(key, lambda target: _build(source, macros, fibers_only, target))
+            path, description = load_or_build(key, lambda target: _build(source, macros, execution, target))
             _loaded[key] = _load(path, description)
         return _loaded[key]
 
 
-def _key(source: str, macros: Mapping[str, str], fibers_only: bool) -> str:
+def _key(source: str, macros: Mapping[str, str], execution: Execution) -> str:
     parts = [find_toolchain().fingerprint, _translator_digest(), source, json.dumps(sorted(macros.items()))]
-    return hashlib.sha256("\0".join([*parts, str(fibers_only)]).encode()).hexdigest()
+    return hashlib.sha256("\0".join([*parts, execution.value]).encode()).hexdigest()
 
 
 def _translator_digest() -> str:
@@ -111,27 +126,27 @@ def _translator_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
 
 
-def preprocess(source: str, macros: Mapping[str, str]) -> SourceText:
-    """The source with macros expanded, read into tokens and kernels."""
-    text = without_metal_includes(source)
-    if macros or re.search(r"^[ \t]*#[ \t]*(?!pragma)\w", text, re.MULTILINE):
-        text = find_toolchain().preprocess(f'#line 1 "program_source"\n{text}', {**_MACROS, **macros})
-    return SourceText(text)
-
-
-def _build(source: str, macros: Mapping[str, str], fibers_only: bool, target: Path) -> bytes:
-    code, description = generate(preprocess(source, macros), fibers_only=fibers_only)
-    find_toolchain().build(code, target)
+def _build(source: str, macros: Mapping[str, str], execution: Execution, target: Path) -> bytes:
+    parsed = preprocess(source, macros)
+    problems = list(lint(parsed))
+    if problems:
+        raise KernelCompileError("Metal would refuse the kernel source:\n" + "\n".join(problems))
+    code, description = generate(parsed, execution)
+    find_toolchain().build(code, target, _CHECK_FLAGS if execution is Execution.CHECKED else ())
     return json.dumps(description).encode()
 
 
-def generate(parsed: SourceText, *, fibers_only: bool = False) -> tuple[str, list[dict[str, object]]]:
+def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple[str, list[dict[str, object]]]:
     """The C++ of a library, and what the host must know of each kernel."""
     synchronizing, dependent = synchronizing_functions(parsed), dependent_functions(parsed)
-    parts = [_PROLOGUE, translate(parsed), argument_table(parsed.kernels)]
+    parts = [PROLOGUE, translate(parsed), argument_table(parsed.kernels)]
     described = []
     for kernel in parsed.kernels:
-        entries = {"fiber": fiber_entry(kernel)} if fibers_only else _entries(kernel, parsed, synchronizing, dependent)
+        entries = (
+            {"fiber": fiber_entry(kernel)}
+            if execution is not Execution.FAST
+            else _entries(kernel, parsed, synchronizing, dependent)
+        )
         parts += entries.values()
         described.append(_describe(kernel, list(entries)))
     return "\n".join(parts), described

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from npu_compiler.errors import DeviceError, KernelCompileError
 from software_gpu.commands import MTLCommandBuffer, MTLCommandQueue, RecordedCommand, Runner
-from software_gpu.library import CompiledKernel, CompiledLibrary, compile_library
-from software_gpu.native_runtime import Failure, FailureKind, run_commands
+from software_gpu.library import CompiledKernel, CompiledLibrary, Execution, compile_library
+from software_gpu.native_runtime import MANY_THREADS, Failure, FailureKind, run_commands
 from software_gpu.pipeline import MAX_THREADGROUP_BYTES, MAX_THREADS, MTLComputePipelineState
 from software_gpu.resources import BytesLike, MTLBuffer, MTLSize, MTLSizeMake, NSRange, allocate, as_bytes, wrap
 
@@ -54,6 +54,8 @@ MTLCommandBufferStatusError = 5
 MTLLanguageVersion3_0 = 3 << 16
 MTLLanguageVersion3_1 = (3 << 16) + 1
 MTLGPUFamilyMetal3 = 5001
+
+_NEARBY_BYTES = 1 << 20  # an address farther than this from every argument is not blamed on one
 
 
 class NSError:
@@ -127,9 +129,9 @@ class MTLLibrary:
 class MTLDevice:
     """A GPU made of the host's cores."""
 
-    def __init__(self, runner: Runner, *, fibers_only: bool) -> None:
+    def __init__(self, runner: Runner, execution: Execution) -> None:
         self._runner = runner
-        self._fibers_only = fibers_only
+        self._execution = execution
 
     def name(self) -> str:
         return "Software GPU"
@@ -176,7 +178,7 @@ class MTLDevice:
     ) -> tuple[MTLLibrary | None, NSError | None]:
         macros = options.preprocessorMacros() if options else {}
         try:
-            return MTLLibrary(compile_library(source, macros, fibers_only=self._fibers_only)), None
+            return MTLLibrary(compile_library(source, macros, execution=self._execution)), None
         except KernelCompileError as failure:
             return None, NSError(failure)
 
@@ -189,31 +191,61 @@ class MTLDevice:
             return None, NSError(failure)
 
 
-def _run(commands: list[RecordedCommand], *, reversed_threads: bool) -> None:
-    failure = run_commands([command.record for command in commands], reversed_threads=reversed_threads)
+def _run(commands: list[RecordedCommand], *, reversed_threads: bool, checked: bool) -> None:
+    records = [command.record for command in commands]
+    failure = run_commands(records, reversed_threads=reversed_threads, checked=checked)
     if failure is not None:
         raise DeviceError(_explain(failure, commands[failure.command]))
 
 
 def _explain(failure: Failure, command: RecordedCommand) -> str:
-    name = command.pipeline.kernel.name if command.pipeline else "?"
+    kernel = f"kernel '{command.pipeline.kernel.name if command.pipeline else '?'}'"
     if failure.kind is FailureKind.DIVERGENT_BARRIER:
         return (
-            f"kernel '{name}', line {failure.line}: thread {failure.thread} waits at a barrier or simdgroup function "
+            f"{kernel}, line {failure.line}: thread {failure.thread} waits at a barrier or simdgroup function "
             "that other threads of its group never reach. Move it out of the branch that only some threads take"
         )
-    return f"kernel '{name}': failed with {failure.kind.name}"
+    place = _name_place(failure.address, command)
+    if failure.kind is FailureKind.RACE:
+        other = "several threads" if failure.other_thread == MANY_THREADS else f"thread {failure.other_thread}"
+        return (
+            f"{kernel}: thread {failure.thread} and {other} touch {place}, at least one writes, and no barrier "
+            "orders them. Put a threadgroup_barrier with that memory's flag between the accesses"
+        )
+    verb = "writes" if failure.other_thread else "reads"
+    return f"{kernel}: thread {failure.thread} {verb} out of bounds, {place}. Compare its index with the size bound"
 
 
-def create_device(*, fibers_only: bool = False, reversed_threads: bool = False) -> MTLDevice:
+def _name_place(address: int, command: RecordedCommand) -> str:
+    """An address in words: the argument that ends or begins nearest to it."""
+    arguments = command.pipeline.kernel.arguments if command.pipeline else ()
+    best: tuple[int, str] | None = None
+    for argument in arguments:
+        buffer, offset = command.bindings[argument.index]
+        start, size = buffer.address + offset, buffer.length() - offset
+        name = f"argument '{argument.name}' [[buffer({argument.index})]]"
+        if start <= address < start + size:
+            return f"byte {address - start} of {name}"
+        past_end = address - (start + size)
+        distance = past_end if past_end >= 0 else start - address
+        where = f"{past_end} bytes past the end of" if past_end >= 0 else f"{distance} bytes before the start of"
+        if best is None or distance < best[0]:
+            best = distance, f"{where} {name}"
+    return best[1] if best and best[0] < _NEARBY_BYTES else "threadgroup memory or memory of no argument"
+
+
+def create_device(*, check: bool = False, fibers: bool = False, reversed_threads: bool = False) -> MTLDevice:
     """A software GPU.
 
     Args:
-        fibers_only: Run every kernel on fibers, the reference semantics, slowly.
+        check: Look at every access of memory: races and accesses out of bounds raise a DeviceError that names the
+            kernel, the argument and the thread. Threadgroup memory begins as NaN. Slow; for tests.
+        fibers: Run every kernel on fibers, the reference semantics, slowly.
         reversed_threads: On fibers, run the threads of a group last to first: what depends on their order shows.
     """
-    runner = functools.partial(_run, reversed_threads=reversed_threads)
-    return MTLDevice(runner, fibers_only=fibers_only or reversed_threads)
+    runner = functools.partial(_run, reversed_threads=reversed_threads, checked=check)
+    execution = Execution.CHECKED if check else Execution.FIBERS if fibers or reversed_threads else Execution.FAST
+    return MTLDevice(runner, execution)
 
 
 @functools.cache

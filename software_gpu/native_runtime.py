@@ -16,9 +16,19 @@ from npu_compiler.errors import OutOfMemoryError
 from software_gpu.cache import load_or_build
 from software_gpu.toolchain import PACKAGE_ROOT, find_toolchain
 
-__all__ = ["BUFFER_SLOTS", "CommandKind", "CommandRecord", "DispatchRecord", "Failure", "FailureKind", "run_commands"]
+__all__ = [
+    "MANY_THREADS",
+    "BUFFER_SLOTS",
+    "CommandKind",
+    "CommandRecord",
+    "DispatchRecord",
+    "Failure",
+    "FailureKind",
+    "run_commands",
+]
 
 BUFFER_SLOTS = 31
+MANY_THREADS = 0xFFFFFFFF  # reported as the other thread of a race when there are several
 
 
 class CommandKind(IntEnum):
@@ -40,7 +50,9 @@ class DispatchRecord(ctypes.Structure):
     _fields_ = (
         ("entry", ctypes.c_void_p),
         ("buffers", ctypes.c_void_p * BUFFER_SLOTS),
+        ("buffer_bytes", ctypes.c_ulong * BUFFER_SLOTS),
         ("threadgroup_offsets", ctypes.c_uint * BUFFER_SLOTS),
+        ("threadgroup_bytes", ctypes.c_uint),
         ("groups", ctypes.c_uint * 3),
         ("threads", ctypes.c_uint * 3),
         ("grid", ctypes.c_uint * 3),
@@ -89,7 +101,7 @@ _pool_lock = threading.Lock()
 def load_runtime() -> ctypes.CDLL:
     """The runtime library. Kernels find its thread-local word, so its symbols are global."""
     toolchain = find_toolchain()
-    source = (PACKAGE_ROOT / "native" / "runtime.cpp").read_text()
+    source = "".join((PACKAGE_ROOT / "native" / name).read_text() for name in ("runtime.cpp", "checker.cpp"))
     key = hashlib.sha256(f"runtime\0{toolchain.fingerprint}\0{source}".encode()).hexdigest()
 
     def build(path: Path) -> bytes:
@@ -106,7 +118,7 @@ def load_runtime() -> ctypes.CDLL:
         ctypes.c_void_p,
         ctypes.c_ulong,
         ctypes.c_uint,
-        ctypes.c_void_p,
+        ctypes.c_uint,
         ctypes.c_void_p,
     ]
     return library
@@ -121,17 +133,20 @@ def _pool() -> int:
     return pool
 
 
-def run_commands(commands: Sequence[CommandRecord], *, reversed_threads: bool = False) -> Failure | None:
+def run_commands(
+    commands: Sequence[CommandRecord], *, reversed_threads: bool = False, checked: bool = False
+) -> Failure | None:
     """Runs commands in order, without the interpreter's lock.
 
     Args:
         reversed_threads: Run the threads of each group on fibers last to first.
+        checked: Kernels report their accesses; races and accesses out of bounds are failures.
     """
     records = (CommandRecord * len(commands))(*commands)
     report = _FailureReport()
     with _pool_lock:
         run = load_runtime().msl_pool_run
-        done = run(_pool(), records, len(commands), reversed_threads, None, ctypes.byref(report))
+        done = run(_pool(), records, len(commands), reversed_threads, checked, ctypes.byref(report))
     if done == len(commands):
         return None
     return Failure(done, FailureKind(report.kind), report.line, report.thread, report.other_thread, report.address)

@@ -68,8 +68,8 @@ class MTLComputePipelineState:
                     f"{argument.bytes}. Bind a buffer that holds the whole struct"
                 )
 
-    def threadgroup_offsets(self, lengths: Mapping[int, int]) -> dict[int, int]:
-        """Where threadgroup memory that the host sizes begins, by index: behind what the kernel declares itself."""
+    def threadgroup_layout(self, lengths: Mapping[int, int]) -> tuple[dict[int, int], int]:
+        """Where threadgroup memory that the host sizes begins, and where all of it ends."""
         for index, name in self.kernel.threadgroup_arguments.items():
             if not lengths.get(index):
                 raise DeviceError(
@@ -87,7 +87,7 @@ class MTLComputePipelineState:
                 f"({self.kernel.threadgroup_bytes} declared, {end - self.kernel.threadgroup_bytes} set by the host); "
                 f"a threadgroup has {MAX_THREADGROUP_BYTES}"
             )
-        return offsets
+        return offsets, end
 
     def check_threads(self, threads: MTLSize, grid: MTLSize, grid_unit: str) -> None:
         """Sizes are positive and a threadgroup holds no more threads than it may."""

@@ -81,7 +81,7 @@ def allocate(length: int) -> MTLBuffer:
     if length <= 0:
         raise DeviceError(f"a buffer of {length} bytes was asked for; Metal makes none below 1 byte")
     try:
-        pages = mmap.mmap(-1, length)
+        pages = mmap.mmap(-1, length + mmap.PAGESIZE)  # so that no two buffers touch
     except (OSError, OverflowError) as error:
         raise OutOfMemoryError(f"no memory for a buffer of {length} bytes: {error}") from error
     return MTLBuffer(np.frombuffer(pages, np.uint8, count=length))

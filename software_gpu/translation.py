@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from npu_compiler.errors import KernelCompileError
 from software_gpu.msl_parser import Kernel, SourceText, Token, split_at_commas
 
-__all__ = ["ThreadgroupVariable", "place_variables", "synchronizing_functions", "threadgroup_variables", "translate"]
+__all__ = [
+    "PROLOGUE",
+    "ThreadgroupVariable",
+    "place_variables",
+    "synchronizing_functions",
+    "threadgroup_variables",
+    "translate",
+]
 
-_METAL_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(metal_\w+|simd/simd\.h)>[^\n]*", re.MULTILINE)
+PROLOGUE = '#include "msl.h"\n#line 1 "program_source"\n'
 _SYNCHRONIZING = re.compile(r"(threadgroup_barrier|simdgroup_\w+|simd_\w+|quad_\w+|make_filled_simdgroup_matrix)\Z")
-
-
-def without_metal_includes(source: str) -> str:
-    """The source without `#include <metal_stdlib>` and its kin, whose place our headers take."""
-    return _METAL_INCLUDE.sub("", source)
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def _placement_edits(kernel: Kernel, number: int) -> list[_Edit]:
     for first, last, variables in threadgroup_variables(kernel.body):
         text, new_end = place_variables(variables, end)
         if end == "0":
-            text = f"unsigned char* const msl_threadgroup = ::msl::msl_worker->threadgroup_memory; {text}"
+            text = f"unsigned char* const msl_threadgroup = ::msl::threadgroup_memory(0); {text}"
         edits.append(_Edit(kernel.body[first].start, kernel.body[last].end, text))
         end = new_end
     if edits:

@@ -96,7 +96,7 @@ MSL_QUAD_FOLD(quad_add, a + b)
 MSL_QUAD_FOLD(quad_maximum, metal::max(a, b))
 MSL_QUAD_FOLD(quad_minimum, metal::min(a, b))
 
-template <class Operation, class T> MSL_UNCHECKED MSL_INLINE T collective(T value, uint operand, uint line) {
+template <class Operation, class T> MSL_UNCHECKED_INLINE T collective(T value, uint operand, uint line) {
   static_assert(sizeof(T) <= 16, "a simdgroup function takes values of at most 16 bytes");
   Worker* w = msl_worker;
   Fiber* self = w->current;
@@ -118,9 +118,9 @@ enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_te
 MSL_INLINE mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((int)a | (int)b); }
 
 // The compiler must not carry a value in a register across a barrier.
-MSL_INLINE void threadgroup_barrier(mem_flags, uint line = MSL_LINE) {
+MSL_INLINE void threadgroup_barrier(mem_flags flags, uint line = MSL_LINE) {
   __asm__ volatile("" ::: "memory");
-  msl::threadgroup_wait(line);
+  msl::threadgroup_wait(line, (int)flags & (int)mem_flags::mem_threadgroup, (int)flags & (int)mem_flags::mem_device);
   __asm__ volatile("" ::: "memory");
 }
 MSL_INLINE void simdgroup_barrier(mem_flags, uint line = MSL_LINE) {

@@ -15,7 +15,9 @@ struct Worker;
 struct Dispatch {
   void (*entry)(Worker*, const Dispatch*, ulong first_group, ulong last_group);
   void* buffers[buffer_slots];
+  ulong buffer_bytes[buffer_slots];  // from the address to the end of what is bound
   uint threadgroup_offsets[buffer_slots];
+  uint threadgroup_bytes;  // all that a group may use
   uint groups[3];   // threadgroups in the grid
   uint threads[3];  // threads in a full threadgroup
   uint grid[3];     // threads in the grid
@@ -43,6 +45,8 @@ struct Simdgroup {
 
 enum class Failure : uint { none = 0, divergent_barrier = 1, out_of_bounds = 2, race = 3 };
 
+constexpr uint many_threads = ~0u;
+
 struct Worker {
   unsigned char* threadgroup_memory;
   Fiber* fibers;
@@ -59,7 +63,11 @@ struct Worker {
   ulong failure_address;
   void (*body)(void*);
   void* body_argument;
-  void* checker;
+  // For a checked run: what the group may touch, and how often barriers have ordered its accesses.
+  const Dispatch* checked;
+  ulong checked_group;
+  uint threadgroup_phase, device_phase;
+  ulong image_begin, image_end;  // the library itself, whose constants a kernel may read
 };
 
 #define MSL_EXPORT __attribute__((visibility("default")))
@@ -104,11 +112,18 @@ template <class T> constexpr uint end_of(uint start) { return (start + 15u) / 16
 
 extern "C" __attribute__((weak, visibility("hidden"))) const ThreadgroupLength __start_msl_lengths[], __stop_msl_lengths[];
 
+// A checked library calls out at each access of memory; what belongs to the machinery does not.
 #ifdef MSL_CHECKED
 #define MSL_UNCHECKED __attribute__((no_sanitize("thread"), disable_sanitizer_instrumentation))
+#define MSL_UNCHECKED_INLINE MSL_UNCHECKED __attribute__((noinline)) static
 #else
 #define MSL_UNCHECKED
+#define MSL_UNCHECKED_INLINE MSL_INLINE
 #endif
+
+MSL_UNCHECKED_INLINE unsigned char* threadgroup_memory(uint offset) {
+  return msl_worker->threadgroup_memory + offset;
+}
 
 #if defined(__x86_64__)
 __attribute__((naked, noinline)) MSL_UNCHECKED static void switch_stack(void** save, void* next) {
@@ -149,7 +164,7 @@ MSL_UNCHECKED static void* first_frame(unsigned char* top, void (*entry)()) {
 #error "the software GPU runs on x86-64 and aarch64"
 #endif
 
-MSL_UNCHECKED MSL_INLINE void resume(Fiber* from, Fiber* to) {
+MSL_UNCHECKED_INLINE void resume(Fiber* from, Fiber* to) {
   if (from == to) return;
   msl_worker->current = to;
   switch_stack(&from->stack_pointer, to->stack_pointer);
@@ -166,14 +181,14 @@ __attribute__((noinline, cold)) MSL_UNCHECKED static void abandon_group(Failure 
 }
 
 // Every live fiber was resumed more than once and none got on: some wait here and the others elsewhere.
-MSL_UNCHECKED MSL_INLINE void wait_turn(Worker* w, Fiber* self) {
+MSL_UNCHECKED_INLINE void wait_turn(Worker* w, Fiber* self) {
   if (++w->idle_switches > 4 * w->threads + 64) abandon_group(Failure::divergent_barrier, self->line);
   resume(self, &w->fibers[self->next]);
 }
 
 // A wait ends when all that still live have arrived; whoever sees that first releases the others. A fiber that returns
 // lowers `live`, so those that wait look again each time they are resumed.
-MSL_UNCHECKED MSL_INLINE void threadgroup_wait(uint line) {
+MSL_UNCHECKED_INLINE void threadgroup_wait(uint line, bool orders_threadgroup, bool orders_device) {
   Worker* w = msl_worker;
   Fiber* self = w->current;
   self->line = line;
@@ -182,6 +197,8 @@ MSL_UNCHECKED MSL_INLINE void threadgroup_wait(uint line) {
     if (w->arrived == w->live) {
       w->arrived = 0;
       w->phase++;
+      w->threadgroup_phase += orders_threadgroup;
+      w->device_phase += orders_device;
     } else {
       wait_turn(w, self);
     }
@@ -190,7 +207,7 @@ MSL_UNCHECKED MSL_INLINE void threadgroup_wait(uint line) {
 }
 
 // The same for a simdgroup; `work` is done once, by the one that releases the others.
-template <class Work> MSL_UNCHECKED MSL_INLINE void simdgroup_wait(uint line, Work work) {
+template <class Work> MSL_UNCHECKED_INLINE void simdgroup_wait(uint line, Work work) {
   Worker* w = msl_worker;
   Fiber* self = w->current;
   Simdgroup* s = &w->simdgroups[self->simdgroup];
@@ -245,10 +262,26 @@ MSL_UNCHECKED static void prepare_fiber(Worker* w, uint index, uint nx, uint ny,
   f->stack_pointer = first_frame(w->stacks + w->stack_stride * (index + 1), fiber_entry);
 }
 
+#ifdef MSL_CHECKED
+extern "C" __attribute__((visibility("hidden"))) const unsigned char __ehdr_start[], _end[];
+
+// What no one has written yet shows in the results: all bits set is NaN in every floating-point type.
+MSL_UNCHECKED static void prepare_check(Worker* w) {
+  w->image_begin = (ulong)__ehdr_start;
+  w->image_end = (ulong)_end;
+  if (!w->checked) return;
+  for (uint i = 0; i < w->checked->threadgroup_bytes; ++i) w->threadgroup_memory[i] = 0xff;
+}
+#else
+MSL_INLINE void prepare_check(Worker*) {}
+#endif
+
 // Runs `body` once for each thread of a group; false when the group failed.
 MSL_UNCHECKED static bool run_fibers(Worker* w, uint nx, uint ny, uint nz, void (*body)(void*), void* argument) {
   uint count = nx * ny * nz;
   w->live = w->threads = count;
+  w->threadgroup_phase = w->device_phase = 0;
+  prepare_check(w);
   w->arrived = w->phase = w->idle_switches = 0;
   w->body = body;
   w->body_argument = argument;

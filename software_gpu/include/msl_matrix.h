@@ -9,10 +9,18 @@ namespace msl {
 typedef float row8 __attribute__((ext_vector_type(8)));
 
 // No fiber runs in the region form, where the code of a matrix runs once for its simdgroup.
-MSL_UNCHECKED MSL_INLINE bool leads_simdgroup() {
+MSL_UNCHECKED_INLINE bool leads_simdgroup() {
   const Fiber* fiber = msl_worker->current;
   return !fiber || fiber->lane == 0;
 }
+
+// Vectors this wide escape the instrumentation of a checked library, so it is told.
+#ifdef MSL_CHECKED
+extern "C" void msl_note_access(const void* address, size_t bytes, bool writes);
+MSL_INLINE void note_access(const void* address, size_t bytes, bool writes) { msl_note_access(address, bytes, writes); }
+#else
+MSL_INLINE void note_access(const void*, size_t, bool) {}
+#endif
 
 template <class T> MSL_INLINE row8 rounded(row8 row) {
   if constexpr (metal::is_same_v<T, float>) return row;
@@ -76,6 +84,7 @@ MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, P source, ulon
   typedef T V __attribute__((ext_vector_type(8)));
   for (int i = 0; i < 8; ++i) {
     V row;
+    msl::note_access((const void*)(source + i * elements_per_row), sizeof(row), false);
     __builtin_memcpy(&row, (const void*)(source + i * elements_per_row), sizeof(row));
     matrix.rows[i] = __builtin_convertvector(row, msl::row8);
   }
@@ -93,6 +102,7 @@ MSL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, P targe
   typedef T V __attribute__((ext_vector_type(8)));
   for (int i = 0; i < 8; ++i) {
     V row = __builtin_convertvector(stored.rows[i], V);
+    msl::note_access((const void*)(target + i * elements_per_row), sizeof(row), true);
     __builtin_memcpy((void*)(target + i * elements_per_row), &row, sizeof(row));
   }
 }

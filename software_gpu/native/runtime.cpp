@@ -46,6 +46,8 @@ struct Pool {
   uint generation, open, inside, sleepers;
 };
 
+void begin_check(Worker* w, const Dispatch* d);  // checker.cpp
+
 struct HelperArgument {
   Pool* pool;
   uint index;
@@ -53,7 +55,7 @@ struct HelperArgument {
 
 constexpr ulong stack_bytes = 65536 + 320;  // not a multiple of 4096: equal offsets would share cache sets
 constexpr uint spins_before_sleep = 4000;
-constexpr ulong few_threads = 2048;  // less than it costs to wake a helper
+constexpr ulong few_threads = 512;  // elementwise, they take less time than waking a helper
 
 #if defined(__x86_64__)
 constexpr long futex_number = 202;
@@ -117,16 +119,19 @@ static void* helper(void* argument) {
   return nullptr;
 }
 
-static void run_dispatch(Pool* pool, const Dispatch* d) {
+static void run_dispatch(Pool* pool, const Dispatch* d, bool checked) {
   pool->dispatch = d;
   pool->groups = (ulong)d->groups[0] * d->groups[1] * d->groups[2];
   pool->piece = pool->groups / (pool->count * 32ul) + 1;
   pool->next = 0;
   ulong threads = (ulong)d->grid[0] * d->grid[1] * d->grid[2];
-  bool shared = pool->count > 1 && pool->groups > 1 && threads >= few_threads;
+  bool shared = !checked && pool->count > 1 && pool->groups > 1 && threads >= few_threads;
   if (!shared) {
     pool->piece = pool->groups;
-    return work(pool, &pool->workers[0]);
+    if (checked) begin_check(&pool->workers[0], d);
+    work(pool, &pool->workers[0]);
+    pool->workers[0].checked = nullptr;
+    return;
   }
   uint generation = pool->generation + 1 ? pool->generation + 1 : 1;
   __atomic_store_n(&pool->open, generation, __ATOMIC_SEQ_CST);
@@ -137,10 +142,10 @@ static void run_dispatch(Pool* pool, const Dispatch* d) {
   while (__atomic_load_n(&pool->inside, __ATOMIC_SEQ_CST)) relax();
 }
 
-static void run_command(Pool* pool, const Command* c) {
+static void run_command(Pool* pool, const Command* c, bool checked) {
   if (c->kind == CommandKind::copy) memmove(c->target, c->source, c->bytes);
   else if (c->kind == CommandKind::fill) memset(c->target, (int)c->value, c->bytes);
-  else run_dispatch(pool, &c->dispatch);
+  else run_dispatch(pool, &c->dispatch, checked);
 }
 
 static bool report_failure(Pool* pool, FailureReport* report) {
@@ -176,17 +181,16 @@ extern "C" MSL_EXPORT msl::Pool* msl_pool_create(uint count) {
 }
 
 // Runs the commands in order; returns the index of the one that failed, or `count`. Not reentrant.
-extern "C" MSL_EXPORT ulong msl_pool_run(msl::Pool* pool, const msl::Command* commands, ulong count, uint reversed, void* checker,
-                              msl::FailureReport* report) {
+extern "C" MSL_EXPORT ulong msl_pool_run(msl::Pool* pool, const msl::Command* commands, ulong count, uint reversed,
+                                         uint checked, msl::FailureReport* report) {
   using namespace msl;
   msl_worker = &pool->workers[0];
   for (uint i = 0; i < pool->count; ++i) {
     pool->workers[i].failure = Failure::none;
     pool->workers[i].reversed = reversed;
-    pool->workers[i].checker = checker;
   }
   for (ulong i = 0; i < count; ++i) {
-    run_command(pool, &commands[i]);
+    run_command(pool, &commands[i], checked);
     if (report_failure(pool, report)) return i;
   }
   return count;
