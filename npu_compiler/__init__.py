@@ -9,11 +9,12 @@ from npu_compiler.compiler import compile
 from npu_compiler.errors import NPUError
 from npu_compiler.op_support import is_op_supported
 from npu_compiler.ops import get_supported_ops
+from npu_compiler.partitioner import partition
 
 if TYPE_CHECKING:
     from npu_compiler.torch_frontend import extract
 
-__all__ = ["CompiledProgram", "NPUError", "compile", "extract", "get_supported_ops", "is_op_supported"]
+__all__ = ["CompiledProgram", "NPUError", "compile", "extract", "get_supported_ops", "is_op_supported", "partition"]
 
 
 def __getattr__(name: str) -> Any:

@@ -79,7 +79,7 @@ def compute_dtype(graph: IRGraph, target: CodegenTarget, requested: str | None) 
     sizes: Mapping[DType, int] = {
         kind: sum(1 for name in graph.weights if graph.tensors[name].dtype == kind) for kind in (FLOAT16, BFLOAT16)
     }
-    own = max(sizes, key=lambda kind: sizes[kind]) if any(sizes.values()) else None
+    own = graph.compute_dtype or (max(sizes, key=lambda kind: sizes[kind]) if any(sizes.values()) else None)
     if requested is None:
         return own or FLOAT16
     if requested not in target.compute_dtypes:

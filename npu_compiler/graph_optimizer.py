@@ -195,9 +195,10 @@ _ANGLE_BORDERS = ("aten.linear", "aten.conv2d", "aten.addmm", "aten.embedding")
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
     """Stores a float32 model in the compute dtype, but for what has to stay exact: the angles of sines and cosines.
 
-    A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is.
+    A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
+    does a part of a model, which is written in the data types of the device.
     """
-    if any(graph.tensors[name].dtype == compute for name in graph.weights):
+    if graph.compute_dtype is not None or any(graph.tensors[name].dtype == compute for name in graph.weights):
         return graph
     exact: set[str] = set()
     for node in reversed(graph.nodes):

@@ -72,6 +72,7 @@ class IRGraph:
         weights: Names of parameters, buffers and constants, and the recipe of each: what it is made from.
         nodes: Every node after the producers of what it reads.
         tensors: Every tensor by name.
+        compute_dtype: Half precision that the graph is already written for; None where the compiler chooses one.
     """
 
     name: str
@@ -80,6 +81,7 @@ class IRGraph:
     weights: Mapping[str, WeightRecipe]
     nodes: tuple[OpNode, ...]
     tensors: Mapping[str, TensorSpec]
+    compute_dtype: DType | None = None
 
     def users(self) -> dict[str, list[OpNode]]:
         """The nodes that read each tensor, in order; a tensor that nobody reads has no entry."""

@@ -61,7 +61,8 @@ def read_graph(source: IRSource) -> IRGraph:
     for index, raw in enumerate(_field(data, "nodes", list, "the IR")):
         nodes.append(_read_node(raw, index, tensors))
     outputs = tuple(_spec(raw, "the graph's outputs").name for raw in _field(data, "graph_outputs", list, "the IR"))
-    return IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors).verify()
+    written_for = dtype(data["compute_dtype"]) if "compute_dtype" in data else None
+    return IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors, written_for).verify()
 
 
 def read_node(raw: Mapping[str, Any]) -> tuple[OpNode, dict[str, TensorSpec]]:

@@ -15,7 +15,7 @@ from npu_compiler.graph_optimizer import assign_dtypes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ir_reader import read_node
 
-__all__ = ["Support", "is_op_supported", "support_of"]
+__all__ = ["Support", "is_op_supported", "lowers", "support_of"]
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,18 @@ def is_op_supported(node: Mapping[str, Any], target: str = "metal") -> Support:
 
 
 def support_of(node: OpNode, tensors: Mapping[str, TensorSpec], target: CodegenTarget) -> Support:
-    """Whether a node can run on a target, as a graph of its own."""
-    inputs = tuple(dict.fromkeys(node.tensors()))
-    graph = IRGraph(node.name, inputs, node.outputs, {}, (node,), tensors)
-    kinds = {tensors[name].dtype for name in (*inputs, *node.outputs)}
-    compute = BFLOAT16 if BFLOAT16 in kinds else FLOAT16
+    """Whether a node can run on a target, as a graph of its own, in the data types that such a graph would get."""
+    graph = _alone(node, tensors)
+    kinds = {tensors[name].dtype for name in (*graph.inputs, *node.outputs)}
+    if not kinds & {FLOAT16, BFLOAT16}:
+        graph = assign_dtypes(graph, FLOAT16)
+    return lowers(node, graph.tensors, target)
+
+
+def lowers(node: OpNode, tensors: Mapping[str, TensorSpec], target: CodegenTarget) -> Support:
+    """Whether a node can run on a target, given its tensors in the data types of the device."""
+    graph = _alone(node, tensors)
     try:
-        if not kinds & {FLOAT16, BFLOAT16}:
-            graph = assign_dtypes(graph, compute)
         check_constraints(graph, target.storage_dtypes)
         plan_graph(graph, target, {name: spec.dtype for name, spec in graph.tensors.items()}, graph.outputs)
     except UnsupportedOpError as error:
@@ -56,3 +60,7 @@ def support_of(node: OpNode, tensors: Mapping[str, TensorSpec], target: CodegenT
     except IRError as error:
         return Support(False, str(error))
     return Support(True)
+
+
+def _alone(node: OpNode, tensors: Mapping[str, TensorSpec]) -> IRGraph:
+    return IRGraph(node.name, tuple(dict.fromkeys(node.tensors())), node.outputs, {}, (node,), tensors)

@@ -1,0 +1,231 @@
+"""`partition`: divides a model into programs for the device and parts for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from npu_compiler.codegen.target import target_named
+from npu_compiler.compiler import compute_dtype
+from npu_compiler.graph_optimizer import assign_dtypes
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir_reader import IRSource
+from npu_compiler.op_support import Support
+from npu_compiler.op_support import is_op_supported as lowers_on_metal
+from npu_compiler.partitioning.carried_graph import read_carried_graph
+from npu_compiler.partitioning.division import Division, divide
+from npu_compiler.partitioning.in_place import Chain, find_chains, is_in_place, rename_changed
+from npu_compiler.partitioning.placement import SupportRule
+from npu_compiler.partitioning.report import format_report
+from npu_compiler.partitioning.sub_ir import SubIRWriter
+from npu_compiler.partitioning.support_rules import NodeCallback, callback_rule, target_rule
+
+__all__ = ["Partition", "PartitionPlan", "TransferOp", "partition"]
+
+_DEFAULT_TARGET = "metal"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Nodes that run together, on one side.
+
+    Attributes:
+        index: Its place in `PartitionPlan.partitions`.
+        device: ``npu`` or ``cpu``.
+        nodes: Names of its nodes, in order.
+        inputs: Tensors that it reads from the caller or from earlier partitions.
+        outputs: Tensors that the caller or later partitions read.
+        ir: The partition as an IR of its own, which `compile` takes where `device` is ``npu``.
+        reasons: For each node on the CPU, why it is there.
+        chained: Nodes on the CPU whose in-place op has to change the very memory that other nodes of the partition
+            share.
+    """
+
+    index: int
+    device: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    ir: Mapping[str, Any] = field(repr=False)
+    reasons: Mapping[str, str] = field(default_factory=dict, repr=False)
+    chained: frozenset[str] = frozenset()
+
+    @property
+    def on_device(self) -> bool:
+        return self.device == "npu"
+
+
+@dataclass(frozen=True)
+class TransferOp:
+    """A tensor that crosses between host and device: once, however many partitions read it there.
+
+    Attributes:
+        tensor: Its name.
+        direction: ``to_npu`` or ``to_cpu``.
+        source: The partition that makes it; None where the caller gives it.
+        readers: The partitions on the other side that read it; empty where only the caller does.
+        nbytes: Bytes that cross, in the data type of the device, without padding.
+    """
+
+    tensor: str
+    direction: str
+    source: int | None
+    readers: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """A model, divided.
+
+    Attributes:
+        model: The model's name.
+        target: The target it was divided for; None where a callback alone decided.
+        inputs: What the caller gives, in the data types that the model declares.
+        outputs: What the caller gets, by the names the model declares.
+        output_tensors: The tensor that holds each output, in the order of `outputs`.
+        partitions: In an order in which they can run.
+        transfers: In the order in which they happen.
+        weight_keys: Name in the weight file of each weight, by the name that nodes read.
+    """
+
+    model: str
+    target: str | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    output_tensors: tuple[str, ...]
+    partitions: tuple[Partition, ...]
+    transfers: tuple[TransferOp, ...]
+    weight_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that cross between host and device in one run."""
+        return sum(transfer.nbytes for transfer in self.transfers)
+
+    def report(self) -> str:
+        """The plan as text: partitions, transfers, and every node on the CPU with its reason."""
+        return format_report(self)
+
+
+def partition(
+    source: IRSource, is_op_supported: NodeCallback | None = None, target: str | None = None
+) -> PartitionPlan:
+    """Divides a model between a device and the CPU.
+
+    Every node that the device supports runs there, except where a group does too little to be worth its transfers
+    (the rule is in `npu_compiler.partitioning.islands`). Views and no-ops run where their operand is.
+
+    Args:
+        source: Path of an IR JSON file, or the IR itself as a dict. Ops that the registry does not know are welcome.
+        is_op_supported: Called with the JSON object of each node that computes something; its fields are attributes
+            too, as in ``node.op_type``. Its answer is a bool, or a `Support` that carries the reason. Without it, or
+            with `npu_compiler.is_op_supported`, a node is supported where it lowers.
+        target: Where nodes have to lower, ``metal`` or ``cuda``. With a callback, both have to agree; when omitted, the
+            callback alone decides, and without one the target is ``metal``.
+
+    Raises:
+        IRError: The IR is malformed.
+        CompileError: There is no such target, or the callback failed.
+    """
+    if is_op_supported is lowers_on_metal:
+        is_op_supported = None
+    if is_op_supported is None and target is None:
+        target = _DEFAULT_TARGET
+    codegen = target_named(target or _DEFAULT_TARGET)
+    carried = read_carried_graph(source)
+    graph = rename_changed(carried.graph)
+    chains = find_chains(graph)
+    compute = compute_dtype(graph, codegen, None)
+    device_tensors = assign_dtypes(graph, compute).tensors
+    rules = [] if target is None else [target_rule(codegen, device_tensors)]
+    if is_op_supported is not None:
+        rules.insert(0, callback_rule(is_op_supported, carried.raw))
+    division = divide(graph, device_tensors, _all_of(rules), chains)
+    writer = SubIRWriter(carried, graph, device_tensors, compute.name)
+    partitions = _partitions(graph, division, chains, writer)
+    return PartitionPlan(
+        model=graph.name,
+        target=target,
+        inputs=tuple(graph.tensors[name] for name in graph.inputs),
+        outputs=tuple(graph.tensors[name] for name in carried.outputs),
+        output_tensors=graph.outputs,
+        partitions=partitions,
+        transfers=_transfers(graph, partitions, device_tensors),
+        weight_keys=carried.weight_keys,
+    )
+
+
+def _all_of(rules: Sequence[SupportRule]) -> SupportRule:
+    def support(node: OpNode) -> Support:
+        answers = (rule(node) for rule in rules)
+        return next((answer for answer in answers if not answer), Support(True))
+
+    return support
+
+
+def _partitions(
+    graph: IRGraph, division: Division, chains: Sequence[Chain], writer: SubIRWriter
+) -> tuple[Partition, ...]:
+    """One partition for each level, in order."""
+    members: dict[int, list[int]] = {}
+    level_of: dict[str, int] = {}
+    readers: dict[str, set[int]] = {}
+    for position, (node, level) in enumerate(zip(graph.nodes, division.levels, strict=True)):
+        members.setdefault(level, []).append(position)
+        level_of.update(dict.fromkeys(node.outputs, level))
+        for name in node.tensors():
+            readers.setdefault(name, set()).add(level)
+    wanted = set(graph.outputs)
+    changing = {node.name for chain in chains for node in graph.nodes[chain.first : chain.last + 1]}
+    partitions = []
+    for level, positions in sorted(members.items()):
+        nodes = [graph.nodes[position] for position in positions]
+        read = dict.fromkeys(name for node in nodes for name in node.tensors() if name not in graph.weights)
+        inputs = tuple(name for name in read if level_of.get(name) != level)
+        made = [name for node in nodes for name in node.outputs]
+        outputs = tuple(name for name in made if name in wanted or readers.get(name, set()) - {level})
+        on_device = division.placements[positions[0]].on_device
+        name = f"{graph.name}.{level}"
+        partitions.append(
+            Partition(
+                index=level,
+                device="npu" if on_device else "cpu",
+                nodes=tuple(node.name for node in nodes),
+                inputs=inputs,
+                outputs=outputs,
+                ir=writer.write(name, nodes, inputs, outputs, on_device),
+                reasons={} if on_device else _reasons(graph, positions, division),
+                chained=frozenset(node.name for node in nodes if node.name in changing and is_in_place(node.op)),
+            )
+        )
+    return tuple(partitions)
+
+
+def _reasons(graph: IRGraph, positions: Sequence[int], division: Division) -> dict[str, str]:
+    return {graph.nodes[position].name: division.placements[position].reason for position in positions}
+
+
+def _transfers(
+    graph: IRGraph, partitions: Sequence[Partition], device_tensors: Mapping[str, TensorSpec]
+) -> tuple[TransferOp, ...]:
+    """What crosses, by the time at which it is first needed or, towards the host, made."""
+    readers: dict[str, list[Partition]] = {}
+    for part in partitions:
+        for name in part.inputs:
+            readers.setdefault(name, []).append(part)
+    makers = {name: part for part in partitions for name in part.outputs}
+    timed = []
+    for name, maker in (*dict.fromkeys(graph.inputs).items(), *makers.items()):
+        from_device = maker is not None and maker.on_device
+        across = tuple(part.index for part in readers.get(name, ()) if part.on_device != from_device)
+        if across or (from_device and name in graph.outputs):
+            spec = device_tensors[name]
+            nbytes = prod(spec.shape) * spec.dtype.size
+            source = None if maker is None else maker.index
+            direction = "to_cpu" if from_device else "to_npu"
+            when = source if from_device and source is not None else across[0]
+            timed.append((when, from_device, TransferOp(name, direction, source, across, nbytes)))
+    return tuple(transfer for _, _, transfer in sorted(timed, key=lambda item: item[:2]))

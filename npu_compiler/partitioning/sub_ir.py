@@ -1,0 +1,77 @@
+"""Writes a part of a model as an IR of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.partitioning.carried_graph import CarriedGraph
+
+__all__ = ["SubIRWriter"]
+
+
+class SubIRWriter:
+    """Cuts IRs out of a model.
+
+    A part for the device is written in the data types of the device, so that it does not depend on the rest of the
+    model what a tensor of it is stored in; the field ``compute_dtype`` says that this is so. A part for the CPU is
+    written as the model declares it.
+    """
+
+    def __init__(
+        self, carried: CarriedGraph, graph: IRGraph, device_tensors: Mapping[str, TensorSpec], compute_dtype: str
+    ) -> None:
+        """Prepares.
+
+        Args:
+            carried: The model as it was read.
+            graph: The same with in-place ops made pure.
+            device_tensors: Every tensor in the data type of the device.
+            compute_dtype: ``float16`` or ``bfloat16``.
+        """
+        self._carried, self._graph, self._compute_dtype = carried, graph, compute_dtype
+        self._device_tensors = device_tensors
+        self._makers = {name: (node.name, index) for node in graph.nodes for index, name in enumerate(node.outputs)}
+
+    def write(
+        self, name: str, nodes: Sequence[OpNode], inputs: Iterable[str], outputs: Iterable[str], on_device: bool
+    ) -> dict[str, Any]:
+        """The IR of `nodes`, which read `inputs` and weights, and give `outputs`."""
+        tensors = self._device_tensors if on_device else self._graph.tensors
+        members = {node.name for node in nodes}
+        read = dict.fromkeys(name for node in nodes for name in node.tensors())
+        keys = {name: self._carried.weight_keys[name] for name in read if name in self._carried.weight_keys}
+        constants = {key: self._carried.constants[key] for key in keys.values() if key in self._carried.constants}
+        ir: dict[str, Any] = {
+            "model_name": name,
+            "graph_inputs": [_entry(tensors[tensor]) for tensor in inputs],
+            "graph_outputs": [_entry(tensors[tensor]) for tensor in outputs],
+            "weights": list({key: _entry(tensors[tensor], key) for tensor, key in keys.items()}.values()),
+            "weight_name_mapping": keys,
+            "nodes": [self._node(node, tensors, members) for node in nodes],
+        }
+        if constants:
+            ir["constants"] = constants
+        if on_device:
+            ir["compute_dtype"] = self._compute_dtype
+        return ir
+
+    def _node(self, node: OpNode, tensors: Mapping[str, TensorSpec], members: set[str]) -> dict[str, Any]:
+        raw = self._carried.raw[node.name]
+        return {
+            "name": node.name,
+            "op_type": raw["op_type"],
+            "inputs": [self._operand(tensors[name], members) for name in node.tensors()],
+            "outputs": [_entry(tensors[name]) for name in node.outputs],
+            "attrs": dict(node.attrs),
+        }
+
+    def _operand(self, spec: TensorSpec, members: set[str]) -> dict[str, Any]:
+        maker, index = self._makers.get(spec.name, ("", 0))
+        produced = {"producer_node": maker, "producer_output_idx": index} if maker in members else {}
+        return _entry(spec) | produced
+
+
+def _entry(spec: TensorSpec, name: str = "") -> dict[str, Any]:
+    return {"name": name or spec.name, "shape": list(spec.shape), "dtype": spec.dtype.name}

@@ -1,0 +1,80 @@
+"""Who says whether a node can run on the device: the caller's function, or the target's own lowering."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from npu_compiler.codegen.target import CodegenTarget
+from npu_compiler.errors import CompileError, IRError, UnsupportedOpError
+from npu_compiler.ir import OpNode, TensorSpec
+from npu_compiler.op_support import Support, lowers
+from npu_compiler.ops.registry import bind
+from npu_compiler.partitioning.placement import SupportRule
+
+__all__ = ["NodeCallback", "NodeObject", "callback_rule", "target_rule"]
+
+
+class NodeObject(dict[str, Any]):
+    """The JSON object of a node, whose fields are attributes as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a node has no field '{name}', it has {', '.join(self)}") from None
+
+
+NodeCallback = Callable[[Any], Any]
+
+
+def callback_rule(callback: NodeCallback, raw: Mapping[str, Mapping[str, Any]]) -> SupportRule:
+    """Asks `callback` with the node's JSON object, as `raw` has it by name."""
+
+    def support(node: OpNode) -> Support:
+        where = f"is_op_supported, called for node '{node.name}' ({node.op}),"
+        try:
+            answer = callback(NodeObject(raw[node.name]))
+        except Exception as error:  # the caller's own function may raise anything
+            raise CompileError(f"{where} raised {type(error).__name__}: {error}; expected True or False") from error
+        if isinstance(answer, Support):
+            return answer
+        if not isinstance(answer, (bool, np.bool_)):
+            raise CompileError(f"{where} returned {answer!r:.60}, expected True, False or a Support")
+        return Support(bool(answer), "" if answer else "the callback refused it")
+
+    return support
+
+
+def target_rule(target: CodegenTarget, tensors: Mapping[str, TensorSpec]) -> SupportRule:
+    """Lowers the node for `target`, with the model's tensors in the data types of the device."""
+    accepted: set[str] = set()  # models repeat their layers: what lowered once lowers again
+
+    def support(node: OpNode) -> Support:
+        signature = _signature(node, tensors)
+        if signature in accepted:
+            return Support(True)
+        names = list(node.tensors())
+        try:
+            inputs, attrs = bind(node.name, node.op, names, dict(node.attrs))
+        except UnsupportedOpError as error:
+            return Support(False, error.reason)
+        except IRError as error:
+            return Support(False, str(error))
+        answer = lowers(OpNode(node.name, node.op, inputs, attrs, node.outputs), tensors, target)
+        if answer:
+            accepted.add(signature)
+        return answer
+
+    return support
+
+
+def _signature(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str:
+    """Equal for nodes that differ in names alone."""
+    names = list(node.tensors())
+    shapes = [(names.index(name), tensors[name].shape, tensors[name].dtype.name) for name in names]
+    made = [(tensors[name].shape, tensors[name].dtype.name) for name in node.outputs]
+    return json.dumps([node.op, shapes, made, dict(node.attrs)], sort_keys=True, default=repr)
