@@ -188,7 +188,7 @@ def _add_folded(
         declare(bias, shape[:1], statistics, "fold_bias")
 
 
-_ANGLE_OPS = ("aten.cos.", "aten.sin.", "aten.cos_.", "aten.sin_.")
+_ANGLE_OPS = ("aten.cos.", "aten.sin.", "aten.cos_.", "aten.sin_.", "wrap_with_set_grad_enabled")
 _ANGLE_BORDERS = ("aten.linear", "aten.conv2d", "aten.addmm", "aten.embedding")
 
 

@@ -9,6 +9,7 @@ from npu_compiler.ops import (
     linear,
     normalization,
     reduction,
+    rotary,
     views,
 )
 from npu_compiler.ops.registry import OpDefinition, definition, get_supported_ops
@@ -23,5 +24,6 @@ __all__ += [
     "linear",
     "normalization",
     "reduction",
+    "rotary",
     "views",
 ]
