@@ -75,15 +75,16 @@ class Tensor:
 
     def move_last(self, dim: int) -> Tensor:
         """The dimension `dim` moved to the end."""
-        dim = normalize_dim(dim, len(self.shape))
-        return self.permute([*(d for d in range(len(self.shape)) if d != dim), dim])
+        rank = len(self.shape)
+        dim = normalize_dim(dim, rank)
+        return self.permute([*(d for d in range(rank) if d != dim), dim]) if rank else self
 
     def move_from_last(self, dim: int) -> Tensor:
         """The inverse of `move_last`."""
         rank = len(self.shape)
         order = list(range(rank - 1))
         order.insert(normalize_dim(dim, rank), rank - 1)
-        return self.permute(order)
+        return self.permute(order) if rank else self
 
     def reshape(self, shape: Sequence[int]) -> Tensor:
         """Another shape of the same number of elements; one size may be -1."""
@@ -150,10 +151,20 @@ class Tensor:
         position = apply("where", where_ < 0, where_ + size, where_)
         return Tensor(self.trace, sizes, self.dtype, Load(rows.ref, self.dtype, position.expr, stride))
 
-    def reduce(self, kind: str, dims: Sequence[int], keepdim: bool, dtype: DType | None = None) -> Tensor:
-        """Sum, maximum or minimum over `dims`; all of them when `dims` is empty."""
+    def reduce(
+        self, kind: str, dims: Sequence[int], keepdim: bool, dtype: DType | None = None, factor: float | None = None
+    ) -> Tensor:
+        """Sum, maximum or minimum over `dims`, all of them when `dims` is empty.
+
+        Args:
+            kind: ``sum``, ``max`` or ``min``.
+            dims: Dimensions to reduce.
+            keepdim: Whether they stay, with size 1.
+            dtype: Data type of the result, when it is another.
+            factor: What each element is multiplied by before, in registers: never stored in half precision.
+        """
         rank = len(self.shape)
-        reduced = sorted({normalize_dim(d, rank) for d in dims}) or list(range(rank))
+        reduced = sorted({normalize_dim(d, rank) for d in dims} if rank else ()) or list(range(rank))
         kept = [d for d in range(rank) if d not in reduced]
         extent = prod(self.shape[d] for d in reduced)
         if kind != "sum" and extent == 0:
@@ -161,7 +172,7 @@ class Tensor:
         outer = tuple(self.shape[d] for d in kept)
         flat = self.permute([*kept, *reduced]).reshape((*outer, extent))
         result_dtype = dtype or self.dtype
-        argument = flat.cast(result_dtype)
+        argument = flat.cast(result_dtype) if factor is None else flat.cast(result_dtype) * factor
         result = Tensor(self.trace, (*outer, 1), result_dtype, Reduce(kind, argument.expr, extent, result_dtype))
         final = tuple(1 if d in reduced else self.shape[d] for d in range(rank)) if keepdim else outer
         return result if final == result.shape else result.realize().reshape(final)

@@ -144,5 +144,5 @@ def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[int]) -> Tensor:
     out = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
     rows, columns = (n if o is None else o for n, o in zip((height, width), out, strict=True))
     if (rows, columns) == (1, 1):
-        return (self * (1 / (height * width))).reduce("sum", (-2, -1), True)
+        return self.reduce("sum", (-2, -1), True, factor=1 / (height * width))
     return _pool(self, "adaptive", (rows, columns))

@@ -7,15 +7,25 @@ from typing import Any
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, apply, full
+from npu_compiler.symbolic import OpRefusal, Tensor, apply, where
 
 
-@op("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
+@op("aten.softmax.int", "aten._softmax.default")
 def softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
     """``exp(self - max) / sum(exp(self - max))`` over `dim`, computed in float32."""
     x = _converted(self, dtype).move_last(dim)
     shifted = apply("exp", x - x.reduce("max", (-1,), True))
     return (shifted / shifted.reduce("sum", (-1,), True)).move_from_last(dim)
+
+
+@op("aten._safe_softmax.default")
+def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """The softmax over `dim`, and zeros where everything is minus infinity."""
+    x = _converted(self, dtype).move_last(dim)
+    largest = x.reduce("max", (-1,), True)
+    shifted = apply("exp", x - largest)
+    result = shifted / shifted.reduce("sum", (-1,), True)
+    return where(apply("eq", largest, float("-inf")), 0.0, result).move_from_last(dim)
 
 
 @op("aten.log_softmax.int", "aten._log_softmax.default")
@@ -98,21 +108,6 @@ def batch_norm(
     if weight is not None:
         result = result * by_channel(weight)
     return result if bias is None else result + by_channel(bias)
-
-
-@op("aten._native_batch_norm_legit_no_training.default")
-def native_batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    """The normalised tensor, and two empty ones where training would save its statistics."""
-    empty = full(input.trace, (0,), 0.0, input.dtype)
-    return batch_norm(input, weight, bias, running_mean, running_var, eps=eps), empty, empty
 
 
 @op("aten.group_norm.default")

@@ -29,14 +29,8 @@ def mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     dims = [normalize_dim(d, rank) for d in _dims(dim) if rank] or list(range(rank))
     kind = _accumulator(self, dtype) if self.dtype.is_float or dtype is not None else FLOAT32
     count = prod(self.shape[d] for d in dims)
-    scaled = self.cast(kind) * (1 / count if count else float("nan"))
-    return scaled.reduce("sum", _dims(dim), keepdim, kind) if count else _nothing(scaled, dims, keepdim)
-
-
-def _nothing(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """The mean of no elements: NaN everywhere."""
-    empty = x.reduce("sum", dims, keepdim)
-    return full(x.trace, empty.shape, float("nan"), x.dtype)
+    total = self.reduce("sum", dims, keepdim, kind, 1 / count if count else None)
+    return total if count else full(self.trace, total.shape, float("nan"), kind)
 
 
 def _accumulator(x: Tensor, name: Any) -> DType:

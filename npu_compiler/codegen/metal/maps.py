@@ -22,6 +22,7 @@ from npu_compiler.codegen.metal.skeleton import assemble, fill, pointer_paramete
 from npu_compiler.codegen.operands import Operands, TensorArg
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.dtypes import INT64
 from npu_compiler.expr import FUNCTIONS
 
 __all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
@@ -182,8 +183,10 @@ def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) ->
         *([phase.body] if phase.body else []),
         f"        part{number} = {combined};",
         "    }",
-        f"    {register} lanes{number} = simd_{phase.kind}(part{number});",
     ]
+    if register == dialect.register(INT64):
+        return "\n".join([*lines, *_through_memory(phase, number)])
+    lines += _across_lanes(phase, number)
     if threads == 32:
         return "\n".join([*lines, f"    {register} {name} = lanes{number};"])
     groups = threads // 32
@@ -198,6 +201,30 @@ def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) ->
         f"    for (int s = 1; s < ROW_SIMDGROUPS; ++s) {{ {name} = {step}; }}",
     ]
     return "\n".join(lines)
+
+
+def _across_lanes(phase: RowPhase, number: int) -> list[str]:
+    """Combines the parts of a simdgroup. Metal's own extrema lose a NaN, so it is looked for."""
+    lanes = f"simd_{phase.kind}(part{number})"
+    if phase.kind == "sum" or phase.register != "float":
+        return [f"    {phase.register} lanes{number} = {lanes};"]
+    return [
+        f"    int unordered{number} = simd_max(part{number} != part{number} ? 1 : 0);",
+        f"    float ordered{number} = {lanes};",
+        f"    float lanes{number} = unordered{number} != 0 ? NAN : ordered{number};",
+    ]
+
+
+def _through_memory(phase: RowPhase, number: int) -> list[str]:
+    """Combines the parts of all threads one after another: simdgroup functions take no 64-bit integers."""
+    step = _combine(phase.kind, phase.name, f"shared{number}[s]")
+    return [
+        f"    threadgroup {phase.register} shared{number}[ROW_THREADS];",
+        f"    shared{number}[lane] = part{number};",
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        f"    {phase.register} {phase.name} = shared{number}[0];",
+        f"    for (int s = 1; s < ROW_THREADS; ++s) {{ {phase.name} = {step}; }}",
+    ]
 
 
 def _combine(kind: str, a: str, b: str) -> str:
