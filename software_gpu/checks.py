@@ -91,7 +91,7 @@ def _parameter_problems(parsed: SourceText) -> Iterator[str]:
 def _recursion_problems(parsed: SourceText) -> Iterator[str]:
     functions = parsed.functions()
     calls = {
-        name: {token.text for function in overloads for token in function.body} & functions.keys()
+        name: {called for function in overloads for called in _called(function.body)} & functions.keys()
         for name, overloads in functions.items()
     }
     for name in calls:
@@ -103,6 +103,13 @@ def _recursion_problems(parsed: SourceText) -> Iterator[str]:
         # An overload that calls another one is no recursion.
         if name in reached and len(functions[name]) == 1:
             yield f"line {functions[name][0].body[0].line}: '{name}' calls itself; MSL has no recursion"
+
+
+def _called(body: Sequence[Token]) -> Iterator[str]:
+    """Names that are followed by arguments and belong to no object."""
+    for before, token, after in zip(body, body[1:], body[2:], strict=False):
+        if after.text in ("(", "<") and before.text not in (".", "->"):
+            yield token.text
 
 
 def _program_scope_problems(tokens: list[Token]) -> Iterator[str]:

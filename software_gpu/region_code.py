@@ -390,10 +390,18 @@ class _Writer:
                 if parameter.role == "thread_index_in_simdgroup":
                     value = f"({parameter.type})msl_l"
                 self._line(f"const {parameter.type} {parameter.name} = {value};")
+        after_loops = self._depending_on_strided(used)
+        self._declared_names(used - after_loops)
         for name, piece in self.strided.items():
             if name in used:
                 kind = _plain_type(piece.variable)
                 self._line(f"const {kind} {name} = ({kind})({' '.join(piece.start)}) + msl_offset_{name};")
+        self._declared_names(after_loops)
+        for name in sorted(used):
+            if name.startswith("msl_result_") and self.variables.levels[name] == LANE:
+                self._line(f"const msl_type_of_{name}& {name} = msl_values_of_{name}[msl_l];")
+
+    def _declared_names(self, used: set[str]) -> None:
         for name, declaration in self.storage.declarations.items():
             home = self.storage.home(name)
             if name not in used or not self._is_lane(name):
@@ -402,9 +410,20 @@ class _Writer:
                 self._line(f"const {_declaration_text(declaration)};")
             elif home is not Home.LOCAL:
                 self._line(self._reference(name, home))
-        for name in sorted(used):
-            if name.startswith("msl_result_") and self.variables.levels[name] == LANE:
-                self._line(f"const msl_type_of_{name}& {name} = msl_values_of_{name}[msl_l];")
+
+    def _depending_on_strided(self, used: set[str]) -> set[str]:
+        """The repeated variables of `used` that read the variable of a strided loop, directly or not."""
+        found: set[str] = set()
+        while True:
+            more = {
+                name
+                for name in used - found
+                if self.storage.home(name) is Home.AGAIN
+                and names_in(self.storage.declarations[name].initializer or []) & (found | self.strided.keys())
+            }
+            if not more:
+                return found
+            found |= more
 
     def _add_repeated(self, used: set[str]) -> None:
         pending = set(used)
