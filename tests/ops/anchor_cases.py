@@ -88,4 +88,9 @@ POOLINGS = [
     case("adaptive_avg_pool2d.default", floats(1, 2, 7, 7), (7, 1)),
 ]
 
-CASES = [*LINEAR, *PRODUCTS, *CONVOLUTIONS, *POOLINGS]
+_HEADS, _KEYS = floats(2, 3, 5, 16), floats(2, 3, 7, 16)
+ATTENTION = [
+    refused("no kernel for attention", "scaled_dot_product_attention.default", _HEADS, _KEYS, _KEYS),
+]
+
+CASES = [*LINEAR, *PRODUCTS, *CONVOLUTIONS, *POOLINGS, *ATTENTION]

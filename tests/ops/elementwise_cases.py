@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.ops.cases import Case, Operand, booleans, case, floats, integers, refused, values
+from tests.ops.cases import Case, booleans, case, floats, integers, refused, values
 
 NAN, INF = float("nan"), float("inf")
 SPECIAL = values(NAN, INF, -INF, 0.0, -0.0, 1.5, -1.5, 100.0)
@@ -201,8 +201,6 @@ CONVERSIONS = [
     case("type_as.default", floats(4), booleans(2)),
     refused("float64", "to.dtype", integers(4), torch.float64),
 ]
-
-
 
 
 CASES = [*ARITHMETIC, *UNARY, *POWERS, *COMPARISONS, *LOGIC, *CHOICES, *CONVERSIONS]

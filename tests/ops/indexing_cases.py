@@ -49,6 +49,15 @@ LOOKUPS = [
     case("index_select.default", floats(9), 0, _indices(3, below=9).through("aten.slice.Tensor", 0, 1)),
 ]
 
+_CACHE, _ENDS = floats(2, 6, 4), Operand((2,), "int64", data=(0, 5))
+COPIES = [
+    case("index_copy.default", _CACHE, 1, Operand((2,), "int64", data=(4, 1)), floats(2, 2, 4)),
+    case("index_copy.default", _CACHE, -1, Operand((1,), "int64", data=(3,)), floats(2, 6, 1)),
+    case("index_copy.default", _CACHE, 0, Operand((), "int64", data=(1,)), floats(1, 6, 4)),
+    case("index_copy.default", integers(5, 3), 0, Operand((2,), "int64", data=(0, 4)), integers(2, 3)),
+    case("index_copy.default", _CACHE, 1, _ENDS, floats(2, 4, 2).through("aten.transpose.int", 1, 2)),
+]
+
 TRIANGLES = [
     *(case(f"{name}.default", floats(5, 7), diagonal) for name in ("tril", "triu") for diagonal in (0, -2, 3)),
     *(case(f"{name}.default", floats(2, 4, 4)) for name in ("tril", "triu")),
@@ -102,4 +111,4 @@ CREATION = [
 ]
 
 
-CASES = [*JOINS, *LOOKUPS, *TRIANGLES, *PADDING, *CREATION]
+CASES = [*JOINS, *LOOKUPS, *COPIES, *TRIANGLES, *PADDING, *CREATION]

@@ -1,4 +1,4 @@
-"""Builds IR as the extraction writes it, node by node, without exporting a model: shapes come from torch's meta device."""
+"""Builds IR as the extraction writes it, node by node, without an export: shapes come from torch's meta device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ class Value:
     index: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        entry = {"name": self.name, "shape": list(self.meta.shape), "dtype": _spelled(self.meta.dtype)}
+        entry: dict[str, Any] = {
+            "name": self.name,
+            "shape": list(self.meta.shape),
+            "dtype": _spelled(self.meta.dtype),
+        }
         if self.producer is not None:
             entry |= {"producer_node": self.producer, "producer_output_idx": self.index}
         return entry
@@ -110,7 +114,7 @@ def _meta(value: Any) -> Any:
         return value.meta.clone()
     if isinstance(value, (list, tuple)):
         return [_meta(item) for item in value]
-    return value
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def _bound(overload: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

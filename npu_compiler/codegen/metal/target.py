@@ -13,6 +13,7 @@ from npu_compiler.codegen.metal.pooling import lower_pool2d
 from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
 from npu_compiler.expr import has_reduce
 from npu_compiler.layout import Layout, dense
+from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import Anchor
 
 __all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
@@ -42,7 +43,10 @@ class MetalTarget(CodegenTarget):
 
     def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
-            return [*_ANCHORS[group.anchor.source.kind](group, lowering, METAL)]
+            kind = group.anchor.source.kind
+            if kind not in _ANCHORS:
+                raise OpRefusal(f"the target 'metal' has no kernel for {kind}")
+            return [*_ANCHORS[kind](group, lowering, METAL)]
         if has_reduce(group.expr):
             return [*lower_rows(group, lowering, METAL)]
         return [*lower_elementwise(group, lowering, METAL)]
