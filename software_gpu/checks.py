@@ -11,7 +11,7 @@ device memory does not become one to threadgroup memory. Races and accesses out 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from software_gpu.msl_parser import ADDRESS_SPACES, SourceText, Token, is_name
 from software_gpu.source import preprocess
