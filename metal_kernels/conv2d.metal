@@ -25,8 +25,8 @@ struct Params {
     int weight_row, weight_col, weight_columns;
     int o_stride1;
 };
-inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-inline int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
+METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
 #include "store.metal"
 #include "tile.metal"
 #endif
@@ -67,14 +67,14 @@ kernel void conv2d(
     device const a_t* channels = image + int(group.z) * p.channels * p.channel_stride;
     device const b_t* columns = weight + (int(group.z) * p.columns + col0) * p.weight_col;
 
-    if (int(thread_index) < TILE_M) {
+    if (thread_index < TILE_M) {
         int pixel = row0 + int(thread_index);
         int line = pixel / p.out_width;
         int x = pixel % p.out_width * p.step_x - p.pad_x;
         int y = line % p.out_height * p.step_y - p.pad_y;
-        corner_y[int(thread_index)] = pixel < p.pixels ? y : NOWHERE;
-        corner_x[int(thread_index)] = x;
-        corner_at[int(thread_index)] = line / p.out_height * p.image_stride + y * p.y_stride + x * p.x_stride;
+        corner_y[thread_index] = pixel < p.pixels ? y : NOWHERE;
+        corner_x[thread_index] = x;
+        corner_at[thread_index] = line / p.out_height * p.image_stride + y * p.y_stride + x * p.x_stride;
     }
 
     simdgroup_float8x8 sums[MATRICES_M][MATRICES_N];
@@ -85,31 +85,33 @@ kernel void conv2d(
     }
 
     for (int k0 = 0; k0 < p.depth; k0 += TILE_K) {
-        if (int(thread_index) < TAPS) {
+        if (thread_index < TAPS) {
             int k = k0 + int(thread_index) * A_CHUNK;
             int tap = k / p.channels;
             int y = tap / p.kernel_width * p.dilation_y;
             int x = tap % p.kernel_width * p.dilation_x;
-            tap_y[int(thread_index)] = k < p.depth ? y : NOWHERE;
-            tap_x[int(thread_index)] = x;
-            tap_at[int(thread_index)] = y * p.y_stride + x * p.x_stride + k % p.channels * p.channel_stride;
+            tap_y[thread_index] = k < p.depth ? y : NOWHERE;
+            tap_x[thread_index] = x;
+            tap_at[thread_index] = y * p.y_stride + x * p.x_stride + k % p.channels * p.channel_stride;
         }
         stage<TILE_K, TILE_N, B_CHUNK>(
             b_tile, columns + k0 * p.weight_row, p.depth - k0, p.weight_columns - col0, p.weight_row, p.weight_col,
-            int(thread_index));
+            thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (int i = int(thread_index); i < TILE_M * TAPS; i += THREADS) {
-            int row = i / TAPS;
-            int tap = i % TAPS;
+        // What lies outside is read at the first pixel instead, and dropped: no thread takes another way.
+        for (uint i = thread_index; i < TILE_M * TAPS; i += THREADS) {
+            uint row = i / TAPS;
+            uint tap = i % TAPS;
             int y = corner_y[row] + tap_y[tap];
             int x = corner_x[row] + tap_x[tap];
-            bool inside = uint(y) < uint(p.height) && uint(x) < uint(p.width);
-            threadgroup tile_t* target = a_tile + row * A_PITCH + tap * A_CHUNK;
-            device const a_t* source = channels + (corner_at[row] + tap_at[tap]);
+            bool inside = (uint(y) < uint(p.height)) & (uint(x) < uint(p.width));
+            int at = inside ? corner_at[row] + tap_at[tap] : 0;
 #if A_CHUNK > 1
-            *(threadgroup uint4*)target = inside ? *(device const uint4*)source : uint4(0);
+            uint4 chunk = *(device const uint4*)(channels + at);
+            *(threadgroup uint4*)(a_tile + row * A_PITCH + tap * A_CHUNK) = inside ? chunk : uint4(0);
 #else
-            *target = inside ? tile_t(*source) : tile_t(0);
+            tile_t value = tile_t(channels[at]);
+            a_tile[row * A_PITCH + tap] = inside ? value : tile_t(0);
 #endif
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -136,9 +138,9 @@ kernel void conv2d(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    for (int i = int(thread_index); i < TILE_M * TILE_N / GROUP; i += THREADS) {
-        int row = row0 + i / (TILE_N / GROUP);
-        int col = col0 + i % (TILE_N / GROUP) * GROUP;
+    for (uint i = thread_index; i < TILE_M * TILE_N / GROUP; i += THREADS) {
+        int row = row0 + int(i / (TILE_N / GROUP));
+        int col = col0 + int(i % (TILE_N / GROUP) * GROUP);
         if (row < p.pixels && col < p.columns) {
             float values[GROUP];
             for (int c = 0; c < GROUP; ++c) {

@@ -21,8 +21,8 @@ struct Params {
     int weight_y, weight_x, weight_input, weight_output;
     int o_stride1;
 };
-inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-inline int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
+METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
 #include "store.metal"
 #endif
 

@@ -24,8 +24,8 @@ struct Params {
     int batch_base, batch_start, batch_inner;
     int a_outer, a_inner, b_outer, b_inner;
 };
-inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-inline int output_index(int batch, int row, int col, constant Params& p) { return (batch * p.m + row) * p.n + col; }
+METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return (batch * p.m + row) * p.n + col; }
 #include "store.metal"
 #include "tile.metal"
 #endif
@@ -79,17 +79,17 @@ kernel void matmul(
     for (int k0 = 0; k0 < p.k; k0 += TILE_K) {
 #if A_ALONG_K
         stage<A_ROWS, A_COLUMNS, A_CHUNK>(
-            a_tile, a_rows + k0 * p.a_k, p.m - row0, p.k - k0, p.a_row, p.a_k, int(thread_index));
+            a_tile, a_rows + k0 * p.a_k, p.m - row0, p.k - k0, p.a_row, p.a_k, thread_index);
 #else
         stage<A_ROWS, A_COLUMNS, A_CHUNK>(
-            a_tile, a_rows + k0 * p.a_k, p.k - k0, p.m - row0, p.a_k, p.a_row, int(thread_index));
+            a_tile, a_rows + k0 * p.a_k, p.k - k0, p.m - row0, p.a_k, p.a_row, thread_index);
 #endif
 #if B_ALONG_K
         stage<B_ROWS, B_COLUMNS, B_CHUNK>(
-            b_tile, b_cols + k0 * p.b_k, p.n - col0, p.k - k0, p.b_col, p.b_k, int(thread_index));
+            b_tile, b_cols + k0 * p.b_k, p.n - col0, p.k - k0, p.b_col, p.b_k, thread_index);
 #else
         stage<B_ROWS, B_COLUMNS, B_CHUNK>(
-            b_tile, b_cols + k0 * p.b_k, p.k - k0, p.n - col0, p.b_k, p.b_col, int(thread_index));
+            b_tile, b_cols + k0 * p.b_k, p.k - k0, p.n - col0, p.b_k, p.b_col, thread_index);
 #endif
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int k = 0; k < TILE_K; k += 8) {
@@ -124,9 +124,9 @@ kernel void matmul(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    for (int i = int(thread_index); i < TILE_M * TILE_N / GROUP; i += THREADS) {
-        int row = row0 + i / (TILE_N / GROUP);
-        int col = col0 + i % (TILE_N / GROUP) * GROUP;
+    for (uint i = thread_index; i < TILE_M * TILE_N / GROUP; i += THREADS) {
+        int row = row0 + int(i / (TILE_N / GROUP));
+        int col = col0 + int(i % (TILE_N / GROUP) * GROUP);
         if (row < p.m) {
             float values[GROUP];
             for (int c = 0; c < GROUP; ++c) {

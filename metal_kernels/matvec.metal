@@ -19,8 +19,8 @@ struct Params {
     int batch_base, batch_start, batch_inner;
     int matrix_outer, matrix_inner, vector_outer, vector_inner;
 };
-inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-inline int output_index(int batch, int row, int col, constant Params& p) { return batch * p.outputs + col; }
+METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return batch * p.outputs + col; }
 #endif
 
 constant constexpr int OUTPUTS = 4;
@@ -29,22 +29,22 @@ constant constexpr int SIMDGROUPS = 4;
 #if CHUNK > 1
 typedef float4 sum_t;
 template <typename T>
-inline float4 load(device const T* source)
+METAL_FUNC float4 load(device const T* source)
 {
     return float4(*(device const vec<T, 4>*)source);
 }
-inline float total_of(float4 sum)
+METAL_FUNC float total_of(float4 sum)
 {
     return (sum.x + sum.y) + (sum.z + sum.w);
 }
 #else
 typedef float sum_t;
 template <typename T>
-inline float load(device const T* source)
+METAL_FUNC float load(device const T* source)
 {
     return float(*source);
 }
-inline float total_of(float sum)
+METAL_FUNC float total_of(float sum)
 {
     return sum;
 }

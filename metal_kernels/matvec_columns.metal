@@ -19,8 +19,8 @@ struct Params {
     int batch_base, batch_start, batch_inner;
     int matrix_outer, matrix_inner, vector_outer, vector_inner;
 };
-inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-inline int output_index(int batch, int row, int col, constant Params& p) { return batch * p.outputs + col; }
+METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return batch * p.outputs + col; }
 #endif
 
 constant constexpr int SLICES = 8;

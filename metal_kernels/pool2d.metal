@@ -20,8 +20,8 @@ struct Params {
     int kernel_height, kernel_width, step_y, step_x, pad_y, pad_x, dilation_y, dilation_x;
     int o_stride1;
 };
-inline float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-inline int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
+METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
 #include "store.metal"
 #endif
 
@@ -37,7 +37,7 @@ struct Window {
     int start, end, padded;
 };
 
-inline Window window_of(int position, int size, int outputs, int kernel_size, int step, int pad, int dilation)
+METAL_FUNC Window window_of(int position, int size, int outputs, int kernel_size, int step, int pad, int dilation)
 {
     Window window;
 #if ADAPTIVE

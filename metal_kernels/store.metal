@@ -7,7 +7,7 @@ constant constexpr int GROUP = 8;
 
 // Applies the epilogue to up to GROUP neighbouring sums and stores them. All are computed before any is stored, so that
 // the loops vectorise.
-inline void store_group(
+METAL_FUNC void store_group(
     thread const float* sums, int count, int batch, int row, int col, device out_t* out,
     EPILOGUE_PARAMETERS constant Params& p)
 {

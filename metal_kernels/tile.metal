@@ -23,23 +23,25 @@ constexpr int larger(int a, int b)
 }
 
 // Stages ROWS x COLUMNS elements, in chunks of CHUNK neighbours of a row: 16 bytes, or one element of any stride and type.
-// Elements beyond `rows` or `columns` become zero; a chunk lies either inside or outside.
+// Elements beyond `rows` or `columns` become zero; a chunk lies either inside or outside. What lies outside is read at
+// the source's first element instead, and dropped: no thread takes another way.
 template <int ROWS, int COLUMNS, int CHUNK, typename T>
-inline void stage(
+METAL_FUNC void stage(
     threadgroup tile_t* tile, device const T* source, int rows, int columns, int row_stride, int column_stride,
-    int thread_index)
+    uint thread_index)
 {
-    constexpr int chunks = COLUMNS / CHUNK;
-    for (int i = thread_index; i < ROWS * chunks; i += THREADS) {
-        int row = i / chunks;
-        int column = i % chunks * CHUNK;
-        bool inside = row < rows && column < columns;
+    constexpr uint chunks = COLUMNS / CHUNK;
+    for (uint i = thread_index; i < ROWS * chunks; i += THREADS) {
+        int row = int(i / chunks);
+        int column = int(i % chunks * CHUNK);
+        bool inside = (row < rows) & (column < columns);
         threadgroup tile_t* target = tile + row * (COLUMNS + PAD) + column;
         if (CHUNK > 1) {
-            device const uint4* chunk = (device const uint4*)(source + row * row_stride + column);
-            *(threadgroup uint4*)target = inside ? *chunk : uint4(0);
+            uint4 chunk = *(device const uint4*)(source + (inside ? row * row_stride + column : 0));
+            *(threadgroup uint4*)target = inside ? chunk : uint4(0);
         } else {
-            *target = inside ? tile_t(source[row * row_stride + column * column_stride]) : tile_t(0);
+            tile_t value = tile_t(source[inside ? row * row_stride + column * column_stride : 0]);
+            *target = inside ? value : tile_t(0);
         }
     }
 }

@@ -180,14 +180,14 @@ def _functions(group: Group, operands: Operands, unpacking: Sequence[str], diale
     result = printer.value(group.expr)
     positions = "int batch, int row, int col"
     lines = [
-        f"inline {dialect.register(group.expr.dtype)} epilogue("
+        f"METAL_FUNC {dialect.register(group.expr.dtype)} epilogue("
         f"float value, {positions}, {_parameters(operands, dialect)}constant Params& p)",
         "{",
         *unpacking,
         *printer.lines,
         f"    return {result};",
         "}",
-        f"inline int output_index({positions}, constant Params& p)",
+        f"METAL_FUNC int output_index({positions}, constant Params& p)",
         "{",
         *unpacking,
         f"    return {operands.output};",
