@@ -1,0 +1,81 @@
+"""What the lowerings of matmul, convolution and pooling share: a kernel file with a generated epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from cuda_compiler.maps import map_macros
+from cuda_compiler.packing import Positions, epilogue, output_argument
+from cuda_compiler.skeleton import assemble
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import flops_of, traffic_of
+from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.params import ParamStruct
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.trace import Anchor
+
+__all__ = ["TILE_FILES", "anchor_launch", "anchor_source"]
+
+TILE_FILES = ("tensor_cores.cuh", "tile.cuh")
+_POSITIONS = "int batch, int row, int col"
+
+
+def anchor_source(group: Group) -> Anchor:
+    """The anchor that a group was built around."""
+    assert group.anchor is not None
+    assert isinstance(group.anchor.source, Anchor)
+    return group.anchor.source
+
+
+def anchor_launch(
+    entry: str,
+    group: Group,
+    lowering: Lowering,
+    found: Positions,
+    *,
+    size: int,
+    inputs: Sequence[TensorArg],
+    values: Mapping[str, int],
+    macros: Mapping[str, object],
+    flops: int,
+    blocks: int,
+    threads: int,
+    splits: int = 1,
+    shared_bytes: int = 0,
+    generated: str = "",
+    parts: Sequence[str] = (),
+) -> Launch:
+    """A launch of the kernel `entry`, with the group's epilogue.
+
+    Args:
+        entry: Name of the kernel and of its file.
+        group: What to compute.
+        lowering: Where the trace's tensors are.
+        found: The operands of the epilogue.
+        size: Results that a thread stores together.
+        inputs: What the kernel binds before the output.
+        values: The kernel's own parameters.
+        macros: What the kernel's file expects to be defined.
+        flops: Arithmetic of the kernel, without the epilogue.
+        blocks, splits: The grid in x and y.
+        threads: Threads of a block.
+        shared_bytes: Dynamic shared memory of a block.
+        generated: Further functions that the kernel's file calls.
+        parts: Files that it builds on.
+    """
+    parameters = {**values, **found.extents, **dict(found.operands.fields)}
+    struct = ParamStruct("Params", tuple(("int", name) for name in parameters))
+    defined = {**map_macros(group, found.operands), "STORE_SIZE": size, **macros}
+    store = epilogue(group, found, size, _POSITIONS, f"const float (&value)[{size}], ")
+    return Launch(
+        label=" + ".join(group.nodes),
+        kernel=assemble(entry, struct, defined, "\n".join((store, generated)), after=parts),
+        args=(*inputs, output_argument(group), *(argument for argument, _ in found.operands.pointers)),
+        params=struct.pack(parameters),
+        grid=(blocks, splits, 1),
+        block=(threads, 1, 1),
+        flops=flops + flops_of([group.expr], prod(group.shape)),
+        nbytes=traffic_of(group, lowering.tensors),
+        shared_bytes=shared_bytes,
+    )

@@ -1,0 +1,24 @@
+"""What CUDA C++ says differently from the common subset; the types are those of `kernels/common.cuh`."""
+
+from __future__ import annotations
+
+from npu_compiler.codegen.dialect import Dialect
+
+__all__ = ["CUDA"]
+
+CUDA = Dialect(
+    storage={
+        "bool": "bool",
+        "uint8": "uint8",
+        "int8": "int8",
+        "int16": "int16",
+        "int32": "int",
+        "int64": "int64",
+        "float16": "half",
+        "bfloat16": "bfloat",
+        "float32": "float",
+    },
+    pointer="const {type}*",
+    infinity="__int_as_float(0x7f800000)",
+    nan="__int_as_float(0x7fffffff)",
+)

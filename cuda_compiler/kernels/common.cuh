@@ -1,0 +1,88 @@
+// What every kernel begins with: storage types, packs of elements, warp reductions, ordering between kernels.
+// NVRTC compiles it with no header of the toolkit at hand.
+typedef signed char int8;
+typedef unsigned char uint8;
+typedef short int16;
+typedef long long int64;
+typedef unsigned int uint;
+
+// float16 and bfloat16 are storage only: arithmetic happens in float.
+struct half {
+    unsigned short bits;
+    half() = default;
+    __device__ explicit half(float value) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
+    __device__ operator float() const
+    {
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+        return value;
+    }
+};
+
+struct bfloat {
+    unsigned short bits;
+    bfloat() = default;
+    __device__ explicit bfloat(float value)
+    {
+#if __CUDA_ARCH__ >= 800
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
+        uint word = __float_as_uint(value);
+        uint rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16; // to nearest, ties to even
+        bits = (unsigned short)(value != value ? 0x7fffu : rounded);
+#endif
+    }
+    __device__ operator float() const { return __uint_as_float(uint(bits) << 16); }
+};
+
+// COUNT neighbouring elements, moved by accesses of up to 16 bytes.
+template <typename T, int COUNT>
+struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
+    T at[COUNT];
+    __device__ T& operator[](int index) { return at[index]; }
+    __device__ const T& operator[](int index) const { return at[index]; }
+};
+
+template <int COUNT, typename T>
+__device__ __forceinline__ Pack<T, COUNT> load_pack(const T* source)
+{
+    return *reinterpret_cast<const Pack<T, COUNT>*>(source);
+}
+
+template <typename T, int COUNT>
+__device__ __forceinline__ void store_pack(T* target, const Pack<T, COUNT>& pack)
+{
+    *reinterpret_cast<Pack<T, COUNT>*>(target) = pack;
+}
+
+// Kernels may be launched while the grid before them still runs. Each calls this before it touches memory: it returns
+// when all earlier grids have finished and their writes can be seen, and lets the next grid be scheduled.
+__device__ __forceinline__ void wait_for_previous_grid()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ float combine_sum(float a, float b) { return a + b; }
+__device__ __forceinline__ int combine_sum(int a, int b) { return a + b; }
+__device__ __forceinline__ int64 combine_sum(int64 a, int64 b) { return a + b; }
+template <typename T>
+__device__ __forceinline__ T combine_max(T a, T b) { return a > b || a != a ? a : b; } // NaN stays
+template <typename T>
+__device__ __forceinline__ T combine_min(T a, T b) { return a < b || a != a ? a : b; }
+
+#define NPU_WARP_REDUCTION(kind)                                                                                       \
+    template <int LANES, typename T>                                                                                   \
+    __device__ __forceinline__ T warp_##kind(T value)                                                                  \
+    {                                                                                                                  \
+        for (int distance = LANES / 2; distance > 0; distance /= 2) {                                                  \
+            value = combine_##kind(value, __shfl_xor_sync(0xffffffffu, value, distance, LANES));                       \
+        }                                                                                                              \
+        return value;                                                                                                  \
+    }
+NPU_WARP_REDUCTION(sum)
+NPU_WARP_REDUCTION(max)
+NPU_WARP_REDUCTION(min)
+#undef NPU_WARP_REDUCTION

@@ -1,0 +1,48 @@
+// Matrix products of any strides and data types, in float. A block computes 64 x 64 results, a thread 4 x 4 of them.
+// Grid: tiles (columns first, then rows, then the batch) in x. Block: 256.
+extern "C" __global__ void __launch_bounds__(256) matmul_plain(
+    const a_t* a, const b_t* b, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    constexpr int SIDE = 64, DEPTH = 16;
+    __shared__ float a_tile[DEPTH][SIDE + 1], b_tile[DEPTH][SIDE + 1];
+    int batch = int(blockIdx.x) / (p.tiles_m * p.tiles_n), inside = int(blockIdx.x) % (p.tiles_m * p.tiles_n);
+    int row = inside / p.tiles_n * SIDE, col = inside % p.tiles_n * SIDE;
+    int y = int(threadIdx.x) / 16, x = int(threadIdx.x) % 16;
+    wait_for_previous_grid();
+    a += a_offset(batch, p);
+    b += b_offset(batch, p);
+    float sum[4][4] = {};
+    for (int base = 0; base < p.k; base += DEPTH) {
+        for (int index = int(threadIdx.x); index < DEPTH * SIDE; index += 256) {
+            int at = A_ALONG_K ? index / DEPTH : index % SIDE, k = A_ALONG_K ? index % DEPTH : index / SIDE;
+            bool valid = row + at < p.m && base + k < p.k;
+            a_tile[k][at] = valid ? float(a[(long long)(row + at) * p.a_row + (long long)(base + k) * p.a_k]) : 0.0f;
+        }
+        for (int index = int(threadIdx.x); index < DEPTH * SIDE; index += 256) {
+            int at = B_ALONG_K ? index / DEPTH : index % SIDE, k = B_ALONG_K ? index % DEPTH : index / SIDE;
+            bool valid = col + at < p.n && base + k < p.k;
+            b_tile[k][at] = valid ? float(b[(long long)(base + k) * p.b_k + (long long)(col + at) * p.b_col]) : 0.0f;
+        }
+        __syncthreads();
+        #pragma unroll
+        for (int k = 0; k < DEPTH; ++k) {
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    sum[i][j] += a_tile[k][y + i * 16] * b_tile[k][x + j * 16];
+                }
+            }
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; ++i) {
+        for (int j = 0; j < 4; ++j) {
+            int r = row + y + i * 16, c = col + x + j * 16;
+            if (r < p.m && c < p.n) {
+                float value[1] = {sum[i][j]};
+                store(value, batch, r, c, out, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+"""Lowers groups without anchor that do not reduce: generated elementwise kernels."""
+
+from __future__ import annotations
+
+from math import prod
+
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import AXES, Positions, epilogue, output_argument, pack_size, unpack
+from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import elementwise_operands, flops_of, traffic_of
+from npu_compiler.codegen.operands import Operands
+from npu_compiler.codegen.params import ParamStruct
+from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.codegen.target import Launch, Lowering
+
+__all__ = ["finish_map", "lower_elementwise", "map_kernel", "map_macros"]
+
+_THREADS = 256
+
+
+def lower_elementwise(group: Group, lowering: Lowering) -> list[Launch]:
+    """One thread a pack of neighbouring elements."""
+    operands = elementwise_operands(group, lowering.tensors, AXES)
+    output = output_argument(group)
+    size = pack_size(operands, [group.expr], output, group.output.dtype.size, operands.sizes[-1])
+    axes = AXES[len(AXES) - len(operands.sizes) :]
+    packs = (*operands.sizes[:-1], operands.sizes[-1] // size)
+    statements, extents = unpack("index", axes, packs)
+    if size > 1:
+        statements.append(f"    {axes[-1]} *= {size};")
+    found = Positions(operands, tuple(statements), {"packs": prod(packs), **extents}, axes[-1])
+    generated = epilogue(group, found, size, "int index", "")
+    kernel, params = map_kernel("elementwise", found, map_macros(group, operands), generated)
+    return [finish_map(group, lowering, found, kernel, params, -(-prod(packs) // _THREADS), _THREADS)]
+
+
+def map_macros(group: Group, operands: Operands) -> dict[str, object]:
+    """What every kernel with an epilogue needs to be told."""
+    return {
+        "OUT_T": CUDA.storage[group.output.dtype.name],
+        "EPILOGUE_PARAMETERS": pointer_parameters(operands),
+        "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
+    }
+
+
+def map_kernel(
+    entry: str, found: Positions, macros: dict[str, object], generated: str, before: tuple[str, ...] = ()
+) -> tuple[KernelSource, bytes]:
+    """The kernel's text, and its parameters."""
+    values = {**found.extents, **dict(found.operands.fields)}
+    struct = ParamStruct("Params", tuple(("int", name) for name in values))
+    return assemble(entry, struct, macros, generated, before=before), struct.pack(values)
+
+
+def finish_map(
+    group: Group, lowering: Lowering, found: Positions, kernel: KernelSource, params: bytes, blocks: int, threads: int
+) -> Launch:
+    return Launch(
+        label=" + ".join(group.nodes),
+        kernel=kernel,
+        args=(output_argument(group), *(argument for argument, _ in found.operands.pointers)),
+        params=params,
+        grid=(blocks, 1, 1),
+        block=(threads, 1, 1),
+        flops=flops_of([group.expr], prod(group.shape)),
+        nbytes=traffic_of(group, lowering.tensors),
+    )

@@ -1,0 +1,206 @@
+"""Packs: neighbouring elements that one thread loads, computes and stores together, 16 bytes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.skeleton import pointer_parameters
+from npu_compiler.codegen.dialect import LeafNames, Printer
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, TensorArg, merge_groups
+from npu_compiler.codegen.target import Lowering
+from npu_compiler.expr import Expr, Iota, Load, walk
+from npu_compiler.symbolic import OpRefusal
+
+__all__ = ["AXES", "PACK_SIZES", "PackedLoad", "Positions", "epilogue", "output_argument", "pack_size", "packed_loads"]
+__all__ += ["resolve_anchor", "unpack", "with_packs"]
+
+Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""The dimensions of an iteration space that a kernel counts as its batch, its rows and its columns."""
+
+PACK_SIZES = (8, 4, 2)
+AXES = tuple(f"i{axis}" for axis in range(8))
+
+
+@dataclass(frozen=True)
+class PackedLoad:
+    """A load of neighbouring elements: its leaf, the text that loads the pack, and its storage type."""
+
+    leaf: Load
+    source: str
+    storage: str
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How a kernel's own positions become those of the operands.
+
+    Attributes:
+        operands: The operands over the merged dimensions.
+        statements: Statements that unpack the kernel's positions.
+        extents: Sizes that these need, as parameters.
+        inner: Name of the position along which a pack runs.
+    """
+
+    operands: Operands
+    statements: tuple[str, ...]
+    extents: dict[str, int]
+    inner: str
+
+
+def pack_size(operands: Operands, exprs: Sequence[Expr], output: TensorArg, item: int, width: int) -> int:
+    """Elements of a pack: the most for which the output, and best all contiguous operands, are aligned; else 1.
+
+    Args:
+        operands: The operands.
+        exprs: What is computed.
+        output: Where it goes.
+        item: Bytes of an output element.
+        width: Extent of the dimension that packs run along.
+    """
+    walk_out = operands.walks[None]
+    fitting = [
+        size
+        for size in PACK_SIZES
+        if width % size == 0 and walk_out[-1] == 1 and _aligned(walk_out[:-1], output.offset, size, item)
+    ]
+    contiguous = [load for load in _loads(exprs) if operands.walks.get(id(load), (0,))[-1] == 1]
+    for size in fitting:
+        if len(packed_loads(operands, exprs, size)) == sum(not _guarded(operands, load) for load in contiguous):
+            return size
+    return fitting[0] if fitting else 1
+
+
+def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int) -> list[PackedLoad]:
+    """The loads that may read `size` neighbours at once."""
+    found = []
+    for load in _loads(exprs):
+        strides = operands.walks.get(id(load))
+        if strides is None or size == 1 or load.index is not None or _guarded(operands, load) or strides[-1] != 1:
+            continue
+        pointer, address, _ = operands.names.loads[id(load)]
+        argument, tensor = operands.pointers[int(pointer[1:])]
+        if load.ref.view.offset >= 0 and _aligned(strides[:-1], argument.offset, size, tensor.dtype.size):
+            storage = CUDA.storage[tensor.dtype.name]
+            found.append(PackedLoad(load, f"load_pack<{size}>({pointer} + {address})", storage))
+    return found
+
+
+def _loads(exprs: Sequence[Expr]) -> list[Load]:
+    nodes = {id(node): node for expr in exprs for node in walk(expr) if isinstance(node, Load)}
+    return list(nodes.values())
+
+
+def _guarded(operands: Operands, load: Load) -> bool:
+    return operands.names.loads[id(load)][2]
+
+
+def _aligned(outer_strides: Sequence[int], offset: int, size: int, item: int) -> bool:
+    return all(stride % size == 0 for stride in outer_strides) and offset % min(16, size * item) == 0
+
+
+def with_packs(operands: Operands, loads: Sequence[PackedLoad], suffix: str = "") -> Operands:
+    """Operands whose packed loads are read from the variables ``x0``, ``x1``... (with `suffix`) at position ``u``."""
+    names = dict(operands.names.loads)
+    names.update({id(load.leaf): (f"x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
+    return replace(operands, names=LeafNames(names, operands.names.iotas, operands.names.anchors))
+
+
+def unpack(linear: str, axes: Sequence[str], sizes: Sequence[int]) -> tuple[list[str], dict[str, int]]:
+    """Statements that split a linear index into positions, and the sizes they need as parameters."""
+    lines: list[str] = []
+    extents: dict[str, int] = {}
+    rest = linear
+    for axis, size in list(zip(axes, sizes, strict=True))[:0:-1]:
+        extents[f"extent_{axis}"] = size
+        lines.append(f"    int {axis} = {rest} % p.extent_{axis};")
+        lines.append(f"    int above_{axis} = {rest} / p.extent_{axis};")
+        rest = f"above_{axis}"
+    if axes:
+        lines.append(f"    int {axes[0]} = {rest};")
+    return lines, extents
+
+
+def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
+    """The operands of an epilogue over a kernel's positions ``batch``, ``row`` and ``col``.
+
+    Mostly every operand walks each of them with one stride. Where one does not, as a bias along the width of an image,
+    the positions are unpacked to one for each dimension.
+
+    Args:
+        group: What to compute.
+        lowering: Where the trace's tensors are.
+        dims: The dimensions that the kernel counts as its batch, its rows and its columns; the last is one dimension.
+
+    Raises:
+        OpRefusal: The result or an operand is too large.
+    """
+    if group.output.layout.size >= MAX_ELEMENTS:
+        raise OpRefusal(f"the result has {group.output.layout.size} elements, more than kernels address (2^31)")
+    assert group.anchor is not None
+    anchors = {group.anchor.index: "value[u]"}
+    tensors = lowering.tensors
+    try:
+        operands = Operands.resolve(
+            [group.expr], group.view, tensors, ("batch", "row", "col"), merge_groups(dims), anchors
+        )
+        return Positions(operands, (), {}, "col")
+    except OpRefusal:
+        pass  # or an operand is too large, which the second attempt says again
+    order = [dim for part in dims for dim in part]
+    names = tuple(f"i{dim}" for dim in order)
+    each = merge_groups([(dim,) for dim in order])
+    operands = Operands.resolve([group.expr], group.view, tensors, names, each, anchors)
+    statements: list[str] = []
+    extents: dict[str, int] = {}
+    for position, part in zip(("batch", "row"), dims, strict=False):
+        lines, sizes = unpack(position, [f"i{dim}" for dim in part], [group.shape[dim] for dim in part])
+        statements += lines
+        extents |= sizes
+    (column,) = dims[2]
+    statements.append(f"    int i{column} = col;")
+    return Positions(operands, tuple(statements), extents, f"i{column}")
+
+
+def output_argument(group: Group) -> TensorArg:
+    return TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
+
+
+def epilogue(group: Group, found: Positions, size: int, positions: str, values: str) -> str:
+    """The device function ``store``: computes `size` neighbours from their position, and stores them.
+
+    Args:
+        group: What to compute.
+        found: Its operands.
+        size: Elements of a pack.
+        positions: Parameters for the kernel's positions.
+        values: Parameter for the anchor's own results, with a comma after it; empty without an anchor.
+    """
+    storage = CUDA.storage[group.output.dtype.name]
+    loads = packed_loads(found.operands, [group.expr], size)
+    operands = with_packs(found.operands, loads)
+    printer = Printer(CUDA, operands.names, "        ")
+    result = printer.value(group.expr)
+    inner = found.inner
+    uses = any(isinstance(node, Load | Iota) for node in walk(group.expr))
+    lines = [
+        f"__device__ __forceinline__ void store({values}{positions}, {storage}* out, "
+        f"{pointer_parameters(operands)}const Params& p)",
+        "{",
+        *found.statements,
+        *(f"    const Pack<{load.storage}, {size}> x{number} = {load.source};" for number, load in enumerate(loads)),
+        f"    {storage}* target = out + {operands.output};",
+        f"    Pack<{storage}, {size}> result;",
+        f"    const int first = {inner};",
+        "    #pragma unroll",
+        f"    for (int u = 0; u < {size}; ++u) {{",
+        *([f"        const int {inner} = first + u;"] if uses else []),
+        *printer.lines,
+        f"        result[u] = {storage}({result});",
+        "    }",
+        "    store_pack(target, result);",
+        "}",
+    ]
+    return "\n".join(lines)

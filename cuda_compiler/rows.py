@@ -1,0 +1,192 @@
+"""Lowers groups that reduce over their last dimension: a row stays in registers where it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.maps import finish_map, map_kernel, map_macros
+from cuda_compiler.packing import (
+    AXES,
+    PackedLoad,
+    Positions,
+    output_argument,
+    pack_size,
+    packed_loads,
+    unpack,
+    with_packs,
+)
+from cuda_compiler.skeleton import pointer_parameters
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
+from npu_compiler.codegen.operands import Operands
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.expr import leaves, reductions
+
+__all__ = ["lower_rows"]
+
+_SLICES = 8  # warps that share the columns of 32 neighbouring rows
+_MAX_THREADS = 512
+_MAX_ITEMS = 8  # packs of a row that a thread keeps in registers
+_MANY_ROWS = 1024
+_WARPS_A_BLOCK = 4
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How threads share the work.
+
+    Attributes:
+        columns: Whether neighbouring rows lie side by side, so that each lane takes a row.
+        threads: Threads of a row.
+        size: Elements of a pack.
+        items: Packs of a row that each thread keeps; 0 where rows are read again for each reduction.
+    """
+
+    columns: bool
+    threads: int
+    size: int
+    items: int
+
+    @property
+    def rows_per_block(self) -> int:
+        return 32 if self.columns else _WARPS_A_BLOCK if self.threads == 32 else 1
+
+    @property
+    def block(self) -> int:
+        return self.threads if self.columns else self.threads * self.rows_per_block
+
+
+def lower_rows(group: Group, lowering: Lowering) -> list[Launch]:
+    """A warp or a block a row; a lane a row where neighbouring rows, not columns, lie side by side."""
+    operands = row_operands(group, lowering.tensors, (*AXES[1:], "c"))
+    rows = prod(operands.sizes[:-1])
+    shape = _shape(group, operands, rows)
+    loads = packed_loads(operands, [group.expr], shape.size)
+    packed = with_packs(operands, loads, "[j]" if shape.items else "")
+    program = row_program(group, packed, CUDA)
+    axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
+    statements, extents = unpack("row", axes, operands.sizes[:-1])
+    found = Positions(packed, tuple(statements), {"rows": rows, **extents}, "c")
+    macros = {
+        **map_macros(group, operands),
+        "COLUMNS": int(shape.columns),
+        "ROW_THREADS": shape.threads,
+        "BLOCK_THREADS": shape.block,
+    }
+    generated = _compute_row(group, found, program, loads, shape)
+    kernel, params = map_kernel("rows", found, macros, generated, ("row_reductions.cuh",))
+    return [finish_map(group, lowering, found, kernel, params, -(-rows // shape.rows_per_block), shape.block)]
+
+
+def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
+    extents = {reduce.extent for reduce in reductions(group.expr)}
+    longest = max(*extents, group.shape[-1], 1)
+    if _rows_side_by_side(group, operands):
+        return _Shape(True, 32 * _SLICES, 1, 0)
+    whole_row = extents == {group.shape[-1]}
+    output = output_argument(group)
+    size = pack_size(operands, [group.expr], output, group.output.dtype.size, group.shape[-1]) if whole_row else 1
+    packs = -(-longest // size)
+    kept = 1 if rows < _MANY_ROWS else 4
+    threads = 32
+    while threads < _MAX_THREADS and packs > threads * kept:
+        threads *= 2
+    items = -(-packs // threads)
+    return _Shape(False, threads, size, items if whole_row and items <= _MAX_ITEMS else 0)
+
+
+def _rows_side_by_side(group: Group, operands: Operands) -> bool:
+    """Whether what is reduced is contiguous along the last of the row's dimensions, not along the row itself."""
+    walks = [operands.walks[id(load)] for reduce in reductions(group.expr) for load in leaves(reduce.arg)]
+    moving = [walk for walk in walks if walk[-1]]
+    return bool(moving) and all(len(walk) > 1 and walk[-2] == 1 and walk[-1] != 1 for walk in moving)
+
+
+def _compute_row(
+    group: Group, found: Positions, program: RowProgram, loads: Sequence[PackedLoad], shape: _Shape
+) -> str:
+    """The device function ``compute_row``."""
+    storage = CUDA.storage[group.output.dtype.name]
+    packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
+    inside = [] if shape.items else packs
+    lines = [
+        f"__device__ __forceinline__ void compute_row(int row, int lane, bool alive, {storage}* out, "
+        f"{pointer_parameters(found.operands)}const Params& p)",
+        "{",
+        *found.statements,
+        *(_keep(loads, shape, program.width) if shape.items else []),
+    ]
+    for number, phase in enumerate(program.phases):
+        lines += _phase(phase, number, shape, inside)
+    width = shape.size if shape.items or program.width == program.phases[0].extent else 1
+    lines += [
+        *_loop(program.width, shape, width),
+        *inside,
+        f"        Pack<{storage}, {width}> result;",
+        f"        {storage}* target = out + {found.operands.output};",
+        "        const int first = c;",
+        "        #pragma unroll",
+        f"        for (int u = 0; u < {width}; ++u) {{",
+        "            const int c = first + u;",
+        *([program.body] if program.body else []),
+        f"            result[u] = {storage}({program.value});",
+        "        }",
+        "        if (alive) {",
+        "            store_pack(target, result);",
+        "        }",
+        "    }",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def _pack(load: PackedLoad, shape: _Shape) -> str:
+    return f"Pack<{load.storage}, {shape.size}>"
+
+
+def _load(load: PackedLoad, number: int) -> str:
+    return f"x{number} = {load.source}"
+
+
+def _keep(loads: Sequence[PackedLoad], shape: _Shape, extent: int) -> list[str]:
+    """Loads of the whole row into registers."""
+    lines = [f"    {_pack(load, shape)} x{number}[{shape.items}];" for number, load in enumerate(loads)]
+    if not loads:
+        return lines
+    stores = [f"        x{number}[j] = {load.source};" for number, load in enumerate(loads)]
+    return [*lines, *_loop(extent, shape, shape.size), *stores, "    }"]
+
+
+def _loop(extent: int, shape: _Shape, size: int) -> list[str]:
+    """The head of a loop over a thread's packs of the row; ``c`` is the column of the first element."""
+    step = (shape.threads // 32 if shape.columns else shape.threads) * size
+    if not shape.items:
+        return [f"    for (int c = lane * {size}; c < {extent}; c += {step}) {{"]
+    return [
+        "    #pragma unroll",
+        f"    for (int j = 0; j < {shape.items}; ++j) {{",
+        f"        int c = lane * {size} + j * {step};",
+        f"        if (c >= {extent}) {{ continue; }}",
+    ]
+
+
+def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -> list[str]:
+    """A reduction over the row, whose result every thread ends up with."""
+    part = f"part{number}"
+    return [
+        f"    {phase.register} {part} = {phase.identity};",
+        *_loop(phase.extent, shape, shape.size),
+        *inside,
+        "        const int first = c;",
+        "        #pragma unroll",
+        f"        for (int u = 0; u < {shape.size}; ++u) {{",
+        "            const int c = first + u;",
+        *([phase.body] if phase.body else []),
+        f"            {part} = combine_{phase.kind}({part}, {phase.value});",
+        "        }",
+        "    }",
+        f"    {phase.register} {phase.name} = row_{phase.kind}({part});",
+    ]

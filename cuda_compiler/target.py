@@ -1,0 +1,48 @@
+"""The CUDA target: dense tensors, channels-last images, kernels as CUDA C++ that any GPU from 7.0 up compiles."""
+
+from __future__ import annotations
+
+from cuda_compiler.convolution import lower_conv2d
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.maps import lower_elementwise
+from cuda_compiler.matmul import lower_matmul
+from cuda_compiler.pooling import lower_pool2d
+from cuda_compiler.rows import lower_rows
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
+from npu_compiler.expr import has_reduce
+from npu_compiler.layout import Layout, dense
+from npu_compiler.symbolic import OpRefusal
+from npu_compiler.trace import Anchor
+
+__all__ = ["CUDATarget"]
+
+_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d}
+_CHANNELS_LAST = (0, 2, 3, 1)
+
+
+class CUDATarget(CodegenTarget):
+    """NVIDIA GPUs of compute capability 7.0 and up.
+
+    Every kernel begins with `wait_for_previous_grid`, so that the runtime may launch it before the kernel ahead of it
+    has finished.
+    """
+
+    name = "cuda"
+    compute_dtypes = ("float16", "bfloat16")
+    storage_dtypes = frozenset(CUDA.storage)
+
+    def layout(self, shape: tuple[int, ...], role: str) -> Layout:
+        if role in ("image", "conv_weight"):
+            return Layout(shape, shape, _CHANNELS_LAST)
+        return dense(shape)
+
+    def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
+        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
+            kind = group.anchor.source.kind
+            if kind not in _ANCHORS:
+                raise OpRefusal(f"the target 'cuda' has no kernel for {kind}")
+            return [*_ANCHORS[kind](group, lowering)]
+        if has_reduce(group.expr):
+            return [*lower_rows(group, lowering)]
+        return [*lower_elementwise(group, lowering)]

@@ -1,0 +1,120 @@
+"""The few calls of CUDA's driver that load and launch kernels, bound by ctypes; memory and streams are CuPy's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+from npu_compiler.errors import DeviceError, OutOfMemoryError
+
+__all__ = ["Kernel", "Module"]
+
+_OUT_OF_MEMORY = 2
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_DEFAULT_SHARED = 48 * 1024
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: an id and a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class Module:
+    """Machine code loaded into the current context."""
+
+    def __init__(self, code: bytes) -> None:
+        self._handle = ctypes.c_void_p()
+        _check(_library().cuModuleLoadData(ctypes.byref(self._handle), code), "loading a kernel")
+
+    def kernel(self, entry: str, shared_bytes: int) -> Kernel:
+        """The kernel of a name, allowed to share `shared_bytes` among the threads of a block."""
+        function = ctypes.c_void_p()
+        _check(_library().cuModuleGetFunction(ctypes.byref(function), self._handle, entry.encode()), f"'{entry}'")
+        if shared_bytes > _DEFAULT_SHARED:
+            status = _library().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes)
+            _check(status, f"'{entry}' with {shared_bytes} bytes of shared memory")
+        return Kernel(self, function, entry)
+
+
+class Kernel:
+    """A kernel that can be launched."""
+
+    def __init__(self, module: Module, function: ctypes.c_void_p, entry: str) -> None:
+        self._module, self._function, self._entry = module, function, entry
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        pointers: Sequence[int],
+        params: bytes,
+        stream: int,
+        overlapping: bool,
+    ) -> None:
+        """Launches the kernel on a stream.
+
+        Args:
+            grid, block: Blocks of the grid, threads of a block.
+            shared_bytes: Dynamic shared memory of a block.
+            pointers: The addresses that it takes.
+            params: Its last parameter, a struct; empty where it has none.
+            stream: Handle of the stream.
+            overlapping: Whether it may start before the kernel ahead of it has finished; it then waits by itself.
+
+        Raises:
+            DeviceError: The driver refused the launch.
+        """
+        values = [ctypes.c_void_p(pointer) for pointer in pointers]
+        holders: list[ctypes.c_void_p | ctypes.Array[ctypes.c_char]] = [*values]
+        if params:
+            holders.append(ctypes.create_string_buffer(params, len(params)))
+        arguments = (ctypes.c_void_p * len(holders))(*(ctypes.addressof(holder) for holder in holders))
+        attribute = _Attribute(_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+        config = _Config(
+            (ctypes.c_uint * 3)(*grid),
+            (ctypes.c_uint * 3)(*block),
+            shared_bytes,
+            ctypes.c_void_p(stream),
+            ctypes.pointer(attribute),
+            int(overlapping),
+        )
+        status = _library().cuLaunchKernelEx(ctypes.byref(config), self._function, arguments, None)
+        _check(status, f"launching '{self._entry}'")
+
+
+def _check(status: int, what: str) -> None:
+    if status == 0:
+        return
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
+    _library().cuGetErrorName(status, ctypes.byref(name))
+    _library().cuGetErrorString(status, ctypes.byref(text))
+    kind = OutOfMemoryError if status == _OUT_OF_MEMORY else DeviceError
+    said = f"{(name.value or b'error').decode()}: {(text.value or b'').decode()}"
+    raise kind(f"CUDA refused {what} ({said}); compile the model with this release, and see `npu doctor`")
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(
+            f"this machine has no NVIDIA driver ({error}); install one, or use Device('software-metal')"
+        ) from error

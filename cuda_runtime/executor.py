@@ -1,0 +1,101 @@
+"""`Executor` with what CUDA adds: tensors of other libraries as inputs, streams, and runs that are not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cuda_runtime.backend import CUDABackend
+from cuda_runtime.cupy_api import cupy
+from cuda_runtime.plan import CUDAPlan
+from cuda_runtime.tensor import CUDATensor
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import DeviceError, TargetMismatchError
+from npu_compiler.layout import BufferSpec
+from npu_runtime.buffer import NPUBuffer
+from npu_runtime.device import Device
+from npu_runtime.executor import Executor
+from npu_runtime.weight_loader import Weights
+
+__all__ = ["CUDAExecutor"]
+
+
+class CUDAExecutor(Executor):
+    """One function of a program, ready to run on one CUDA device."""
+
+    _prepared: CUDAPlan
+
+    def __init__(self, program: CompiledProgram, device: Device, function: str | None = None) -> None:
+        """As `Executor`'s; raises `TargetMismatchError` for another device than a CUDA one, too."""
+        if not isinstance(device.backend, CUDABackend):
+            raise TargetMismatchError(f"given {device!r}, expected a CUDA device: Device('cuda')")
+        super().__init__(program, device, function)
+        self._cuda = device.backend
+
+    def run(  # type: ignore[override]  # inputs may be more than NPUBuffer
+        self,
+        inputs: Mapping[str, Any],
+        weights: Weights | None = None,
+        *,
+        sync: bool = True,
+        stream: Any = None,
+    ) -> dict[str, CUDATensor]:
+        """Runs once.
+
+        Args:
+            inputs: For each input by name an `NPUBuffer`, or a tensor of CuPy, torch or another library on this device.
+            weights: What `load_weights` gave for this program.
+            sync: Whether to wait for the result. Else the outputs are still being made when this returns; copying one
+                to the host waits for it, and so does whoever takes it by DLPack.
+            stream: A stream of CuPy or torch, or its handle: inputs made on it are waited for, and what is asked of it
+                later waits for the outputs; the host does not.
+
+        Returns:
+            The outputs by name, each in memory of its own that no later run touches.
+
+        Raises:
+            InputError: An input is missing or not expected, or has another shape, dtype or device.
+            WeightError: The weights are those of another program or device.
+            DeviceError: The device failed, or another thread is inside of this executor.
+        """
+        adopted = {name: self._adopted(name, value) for name, value in inputs.items()}
+        if not self._lock.acquire(blocking=False):
+            raise DeviceError("another thread is running this executor; give each thread an executor of its own")
+        try:
+            buffers, outputs = self._bind(adopted, weights)
+            if stream is not None:
+                self._order(_external(stream), self._cuda.stream)
+            self._prepared.launch(buffers)
+            if stream is not None:
+                self._order(self._cuda.stream, _external(stream))
+            elif sync:
+                self._prepared.wait()
+        finally:
+            self._lock.release()
+        return {name: output for name, output in outputs.items() if isinstance(output, CUDATensor)}
+
+    def _adopted(self, name: str, value: Any) -> NPUBuffer:
+        spec = next((spec for spec in self.plan.inputs if spec.name == name), None)
+        if spec is None or isinstance(value, NPUBuffer):
+            return value  # type: ignore[no-any-return]  # checked, with every other input, when bound
+        if not (hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")):
+            return value  # type: ignore[no-any-return]
+        return CUDATensor.adopt(value, self.device, spec)
+
+    def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:
+        output = super()._output(spec, inputs)
+        return CUDATensor(output.device, output.data, spec)
+
+    def _order(self, first: Any, then: Any) -> None:
+        """Makes what is asked of `then` from now on wait for what was asked of `first`."""
+        with self._cuda.active():
+            event = cupy().cuda.Event(disable_timing=True)
+            event.record(first)
+            then.wait_event(event)
+
+
+def _external(stream: Any) -> Any:
+    handle = stream if isinstance(stream, int) else getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
+    if not isinstance(handle, int):
+        raise DeviceError(f"given a {type(stream).__name__} as stream, expected one of CuPy or torch, or its handle")
+    return cupy().cuda.ExternalStream(handle)

@@ -1,0 +1,179 @@
+"""An execution plan on CUDA: kernels compiled and loaded, the steps captured as one graph, one launch a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cuda_runtime.cupy_api import cupy
+from cuda_runtime.driver import Kernel, Module
+from cuda_runtime.kernel_cache import compiled_kernels
+from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, LibraryCall, Role
+from npu_compiler.errors import DeviceError
+from npu_runtime.backend import DeviceBuffer, PreparedPlan
+
+if TYPE_CHECKING:
+    from cuda_runtime.backend import CUDABackend, CUDABuffer
+
+__all__ = ["CUDAPlan"]
+
+_OVERLAP_CAPABILITY = 90  # from here on a kernel may be launched before the one ahead of it has finished
+_MAX_GRAPHS = 4
+
+
+class CUDAPlan(PreparedPlan):
+    """A plan that waits for its buffers.
+
+    A graph holds addresses. Inputs and outputs therefore have memory of their own, which a run copies to and from;
+    weights, the arena and states updated in place are bound as they are, and a graph is captured the first time that
+    they are seen. Outputs are the caller's: they stay as they are when the plan runs again.
+    """
+
+    def __init__(self, backend: CUDABackend, plan: ExecutionPlan) -> None:
+        """Compiles and loads the kernels.
+
+        Raises:
+            KernelCompileError: A kernel was refused.
+            DeviceError: A step asks for more than the device has, or is a library call.
+            OutOfMemoryError: The device has too little memory for inputs and outputs.
+        """
+        self._backend = backend
+        self._steps = _kernel_calls(plan)
+        with backend.active():
+            self._kernels = _load(plan, backend.capability)
+        in_place = _in_place(plan)
+        roles = [buffer.role for buffer in plan.buffers]
+        self._inputs = [i for i, role in enumerate(roles) if role is Role.INPUT and i not in in_place]
+        self._outputs = [i for i, role in enumerate(roles) if role is Role.OUTPUT]
+        self._own = {i: backend.allocate(plan.buffers[i].nbytes) for i in (*self._inputs, *self._outputs)}
+        self._bound = [i for i in range(len(roles)) if i not in self._own]
+        self._graphs: dict[tuple[int, ...], Any] = {}
+
+    def run(self, buffers: Sequence[DeviceBuffer]) -> None:
+        self.launch(buffers)
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits for everything that was launched.
+
+        Raises:
+            DeviceError: The device failed.
+        """
+        self._synchronize("a run")
+
+    def launch(self, buffers: Sequence[Any]) -> None:
+        """Does as `run` does, but waits for nothing: what is asked of the device later happens later.
+
+        Raises:
+            DeviceError: The device refused a command.
+        """
+        with self._backend.active():
+            graph = self._graph(buffers)
+            for index in self._inputs:
+                self._copy(buffers[index], self._own[index])
+            if graph is not None:
+                graph.launch(self._backend.stream)
+            for index in self._outputs:
+                self._copy(self._own[index], buffers[index])
+
+    def replay(self) -> None:
+        """Launches the latest graph again, on the inputs that lie there, and leaves the outputs where they are made."""
+        with self._backend.active():
+            next(reversed(self._graphs.values())).launch(self._backend.stream)
+
+    def run_timed(self, buffers: Sequence[Any]) -> list[float]:
+        pointers = [buffer.pointer for buffer in buffers]
+        event = cupy().cuda.Event
+        seconds = []
+        with self._backend.active():
+            for step in self._steps:
+                start, end = event(), event()
+                start.record(self._backend.stream)
+                self._launch(step, pointers, overlapping=False)
+                end.record(self._backend.stream)
+                self._synchronize(f"step '{step.label}'")
+                seconds.append(cupy().cuda.get_elapsed_time(start, end) * 1e-3)
+        return seconds
+
+    def _graph(self, buffers: Sequence[Any]) -> Any:
+        key = tuple(buffers[index].pointer for index in self._bound)
+        if key not in self._graphs:
+            if len(self._graphs) == _MAX_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            pointers = [self._own.get(i, buffer).pointer for i, buffer in enumerate(buffers)]
+            self._graphs[key] = self._capture(pointers)
+        return self._graphs[key]
+
+    def _capture(self, pointers: Sequence[int]) -> Any:
+        """All steps as one graph; None where there are none."""
+        if not self._steps:
+            return None
+        stream = self._backend.stream
+        stream.begin_capture()
+        try:
+            for number, step in enumerate(self._steps):
+                overlapping = number > 0 and self._backend.capability >= _OVERLAP_CAPABILITY
+                self._launch(step, pointers, overlapping)
+        finally:
+            graph = stream.end_capture()
+        return graph
+
+    def _launch(self, step: KernelCall, pointers: Sequence[int], overlapping: bool) -> None:
+        self._kernels[step.kernel].launch(
+            step.grid,
+            step.block,
+            step.shared_bytes,
+            [pointers[argument.buffer] + argument.offset for argument in step.args],
+            step.params,
+            self._backend.stream.ptr,
+            overlapping,
+        )
+
+    def _copy(self, source: CUDABuffer, target: CUDABuffer) -> None:
+        if source.pointer != target.pointer and source.nbytes:
+            target.array.data.copy_from_device_async(source.array.data, source.nbytes, self._backend.stream)
+
+    def _synchronize(self, what: str) -> None:
+        try:
+            self._backend.stream.synchronize()
+        except cupy().cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(
+                f"{what} failed on {self._backend.name}: {error}; the process can use this device no "
+                "longer, the profiler names the step that fails"
+            ) from error
+
+
+def _kernel_calls(plan: ExecutionPlan) -> list[KernelCall]:
+    calls = []
+    for step in plan.steps:
+        if isinstance(step, LibraryCall):
+            raise DeviceError(
+                f"step '{step.label}' calls the library routine '{step.routine}', this CUDA backend has no library; "
+                "compile the model with this release"
+            )
+        calls.append(step)
+    return calls
+
+
+def _in_place(plan: ExecutionPlan) -> set[int]:
+    """The input buffers that the plan writes to."""
+    written = {argument.buffer for step in plan.steps for argument in step.args if argument.writes}
+    states = {source for _, source in plan.state}
+    return {
+        index
+        for index, buffer in enumerate(plan.buffers)
+        if buffer.role is Role.INPUT and (index in written or buffer.name in states)
+    }
+
+
+def _load(plan: ExecutionPlan, capability: int) -> list[Kernel]:
+    """The plan's kernels, each in a module of its own: its variables are shared with no other plan."""
+    codes = compiled_kernels(plan.kernels, capability)
+    shared = [0] * len(plan.kernels)
+    for step in plan.steps:
+        if isinstance(step, KernelCall):
+            shared[step.kernel] = max(shared[step.kernel], step.shared_bytes)
+    return [
+        Module(code).kernel(kernel.entry, nbytes)
+        for kernel, code, nbytes in zip(plan.kernels, codes, shared, strict=True)
+    ]

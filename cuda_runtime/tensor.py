@@ -1,0 +1,98 @@
+"""Tensors on a CUDA device that other libraries can read and write without a copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cuda_runtime.backend import CUDABackend, CUDABuffer
+from cuda_runtime.cupy_api import cupy
+from npu_compiler.dtypes import BFLOAT16, dtype
+from npu_compiler.errors import InputError, IRError
+from npu_compiler.layout import BufferSpec
+from npu_runtime.buffer import NPUBuffer
+
+if TYPE_CHECKING:
+    from npu_runtime.device import Device
+
+__all__ = ["CUDATensor"]
+
+
+class CUDATensor(NPUBuffer):
+    """An `NPUBuffer` on a CUDA device: ``torch.from_dlpack(tensor)`` and ``cupy.asarray(tensor)`` share its memory."""
+
+    data: CUDABuffer
+
+    @property
+    def array(self) -> Any:
+        """The tensor as a CuPy array of shape `shape`, in device memory's dtype; no copy."""
+        return self.data.view(self.spec)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype == BFLOAT16:
+            raise AttributeError("the CUDA array interface has no bfloat16; DLPack has: torch.from_dlpack(tensor)")
+        interface: dict[str, Any] = dict(self.array.__cuda_array_interface__)
+        return {**interface, "stream": self.data.backend.stream.ptr}
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        with self.data.backend.active():
+            return self.array.__dlpack__(stream=stream, **options)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        device: tuple[Any, int] = self.array.__dlpack_device__()
+        return device
+
+    @classmethod
+    def adopt(cls, value: Any, device: Device, spec: BufferSpec) -> CUDATensor:
+        """A tensor of another library as an input; its memory is used as it is where dtype and strides allow.
+
+        Args:
+            value: Of shape `spec.shape`, with ``__dlpack__`` or ``__cuda_array_interface__``.
+            device: The device that it must lie on.
+            spec: What the program expects.
+
+        Raises:
+            InputError: It is not on this device, or does not fit `spec`.
+        """
+        backend = device.backend
+        assert isinstance(backend, CUDABackend)
+        with backend.active():
+            array = _as_cupy(value, spec)
+            _check(array, backend, spec)
+            same = str(array.dtype) == spec.dtype.name
+            if same and array.strides == tuple(stride * spec.dtype.size for stride in spec.layout.strides):
+                pointer = cupy().cuda.MemoryPointer(array.data.mem, array.data.ptr - array.data.mem.ptr)
+                flat = cupy().ndarray((spec.nbytes,), cupy().uint8, pointer)
+                return cls(device, CUDABuffer(backend, flat), spec)
+            made = cls(device, backend.allocate(spec.nbytes), spec)
+            if spec.layout.is_padded:
+                made.data.array[...] = 0
+            made.array[...] = array
+            return made
+
+
+def _as_cupy(value: Any, spec: BufferSpec) -> Any:
+    try:
+        if hasattr(value, "__dlpack__"):
+            return cupy().from_dlpack(value)
+        return cupy().asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"input '{spec.name}': given a {type(value).__name__} that is not in this device's memory ({error}); "
+            "give a tensor on the device, or NPUBuffer.from_numpy(array, device, spec=spec)"
+        ) from error
+
+
+def _check(array: Any, backend: CUDABackend, spec: BufferSpec) -> None:
+    if array.device.id != backend.ordinal:
+        raise InputError(
+            f"input '{spec.name}': given a tensor on cuda:{array.device.id}, expected one on cuda:{backend.ordinal}"
+        )
+    if tuple(array.shape) != spec.shape:
+        raise InputError(f"input '{spec.name}': given shape {tuple(array.shape)}, expected {spec.shape}")
+    try:
+        given = dtype(array.dtype)
+    except IRError as error:
+        raise InputError(f"input '{spec.name}': {error}") from error
+    if given.category != spec.dtype.category:
+        raise InputError(f"input '{spec.name}': given {given}, expected {spec.host_dtype}; convert it first")
