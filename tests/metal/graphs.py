@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -59,9 +60,8 @@ class Graph:
         name = {torch.float16: "float16", torch.bfloat16: "bfloat16"}.get(self.dtype)
         return compile(self._builder.build(*(node.value for node in outputs)), dtype=name)
 
-    def run(self, program: CompiledProgram) -> list[torch.Tensor]:
+    def run(self, program: CompiledProgram, device: Device) -> list[torch.Tensor]:
         """The outputs as the kernels compute them. Memory that nothing was written to holds NaN."""
-        device = _device()
         executor = Executor(program, device)
         for memory in executor._arena.values():
             with memory.writing() as content:
@@ -75,15 +75,16 @@ class Graph:
         arrays = [results[spec.name].to_numpy(spec) for spec in program.output_specs]
         return [torch.from_numpy(array.astype(np.float64)) for array in arrays]
 
-    def check(self, *outputs: Node, roundings: int = 1) -> CompiledProgram:
+    def check(self, *outputs: Node, roundings: int = 1, device: Device | None = None) -> CompiledProgram:
         """Compares every output with its reference.
 
         Args:
             outputs: What the graph gives.
             roundings: How many tensors in half precision lie on the way.
+            device: Where to run; the software GPU as users get it when omitted.
         """
         program = self.compile(*outputs)
-        for node, result in zip(outputs, self.run(program), strict=True):
+        for node, result in zip(outputs, self.run(program, device or Device("software-metal")), strict=True):
             expected = node.reference.double()
             finite = expected[expected.isfinite()].abs()
             scale = float(finite.max()) if finite.numel() else 1.0
@@ -94,18 +95,6 @@ class Graph:
 
     def _draw(self, shape: Sequence[int]) -> torch.Tensor:
         return torch.rand(tuple(shape), generator=self._random, dtype=torch.float64) * 2 - 1
-
-
-def _device() -> Device:
-    import os
-    from contextlib import nullcontext
-    from npu_runtime import MetalBackend
-    from npu_runtime.metal_api import MetalApi
-    from software_gpu import metal
-
-    if os.environ.get("FIBERS"):
-        return Device(MetalBackend(MetalApi(metal, metal.create_device(fibers_only=True), nullcontext)))
-    return Device("software-metal")
 
 
 def _plain(argument: Any) -> Any:
@@ -122,7 +111,5 @@ def _reference(argument: Any) -> Any:
 
 def _array(tensor: torch.Tensor) -> Any:
     if tensor.dtype == torch.bfloat16:
-        import ml_dtypes
-
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
