@@ -83,7 +83,10 @@ class Placement:
             if key not in kernels:
                 kernels[key] = len(sources)
                 sources.append(launch.kernel)
-            steps.append(KernelCall(launch.label, kernels[key], args, launch.params, launch.grid, launch.block, *work))
+            shape = (launch.grid, launch.block)
+            steps.append(
+                KernelCall(launch.label, kernels[key], args, launch.params, *shape, *work, launch.shared_bytes)
+            )
         return tuple(steps), tuple(sources)
 
     def _argument(self, arg: TensorArg) -> Argument:
