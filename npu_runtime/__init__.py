@@ -5,9 +5,20 @@ Knows no op and no kernel by name: a program carries its kernels, and the runtim
 
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
+from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.metal_backend import MetalBackend
 from npu_runtime.weight_loader import Weights, load_weights
 
-__all__ = ["Backend", "Device", "DeviceBuffer", "Executor", "MetalBackend", "NPUBuffer", "Weights", "load_weights"]
+__all__ = [
+    "Backend",
+    "DAGExecutor",
+    "Device",
+    "DeviceBuffer",
+    "Executor",
+    "MetalBackend",
+    "NPUBuffer",
+    "Weights",
+    "load_weights",
+]

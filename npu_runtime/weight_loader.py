@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +20,7 @@ from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
 from npu_runtime.safetensors_file import open_safetensors
 
-__all__ = ["Weights", "load_weights"]
+__all__ = ["Weights", "check_names", "check_tensor", "load_weights"]
 
 _MAX_LISTED = 8
 
@@ -70,7 +70,7 @@ def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram
         OutOfMemoryError: The device has not that much memory.
     """
     source = path if isinstance(path, Mapping) else open_safetensors(Path(path))
-    _check_names(program.recipes, source)
+    check_names({item.name for recipe in program.recipes for item in recipe.inputs}, source)
     buffers = {}
     with _progress(program.recipes) as recipes:
         for recipe in recipes:
@@ -78,8 +78,12 @@ def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram
     return Weights(device.backend, buffers)
 
 
-def _check_names(recipes: Iterable[WeightRecipe], source: Source) -> None:
-    needed = {item.name for recipe in recipes for item in recipe.inputs}
+def check_names(needed: Set[str], source: Source) -> None:
+    """Checks that `source` has all tensors that are needed.
+
+    Raises:
+        WeightError: Some are missing; the message has the names that come near.
+    """
     missing = sorted(needed - set(source))
     if not missing:
         return
@@ -99,7 +103,7 @@ def _missing_line(name: str, source: Source) -> str:
 
 
 def _make(recipe: WeightRecipe, source: Source, backend: Backend) -> DeviceBuffer:
-    arrays = [_checked(item, source[item.name]) for item in recipe.inputs]
+    arrays = [check_tensor(item, source[item.name]) for item in recipe.inputs]
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             tensor = recipe.compute(arrays)
@@ -116,7 +120,12 @@ def _make(recipe: WeightRecipe, source: Source, backend: Backend) -> DeviceBuffe
         raise WeightError(str(error)) from error
 
 
-def _checked(expected: WeightInput, given: object) -> Array:
+def check_tensor(expected: WeightInput, given: object) -> Array:
+    """`given` itself, if it is the tensor that is expected, in any floating-point type where it is floating-point.
+
+    Raises:
+        WeightError: It is no array, or has another shape or dtype.
+    """
     if not isinstance(given, np.ndarray):
         kind = type(given).__name__
         raise WeightError(f"'{expected.name}': given a {kind}, expected a numpy array; tensor.numpy() makes one")
@@ -125,6 +134,8 @@ def _checked(expected: WeightInput, given: object) -> Array:
             f"'{expected.name}': given shape {given.shape}, expected {expected.shape}; "
             "give the weights that belong to the IR the program was compiled from"
         )
+    if given.dtype.name == expected.dtype:
+        return given
     try:
         kinds = dtype(given.dtype), dtype(expected.dtype)
     except IRError as error:

@@ -1,0 +1,145 @@
+"""The CPU's part of a model, run by pytorch-ir's executor, which calls PyTorch op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch_ir import IR, IRExecutor
+from torch_ir.executor import ExecutionError
+from torch_ir.ops import register_executor
+
+from npu_compiler.errors import DeviceError, WeightError
+from npu_compiler.partitioner import Partition
+from npu_compiler.recipes import WeightInput
+from npu_runtime.aten_call import AtenCall
+from npu_runtime.host_tensors import to_torch
+from npu_runtime.weight_loader import check_tensor
+
+__all__ = ["CPUProgram"]
+
+# Executors are registered under names of our own: pytorch-ir takes an executor of one overload for all others too.
+_PURE, _IN_PLACE = "npu_runtime.pure.", "npu_runtime.in_place."
+_GETITEM = "getitem"
+_ASSERTION = "aten._assert_tensor_metadata.default"
+
+
+class CPUProgram:
+    """A partition on the CPU. Runs from several threads do not disturb each other."""
+
+    def __init__(self, partition: Partition) -> None:
+        """Binds every node's arguments once, so that what cannot run is known before the first run.
+
+        Raises:
+            UnsupportedOpError: PyTorch has no such operator.
+            IRError: A node's arguments cannot be bound without guessing.
+        """
+        self._isolated = bool(partition.chained)
+        raw = {key: value for key, value in partition.ir.items() if key != "constants"}
+        raw["nodes"] = [_prepared(node, node["name"] in partition.chained) for node in partition.ir["nodes"]]
+        self._ir = IR.from_dict(raw)
+        self._inputs = [(spec["name"], getattr(torch, spec["dtype"])) for spec in partition.ir["graph_inputs"]]
+        self._expected = [WeightInput(w["name"], tuple(w["shape"]), w["dtype"]) for w in partition.ir["weights"]]
+        constants = partition.ir.get("constants", {})
+        self._constants = {w.name: _constant(constants[w.name], w) for w in self._expected if w.name in constants}
+        self._weights: dict[str, torch.Tensor] = dict(self._constants)
+
+    @property
+    def weight_names(self) -> frozenset[str]:
+        """Tensors of the weight file that the partition reads."""
+        return frozenset(weight.name for weight in self._expected if weight.name not in self._constants)
+
+    def load_weights(self, source: Mapping[str, NDArray[Any]]) -> None:
+        """Takes the partition's weights, in the memory they are in where their dtype is the model's.
+
+        Raises:
+            WeightError: A tensor has another shape or dtype than the model declares.
+        """
+        weights = dict(self._constants)
+        for expected in self._expected:
+            if expected.name not in weights:
+                array = check_tensor(expected, source[expected.name])
+                weights[expected.name] = to_torch(array).to(getattr(torch, expected.dtype))
+        self._weights = weights
+
+    def run(self, tensors: Mapping[str, NDArray[Any] | torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Runs once.
+
+        Args:
+            tensors: At least the partition's inputs, by name. They are not changed.
+
+        Returns:
+            The partition's outputs by name, in memory that no input and no weight shares.
+
+        Raises:
+            DeviceError: PyTorch refused an operation.
+        """
+        inputs = tuple(self._input(tensors[name], kind) for name, kind in self._inputs)
+        weights = self._weights
+        if self._isolated:
+            inputs = tuple(tensor.clone() for tensor in inputs)
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+        with torch.no_grad():
+            try:
+                results = IRExecutor(self._ir, weights=weights).execute(inputs)
+            except ExecutionError as error:
+                cause = str(error).replace(_PURE, "").replace(_IN_PLACE, "")
+                raise DeviceError(
+                    f"PyTorch on the CPU refused an operation: {cause}; check the values of the inputs, such as "
+                    "indices out of range"
+                ) from error
+            taken = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *weights.values())}
+            names = (meta.name for meta in self._ir.graph_outputs)
+            return {name: _apart(tensor, taken) for name, tensor in zip(names, results, strict=True)}
+
+    @staticmethod
+    def _input(value: NDArray[Any] | torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        tensor = value if isinstance(value, torch.Tensor) else to_torch(value)
+        return tensor.to(kind)
+
+
+def _apart(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """The tensor in memory of its own: views of inputs and weights are copied."""
+    return tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+
+
+def _prepared(node: Mapping[str, Any], in_place: bool) -> dict[str, Any]:
+    """The node under the name that its executor is registered by; tensors go by their names alone."""
+    op = node["op_type"]
+    if _GETITEM not in op:
+        if op != _ASSERTION:
+            AtenCall(node["name"], op).bind(node["inputs"], node["attrs"])
+        op = _registered(op, in_place)
+    inputs = [{key: tensor[key] for key in ("name", "shape", "dtype")} for tensor in node["inputs"]]
+    return {**node, "op_type": op, "inputs": inputs}
+
+
+@cache
+def _registered(op: str, in_place: bool) -> str:
+    """Registers an executor for an op with pytorch-ir; gives the name it is registered by."""
+    name = (_IN_PLACE if in_place else _PURE) + op
+    register_executor(name)(_nothing if op == _ASSERTION else _executor(op, in_place))
+    return name
+
+
+def _executor(op: str, in_place: bool) -> Callable[[Sequence[torch.Tensor], Mapping[str, Any]], list[torch.Tensor]]:
+    call = AtenCall(op, op)
+    return lambda tensors, attrs: call(tensors, attrs, in_place)
+
+
+def _nothing(tensors: Sequence[torch.Tensor], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """An assertion on shapes and dtypes was checked when the model was extracted."""
+    return []
+
+
+def _constant(value: Any, expected: WeightInput) -> torch.Tensor:
+    data = value["data"] if isinstance(value, Mapping) else value
+    try:
+        return torch.tensor(data, dtype=getattr(torch, expected.dtype)).reshape(expected.shape)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WeightError(
+            f"the IR's constant '{expected.name}' is damaged ({error}); extract the model again"
+        ) from error
