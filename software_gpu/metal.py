@@ -202,8 +202,9 @@ def _explain(failure: Failure, command: RecordedCommand) -> str:
     kernel = f"kernel '{command.pipeline.kernel.name if command.pipeline else '?'}'"
     if failure.kind is FailureKind.DIVERGENT_BARRIER:
         return (
-            f"{kernel}, line {failure.line}: thread {failure.thread} waits at a barrier or simdgroup function "
-            "that other threads of its group never reach. Move it out of the branch that only some threads take"
+            f"{kernel}, line {failure.line}: thread {failure.thread} waits at a barrier or simdgroup function while "
+            f"thread {failure.other_thread} waits on line {failure.other_line}. Move it out of the branch that only "
+            "some threads take"
         )
     place = _name_place(failure.address, command)
     if failure.kind is FailureKind.RACE:

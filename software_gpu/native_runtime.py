@@ -76,6 +76,7 @@ class _FailureReport(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_uint),
         ("line", ctypes.c_uint),
+        ("other_line", ctypes.c_uint),
         ("thread", ctypes.c_uint),
         ("other_thread", ctypes.c_uint),
         ("address", ctypes.c_ulong),
@@ -84,11 +85,12 @@ class _FailureReport(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a command stopped: which one, what happened, on which line and to which threads of a group."""
+    """Why a command stopped: which one, what happened, on which lines and to which threads of a group."""
 
     command: int
     kind: FailureKind
     line: int
+    other_line: int
     thread: int
     other_thread: int
     address: int
@@ -149,4 +151,12 @@ def run_commands(
         done = run(_pool(), records, len(commands), reversed_threads, checked, ctypes.byref(report))
     if done == len(commands):
         return None
-    return Failure(done, FailureKind(report.kind), report.line, report.thread, report.other_thread, report.address)
+    return Failure(
+        done,
+        FailureKind(report.kind),
+        report.line,
+        report.other_line,
+        report.thread,
+        report.other_thread,
+        report.address,
+    )

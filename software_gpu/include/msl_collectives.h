@@ -7,8 +7,6 @@
 
 namespace msl {
 
-#define MSL_LINE __builtin_LINE()
-
 // Pairwise halving: log2(32) steps, each of them vectorised.
 template <class T, class F> MSL_INLINE T fold(const T* values, uint active, T neutral, F combine) {
   T partial[simd_width];
@@ -96,18 +94,22 @@ MSL_QUAD_FOLD(quad_add, a + b)
 MSL_QUAD_FOLD(quad_maximum, metal::max(a, b))
 MSL_QUAD_FOLD(quad_minimum, metal::min(a, b))
 
-template <class Operation, class T> MSL_UNCHECKED_INLINE T collective(T value, uint operand, uint line) {
+template <class Operation, class T> MSL_UNCHECKED_INLINE T collective(T value, uint operand, uint site) {
   static_assert(sizeof(T) <= 16, "a simdgroup function takes values of at most 16 bytes");
   Worker* w = msl_worker;
-  Fiber* self = w->current;
-  Simdgroup* s = &w->simdgroups[self->simdgroup];
-  CollectiveSlot* slot = &s->slots[self->parity];
-  self->parity ^= 1;
-  T* values = (T*)slot->values;
-  values[self->lane] = value;
-  slot->operands[self->lane] = operand;
-  simdgroup_wait(line, [=](uint active) MSL_UNCHECKED { Operation::apply(values, slot->operands, active); });
-  return values[self->lane];
+  uint lane = w->current->lane;
+  Simdgroup* s = &w->simdgroups[w->current->simdgroup];
+  T* values = (T*)s->values;
+  values[lane] = value;
+  s->operands[lane] = operand;
+  simdgroup_wait(site, [=](uint lanes) MSL_UNCHECKED {
+    T results[simd_width];  // lanes that wait elsewhere keep what they published
+    for (uint i = 0; i < simd_width; ++i) results[i] = values[i];
+    Operation::apply(results, s->operands, lanes);
+    for (uint i = 0; i < simd_width; ++i)
+      if (lanes >> i & 1) values[i] = results[i];
+  });
+  return values[lane];
 }
 
 }  // namespace msl
@@ -118,24 +120,24 @@ enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_te
 MSL_INLINE mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((int)a | (int)b); }
 
 // The compiler must not carry a value in a register across a barrier.
-MSL_INLINE void threadgroup_barrier(mem_flags flags, uint line = MSL_LINE) {
+MSL_INLINE void threadgroup_barrier(mem_flags flags, uint site = MSL_SITE) {
   __asm__ volatile("" ::: "memory");
-  msl::threadgroup_wait(line, (int)flags & (int)mem_flags::mem_threadgroup, (int)flags & (int)mem_flags::mem_device);
+  msl::threadgroup_wait(site, (int)flags & (int)mem_flags::mem_threadgroup, (int)flags & (int)mem_flags::mem_device);
   __asm__ volatile("" ::: "memory");
 }
-MSL_INLINE void simdgroup_barrier(mem_flags, uint line = MSL_LINE) {
+MSL_INLINE void simdgroup_barrier(mem_flags, uint site = MSL_SITE) {
   __asm__ volatile("" ::: "memory");
-  msl::simdgroup_wait(line, [](uint) {});
+  msl::simdgroup_wait(site, [](uint) {});
   __asm__ volatile("" ::: "memory");
 }
 
 #define MSL_COLLECTIVE(NAME, OPERATION)                                  \
-  template <class T> MSL_INLINE T NAME(T value, uint line = MSL_LINE) {  \
-    return msl::collective<msl::OPERATION>(value, 0, line);              \
+  template <class T> MSL_INLINE T NAME(T value, uint site = MSL_SITE) {  \
+    return msl::collective<msl::OPERATION>(value, 0, site);              \
   }
 #define MSL_COLLECTIVE_WITH(NAME, OPERATION)                                             \
-  template <class T> MSL_INLINE T NAME(T value, ushort operand, uint line = MSL_LINE) {  \
-    return msl::collective<msl::OPERATION>(value, operand, line);                        \
+  template <class T> MSL_INLINE T NAME(T value, ushort operand, uint site = MSL_SITE) {  \
+    return msl::collective<msl::OPERATION>(value, operand, site);                        \
   }
 MSL_COLLECTIVE(simd_sum, sum)
 MSL_COLLECTIVE(simd_product, product)
@@ -159,7 +161,7 @@ MSL_COLLECTIVE_WITH(simd_shuffle_rotate_down, rotate_down)
 MSL_COLLECTIVE_WITH(simd_shuffle_rotate_up, rotate_up)
 MSL_COLLECTIVE_WITH(quad_broadcast, quad_move)
 
-MSL_INLINE bool simd_all(bool value, uint line = MSL_LINE) { return msl::collective<msl::bit_and>((uint)value, 0, line) & 1; }
-MSL_INLINE bool simd_any(bool value, uint line = MSL_LINE) { return msl::collective<msl::bit_or>((uint)value, 0, line) & 1; }
+MSL_INLINE bool simd_all(bool value, uint site = MSL_SITE) { return msl::collective<msl::bit_and>((uint)value, 0, site) & 1; }
+MSL_INLINE bool simd_any(bool value, uint site = MSL_SITE) { return msl::collective<msl::bit_or>((uint)value, 0, site) & 1; }
 
 }  // namespace metal

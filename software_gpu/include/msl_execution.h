@@ -28,19 +28,18 @@ struct Fiber {
   uint index, lane, simdgroup;
   uint position[3];
   uint next, previous;  // the ring of fibers that still run
-  uint parity;          // which of the two collective slots comes next
-  uint line;            // of the barrier or collective it last reached
+  uint site;            // the barrier or collective it last reached
 };
 
-// A collective publishes one value and one operand a lane. Two slots in turn: the last to arrive in one may be the
-// first in the next, while others still read.
-struct CollectiveSlot {
-  alignas(64) unsigned char values[simd_width * 16];
-  uint operands[simd_width];
-};
+// Where in the source a barrier or collective stands; later in the source is larger.
+constexpr uint column_bits = 12;
+#define MSL_SITE ((__builtin_LINE() << msl::column_bits) | (__builtin_COLUMN() & ((1 << msl::column_bits) - 1)))
+
+// Each lane that arrives at a simdgroup function publishes its value and its second argument here.
 struct Simdgroup {
-  uint live, arrived, phase, arrived_lanes;
-  CollectiveSlot slots[2];
+  uint live, waiting_lanes, phase;
+  uint sites[simd_width], operands[simd_width];
+  alignas(64) unsigned char values[simd_width * 16];
 };
 
 enum class Failure : uint { none = 0, divergent_barrier = 1, out_of_bounds = 2, race = 3 };
@@ -58,7 +57,7 @@ struct Worker {
   uint live, arrived, phase, idle_switches, threads;
   uint reversed;  // run the fibers last to first, to show what depends on their order
   Failure failure;
-  uint failure_line;
+  uint failure_line, failure_other_line;
   uint failure_thread, failure_other_thread;
   ulong failure_address;
   void (*body)(void*);
@@ -171,27 +170,45 @@ MSL_UNCHECKED_INLINE void resume(Fiber* from, Fiber* to) {
 }
 
 // Leaves the group for good; the other fibers are never resumed.
-__attribute__((noinline, cold)) MSL_UNCHECKED static void abandon_group(Failure failure, uint line) {
+__attribute__((noinline, cold)) MSL_UNCHECKED static void abandon_group(Failure failure) {
   Worker* w = msl_worker;
   w->failure = failure;
-  w->failure_line = line;
   w->failure_thread = w->current->index;
   void* never;
   switch_stack(&never, w->scheduler_stack);
 }
 
-// Every live fiber was resumed more than once and none got on: some wait here and the others elsewhere.
+// Some fibers wait here and others elsewhere. Of the two places, the one where fewer wait is named first.
+__attribute__((noinline, cold)) MSL_UNCHECKED static void report_divergence(Worker* w) {
+  Fiber* here = w->current;
+  Fiber* elsewhere = here;
+  uint together = 0, apart = 0;
+  for (Fiber* f = &w->fibers[here->next];; f = &w->fibers[f->next]) {
+    if (f->site == here->site) together++;
+    else apart++, elsewhere = f;
+    if (f == here) break;
+  }
+  Fiber* first = apart < together ? elsewhere : here;
+  Fiber* second = apart < together ? here : elsewhere;
+  w->failure_line = first->site >> column_bits;
+  w->failure_other_line = second->site >> column_bits;
+  w->failure_other_thread = second->index;
+  w->current = first;
+  abandon_group(Failure::divergent_barrier);
+}
+
+// Every live fiber was resumed more than once and none got on.
 MSL_UNCHECKED_INLINE void wait_turn(Worker* w, Fiber* self) {
-  if (++w->idle_switches > 4 * w->threads + 64) abandon_group(Failure::divergent_barrier, self->line);
+  if (++w->idle_switches > 4 * w->threads + 64) report_divergence(w);
   resume(self, &w->fibers[self->next]);
 }
 
 // A wait ends when all that still live have arrived; whoever sees that first releases the others. A fiber that returns
 // lowers `live`, so those that wait look again each time they are resumed.
-MSL_UNCHECKED_INLINE void threadgroup_wait(uint line, bool orders_threadgroup, bool orders_device) {
+MSL_UNCHECKED_INLINE void threadgroup_wait(uint site, bool orders_threadgroup, bool orders_device) {
   Worker* w = msl_worker;
   Fiber* self = w->current;
-  self->line = line;
+  self->site = site;
   w->arrived++;
   for (uint phase = w->phase; w->phase == phase;) {
     if (w->arrived == w->live) {
@@ -206,19 +223,32 @@ MSL_UNCHECKED_INLINE void threadgroup_wait(uint line, bool orders_threadgroup, b
   w->idle_switches = 0;
 }
 
-// The same for a simdgroup; `work` is done once, by the one that releases the others.
-template <class Work> MSL_UNCHECKED_INLINE void simdgroup_wait(uint line, Work work) {
+// The lanes that wait at the earliest place in the source: those go on first, so that lanes which took different
+// branches meet again behind them, as on a GPU.
+MSL_UNCHECKED_INLINE uint lanes_at_earliest_site(const Simdgroup* s) {
+  uint earliest = ~0u, lanes = 0;
+  for (uint lane = 0; lane < simd_width; ++lane) {
+    if (!(s->waiting_lanes >> lane & 1) || s->sites[lane] > earliest) continue;
+    lanes = s->sites[lane] < earliest ? 1u << lane : lanes | 1u << lane;
+    earliest = s->sites[lane];
+  }
+  return lanes;
+}
+
+// A wait for the lanes of a simdgroup that are at the same place; one of them does `work` for all of them.
+template <class Work> MSL_UNCHECKED_INLINE void simdgroup_wait(uint site, Work work) {
   Worker* w = msl_worker;
   Fiber* self = w->current;
   Simdgroup* s = &w->simdgroups[self->simdgroup];
-  self->line = line;
-  s->arrived_lanes |= 1u << self->lane;
-  s->arrived++;
-  for (uint phase = s->phase; s->phase == phase;) {
-    if (s->arrived == s->live) {
-      work(s->arrived_lanes);
-      s->arrived = 0;
-      s->arrived_lanes = 0;
+  uint own_lane = 1u << self->lane;
+  self->site = s->sites[self->lane] = site;
+  s->waiting_lanes |= own_lane;
+  while (s->waiting_lanes & own_lane) {
+    bool all_wait = (uint)__builtin_popcount(s->waiting_lanes) == s->live;
+    uint lanes = all_wait ? lanes_at_earliest_site(s) : 0;
+    if (lanes & own_lane) {
+      work(lanes);
+      s->waiting_lanes &= ~lanes;
       s->phase++;
     } else {
       wait_turn(w, self);
@@ -288,7 +318,7 @@ MSL_UNCHECKED static bool run_fibers(Worker* w, uint nx, uint ny, uint nz, void 
   for (uint i = 0; i < count; ++i) prepare_fiber(w, i, nx, ny, count);
   for (uint s = 0; s * simd_width < count; ++s) {
     w->simdgroups[s].live = smaller(simd_width, count - s * simd_width);
-    w->simdgroups[s].arrived = w->simdgroups[s].phase = w->simdgroups[s].arrived_lanes = 0;
+    w->simdgroups[s].waiting_lanes = w->simdgroups[s].phase = 0;
   }
   w->current = &w->fibers[w->reversed ? count - 1 : 0];
   switch_stack(&w->scheduler_stack, w->current->stack_pointer);

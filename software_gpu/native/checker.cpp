@@ -42,7 +42,7 @@ static Memory memory_of(const Worker* w, ulong address, ulong bytes) {
 __attribute__((noinline, cold)) static void fail(Worker* w, Failure failure, ulong address, uint other) {
   w->failure_address = address;
   w->failure_other_thread = other;
-  abandon_group(failure, 0);
+  abandon_group(failure);
 }
 
 static bool unordered(const Access& before, const Access& now) {

@@ -32,7 +32,7 @@ struct Command {
 
 struct FailureReport {
   Failure failure;
-  uint line, thread, other_thread;
+  uint line, other_line, thread, other_thread;
   ulong address;
 };
 
@@ -152,7 +152,8 @@ static bool report_failure(Pool* pool, FailureReport* report) {
   for (uint i = 0; i < pool->count; ++i) {
     Worker* w = &pool->workers[i];
     if (w->failure == Failure::none) continue;
-    *report = {w->failure, w->failure_line, w->failure_thread, w->failure_other_thread, w->failure_address};
+    *report = {w->failure,        w->failure_line,         w->failure_other_line,
+               w->failure_thread, w->failure_other_thread, w->failure_address};
     return true;
   }
   return false;

@@ -1,0 +1,128 @@
+// One kernel for each form that region splitting knows; all write a float for each thread.
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void early_return(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                         uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup float shared[128];
+  shared[tid] = x[group * 128 + tid];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (tid >= 100) return;
+  float value = shared[99 - tid];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = 0; i < 3; ++i) {
+    if (value < 0.0f) return;
+    value -= 0.25f;
+  }
+  y[group * 128 + tid] = value;
+}
+
+kernel void collectives(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                        uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]],
+                        uint lane [[thread_index_in_simdgroup]]) {
+  float value = x[group * 128 + tid];
+  float sum = value + simd_shuffle_xor(value, 3);
+  sum += simd_shuffle_down(value, 2) * simd_shuffle_up(value, 1);
+  sum -= simd_broadcast(value, 5) + simd_broadcast_first(sum);
+  for (ushort step = 16; step > 0; step /= 2) sum = max(sum, simd_shuffle_xor(sum, step));
+  sum += simd_prefix_inclusive_sum(value) - simd_prefix_exclusive_sum(value * 2.0f);
+  sum += quad_sum(value) * quad_max(value);
+  sum = simd_shuffle(sum, 31 - lane) + float(simd_sum(uint(tid)) & 255);
+  y[group * 128 + tid] = sum * simd_product(1.0f + value * 0.01f);
+}
+
+kernel void masked_collectives(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                               uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]],
+                               uint lane [[thread_index_in_simdgroup]]) {
+  float value = x[group * 128 + tid];
+  float result = 0.0f;
+  if (value > 0.0f) {
+    result = simd_sum(value);
+    result += float(lane);
+  } else {
+    result = simd_min(value) - 1.0f;
+  }
+  if (tid < 64) {
+    float highest = simd_max(result);
+    result = result - highest;
+  }
+  if (lane > 20) return;
+  y[group * 128 + tid] = simd_sum(result);
+}
+
+kernel void uniform_branches(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                             constant uint* steps [[buffer(2)]],
+                             uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]],
+                             uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float shared[2][128];
+  uint side = 0, turn = steps[0];
+  shared[0][tid] = x[group * 128 + tid];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  while (turn > 0) {
+    if (turn % 2 == 0) {
+      shared[1 - side][tid] = shared[side][(tid + turn) % 128];
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      side = 1 - side;
+    } else {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    turn--;
+  }
+  float sum = 0.0f;
+  for (uint row = simdgroup; row < 8; row += 4) {
+    sum += simd_sum(shared[side][tid] * float(row));
+    if (row > 5) break;
+  }
+  y[group * 128 + tid] = sum + shared[side][tid];
+}
+
+kernel void local_arrays(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                         uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup float shared[128];
+  float own[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  float grid[2][3];
+  for (uint i = 0; i < 2; ++i)
+    for (uint j = 0; j < 3; ++j) grid[i][j] = float(i * 3 + j) * x[group * 128 + tid];
+  own[tid % 4] += x[group * 128 + tid];
+  shared[tid] = own[(tid + 1) % 4];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  own[tid % 3] *= shared[127 - tid];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float4 both = float4(own[0], own[1], own[2], own[3]);
+  both[tid % 4] += grid[tid % 2][tid % 3];
+  y[group * 128 + tid] = both.x + both.y * both.z - both.w + grid[1][2];
+}
+
+inline void accumulate(thread float& sum, float value) { sum += value * value; }
+
+kernel void long_loops(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                       uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup float shared[128];
+  shared[tid] = x[group * 128 + tid];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float sum = 0.0f, last = 0.0f;
+  for (uint i = 0; i < 100; ++i) {
+    if (i % 7 == 3) continue;
+    float value = shared[(i * 5 + tid) % 128];
+    if (value < -1.0f) continue;
+    accumulate(sum, value);
+    for (uint j = tid % 2; j < 70; j += 3) sum += 0.001f * shared[(i + j) % 128];
+    last = value;
+  }
+  for (uint i = tid; i < 300; i += 128) {
+    float value = shared[i % 128];
+    sum -= value;
+    last += value * float(i);
+  }
+  y[group * 128 + tid] = sum + last;
+}
+
+kernel void atomics(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                    uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup atomic_uint count;
+  if (tid == 0) atomic_store_explicit(&count, 0u, memory_order_relaxed);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (x[group * 128 + tid] > 0.0f) atomic_fetch_add_explicit(&count, 1u, memory_order_relaxed);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[group * 128 + tid] = float(atomic_load_explicit(&count, memory_order_relaxed));
+}

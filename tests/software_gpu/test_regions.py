@@ -1,0 +1,124 @@
+"""Region splitting: each form it knows gives the bits of the fibers, each that it doesn't know goes to the fibers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npu_compiler.errors import DeviceError
+from tests.software_gpu.harness import HEAD, Array, pipeline, read_kernels, run, uints
+
+SPLIT = [
+    "early_return",
+    "collectives",
+    "masked_collectives",
+    "uniform_branches",
+    "local_arrays",
+    "long_loops",
+    "atomics",
+]
+
+
+def run_form(kernel: str, kind: str, threads: int = 128) -> Array:
+    x = np.random.default_rng(1).standard_normal(512).astype(np.float32)
+    arguments: list[Array | bytes] = [x, np.full(512, 7.0, np.float32), uints(5)]
+    return run(read_kernels("forms"), kernel, arguments, (512 // 128, 1, 1), (threads, 1, 1), kind=kind)[1]
+
+
+@pytest.mark.parametrize("kernel", SPLIT)
+def test_form_is_split(kernel: str) -> None:
+    assert "region" in pipeline(read_kernels("forms"), kernel).kernel.entries
+
+
+@pytest.mark.parametrize("kernel", SPLIT)
+def test_split_form_gives_the_bits_of_the_fibers(kernel: str) -> None:
+    fast, fibers = run_form(kernel, "fast"), run_form(kernel, "fibers")
+    np.testing.assert_array_equal(fast.view(np.uint32), fibers.view(np.uint32))
+
+
+@pytest.mark.parametrize("kernel", SPLIT)
+def test_order_of_fibers_changes_nothing(kernel: str) -> None:
+    np.testing.assert_array_equal(run_form(kernel, "reversed"), run_form(kernel, "fibers"))
+
+
+@pytest.mark.parametrize("kernel", SPLIT)
+def test_check_finds_nothing_in_correct_forms(kernel: str) -> None:
+    np.testing.assert_array_equal(run_form(kernel, "check"), run_form(kernel, "fibers"))
+
+
+@pytest.mark.parametrize("kernel", ["collectives", "masked_collectives"])
+def test_group_with_part_of_a_simdgroup_runs_on_fibers(kernel: str) -> None:
+    np.testing.assert_array_equal(run_form(kernel, "fast", 100), run_form(kernel, "fibers", 100))
+
+
+def test_grid_that_cuts_a_simdgroup_runs_on_fibers() -> None:
+    x = np.arange(256, dtype=np.float32)
+    source = (
+        HEAD
+        + """
+kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+  y[i] = simd_sum(x[i]);
+}"""
+    )
+    _, y = run(source, "k", [x, np.zeros(256, np.float32)], (1, 1, 1), (64, 1, 1), grid=(250, 1, 1))
+    np.testing.assert_array_equal(y[:224], np.repeat(x.reshape(8, 32).sum(1), 32)[:224])
+    np.testing.assert_array_equal(y[224:250], x[224:250].sum())
+    assert not y[250:].any()
+
+
+UNSPLIT = {
+    "barrier in a loop that threads leave at different times": """
+  for (uint i = 0; i < (tid < 128 ? 2u : 3u); ++i) { shared[tid] += 1.0f; threadgroup_barrier(mem_flags::mem_threadgroup); }
+""",
+    "barrier inside a helper": "  settle();\n  shared[tid] += 1.0f;\n",
+    "collective that is evaluated only sometimes": "  shared[tid] += tid < 500 ? simd_sum(1.0f) : 0.0f;\n",
+    "switch": "  switch (tid % 2) { case 0: shared[tid] = 1.0f; break; default: break; }\n",
+}
+
+
+@pytest.mark.parametrize("form", UNSPLIT)
+def test_unknown_form_runs_on_fibers(form: str) -> None:
+    source = (
+        HEAD
+        + "inline void settle() { threadgroup_barrier(mem_flags::mem_threadgroup); }\n"
+        + "kernel void k(device float* y [[buffer(0)]], uint tid [[thread_index_in_threadgroup]]) {\n"
+        + "  threadgroup float shared[128];\n  shared[tid] = 0.0f;\n"
+        + "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+        + UNSPLIT[form]
+        + "  threadgroup_barrier(mem_flags::mem_threadgroup);\n  y[tid] = shared[127 - tid];\n}\n"
+    )
+    assert set(pipeline(source, "k").kernel.entries) == {"fiber"}
+    (y,) = run(source, "k", [np.zeros(128, np.float32)], (1, 1, 1), (128, 1, 1))
+    expected = {
+        "barrier in a loop that threads leave at different times": np.full(128, 2.0),
+        "barrier inside a helper": np.ones(128),
+        "collective that is evaluated only sometimes": np.full(128, 32.0),
+        "switch": np.arange(127, -1, -1) % 2 == 0,
+    }
+    np.testing.assert_array_equal(y, expected[form])
+
+
+def test_divergent_barrier_is_reported_with_its_line() -> None:
+    source = (
+        HEAD
+        + """
+kernel void k(device float* y [[buffer(0)]], uint tid [[thread_index_in_threadgroup]]) {
+  threadgroup float shared[64];
+  shared[tid] = 1.0f;
+  if (tid < 32) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  } else {
+    y[tid] = simd_sum(shared[tid]);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[tid] = simd_sum(shared[tid]);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_barrier(mem_flags::mem_none);
+  }
+  if (tid == 40) { simdgroup_barrier(mem_flags::mem_none); }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+"""
+    )
+    with pytest.raises(DeviceError, match=r"kernel 'k', line 18: thread 40 waits .* on line 19"):
+        run(source, "k", [np.zeros(64, np.float32)], (1, 1, 1), (64, 1, 1))
