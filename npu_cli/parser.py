@@ -17,6 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_compile(commands.add_parser("compile", help="compile IR to a program"))
     _add_describe(commands.add_parser("describe", help="print everything a program holds"))
+    _add_partition(commands.add_parser("partition", help="show what runs on the device, what on the CPU, and why"))
     _add_run(commands.add_parser("run", help="run a program on images or arrays"))
     _add_demo(commands.add_parser("demo", help="take a ResNet from PyTorch to a device and compare"))
     commands.add_parser("doctor", help="show what this machine offers, and what would add the rest")
@@ -32,6 +33,11 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
 
 def _add_describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", type=Path, metavar="M.npubin")
+
+
+def _add_partition(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ir", type=Path, metavar="IR.json", help="what npu_compiler.extract wrote")
+    parser.add_argument("--target", default="metal", help="default: metal")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

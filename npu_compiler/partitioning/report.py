@@ -12,7 +12,7 @@ from npu_compiler.partitioning.islands import Island
 if TYPE_CHECKING:
     from npu_compiler.partitioner import Partition, PartitionPlan, TransferOp
 
-__all__ = ["endpoints", "format_report", "island_reason", "op_counts", "summary"]
+__all__ = ["cpu_reasons", "endpoints", "format_report", "island_reason", "op_counts", "summary"]
 
 _OPS_LISTED = 4
 
@@ -34,9 +34,9 @@ def summary(plan: PartitionPlan) -> str:
     nodes = {side: sum(len(p.nodes) for p in found) for side, found in sides.items()}
     target = f" for {plan.target}" if plan.target else ""
     return (
-        f"{plan.model}{target}: {sum(nodes.values())} nodes, {nodes['npu']} on the device in {len(sides['npu'])} "
-        f"partitions, {nodes['cpu']} on the CPU in {len(sides['cpu'])}, {format_bytes(plan.bytes_moved)} moved in "
-        f"{len(plan.transfers)} transfers"
+        f"{plan.model}{target}: {_count(sum(nodes.values()), 'node')}, {nodes['npu']} on the device in "
+        f"{_count(len(sides['npu']), 'partition')}, {nodes['cpu']} on the CPU in {len(sides['cpu'])}, "
+        f"{format_bytes(plan.bytes_moved)} moved in {_count(len(plan.transfers), 'transfer')}"
     )
 
 
@@ -57,7 +57,7 @@ def endpoints(transfer: TransferOp) -> str:
 def _partitions(plan: PartitionPlan) -> Iterator[str]:
     yield f"partitions: {len(plan.partitions)}"
     for part in plan.partitions:
-        yield f"  {part.index}: {part.device}, {len(part.nodes)} nodes ({op_counts(part)})"
+        yield f"  {part.index}: {part.device}, {_count(len(part.nodes), 'node')} ({op_counts(part)})"
         yield f"     reads {', '.join(part.inputs) or 'nothing'}; gives {', '.join(part.outputs) or 'nothing'}"
 
 
@@ -68,8 +68,20 @@ def _transfers(plan: PartitionPlan) -> Iterator[str]:
 
 
 def _reasons(plan: PartitionPlan) -> Iterator[str]:
-    on_cpu = [part for part in plan.partitions if not part.on_device]
-    yield f"on the CPU: {sum(len(part.nodes) for part in on_cpu)} nodes"
-    for part in on_cpu:
-        for node in part.ir["nodes"]:
-            yield f"  {node['name']} ({node['op_type']}): {part.reasons[node['name']]}"
+    on_cpu = sum(len(part.nodes) for part in plan.partitions if not part.on_device)
+    yield f"on the CPU: {_count(on_cpu, 'node')}"
+    for op, reason, names in cpu_reasons(plan):
+        yield f"  {names} ({op}): {reason}"
+
+
+def cpu_reasons(plan: PartitionPlan) -> list[tuple[str, str, str]]:
+    """Op, reason and the names of the nodes that share them, for all nodes on the CPU; in the order of the model."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for part in plan.partitions:
+        for node in part.ir["nodes"] if not part.on_device else ():
+            shared.setdefault((node["op_type"], part.reasons[node["name"]]), []).append(node["name"])
+    return [(op, reason, ", ".join(names)) for (op, reason), names in shared.items()]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

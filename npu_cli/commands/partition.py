@@ -1,0 +1,49 @@
+"""`npu partition`: what of a model runs on the device, what on the CPU, and why."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+import npu_compiler
+from npu_compiler.describe import format_bytes
+from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.partitioning.report import cpu_reasons, endpoints, op_counts, summary
+
+__all__ = ["execute"]
+
+
+def execute(args: argparse.Namespace) -> int:
+    plan = npu_compiler.partition(args.ir, target=args.target)
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a program reads it: nothing is cut or wrapped
+        print(plan.report(), end="")
+        return 0
+    console.print(summary(plan))
+    for table in (_partitions(plan), _transfers(plan), _reasons(plan)):
+        if table.row_count:
+            console.print(table)
+    return 0
+
+
+def _partitions(plan: PartitionPlan) -> Table:
+    table = Table("", "runs on", "nodes", "ops", title="partitions", title_justify="left")
+    for part in plan.partitions:
+        table.add_row(str(part.index), part.device, str(len(part.nodes)), op_counts(part))
+    return table
+
+
+def _transfers(plan: PartitionPlan) -> Table:
+    table = Table("tensor", "direction", "partitions", "size", title="transfers", title_justify="left")
+    for transfer in plan.transfers:
+        table.add_row(transfer.tensor, transfer.direction, endpoints(transfer), format_bytes(transfer.nbytes))
+    return table
+
+
+def _reasons(plan: PartitionPlan) -> Table:
+    table = Table("nodes", "op", "why it is on the CPU", title="on the CPU", title_justify="left")
+    for op, reason, names in cpu_reasons(plan):
+        table.add_row(names, op, reason)
+    return table
