@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.metal.attention import lower_attention
 from npu_compiler.codegen.metal.convolution import lower_conv2d
 from npu_compiler.codegen.metal.dialect import METAL
 from npu_compiler.codegen.metal.maps import lower_elementwise, lower_rows, lower_shared
@@ -19,7 +20,7 @@ from npu_compiler.trace import Anchor
 __all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
 
 CHANNEL_ALIGNMENT = 64
-_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d}
+_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d, "attention": lower_attention}
 
 
 class MetalTarget(CodegenTarget):

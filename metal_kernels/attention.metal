@@ -1,0 +1,326 @@
+// Attention: out[batch, row, col] = epilogue(sum over j of weight[j] * v[j, col]), the weights being the softmax over j of
+// scale * (q[row] . k[j]) + mask[row, j]. The scores are never stored: each block of positions updates a running maximum,
+// sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+//
+// A threadgroup computes TILE_M rows of the `heads` query heads that share a key head, counted head by head, so that keys
+// and values are read once for all of them. A block of positions that the mask closes for all those rows is not read.
+// A row that is closed everywhere gives zeros.
+// Grid: tiles of rows, batch * key heads, parts of the positions. Block: 128.
+#ifndef GENERATED // by itself: half operands, 32 rows, a mask of booleans, no epilogue
+#include "common.metal"
+typedef half q_t;
+typedef half k_t;
+typedef half v_t;
+typedef half tile_t;
+typedef bool mask_t;
+typedef half out_t;
+typedef float result_t;
+#define HEAD_SIZE 64
+#define VALUE_SIZE 64
+#define TILE_M 32
+#define TILE_N 64
+#define BLOCK 32
+#define K_CHUNK 8
+#define V_CHUNK 8
+#define SCALE 0.125f
+#define CAUSAL 0
+#define MASK 1
+#define MASK_STEP 1
+#define PARTIAL 0
+#define EPILOGUE_BUFFERS
+#define EPILOGUE_PARAMETERS
+#define EPILOGUE_ARGUMENTS
+#define OUT_BUFFER 4
+#define PARAMS_BUFFER 5
+struct Params {
+    int rows, length, heads, groups, part, all_rows;
+    int q_batch, q_head, q_row, q_step;
+    int k_batch, k_head, k_row, k_step;
+    int v_batch, v_head, v_row, v_step;
+    int mask_batch, mask_head, mask_row;
+};
+METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
+METAL_FUNC int output_index(int batch, int row, int col, constant Params& p)
+{
+    return (batch * p.rows + row) * VALUE_SIZE + col;
+}
+#include "store.metal"
+#include "tile.metal"
+#endif
+
+// Kinds of MASK.
+#define MASK_NONE 0
+#define MASK_BOOLEAN 1
+#define MASK_ADDED 2
+
+// What is added to a score to close its position: minus infinity, or for want of it a number so low that its weight
+// underflows to exactly zero beside any position that is open.
+#if MASK == MASK_ADDED
+constant constexpr float CLOSED = is_same_v<mask_t, half> ? -65504.0f : -1e37f;
+#endif
+
+constant constexpr int K_COLUMNS = (HEAD_SIZE + 7) / 8 * 8;
+constant constexpr int K_PITCH = K_COLUMNS + PAD, V_PITCH = TILE_N + PAD;
+constant constexpr int SCORE_PITCH = BLOCK + 4, WEIGHT_PITCH = BLOCK + PAD;
+constant constexpr int BLOCKS = THREADS / 32; // looked at together, by a simdgroup each
+
+constant constexpr int KV_BYTES = larger(staged_bytes(BLOCK, K_COLUMNS), staged_bytes(BLOCK, TILE_N));
+constant constexpr int Q_BYTES = staged_bytes(TILE_M, K_COLUMNS);
+constant constexpr int TILE_BYTES = larger(KV_BYTES + Q_BYTES, TILE_M * TILE_N * 4);
+constant constexpr int SCORE_BYTES = TILE_M * SCORE_PITCH * 4;
+constant constexpr int WEIGHT_BYTES = staged_bytes(TILE_M, BLOCK);
+constant constexpr int ROW_BYTES = TILE_M * 4;
+
+// Stages the rows of the query heads, one after another.
+METAL_FUNC void stage_queries(
+    threadgroup tile_t* tile, device const q_t* source, int first, int count, int thread_index, constant Params& p)
+{
+    for (int i = thread_index; i < TILE_M * K_COLUMNS; i += THREADS) {
+        int row = i / K_COLUMNS;
+        int column = i % K_COLUMNS;
+        int head = (first + row) / p.rows;
+        bool inside = row < count && column < HEAD_SIZE;
+        int address = head * p.q_head + (first + row - head * p.rows) * p.q_row + column * p.q_step;
+        tile[row * K_PITCH + column] = inside ? tile_t(source[address]) : tile_t(0);
+    }
+}
+
+kernel void attention(
+    device const q_t* q [[buffer(0)]],
+    device const k_t* k [[buffer(1)]],
+    device const v_t* v [[buffer(2)]],
+#if MASK
+    device const mask_t* mask [[buffer(3)]],
+#endif
+#if PARTIAL
+    device float* part_sums [[buffer(OUT_BUFFER)]],
+    device float* part_rows [[buffer(PART_ROWS_BUFFER)]],
+#else
+    device out_t* out [[buffer(OUT_BUFFER)]],
+    EPILOGUE_BUFFERS
+#endif
+    constant Params& p [[buffer(PARAMS_BUFFER)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane_index [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]])
+{
+    threadgroup uint4 tiles[TILE_BYTES / 16];
+    threadgroup uint4 score_memory[SCORE_BYTES / 16];
+    threadgroup uint4 weight_memory[WEIGHT_BYTES / 16];
+    threadgroup uint4 row_memory[12 * ROW_BYTES / 16];
+    threadgroup uint4 open_memory[1];
+    threadgroup tile_t* kv_tile = (threadgroup tile_t*)tiles;
+    threadgroup tile_t* q_tile = (threadgroup tile_t*)(tiles + KV_BYTES / 16);
+    threadgroup float* sums_tile = (threadgroup float*)tiles; // once queries, keys and values are done with
+    threadgroup float* scores = (threadgroup float*)score_memory;
+    threadgroup tile_t* weights = (threadgroup tile_t*)weight_memory;
+    threadgroup float* kept_tile = (threadgroup float*)row_memory; // for every eight rows a diagonal matrix
+    threadgroup float* row_max = (threadgroup float*)(row_memory + 8 * ROW_BYTES / 16);
+    threadgroup float* row_sum = (threadgroup float*)(row_memory + 9 * ROW_BYTES / 16);
+    threadgroup float* row_closed = (threadgroup float*)(row_memory + 10 * ROW_BYTES / 16);
+    threadgroup int* row_mask = (threadgroup int*)(row_memory + 11 * ROW_BYTES / 16);
+    threadgroup int* open = (threadgroup int*)open_memory;
+
+    int lane = int(lane_index);
+    int batch = int(group.y) / p.groups;
+    int shared_head = int(group.y) % p.groups;
+    int first_head = shared_head * p.heads;
+    int row0 = int(group.x) * TILE_M;
+    int count = min(TILE_M, p.heads * p.rows - row0);
+#if CAUSAL
+    int last_row = row0 + count - 1;
+    int reach = row0 / p.rows == last_row / p.rows ? min(p.length, last_row % p.rows + 1) : min(p.length, p.rows);
+#else
+    int reach = p.length;
+#endif
+    int begin = int(group.z) * p.part;
+    int end = min(begin + p.part, reach);
+    device const k_t* keys = k + batch * p.k_batch + shared_head * p.k_head;
+    device const v_t* values = v + batch * p.v_batch + shared_head * p.v_head;
+
+    stage_queries(q_tile, q + batch * p.q_batch + first_head * p.q_head, row0, count, int(thread_index), p);
+    for (int i = int(thread_index); i < TILE_M * 8; i += THREADS) {
+        kept_tile[i] = 0.0f;
+    }
+    if (int(thread_index) < TILE_M) {
+        row_max[thread_index] = -INFINITY;
+        row_sum[thread_index] = 0.0f;
+#if MASK
+        int row = row0 + min(int(thread_index), count - 1);
+        row_mask[thread_index] =
+            batch * p.mask_batch + (first_head + row / p.rows) * p.mask_head + row % p.rows * p.mask_row;
+#endif
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#if MASK == MASK_ADDED
+    // Numbers that are merely low close positions only in a row that has others open; elsewhere they all weigh the same.
+    for (int r = int(simdgroup); r < TILE_M; r += BLOCKS) {
+        int found = 0;
+        for (int start = 0; start < p.length && found == 0; start += 32) {
+            int is_open = start + lane < p.length ? int(mask[row_mask[r] + (start + lane) * MASK_STEP] > CLOSED / 2) : 0;
+            found = simd_max(is_open);
+        }
+        if (lane == 0) {
+            row_closed[r] = found != 0 ? CLOSED : -INFINITY;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
+
+    simdgroup_float8x8 sums[MATRICES_M][MATRICES_N];
+    for (int i = 0; i < MATRICES_M; ++i) {
+        for (int j = 0; j < MATRICES_N; ++j) {
+            sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        }
+    }
+
+    for (int span = begin; span < end; span += BLOCKS * BLOCK) {
+#if MASK
+        int looked_at = span + int(simdgroup) * BLOCK + lane;
+        int mask_rows = p.mask_head == 0 ? min(count, p.rows) : count;
+        int is_open = 0;
+        for (int r = 0; r < mask_rows; ++r) {
+            mask_t value = mask[row_mask[r] + min(looked_at, end - 1) * MASK_STEP];
+#if MASK == MASK_BOOLEAN
+            is_open |= int(value);
+#else
+            is_open |= int(!(float(value) <= row_closed[r]));
+#endif
+        }
+        int any_open = simd_max(lane < BLOCK && looked_at < end ? is_open : 0);
+        if (lane == 0) {
+            open[simdgroup] = any_open;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
+        for (int block = span; block < min(end, span + BLOCKS * BLOCK); block += BLOCK) {
+#if MASK
+            if (open[(block - span) / BLOCK] != 0)
+#endif
+            {
+                stage<BLOCK, K_COLUMNS, K_CHUNK>(
+                    kv_tile, keys + block * p.k_row, end - block, HEAD_SIZE, p.k_row, p.k_step, thread_index);
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                for (int j = int(simdgroup); j < BLOCK / 8; j += BLOCKS) {
+                    simdgroup_float8x8 products[MATRICES_M];
+                    for (int i = 0; i < MATRICES_M; ++i) {
+                        products[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+                    }
+                    for (int d = 0; d < K_COLUMNS; d += 8) {
+                        simdgroup_matrix<tile_t, 8, 8> k_matrix;
+                        simdgroup_load(k_matrix, kv_tile + j * 8 * K_PITCH + d, K_PITCH, ulong2(0, 0), true);
+                        for (int i = 0; i < MATRICES_M; ++i) {
+                            simdgroup_matrix<tile_t, 8, 8> q_matrix;
+                            simdgroup_load(q_matrix, q_tile + i * 8 * K_PITCH + d, K_PITCH);
+                            simdgroup_multiply_accumulate(products[i], q_matrix, k_matrix, products[i]);
+                        }
+                    }
+                    for (int i = 0; i < MATRICES_M; ++i) {
+                        simdgroup_store(products[i], scores + i * 8 * SCORE_PITCH + j * 8, SCORE_PITCH);
+                    }
+                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+
+                stage<BLOCK, TILE_N, V_CHUNK>(
+                    kv_tile, values + block * p.v_row, end - block, VALUE_SIZE, p.v_row, p.v_step, thread_index);
+                for (int r = int(simdgroup); r < TILE_M; r += BLOCKS) {
+                    int position = block + lane;
+#if CAUSAL
+                    bool inside = lane < BLOCK && position < end && position <= (row0 + r) % p.rows;
+#else
+                    bool inside = lane < BLOCK && position < end;
+#endif
+                    float score = -INFINITY;
+                    if (inside) {
+                        score = scores[r * SCORE_PITCH + lane] * SCALE;
+#if MASK == MASK_BOOLEAN
+                        score = mask[row_mask[r] + position * MASK_STEP] ? score : -INFINITY;
+#elif MASK == MASK_ADDED
+                        score += float(mask[row_mask[r] + position * MASK_STEP]);
+#endif
+                    }
+                    float highest = simd_max(score);
+                    float before = row_max[r];
+                    float now = highest > before ? highest : before;
+                    float reference = now == -INFINITY ? 0.0f : now;
+                    float weight = precise::exp(score - reference);
+                    float rounded = float(tile_t(weight));
+                    float total = simd_sum(rounded);
+                    if (lane < BLOCK) { // NaN stays in the row's sum, and so in its own row
+                        weights[r * WEIGHT_PITCH + lane] = weight == weight ? tile_t(weight) : tile_t(0);
+                    }
+                    if (lane == 0) {
+                        float kept = precise::exp(before - reference);
+                        row_max[r] = now;
+                        row_sum[r] = row_sum[r] * kept + total;
+                        kept_tile[r / 8 * 64 + r % 8 * 9] = kept;
+                    }
+                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+
+                for (int i = 0; i < MATRICES_M; ++i) {
+                    simdgroup_float8x8 kept_matrix;
+                    simdgroup_load(kept_matrix, kept_tile + i * 64, 8);
+                    for (int j = 0; j < MATRICES_N; ++j) {
+                        simdgroup_multiply(sums[i][j], kept_matrix, sums[i][j]);
+                    }
+                }
+                for (int b = 0; b < BLOCK; b += 8) {
+                    simdgroup_matrix<tile_t, 8, 8> weight_matrices[MATRICES_M];
+                    for (int i = 0; i < MATRICES_M; ++i) {
+                        simdgroup_load(weight_matrices[i], weights + i * 8 * WEIGHT_PITCH + b, WEIGHT_PITCH);
+                    }
+                    for (int j = 0; j < MATRICES_N; ++j) {
+                        simdgroup_matrix<tile_t, 8, 8> v_matrix;
+                        simdgroup_load(v_matrix, kv_tile + b * V_PITCH + simdgroup * SIMDGROUP_COLUMNS + j * 8, V_PITCH);
+                        for (int i = 0; i < MATRICES_M; ++i) {
+                            simdgroup_multiply_accumulate(sums[i][j], weight_matrices[i], v_matrix, sums[i][j]);
+                        }
+                    }
+                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+            }
+        }
+#if MASK
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
+    }
+
+    for (int i = 0; i < MATRICES_M; ++i) {
+        for (int j = 0; j < MATRICES_N; ++j) {
+            simdgroup_store(sums[i][j], sums_tile + i * 8 * TILE_N + simdgroup * SIMDGROUP_COLUMNS + j * 8, TILE_N);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    int own_row0 = int(group.y) * p.heads * p.rows + row0;
+#if PARTIAL
+    int part_row0 = int(group.z) * p.all_rows + own_row0;
+    for (int i = int(thread_index); i < TILE_M * TILE_N; i += THREADS) {
+        int r = i / TILE_N;
+        int col = i % TILE_N;
+        if (r < count && col < VALUE_SIZE) {
+            part_sums[(part_row0 + r) * VALUE_SIZE + col] = sums_tile[i];
+        }
+    }
+    if (int(thread_index) < count) {
+        part_rows[2 * (part_row0 + int(thread_index))] = row_max[thread_index];
+        part_rows[2 * (part_row0 + int(thread_index)) + 1] = row_sum[thread_index];
+    }
+#else
+    for (int i = int(thread_index); i < TILE_M * TILE_N / GROUP; i += THREADS) {
+        int r = i / (TILE_N / GROUP);
+        int col = i % (TILE_N / GROUP) * GROUP;
+        if (r < count && col < VALUE_SIZE) {
+            int row = own_row0 + r;
+            float factor = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];
+            float results[GROUP];
+            for (int c = 0; c < GROUP; ++c) {
+                results[c] = sums_tile[i * GROUP + c] * factor;
+            }
+            store_group(results, VALUE_SIZE - col, row / p.rows, row % p.rows, col, out, EPILOGUE_ARGUMENTS p);
+        }
+    }
+#endif
+}
