@@ -16,7 +16,7 @@ import torch
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import ExtractionError, IRError
 
-__all__ = ["write_extraction"]
+__all__ = ["write_extraction", "write_json", "write_weights"]
 
 _ALIGNMENT = 8  # of the header, so that tensors can be used where they lie in the mapped file
 
@@ -29,10 +29,20 @@ def write_extraction(
     Raises:
         ExtractionError: The folder cannot be written, or safetensors has no such dtype.
     """
-    with _replacing(weights_path) as file:
+    write_weights(weights_path, weights)
+    write_json(ir_path, ir)
+
+
+def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Writes tensors as safetensors, one after another, so that none is held twice; raises as `write_extraction`."""
+    with _replacing(path) as file:
         _write_safetensors(file, weights)
-    with _replacing(ir_path) as file:
-        file.write(json.dumps(ir, indent=1).encode())
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes JSON; raises as `write_extraction`."""
+    with _replacing(path) as file:
+        file.write(json.dumps(content, indent=1).encode())
 
 
 def _write_safetensors(file: BinaryIO, weights: Mapping[str, torch.Tensor]) -> None:

@@ -1,0 +1,119 @@
+"""A language model with its key/value cache as inputs and outputs: a pure function, as the compiler wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+__all__ = ["CachedDecoder", "cache_shapes"]
+
+
+class CachedDecoder(torch.nn.Module):
+    """Some tokens of one sequence: their keys and values go into the cache, the last one's logits come out.
+
+    The position of a token is also its place in the cache. A token sees the places up to its own, so that places behind
+    the end of the sequence may hold anything finite.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Wraps `model`, one of transformers' `AutoModelForCausalLM`."""
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        caches: tuple[torch.Tensor, ...],
+        last: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Runs the model.
+
+        Args:
+            tokens: int64 [1, N].
+            positions: int64 [N].
+            caches: For each layer, of its keys [1, G, L, D] and of its values [1, G, L, E].
+            last: int64 [1], the index of the last token among the N; not needed for N = 1.
+
+        Returns:
+            The logits [1, 1, V], and the new caches in the order of the given ones.
+        """
+        layers = [_FunctionalLayer(*caches[i : i + 2], positions) for i in range(0, len(caches), 2)]
+        visible = torch.arange(caches[0].shape[2]) <= positions[:, None]
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(
+            lambda _, hidden: hidden if last is None else torch.index_select(hidden[0], 1, last)
+        )
+        try:
+            output = self.model(
+                input_ids=tokens,
+                attention_mask=visible[None, None],
+                position_ids=positions[None],
+                past_key_values=Cache(layers=list(layers)),
+                use_cache=True,
+            )
+        finally:
+            handle.remove()
+        return (output.logits, *(tensor for layer in layers for tensor in (layer.keys, layer.values)))
+
+
+def cache_shapes(model: Any, length: int) -> list[tuple[int, ...]]:
+    """The shapes [1, G, `length`, D] of the keys' and values' caches of each layer, from a run of one token."""
+    cache = Cache(layer_class_to_replicate=_RecordingLayer)
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+    return [
+        (*tensor.shape[:2], length, tensor.shape[3]) for layer in cache.layers for tensor in (layer.keys, layer.values)
+    ]
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """What transformers asks of a layer's cache, beyond the update."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the tensors are given, or come with the update."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of what the mask covers."""
+        return (query_length if self.keys is None else int(self.keys.shape[2])), 0
+
+    def get_seq_length(self) -> int:
+        """Zero: the positions are given with each call."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """The length of the cache; -1 stands for none."""
+        return -1 if self.keys is None else int(self.keys.shape[2])
+
+
+class _RecordingLayer(_Layer):
+    """Keeps what one run puts into it."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Sequence[torch.Tensor]:
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
+
+class _FunctionalLayer(_Layer):
+    """Makes new caches of the old ones; which of them may share memory is the compiler's to prove."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self._positions = keys, values, positions
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Sequence[torch.Tensor]:
+        self.keys = torch.index_copy(self.keys, 2, self._positions, key_states)
+        self.values = torch.index_copy(self.values, 2, self._positions, value_states)
+        return self.keys, self.values

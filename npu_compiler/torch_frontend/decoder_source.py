@@ -1,0 +1,71 @@
+"""Where a language model comes from: a folder of Hugging Face with weights, or a configuration alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from npu_compiler.errors import ExtractionError
+
+__all__ = ["load_decoder"]
+
+_HALF = ("bfloat16", "float16")
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
+_ROW_SPREAD = 0.5  # deviation of the logarithm of the lengths of seeded output rows
+
+
+def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
+    """A causal language model in eval mode, in half precision; its buffers stay in the precision the model gives them.
+
+    Args:
+        source: A folder with ``config.json`` and weights; such a folder without weights, or a configuration file, for
+            seeded ones.
+        dtype: ``bfloat16`` or ``float16``; the checkpoint's own where that is one of them, else bfloat16, when None.
+        seed: Of weights that no file gives.
+
+    Raises:
+        ExtractionError: Nothing of the kind is there, or transformers cannot load it as a causal language model.
+    """
+    if dtype not in (None, *_HALF):
+        raise ExtractionError(f"given dtype='{dtype}', expected one of {', '.join(_HALF)}")
+    has_weights = source.is_dir() and any(next(source.glob(pattern), None) for pattern in _WEIGHT_FILES)
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=True)
+        own = str(config.dtype).removeprefix("torch.")
+        kind = getattr(torch, dtype or (own if own in _HALF else "bfloat16"))
+        if has_weights:
+            options = {"dtype": kind, "attn_implementation": "sdpa", "local_files_only": True}
+            return AutoModelForCausalLM.from_pretrained(source, config=config, **options).eval()
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation="sdpa").eval()
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ExtractionError(
+            f"given '{source}', expected a Hugging Face folder or config.json of a causal language model: {reason}"
+        ) from error
+    model.tie_weights()
+    _seed_weights(model, seed)
+    return model
+
+
+def _seed_weights(model: Any, seed: int) -> None:
+    """Gives each parameter values that depend on `seed` alone, such that activations keep their size.
+
+    Matrices keep the variance of what they multiply, so that no softmax is flat and no layer fades away. The rows of
+    the output layer differ in length, so that the best logits lie apart.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = model.get_output_embeddings().weight
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.1, generator=generator)
+            else:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+        rows.mul_(torch.randn(rows.shape[0], 1, generator=generator).mul(_ROW_SPREAD).exp())
