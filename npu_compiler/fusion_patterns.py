@@ -32,21 +32,21 @@ _FORMS = [
     {"scaled": scaled, "masked": masked, "cast": cast}
     for scaled, masked, cast in product(("mul", "div", ""), (True, False), (False, True))
 ]
-ATTENTION: tuple[tuple[Pattern, Mapping[str, Any]], ...] = tuple(
-    (pattern("attention", attention, ("q", "k", "v", "scale", "mask"), **form), form) for form in _FORMS
-)
+ATTENTION: Mapping[Pattern, Mapping[str, Any]] = {
+    pattern("attention", attention, ("q", "k", "v", "scale", "mask"), **form): form for form in _FORMS
+}
 
 
 def fuse_attention(graph: IRGraph) -> IRGraph:
     """Replaces attention that is spelled out by the op that computes it without storing its scores."""
-    for sought, form in ATTENTION:
-        for match in list(find(graph, sought)):
-            node = _attention_node(graph, match, form) if isinstance(match, Match) else None
-            if node is not None and isinstance(match, Match):
-                gone = {inner.name for inner in match.nodes if inner is not match.root}
-                nodes = tuple(node if n is match.root else n for n in graph.nodes if n.name not in gone)
-                graph = replace(graph, nodes=nodes)
-    return graph
+    replacements: dict[str, OpNode] = {}
+    gone: set[str] = set()
+    for form, match in find(graph, tuple(ATTENTION)):
+        node = _attention_node(graph, match, ATTENTION[form]) if isinstance(match, Match) else None
+        if node is not None and isinstance(match, Match):
+            replacements[node.name] = node
+            gone.update(inner.name for inner in match.nodes if inner is not match.root)
+    return replace(graph, nodes=tuple(replacements.get(n.name, n) for n in graph.nodes if n.name not in gone))
 
 
 def _attention_node(graph: IRGraph, match: Match, form: Mapping[str, Any]) -> OpNode | None:

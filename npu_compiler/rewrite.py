@@ -123,15 +123,17 @@ def pattern(name: str, equation: Callable[..., Operation], variables: Sequence[s
     return Pattern(name, result, tuple(variables))
 
 
-def find(graph: IRGraph, sought: Pattern) -> Iterator[Match | str]:
-    """Every place where `sought` describes the graph; where only an outside reader is in the way, the reason."""
+def find(graph: IRGraph, patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, Match | str]]:
+    """Every place where one of the patterns describes the graph: the first of them that does, and where.
+
+    Where only a reader outside of the pattern is in the way, the reason stands in place of the match.
+    """
     producers, users = graph.producers(), graph.users()
     for node in graph.nodes:
-        if node.op not in _KINDS[sought.result.kind].ops:
+        found = _first_match(patterns, node, graph, producers)
+        if found is None:
             continue
-        match = Match(node)
-        if not _matches(sought.result, node, match, graph, producers):
-            continue
+        sought, match = found
         inside = {id(n) for n in match.nodes}
         outside = [
             f"'{name}' is also read by '{user.name}'" if user else f"'{name}' is an output"
@@ -140,7 +142,17 @@ def find(graph: IRGraph, sought: Pattern) -> Iterator[Match | str]:
             for name in inner.outputs
             for user in [*(u for u in users.get(name, []) if id(u) not in inside), *_if_output(name, graph)]
         ]
-        yield f"'{node.name}' is not rewritten as {sought.name}: {outside[0]}" if outside else match
+        yield sought, f"'{node.name}' is not rewritten as {sought.name}: {outside[0]}" if outside else match
+
+
+def _first_match(
+    patterns: Sequence[Pattern], node: OpNode, graph: IRGraph, producers: Mapping[str, OpNode]
+) -> tuple[Pattern, Match] | None:
+    for sought in patterns:
+        match = Match(node)
+        if node.op in _KINDS[sought.result.kind].ops and _matches(sought.result, node, match, graph, producers):
+            return sought, match
+    return None
 
 
 def _if_output(name: str, graph: IRGraph) -> Sequence[None]:
