@@ -68,7 +68,10 @@ kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]]
 
 UNSPLIT = {
     "barrier in a loop that threads leave at different times": """
-  for (uint i = 0; i < (tid < 128 ? 2u : 3u); ++i) { shared[tid] += 1.0f; threadgroup_barrier(mem_flags::mem_threadgroup); }
+  for (uint i = 0; i < (tid < 128 ? 2u : 3u); ++i) {
+    shared[tid] += 1.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
 """,
     "barrier inside a helper": "  settle();\n  shared[tid] += 1.0f;\n",
     "collective that is evaluated only sometimes": "  shared[tid] += tid < 500 ? simd_sum(1.0f) : 0.0f;\n",
