@@ -7,7 +7,7 @@ from math import prod
 
 from cuda_compiler.anchors import TILE_FILES, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import Positions, output_argument, pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size, resolve_anchor
 from cuda_compiler.tiles import choose_tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
@@ -114,10 +114,6 @@ def _argument(tensor: TracedTensor, ref: Ref) -> TensorArg:
     return TensorArg(tensor.index, ref.view.offset * tensor.dtype.size)
 
 
-def _store_size(group: Group, found: Positions, width: int) -> int:
-    return pack_size(found.operands, [group.expr], output_argument(group), group.output.dtype.size, width)
-
-
 def _lower_tiled(conv: _Convolution, group: Group, lowering: Lowering) -> Launch:
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     batch, _, out_height, out_width = group.shape
@@ -153,7 +149,7 @@ def _lower_tiled(conv: _Convolution, group: Group, lowering: Lowering) -> Launch
         group,
         lowering,
         found,
-        size=_store_size(group, found, conv.outputs),
+        size=pack_size(group, found.operands, conv.outputs),
         inputs=arguments,
         values=values,
         macros=macros,

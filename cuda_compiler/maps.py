@@ -22,8 +22,7 @@ _THREADS = 256
 def lower_elementwise(group: Group, lowering: Lowering) -> list[Launch]:
     """One thread a pack of neighbouring elements."""
     operands = elementwise_operands(group, lowering.tensors, AXES)
-    output = output_argument(group)
-    size = pack_size(operands, [group.expr], output, group.output.dtype.size, operands.sizes[-1])
+    size = pack_size(group, operands, operands.sizes[-1])
     axes = AXES[len(AXES) - len(operands.sizes) :]
     packs = (*operands.sizes[:-1], operands.sizes[-1] // size)
     statements, extents = unpack("index", axes, packs)

@@ -8,7 +8,7 @@ from math import prod
 
 from cuda_compiler.anchors import TILE_FILES, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import Positions, output_argument, pack_size, resolve_anchor
+from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.tiles import choose_tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import MAX_ELEMENTS, TensorArg
@@ -125,11 +125,6 @@ def _offset_function(name: str, batch: Sequence[int], strides: Sequence[int]) ->
     return "\n".join([*lines, f"    return {' + '.join(terms)};", "}"])
 
 
-def _store_size(group: Group, positions: Positions) -> int:
-    output = output_argument(group)
-    return pack_size(positions.operands, [group.expr], output, group.output.dtype.size, group.shape[-1])
-
-
 def _offsets(found: _Product) -> str:
     functions = (_offset_function(name, found.batch, part.batch) for name, part in (("a", found.a), ("b", found.b)))
     return "\n".join(functions)
@@ -165,7 +160,7 @@ def _lower_tiled(found: _Product, group: Group, lowering: Lowering, positions: P
         group,
         lowering,
         positions,
-        size=_store_size(group, positions),
+        size=pack_size(group, positions.operands, group.shape[-1]),
         inputs=arguments,
         values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,

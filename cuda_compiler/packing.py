@@ -11,7 +11,7 @@ from npu_compiler.codegen.dialect import LeafNames, Printer
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, TensorArg, merge_groups
 from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import Expr, Iota, Load, walk
+from npu_compiler.expr import Expr, Load, walk
 from npu_compiler.symbolic import OpRefusal
 
 __all__ = ["AXES", "PACK_SIZES", "PackedLoad", "Positions", "epilogue", "output_argument", "pack_size", "packed_loads"]
@@ -50,25 +50,23 @@ class Positions:
     inner: str
 
 
-def pack_size(operands: Operands, exprs: Sequence[Expr], output: TensorArg, item: int, width: int) -> int:
+def pack_size(group: Group, operands: Operands, width: int) -> int:
     """Elements of a pack: the most for which the output, and best all contiguous operands, are aligned; else 1.
 
     Args:
-        operands: The operands.
-        exprs: What is computed.
-        output: Where it goes.
-        item: Bytes of an output element.
+        group: What is computed.
+        operands: Its operands.
         width: Extent of the dimension that packs run along.
     """
-    walk_out = operands.walks[None]
-    fitting = [
-        size
-        for size in PACK_SIZES
-        if width % size == 0 and walk_out[-1] == 1 and _aligned(walk_out[:-1], output.offset, size, item)
-    ]
-    contiguous = [load for load in _loads(exprs) if operands.walks.get(id(load), (0,))[-1] == 1]
+    if group.index is not None:
+        return 1
+    outer, item, offset = operands.walks[None][:-1], group.output.dtype.size, output_argument(group).offset
+    contiguous = operands.walks[None][-1] == 1
+    fitting = [s for s in PACK_SIZES if contiguous and width % s == 0 and _aligned(outer, offset, s, item)]
+    loads = [load for load in _loads([group.expr]) if operands.walks.get(id(load), (0,))[-1] == 1]
+    wanted = sum(not _guarded(operands, load) for load in loads)
     for size in fitting:
-        if len(packed_loads(operands, exprs, size)) == sum(not _guarded(operands, load) for load in contiguous):
+        if len(packed_loads(operands, [group.expr], size)) == wanted:
             return size
     return fitting[0] if fitting else 1
 
@@ -182,23 +180,26 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, values: 
     loads = packed_loads(found.operands, [group.expr], size)
     operands = with_packs(found.operands, loads)
     printer = Printer(CUDA, operands.names, "        ")
-    result = printer.value(group.expr)
-    inner = found.inner
-    uses = any(isinstance(node, Load | Iota) for node in walk(group.expr))
+    result = f"{storage}({printer.value(group.expr)})"
     lines = [
         f"__device__ __forceinline__ void store({values}{positions}, {storage}* out, "
         f"{pointer_parameters(operands)}const Params& p)",
         "{",
         *found.statements,
         *(f"    const Pack<{load.storage}, {size}> x{number} = {load.source};" for number, load in enumerate(loads)),
+    ]
+    if group.index is not None:
+        address = f"{operands.output} + int({printer.value(group.index)}) * {group.index_stride}"
+        return "\n".join([*lines, *printer.lines, f"    out[{address}] = {result};", "}"])
+    lines += [
         f"    {storage}* target = out + {operands.output};",
         f"    Pack<{storage}, {size}> result;",
-        f"    const int first = {inner};",
+        f"    const int first = {found.inner};",
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
-        *([f"        const int {inner} = first + u;"] if uses else []),
+        f"        const int {found.inner} = first + u;",
         *printer.lines,
-        f"        result[u] = {storage}({result});",
+        f"        result[u] = {result};",
         "    }",
         "    store_pack(target, result);",
         "}",

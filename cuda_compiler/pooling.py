@@ -7,7 +7,7 @@ from math import prod
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.convolution import IMAGE_DIMS, image_values
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import PACK_SIZES, Positions, output_argument, pack_size, resolve_anchor
+from cuda_compiler.packing import PACK_SIZES, Positions, pack_size, resolve_anchor
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Launch, Lowering
@@ -76,7 +76,7 @@ def _window(source: Anchor) -> dict[str, int]:
 
 def _pack_size(group: Group, found: Positions, ref: Ref) -> int:
     """Channels of a thread: those that the epilogue stores together, where the image can be read that way too."""
-    size = pack_size(found.operands, [group.expr], output_argument(group), group.output.dtype.size, group.shape[1])
+    size = pack_size(group, found.operands, group.shape[1])
     strides = (*ref.view.strides[:1], *ref.view.strides[2:], ref.view.offset)
     fits = ref.view.strides[1] == 1 and all(stride % size == 0 for stride in strides)
     return size if size in PACK_SIZES and fits else 1

@@ -12,7 +12,6 @@ from cuda_compiler.packing import (
     AXES,
     PackedLoad,
     Positions,
-    output_argument,
     pack_size,
     packed_loads,
     unpack,
@@ -87,8 +86,7 @@ def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
     if _rows_side_by_side(group, operands):
         return _Shape(True, 32 * _SLICES, 1, 0)
     whole_row = extents == {group.shape[-1]}
-    output = output_argument(group)
-    size = pack_size(operands, [group.expr], output, group.output.dtype.size, group.shape[-1]) if whole_row else 1
+    size = pack_size(group, operands, group.shape[-1]) if whole_row else 1
     packs = -(-longest // size)
     kept = 1 if rows < _MANY_ROWS else 4
     threads = 32
@@ -121,16 +119,34 @@ def _compute_row(
     ]
     for number, phase in enumerate(program.phases):
         lines += _phase(phase, number, shape, inside)
-    width = shape.size if shape.items or program.width == program.phases[0].extent else 1
-    lines += [
-        *_loop(program.width, shape, width),
+    packed = shape.size > 1 and program.width == program.phases[0].extent
+    lines += _packed_results(found, program, inside, shape, storage) if packed else _results(program, shape, storage)
+    lines.append("}")
+    return "\n".join(lines)
+
+
+def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:
+    """The loop that computes and stores one result at a time."""
+    return [
+        *_loop(program.width, shape, 1),
+        *([program.body] if program.body else []),
+        "        if (alive) {",
+        f"            out[{program.address}] = {storage}({program.value});",
+        "        }",
+        "    }",
+    ]
+
+
+def _packed_results(
+    found: Positions, program: RowProgram, inside: Sequence[str], shape: _Shape, storage: str
+) -> list[str]:
+    """The loop that computes and stores packs of results."""
+    return [
+        *_loop(program.width, shape, shape.size),
         *inside,
-        f"        Pack<{storage}, {width}> result;",
+        f"        Pack<{storage}, {shape.size}> result;",
         f"        {storage}* target = out + {found.operands.output};",
-        "        const int first = c;",
-        "        #pragma unroll",
-        f"        for (int u = 0; u < {width}; ++u) {{",
-        "            const int c = first + u;",
+        *_elements(shape),
         *([program.body] if program.body else []),
         f"            result[u] = {storage}({program.value});",
         "        }",
@@ -138,9 +154,17 @@ def _compute_row(
         "            store_pack(target, result);",
         "        }",
         "    }",
-        "}",
     ]
-    return "\n".join(lines)
+
+
+def _elements(shape: _Shape) -> list[str]:
+    """The head of a loop over the elements of a pack."""
+    return [
+        "        const int first = c;",
+        "        #pragma unroll",
+        f"        for (int u = 0; u < {shape.size}; ++u) {{",
+        "            const int c = first + u;",
+    ]
 
 
 def _pack(load: PackedLoad, shape: _Shape) -> str:
@@ -180,10 +204,7 @@ def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -
         f"    {phase.register} {part} = {phase.identity};",
         *_loop(phase.extent, shape, shape.size),
         *inside,
-        "        const int first = c;",
-        "        #pragma unroll",
-        f"        for (int u = 0; u < {shape.size}; ++u) {{",
-        "            const int c = first + u;",
+        *_elements(shape),
         *([phase.body] if phase.body else []),
         f"            {part} = combine_{phase.kind}({part}, {phase.value});",
         "        }",

@@ -74,6 +74,19 @@ class CUDAExecutor(Executor):
             self._lock.release()
         return {name: output for name, output in outputs.items() if isinstance(output, CUDATensor)}
 
+    @property
+    def stream(self) -> int:
+        """Handle of the stream that everything runs on."""
+        return int(self._cuda.stream.ptr)
+
+    def replay(self) -> None:
+        """Runs once more on the inputs of the last run, without waiting and without giving outputs: the device's own work.
+
+        Raises:
+            InputError: Nothing was run yet.
+        """
+        self._prepared.replay()
+
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
         spec = next((spec for spec in self.plan.inputs if spec.name == name), None)
         if spec is None or isinstance(value, NPUBuffer):

@@ -9,7 +9,7 @@ from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module
 from cuda_runtime.kernel_cache import compiled_kernels
 from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, LibraryCall, Role
-from npu_compiler.errors import DeviceError
+from npu_compiler.errors import DeviceError, InputError
 from npu_runtime.backend import DeviceBuffer, PreparedPlan
 
 if TYPE_CHECKING:
@@ -77,9 +77,17 @@ class CUDAPlan(PreparedPlan):
                 self._copy(self._own[index], buffers[index])
 
     def replay(self) -> None:
-        """Launches the latest graph again, on the inputs that lie there, and leaves the outputs where they are made."""
-        with self._backend.active():
-            next(reversed(self._graphs.values())).launch(self._backend.stream)
+        """Launches the latest graph again, on the inputs that lie there, and leaves the outputs where they are made.
+
+        Raises:
+            InputError: There is none yet.
+        """
+        if not self._graphs:
+            raise InputError("given nothing to run again, expected a run before; call run() first")
+        graph = next(reversed(self._graphs.values()))
+        if graph is not None:
+            with self._backend.active():
+                graph.launch(self._backend.stream)
 
     def run_timed(self, buffers: Sequence[Any]) -> list[float]:
         pointers = [buffer.pointer for buffer in buffers]

@@ -1,0 +1,66 @@
+"""Products and convolutions of sizes that reach every kernel: tiles, splits, edges, groups, transposed operands."""
+
+from __future__ import annotations
+
+from tests.ops.cases import Case, case, floats
+
+__all__ = ["CASES"]
+
+
+def _products() -> list[Case]:
+    sizes = [
+        (128, 128, 64),
+        (200, 136, 72),
+        (49, 512, 4608),
+        (2048, 256, 512),
+        (64, 1000, 2048),
+        (300, 40, 8),
+        (17, 24, 1024),
+    ]
+    found = []
+    for m, n, k in sizes:
+        bound = 0.5
+        a, b = floats(m, k, low=-bound, high=bound), floats(n, k, low=-bound, high=bound)
+        found.append(case("linear.default", a, b, floats(n)))
+        found.append(case("mm.default", a, floats(k, n, low=-bound, high=bound)))
+        if k >= 64:
+            found.append(
+                case(
+                    "mm.default",
+                    floats(k, m, low=-bound, high=bound).through("aten.t.default"),
+                    b.through("aten.t.default"),
+                )
+            )
+    for rows in (1, 2, 3, 5, 8):
+        found.append(case("linear.default", floats(rows, 520), floats(1000, 520), floats(1000)))
+    found.append(case("linear.default", floats(1, 1536), floats(8960, 1536)))
+    found.append(case("bmm.default", floats(6, 40, 64), floats(6, 64, 72)))
+    found.append(case("matmul.default", floats(2, 3, 40, 64), floats(2, 1, 64, 72)))
+    found.append(case("mm.default", floats(300, 128), floats(128, 1)))
+    return found
+
+
+def _convolutions() -> list[Case]:
+    found = []
+    for batch, channels, outputs, side, taps, stride, padding in [
+        (1, 64, 64, 28, 3, 1, 1),
+        (2, 64, 128, 15, 3, 2, 1),
+        (1, 128, 64, 7, 1, 1, 0),
+        (1, 512, 512, 7, 3, 1, 1),
+        (3, 256, 64, 14, 1, 2, 0),
+        (2, 3, 64, 37, 7, 2, 3),
+        (1, 24, 40, 11, 5, 1, 2),
+        (4, 8, 16, 9, 3, 1, 1),
+        (1, 20, 12, 9, 3, 1, 1),
+    ]:
+        x = floats(batch, channels, side, side + 3, low=-0.5, high=0.5)
+        w = floats(outputs, channels, taps, taps, low=-0.5, high=0.5)
+        found.append(case("conv2d.default", x, w, floats(outputs), [stride, stride], [padding, padding]))
+    x = floats(2, 64, 12, 12, low=-0.5, high=0.5)
+    found.append(case("conv2d.default", x, floats(128, 32, 3, 3, low=-0.5, high=0.5), None, [1, 1], [1, 1], [1, 1], 2))
+    found.append(case("conv2d.default", x, floats(64, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 64))
+    found.append(case("conv2d.default", x, floats(64, 64, 3, 3, low=-0.5, high=0.5), None, [1, 1], [2, 2], [2, 2]))
+    return found
+
+
+CASES = [*_products(), *_convolutions()]
