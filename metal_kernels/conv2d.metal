@@ -39,6 +39,11 @@ constant constexpr int TAPS = TILE_K / A_CHUNK;
 // Coordinate of what does not exist; no sum with another coordinate lies inside of an image.
 constant constexpr int NOWHERE = -(1 << 29);
 
+METAL_FUNC bool is_inside(int y, int x, constant Params& p)
+{
+    return (uint(y) < uint(p.height)) & (uint(x) < uint(p.width));
+}
+
 kernel void conv2d(
     device const a_t* image [[buffer(0)]],
     device const b_t* weight [[buffer(1)]],
@@ -99,21 +104,23 @@ kernel void conv2d(
             thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         // What lies outside is read at the first pixel instead, and dropped: no thread takes another way.
+#if A_CHUNK > 1
         for (uint i = thread_index; i < TILE_M * TAPS; i += THREADS) {
             uint row = i / TAPS;
             uint tap = i % TAPS;
-            int y = corner_y[row] + tap_y[tap];
-            int x = corner_x[row] + tap_x[tap];
-            bool inside = (uint(y) < uint(p.height)) & (uint(x) < uint(p.width));
-            int at = inside ? corner_at[row] + tap_at[tap] : 0;
-#if A_CHUNK > 1
-            uint4 chunk = *(device const uint4*)(channels + at);
+            bool inside = is_inside(corner_y[row] + tap_y[tap], corner_x[row] + tap_x[tap], p);
+            uint4 chunk = *(device const uint4*)(channels + (inside ? corner_at[row] + tap_at[tap] : 0));
             *(threadgroup uint4*)(a_tile + row * A_PITCH + tap * A_CHUNK) = inside ? chunk : uint4(0);
-#else
-            tile_t value = tile_t(channels[at]);
-            a_tile[row * A_PITCH + tap] = inside ? value : tile_t(0);
-#endif
         }
+#else
+        for (uint first = 0; first < TILE_M; first += THREADS / TAPS) {
+            uint row = first + thread_index / TAPS;
+            uint tap = thread_index % TAPS;
+            bool inside = is_inside(corner_y[row] + tap_y[tap], corner_x[row] + tap_x[tap], p);
+            tile_t value = tile_t(channels[inside ? corner_at[row] + tap_at[tap] : 0]);
+            a_tile[row * A_PITCH + tap] = inside ? value : tile_t(0);
+        }
+#endif
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int k = 0; k < TILE_K; k += 8) {
             simdgroup_matrix<tile_t, 8, 8> a_matrices[MATRICES_M];
