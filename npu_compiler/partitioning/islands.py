@@ -3,10 +3,10 @@
 The rule. Let an island move M bytes more between host and device than if it ran on the CPU, and on the CPU read and
 write B bytes for F floating-point operations. It stays on the CPU where
 
-    M > B / 2 + F / 4
+    M > B / 4 + F / 4
 
-as on a machine whose link moves 12 GB/s, whose CPU reads and writes 24 GB/s and computes 48 GFLOP/s. So one elementwise
-op between two ops of the CPU stays there, a chain of two or a matrix product goes to the device. A tensor counts once,
+as on a machine whose link moves 12 GB/s, whose CPU reads and writes 48 GB/s and computes 48 GFLOP/s. So one elementwise
+op between two ops of the CPU stays there, a chain of four or a matrix product goes to the device. A tensor counts once,
 however many nodes read it; weights do not count, they are uploaded once. Inputs and outputs of the model count, for the
 caller holds them on the host. A model that can run on the device as a whole has no islands.
 """
@@ -22,7 +22,7 @@ from npu_compiler.partitioning.placement import is_free
 
 __all__ = ["Island", "find_islands", "flops_of"]
 
-_BYTES_PER_MOVED_BYTE = 2
+_BYTES_PER_MOVED_BYTE = 4
 _FLOPS_PER_MOVED_BYTE = 4
 
 
