@@ -139,7 +139,7 @@ def _build(source: str, macros: Mapping[str, str], execution: Execution, target:
 def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple[str, list[dict[str, object]]]:
     """The C++ of a library, and what the host must know of each kernel."""
     synchronizing, dependent = synchronizing_functions(parsed), dependent_functions(parsed)
-    parts = [PROLOGUE, translate(parsed), argument_table(parsed.kernels)]
+    parts = [PROLOGUE + translate(parsed), argument_table(parsed.kernels)]
     described = []
     for kernel in parsed.kernels:
         entries = (

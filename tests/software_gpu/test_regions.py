@@ -123,5 +123,5 @@ kernel void k(device float* y [[buffer(0)]], uint tid [[thread_index_in_threadgr
 }
 """
     )
-    with pytest.raises(DeviceError, match=r"kernel 'k', line 18: thread 40 waits .* on line 19"):
+    with pytest.raises(DeviceError, match=r"kernel 'k', line 17: thread 40 waits .* on line 18"):
         run(source, "k", [np.zeros(64, np.float32)], (1, 1, 1), (64, 1, 1))
