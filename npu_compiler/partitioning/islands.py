@@ -8,7 +8,8 @@ write B bytes for F floating-point operations. It stays on the CPU where
 as on a machine whose link moves 12 GB/s, whose CPU reads and writes 48 GB/s and computes 48 GFLOP/s. So one elementwise
 op between two ops of the CPU stays there, a chain of four or a matrix product goes to the device. A tensor counts once,
 however many nodes read it; weights do not count, they are uploaded once. Inputs and outputs of the model count, for the
-caller holds them on the host. A model that can run on the device as a whole has no islands.
+caller holds them on the host. A model that can run on the device as a whole has no islands, and a group with an op that
+only the caller's own function knows is never given up: nothing here says what it does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.registry import definition
 from npu_compiler.partitioning.placement import is_free
 
 __all__ = ["Island", "find_islands", "flops_of"]
@@ -35,16 +37,20 @@ class Island:
         moved: Bytes that cross between host and device because it is not on the CPU; negative where it saves transfers.
         touched: Bytes that its nodes read and write.
         flops: Floating-point operations of its nodes.
+        is_known: Whether the registry knows all of its ops.
     """
 
     nodes: list[int] = field(default_factory=list)
     moved: int = 0
     touched: int = 0
     flops: int = 0
+    is_known: bool = True
 
     @property
     def is_worth_moving(self) -> bool:
-        return self.moved <= self.touched / _BYTES_PER_MOVED_BYTE + self.flops / _FLOPS_PER_MOVED_BYTE
+        return (
+            not self.is_known or self.moved <= self.touched / _BYTES_PER_MOVED_BYTE + self.flops / _FLOPS_PER_MOVED_BYTE
+        )
 
 
 def find_islands(
@@ -63,6 +69,7 @@ def find_islands(
         if on_device[position]:
             island = islands.setdefault(groups[position], Island())
             island.nodes.append(position)
+            island.is_known &= definition(node.op) is not None
             if not is_free(node):
                 island.touched += sum(_nbytes(graph.tensors[name]) for name in (*node.tensors(), *node.outputs))
                 island.flops += flops_of(node, graph.tensors)
