@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -52,15 +52,10 @@ def functionalize(graph: IRGraph) -> IRGraph:
     nodes = []
     for node in graph.nodes:
         node = node.renamed(names)
-        for name in node.tensors():
-            if name in stale:
-                changed = stale[name]
-                reason = f"it changes memory in place that '{node.name}' reads later through another view"
-                raise UnsupportedOpError(changed.name, changed.op, reason)
+        _refuse_stale(stale, node.tensors(), f"'{node.name}' reads later")
         nodes.append(node)
-        entry = definition(node.op)
         source = next(node.tensors(), None)
-        if entry is not None and entry.family == "views" and source is not None:
+        if source is not None and _may_share_memory(node, graph.tensors):
             bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
         if _is_in_place(node.op) and source is not None:
             root = bases.get(source, source)
@@ -68,7 +63,29 @@ def functionalize(graph: IRGraph) -> IRGraph:
             names = {old: node.outputs[0] if new == source else new for old, new in names.items()}
             names[source] = node.outputs[0]
     outputs = tuple(names.get(name, name) for name in graph.outputs)
+    _refuse_stale(stale, outputs, "the graph gives as an output")
     return replace(graph, nodes=tuple(nodes), outputs=outputs)
+
+
+def _refuse_stale(stale: Mapping[str, OpNode], names: Iterable[str], use: str) -> None:
+    for name in names:
+        if name in stale:
+            changed = stale[name]
+            reason = f"it changes memory in place that {use} through another view"
+            raise UnsupportedOpError(changed.name, changed.op, reason)
+
+
+_COPIES = ("aten.clone.", "aten.lift_fresh_copy.")
+
+
+def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
+    """Whether a node's results may be views of its first operand."""
+    entry = definition(node.op)
+    if entry is None or node.op.startswith(_COPIES):
+        return False
+    if node.op.startswith(("aten.to.", "aten.type_as.")):
+        return tensors[next(node.tensors())].dtype == tensors[node.outputs[0]].dtype
+    return entry.family == "views" or node.op == "getitem"
 
 
 def _is_in_place(op: str) -> bool:
