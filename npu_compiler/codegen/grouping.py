@@ -187,7 +187,7 @@ class _Grouping:
             return None
         if whole and len(producer.shape) == len(shape):
             return expr
-        rows_only = producer.shape[-1] == 1 and prod(read) == prod(producer.shape)
+        rows_only = producer.shape[-1:] in ((), (1,)) and prod(read) == prod(producer.shape)
         if rows_only and _keeps_rows(load.ref, producer):
             return realign_rows(expr, producer.shape[:-1], shape[:-1])
         return None
