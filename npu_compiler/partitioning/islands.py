@@ -48,9 +48,8 @@ class Island:
 
     @property
     def is_worth_moving(self) -> bool:
-        return (
-            not self.is_known or self.moved <= self.touched / _BYTES_PER_MOVED_BYTE + self.flops / _FLOPS_PER_MOVED_BYTE
-        )
+        saved = self.touched / _BYTES_PER_MOVED_BYTE + self.flops / _FLOPS_PER_MOVED_BYTE
+        return self.moved <= saved or not self.is_known
 
 
 def find_islands(
