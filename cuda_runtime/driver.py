@@ -13,7 +13,6 @@ __all__ = ["Kernel", "Module"]
 _OUT_OF_MEMORY = 2
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_DEFAULT_SHARED = 48 * 1024
 
 
 class _Attribute(ctypes.Structure):
@@ -46,7 +45,7 @@ class Module:
         """The kernel of a name, allowed to share `shared_bytes` among the threads of a block."""
         function = ctypes.c_void_p()
         _check(_library().cuModuleGetFunction(ctypes.byref(function), self._handle, entry.encode()), f"'{entry}'")
-        if shared_bytes > _DEFAULT_SHARED:
+        if shared_bytes:
             status = _library().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes)
             _check(status, f"'{entry}' with {shared_bytes} bytes of shared memory")
         return Kernel(self, function, entry)

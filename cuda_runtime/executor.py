@@ -80,7 +80,7 @@ class CUDAExecutor(Executor):
         return int(self._cuda.stream.ptr)
 
     def replay(self) -> None:
-        """Runs once more on the inputs of the last run, without waiting and without giving outputs: the device's own work.
+        """Runs once more on the inputs of the last run, without waiting and without giving outputs.
 
         Raises:
             InputError: Nothing was run yet.
