@@ -63,6 +63,7 @@ constant constexpr int K_COLUMNS = (HEAD_SIZE + 7) / 8 * 8;
 constant constexpr int K_PITCH = K_COLUMNS + PAD, V_PITCH = TILE_N + PAD;
 constant constexpr int SCORE_PITCH = BLOCK + 4, WEIGHT_PITCH = BLOCK + PAD;
 constant constexpr int BLOCKS = THREADS / 32; // looked at together, by a simdgroup each
+constant constexpr int OWN_ROWS = TILE_M / BLOCKS; // whose softmax a simdgroup computes: one row in BLOCKS
 
 constant constexpr int KV_BYTES = larger(staged_bytes(BLOCK, K_COLUMNS), staged_bytes(BLOCK, TILE_N));
 constant constexpr int Q_BYTES = staged_bytes(TILE_M, K_COLUMNS);
@@ -108,7 +109,7 @@ kernel void attention(
     threadgroup uint4 tiles[TILE_BYTES / 16];
     threadgroup uint4 score_memory[SCORE_BYTES / 16];
     threadgroup uint4 weight_memory[WEIGHT_BYTES / 16];
-    threadgroup uint4 row_memory[12 * ROW_BYTES / 16];
+    threadgroup uint4 row_memory[11 * ROW_BYTES / 16];
     threadgroup uint4 open_memory[1];
     threadgroup tile_t* kv_tile = (threadgroup tile_t*)tiles;
     threadgroup tile_t* q_tile = (threadgroup tile_t*)(tiles + KV_BYTES / 16);
@@ -116,10 +117,9 @@ kernel void attention(
     threadgroup float* scores = (threadgroup float*)score_memory;
     threadgroup tile_t* weights = (threadgroup tile_t*)weight_memory;
     threadgroup float* kept_tile = (threadgroup float*)row_memory; // for every eight rows a diagonal matrix
-    threadgroup float* row_max = (threadgroup float*)(row_memory + 8 * ROW_BYTES / 16);
-    threadgroup float* row_sum = (threadgroup float*)(row_memory + 9 * ROW_BYTES / 16);
-    threadgroup float* row_closed = (threadgroup float*)(row_memory + 10 * ROW_BYTES / 16);
-    threadgroup int* row_mask = (threadgroup int*)(row_memory + 11 * ROW_BYTES / 16);
+    threadgroup float* row_closed = (threadgroup float*)(row_memory + 8 * ROW_BYTES / 16);
+    threadgroup int* row_mask = (threadgroup int*)(row_memory + 9 * ROW_BYTES / 16);
+    threadgroup float* row_sum = (threadgroup float*)(row_memory + 10 * ROW_BYTES / 16);
     threadgroup int* open = (threadgroup int*)open_memory;
 
     int lane = int(lane_index);
@@ -143,15 +143,13 @@ kernel void attention(
     for (int i = int(thread_index); i < TILE_M * 8; i += THREADS) {
         kept_tile[i] = 0.0f;
     }
-    if (int(thread_index) < TILE_M) {
-        row_max[thread_index] = -INFINITY;
-        row_sum[thread_index] = 0.0f;
 #if MASK
+    if (int(thread_index) < TILE_M) {
         int row = row0 + min(int(thread_index), count - 1);
         row_mask[thread_index] =
             batch * p.mask_batch + (first_head + row / p.rows) * p.mask_head + row % p.rows * p.mask_row;
-#endif
     }
+#endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #if MASK == MASK_ADDED
     // Numbers that are merely low close positions only in a row that has others open; elsewhere they all weigh the same.
@@ -168,6 +166,12 @@ kernel void attention(
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #endif
 
+    float highest[OWN_ROWS];
+    float total[OWN_ROWS];
+    for (int i = 0; i < OWN_ROWS; ++i) {
+        highest[i] = -INFINITY;
+        total[i] = 0.0f;
+    }
     simdgroup_float8x8 sums[MATRICES_M][MATRICES_N];
     for (int i = 0; i < MATRICES_M; ++i) {
         for (int j = 0; j < MATRICES_N; ++j) {
@@ -224,7 +228,8 @@ kernel void attention(
 
                 stage<BLOCK, TILE_N, V_CHUNK>(
                     kv_tile, values + block * p.v_row, end - block, VALUE_SIZE, p.v_row, p.v_step, thread_index);
-                for (int r = int(simdgroup); r < TILE_M; r += BLOCKS) {
+                for (int i = 0; i < OWN_ROWS; ++i) {
+                    int r = i * BLOCKS + int(simdgroup);
                     int position = block + lane;
 #if CAUSAL
                     bool inside = lane < BLOCK && position < end && position <= (row0 + r) % p.rows;
@@ -240,20 +245,19 @@ kernel void attention(
                         score += float(mask[row_mask[r] + position * MASK_STEP]);
 #endif
                     }
-                    float highest = simd_max(score);
-                    float before = row_max[r];
-                    float now = highest > before ? highest : before;
+                    float before = highest[i];
+                    float block_highest = simd_max(score);
+                    float now = block_highest > before ? block_highest : before;
                     float reference = now == -INFINITY ? 0.0f : now;
                     float weight = precise::exp(score - reference);
-                    float rounded = float(tile_t(weight));
-                    float total = simd_sum(rounded);
+                    float kept = precise::exp(before - reference);
+                    float block_total = simd_sum(float(tile_t(weight)));
+                    highest[i] = now;
+                    total[i] = total[i] * kept + block_total;
                     if (lane < BLOCK) { // NaN stays in the row's sum, and so in its own row
                         weights[r * WEIGHT_PITCH + lane] = weight == weight ? tile_t(weight) : tile_t(0);
                     }
                     if (lane == 0) {
-                        float kept = precise::exp(before - reference);
-                        row_max[r] = now;
-                        row_sum[r] = row_sum[r] * kept + total;
                         kept_tile[r / 8 * 64 + r % 8 * 9] = kept;
                     }
                 }
@@ -292,6 +296,13 @@ kernel void attention(
             simdgroup_store(sums[i][j], sums_tile + i * 8 * TILE_N + simdgroup * SIMDGROUP_COLUMNS + j * 8, TILE_N);
         }
     }
+#if !PARTIAL
+    for (int i = 0; i < OWN_ROWS; ++i) {
+        if (lane == 0) {
+            row_sum[i * BLOCKS + int(simdgroup)] = total[i];
+        }
+    }
+#endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     int own_row0 = int(group.y) * p.heads * p.rows + row0;
@@ -304,9 +315,12 @@ kernel void attention(
             part_sums[(part_row0 + r) * VALUE_SIZE + col] = sums_tile[i];
         }
     }
-    if (int(thread_index) < count) {
-        part_rows[2 * (part_row0 + int(thread_index))] = row_max[thread_index];
-        part_rows[2 * (part_row0 + int(thread_index)) + 1] = row_sum[thread_index];
+    for (int i = 0; i < OWN_ROWS; ++i) {
+        int r = i * BLOCKS + int(simdgroup);
+        if (lane == 0 && r < count) {
+            part_rows[2 * (part_row0 + r)] = highest[i];
+            part_rows[2 * (part_row0 + r) + 1] = total[i];
+        }
     }
 #else
     for (int i = int(thread_index); i < TILE_M * TILE_N / GROUP; i += THREADS) {

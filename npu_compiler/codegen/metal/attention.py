@@ -128,8 +128,9 @@ def _attention(group: Group, lowering: Lowering) -> _Attention:
         check_size(operand.tensor)
     q, k, v, *masks = operands
     size, value_size = q.view.shape[3], v.view.shape[3]
-    if not 0 < max(size, value_size) <= _MAX_HEAD_SIZE:
-        raise OpRefusal(f"given heads of {size} and {value_size}, expected at most {_MAX_HEAD_SIZE}")
+    if min(size, value_size, k.view.shape[2]) < 1 or max(size, value_size) > _MAX_HEAD_SIZE:
+        given = f"heads of {size} and {value_size} over {k.view.shape[2]} positions"
+        raise OpRefusal(f"given {given}, expected heads of 1 to {_MAX_HEAD_SIZE} and at least one position")
     dtypes = {operand.tensor.dtype for operand in (q, k, v)}
     tile = q.tensor.dtype if len(dtypes) == 1 else FLOAT32
     rows = q.view.shape[1] // k.view.shape[1] * q.view.shape[2]
