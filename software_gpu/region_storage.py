@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from software_gpu.constants import own_trips
-from software_gpu.regions import (
+from software_gpu.region_pieces import (
     CollectivePiece,
-    GroupBlock,
-    GroupCode,
     Item,
     Lanes,
     Masked,
     Piece,
-    Region,
     RowBlock,
     RowCode,
     RowReturn,
     Strided,
+    regions_of,
 )
 from software_gpu.statements import (
     Block,
@@ -29,6 +27,7 @@ from software_gpu.statements import (
     Statement,
     UnknownForm,
     While,
+    closing_bracket,
     names_in,
     tokens_of,
 )
@@ -103,20 +102,11 @@ def subscripts_are_constant(name: str, tokens: Sequence[str], constants: set[str
         if tokens[end : end + 1] != ["["]:
             return False
         while tokens[end : end + 1] == ["["]:
-            after = _after_bracket(tokens, end)
+            after = closing_bracket(tokens, end) + 1
             if not names_in(tokens[end:after]) <= constants:
                 return False
             end = after
     return True
-
-
-def _after_bracket(tokens: Sequence[str], opening: int) -> int:
-    depth = 0
-    for index in range(opening, len(tokens)):
-        depth += (tokens[index] == "[") - (tokens[index] == "]")
-        if depth == 0:
-            return index + 1
-    return len(tokens)
 
 
 @dataclass
@@ -233,7 +223,7 @@ class _Planner:
                 for _ in range(dimensions):
                     if place.tokens[end : end + 1] != ["["]:
                         return False
-                    end = _after_bracket(place.tokens, end)
+                    end = closing_bracket(place.tokens, end) + 1
         return True
 
 
@@ -248,15 +238,3 @@ def plan_storage(items: Sequence[Item], variables: Variables, integers: Mapping[
         for piece in region.pieces:
             planner.visit(piece, number)
     return planner.plan()
-
-
-def regions_of(items: Sequence[Item]) -> Iterator[Region]:
-    """All regions, in the order of the source."""
-    for item in items:
-        match item:
-            case Region():
-                yield item
-            case GroupBlock(_, body, otherwise):
-                yield from regions_of([*body, *otherwise])
-            case GroupCode():
-                pass

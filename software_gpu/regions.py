@@ -9,9 +9,23 @@ vectorises. Loops whose head the lanes share are taken out of the loop over lane
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from software_gpu.constants import loop_trips
+from software_gpu.region_pieces import (
+    CollectivePiece,
+    GroupBlock,
+    GroupCode,
+    Item,
+    Lanes,
+    Masked,
+    Piece,
+    Region,
+    RowBlock,
+    RowCode,
+    RowReturn,
+    Strided,
+)
 from software_gpu.statements import (
     Block,
     Declaration,
@@ -21,118 +35,18 @@ from software_gpu.statements import (
     Statement,
     UnknownForm,
     While,
+    closing_bracket,
     leaves,
     names_in,
+    split_arguments,
     tokens_of,
 )
-from software_gpu.variables import COLLECTIVES, GROUP, LANE, ROW, Collective, Variables
+from software_gpu.variables import COLLECTIVES, GROUP, LANE, ROW, Variables
 
-__all__ = [
-    "CollectivePiece",
-    "GroupBlock",
-    "GroupCode",
-    "Item",
-    "Lanes",
-    "Masked",
-    "Piece",
-    "Region",
-    "RowBlock",
-    "RowCode",
-    "RowReturn",
-    "Strided",
-    "split_into_regions",
-]
+__all__ = ["split_into_regions"]
 
 _LANE_TRIPS = 64  # a loop of this many steps in all stays inside the loop over lanes, unrolled
 _JUMPS = frozenset({"break", "continue", "return"})
-
-
-@dataclass(eq=False)
-class Lanes:
-    """Statements that each lane runs for itself."""
-
-    statements: list[Statement]
-
-
-@dataclass(eq=False)
-class RowCode:
-    """A statement that runs once for a row: its lanes share what it computes, or own a matrix together."""
-
-    statement: Declaration | Simple
-
-
-@dataclass(eq=False)
-class RowReturn:
-    """The lanes of a row return together."""
-
-
-@dataclass(eq=False)
-class RowBlock:
-    """A scope, a branch or a loop whose head the lanes of a row share."""
-
-    head: Block | If | For | While
-    body: list[Piece]
-    otherwise: list[Piece] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Masked:
-    """A branch that some lanes take, around work that the row does together."""
-
-    mask: str
-    condition: list[str]
-    body: list[Piece]
-    otherwise: list[Piece]
-
-
-@dataclass(eq=False)
-class Strided:
-    """`for (T i = start; i < bound; i += step)` where lanes start apart and step alike: the row steps together."""
-
-    variable: Declaration
-    start: list[str]
-    bound: list[str]
-    step: list[str]
-    body: list[Piece]
-
-
-@dataclass(eq=False)
-class CollectivePiece:
-    """A simdgroup function whose result is the variable `name`."""
-
-    name: str
-    collective: Collective
-    argument: list[str]
-    operand: list[str]
-
-
-Piece = Lanes | RowCode | RowReturn | RowBlock | Masked | Strided | CollectivePiece
-
-
-@dataclass(eq=False)
-class Region:
-    """What happens between two barriers."""
-
-    pieces: list[Piece]
-
-
-@dataclass(eq=False)
-class GroupCode:
-    """A statement that runs once for a threadgroup."""
-
-    statement: Statement
-
-
-@dataclass(eq=False)
-class GroupBlock:
-    """A scope, a branch or a loop around barriers."""
-
-    head: Block | If | For | While
-    body: list[Item]
-    otherwise: list[Item] = field(default_factory=list)
-
-
-Item = Region | GroupCode | GroupBlock
 
 
 def split_into_regions(body: Sequence[Statement], variables: Variables, integers: Mapping[str, int]) -> list[Item]:
@@ -344,7 +258,8 @@ class _Splitter:
         at = max((i for i, token in enumerate(tokens) if token in COLLECTIVES), default=-1)
         if at < 0 or tokens[at + 1] != "(":
             raise UnknownForm("a collective that is not plainly called")
-        arguments, end = _call_arguments(tokens, at + 1)
+        end = closing_bracket(tokens, at + 1) + 1
+        arguments = split_arguments(tokens[at + 2 : end - 1])
         if {"?", "&&", "||"} & {*tokens[:at], *tokens[end:]}:
             raise UnknownForm("a collective that is evaluated only sometimes")
         collective = COLLECTIVES[tokens[at]]
@@ -433,19 +348,3 @@ def _jumps_outward(statement: Statement) -> bool:
             return any(_jumps_outward(inner) for inner in body)
         case _:
             return False
-
-
-def _call_arguments(tokens: Sequence[str], opening: int) -> tuple[list[list[str]], int]:
-    """Arguments of the call whose bracket is at `opening`, and the index behind its closing bracket."""
-    arguments: list[list[str]] = [[]]
-    depth = 0
-    for index in range(opening, len(tokens)):
-        token = tokens[index]
-        depth += (token in "([{") - (token in ")]}")
-        if depth == 0:
-            return arguments, index + 1
-        if token == "," and depth == 1:
-            arguments.append([])
-        elif index > opening:
-            arguments[-1].append(token)
-    raise UnknownForm("a call that is never closed")

@@ -129,7 +129,7 @@ class Variables:
         for index, token in enumerate(tokens):
             before = tokens[index - 1] if index else "("
             after = tokens[index + 1] if index + 1 < len(tokens) else ""
-            if token in {"=", "++", "--", "+=", "-=", "*=", "->", "{"} or token in COLLECTIVES:
+            if token in {"=", "++", "--", "+=", "-=", "*=", "->", "{"} or token in COLLECTIVES or token in self.callees:
                 return False
             if token == "[" and before not in self.constants:
                 return False

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from software_gpu.constants import integer_constants, local_constants
 from software_gpu.msl_parser import SourceText, Token
 from software_gpu.region_storage import subscripts_are_constant, unrolled_variables
-from software_gpu.statements import Declaration, UnknownForm, leaves, names_in, parse_body, tokens_of
+from software_gpu.statement_parser import parse_body
+from software_gpu.statements import Declaration, UnknownForm, leaves, names_in, tokens_of
 
 __all__ = ["dependent_functions"]
 

@@ -1,0 +1,178 @@
+"""Loops over the lanes of a row: what a lane sees, which lanes take part, what clang may be promised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from software_gpu.entry_points import builtin_value
+from software_gpu.msl_parser import Kernel
+from software_gpu.region_pieces import Strided
+from software_gpu.region_storage import Home, Storage, subscripts_are_constant, unrolled_variables
+from software_gpu.region_text import CodeText, declaration_text, plain_type
+from software_gpu.statements import Declaration, Statement, leaves, names_in, tokens_of
+from software_gpu.variables import LANE
+
+__all__ = ["SIMDGROUP_ROWS", "X_ROWS", "LaneCode", "Nest"]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """How threads make rows.
+
+    Attributes:
+        head: Declarations of the number of rows and lanes.
+        place: A lane's place in its threadgroup.
+        lanes: Constant that holds a row's lanes, for arrays.
+        rows: Constant that holds a group's rows.
+    """
+
+    head: str
+    place: str
+    lanes: str
+    rows: str
+
+
+SIMDGROUP_ROWS = Nest(
+    head="constexpr uint msl_lanes = msl::simd_width; const uint msl_rows = msl_nx / msl_lanes;",
+    place="const uint msl_x = msl_index, msl_y = 0, msl_z = 0;",
+    lanes="msl::simd_width",
+    rows="msl::simd_width",
+)
+X_ROWS = Nest(
+    head="const uint msl_lanes = msl_nx, msl_rows = msl_ny * msl_nz;",
+    place="const uint msl_x = msl_l, msl_y = msl_s % msl_ny, msl_z = msl_s / msl_ny;",
+    lanes="msl::storage_stride",
+    rows="msl::max_threads",
+)
+
+
+@dataclass
+class LaneCode(CodeText):
+    """The part of a kernel's region form that lanes run.
+
+    Attributes:
+        dependent: Functions that keep the steps of a loop over lanes from being independent.
+        strided: Loops around what is being written that the row's lanes step through together, by their variable.
+    """
+
+    kernel: Kernel
+    storage: Storage
+    nest: Nest
+    dependent: set[str]
+    strided: dict[str, Strided] = field(default_factory=dict, kw_only=True)
+
+    def lanes_code(self, statements: Sequence[Statement]) -> None:
+        tokens = [token for statement in statements for token in [*tokens_of(statement), ";"]]
+        saved, self.lines = self.lines, []
+        self.depth += 1
+        for statement in statements:
+            stored = isinstance(statement, Declaration) and self.storage.home(statement.name) in {Home.ROW, Home.GROUP}
+            repeated = isinstance(statement, Declaration) and self.storage.home(statement.name) is Home.AGAIN
+            if not repeated:
+                self.statement(statement, stored=stored)
+        self.depth -= 1
+        work, self.lines = self.lines, saved
+        if not work:
+            return
+        if "return" in tokens:
+            work = ["[&]() MSL_LAMBDA {", *work, "}();"]
+        self.lane_loop(tokens, work, vectorize=self._may_vectorize(statements, tokens))
+
+    def _may_vectorize(self, statements: Sequence[Statement], tokens: Sequence[str]) -> bool:
+        """An array that stays in memory is shared by all steps of the loop, so clang must look for itself."""
+        if any("atomic" in token or token in self.dependent for token in tokens):
+            return False
+        constants = {*self.integers, *(n for s in statements for n in unrolled_variables(s, self.integers))}
+        return all(
+            subscripts_are_constant(leaf.name, tokens, constants | names_in(leaf.suffix))
+            for statement in statements
+            for leaf in leaves(statement)
+            if isinstance(leaf, Declaration) and leaf.suffix and self.storage.home(leaf.name) is Home.LOCAL
+        )
+
+    def lane_loop(self, tokens: Sequence[str], work: Sequence[str], *, vectorize: bool, masked: bool = True) -> None:
+        masks = self.masks if masked else []
+        used = [*tokens, *(token for mask in masks if mask.startswith("?") for token in mask.split())]
+        pragma = "MSL_VECTORIZE " if vectorize else ""
+        self.line(f"{pragma}for (uint msl_l = 0; msl_l < msl_lanes; ++msl_l) {{")
+        self.depth += 1
+        for mask in masks:
+            if not mask.startswith("?"):
+                self.line(f"if (!{mask}[msl_l]) continue;")
+        self.lane_names(used)
+        for mask in masks:
+            if mask.startswith("?"):
+                self.line(f"if (!({mask[1:]})) continue;")
+        for line in work:
+            self.line(line.strip())
+        self.close()
+
+    def lane_names(self, tokens: Sequence[str]) -> None:
+        """What a lane's code needs to see: its place, its stored variables, its repeated ones."""
+        used = names_in(tokens)
+        self._add_repeated(used)
+        self.line("const uint msl_index = msl_base + msl_l; (void)msl_index;")
+        self.line(f"{self.nest.place} (void)msl_x; (void)msl_y; (void)msl_z;")
+        for parameter in self.kernel.parameters:
+            if self.variables.levels.get(parameter.name) == LANE and parameter.name in used:
+                value = builtin_value(parameter)
+                if parameter.role == "thread_index_in_simdgroup":
+                    value = f"({parameter.type})msl_l"
+                self.line(f"const {parameter.type} {parameter.name} = {value};")
+        after_loops = self._depending_on_strided(used)
+        self._declared_names(used - after_loops)
+        for name, piece in self.strided.items():
+            if name in used:
+                kind = plain_type(piece.variable)
+                self.line(f"const {kind} {name} = ({kind})({' '.join(piece.start)}) + msl_offset_{name};")
+        self._declared_names(after_loops)
+        for name in sorted(used):
+            if name.startswith("msl_result_") and self.variables.levels[name] == LANE:
+                self.line(f"const msl_type_of_{name}& {name} = msl_values_of_{name}[msl_l];")
+
+    def _declared_names(self, used: set[str]) -> None:
+        for name, declaration in self.storage.declarations.items():
+            home = self.storage.home(name)
+            if name not in used or not self.is_lane(name):
+                continue
+            if home is Home.AGAIN:
+                self.line(f"const {declaration_text(declaration)};")
+            elif home is not Home.LOCAL:
+                self.line(self._reference(name, home))
+
+    def _depending_on_strided(self, used: set[str]) -> set[str]:
+        """The repeated variables of `used` that read the variable of a strided loop, directly or not."""
+        found: set[str] = set()
+        while True:
+            more = {
+                name
+                for name in used - found
+                if self.storage.home(name) is Home.AGAIN
+                and names_in(self.storage.declarations[name].initializer or []) & (found | self.strided.keys())
+            }
+            if not more:
+                return found
+            found |= more
+
+    def _add_repeated(self, used: set[str]) -> None:
+        pending = set(used)
+        while pending:
+            name = pending.pop()
+            more: set[str] = set()
+            if self.storage.home(name) is Home.AGAIN:
+                more = names_in(self.storage.declarations[name].initializer or [])
+            elif name in self.strided:
+                more = names_in(self.strided[name].start)
+            pending |= more - used
+            used |= more
+
+    def _reference(self, name: str, home: Home) -> str:
+        place = "msl_l" if home is Home.ROW else "msl_index"
+        if name in self.storage.spread:
+            stride = self.nest.lanes if home is Home.ROW else "msl::storage_stride"
+            return f"const msl::Spread<msl_type_{name}, {stride}> {name}{{msl_all_{name} + {place}}};"
+        return f"msl_type_{name}& {name} = msl_all_{name}[{place}];"
+
+    def is_lane(self, name: str) -> bool:
+        return self.variables.levels.get(name) == LANE
