@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from npu_compiler import CompiledProgram
+from npu_compiler import CompiledProgram, compile
+from npu_compiler.errors import UnsupportedOpError
 from tests.metal.graphs import Graph, Node
+from tests.support.ir_builder import IRBuilder
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat"])
 
@@ -112,3 +114,10 @@ def test_result_in_the_models_order() -> None:
     graph = Graph()
     features = graph.call("relu", convolve(graph, (2, 8, 6, 7), 16, (3, 3)))
     graph.check(graph.call("linear", graph.call("flatten.using_ints", features, 1), graph.weight(10, 320)), roundings=4)
+
+
+def test_image_that_is_too_large_with_its_padding() -> None:
+    builder = IRBuilder("large")
+    arguments = (builder.input("x", (1, 1, 8192, 8192)), builder.weight("w", (1, 1, 3, 3)), None, [1, 1])
+    with pytest.raises(UnsupportedOpError, match="4294967296 elements, more than kernels address"):
+        compile(builder.build(builder.call("aten.conv2d.default", *arguments)))

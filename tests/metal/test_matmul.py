@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from npu_compiler import CompiledProgram
+from npu_compiler.codegen.plan import KernelCall
 from tests.metal.graphs import Graph
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat"])
 SIZES = [(64, 64, 64), (65, 33, 31), (2, 3, 5), (7, 130, 200), (49, 40, 72), (200, 96, 128)]
 
 
-def entries(program: object) -> list[str]:
-    plan = program.functions["main"]  # type: ignore[attr-defined]
-    return [plan.kernels[step.kernel].entry for step in plan.steps]
+def entries(program: CompiledProgram) -> list[str]:
+    """The kernels in the order in which they run."""
+    plan = program.functions["main"]
+    return [plan.kernels[step.kernel].entry for step in plan.steps if isinstance(step, KernelCall)]
 
 
 @BOTH
@@ -145,3 +148,18 @@ def test_epilogue_operand_without_a_stride_over_the_batch() -> None:
 def test_epilogue_that_compares() -> None:
     graph = Graph()
     graph.check(graph.call("gt.Scalar", graph.call("mm", graph.input(9, 8), graph.input(8, 10)), 0.1))
+
+
+def test_more_products_than_a_grid_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npu_compiler.codegen.metal.matmul.MAX_GRID", 2)
+    graph = Graph()
+    product = graph.call("bmm", graph.input(5, 3, 8), graph.input(5, 8, 4))
+    program = graph.check(graph.call("add.Tensor", product, graph.input(5, 3, 4)), roundings=2)
+    assert len(program.functions["main"].steps) == 3
+
+
+def test_products_of_other_sizes_share_a_kernel() -> None:
+    graph = Graph()
+    x = graph.input(64, 32)
+    results = [graph.call("mm", x, graph.weight(32, n)) for n in (64, 128, 256)]
+    assert len(graph.check(*results).functions["main"].kernels) == 1

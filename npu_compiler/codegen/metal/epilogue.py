@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -23,6 +24,8 @@ Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """The dimensions of the iteration space that a kernel counts as its batch, its row and its column."""
 
 _POSITIONS = ("batch", "row", "col")
+_DEFAULTS = re.compile(r"#ifndef GENERATED.*?#endif\n", re.DOTALL)
+"""The part of a kernel file that lets it compile by itself; here stands what is generated."""
 
 
 def anchor_of(group: Group) -> Anchor:
@@ -119,7 +122,6 @@ def anchor_kernel(
     operands, unpacking, extents = _resolve(group, lowering, dims)
     first = inputs + 1
     macros = {
-        "GENERATED": "",
         **definitions,
         "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
         "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
@@ -130,7 +132,8 @@ def anchor_kernel(
     }
     values = {**extents, **dict(operands.fields)}
     params = ParamStruct("Params", tuple(("int", name) for name in (*fields, *values)))
-    text = [_functions(group, operands, unpacking, dialect), *map(kernel_file, parts), kernel_file(f"{entry}.metal")]
+    files = (*parts, f"{entry}.metal")
+    text = [_functions(group, operands, unpacking, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     return AnchorKernel(
         group=group,
