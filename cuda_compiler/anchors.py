@@ -17,8 +17,8 @@ from npu_compiler.trace import Anchor
 
 __all__ = ["TILE_FILES", "anchor_launch", "anchor_source"]
 
-TILE_FILES = ("tensor_cores.cuh", "tile.cuh")
-_POSITIONS = "int batch, int row, int col"
+TILE_FILES = ("tensor_cores.cuh", "tile.cuh", "tile_store.cuh")
+_POSITIONS, _NAMES = "int batch, int row, int col, ", "batch, row, col, "
 
 
 def anchor_source(group: Group) -> Anchor:
@@ -67,7 +67,7 @@ def anchor_launch(
     parameters = {**values, **found.extents, **dict(found.operands.fields)}
     struct = ParamStruct("Params", tuple(("int", name) for name in parameters))
     defined = {**map_macros(group, found.operands), "STORE_SIZE": size, **macros}
-    store = epilogue(group, found, size, _POSITIONS, f"const float (&value)[{size}], ")
+    store = epilogue(group, found, size, _POSITIONS, _NAMES, f"const float (&value)[{size}], ")
     return Launch(
         label=" + ".join(group.nodes),
         kernel=assemble(entry, struct, defined, "\n".join((store, generated)), after=parts),

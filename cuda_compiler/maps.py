@@ -29,7 +29,7 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[Launch]:
     if size > 1:
         statements.append(f"    {axes[-1]} *= {size};")
     found = Positions(operands, tuple(statements), {"packs": prod(packs), **extents}, axes[-1])
-    generated = epilogue(group, found, size, "int index", "")
+    generated = epilogue(group, found, size, "int index, ", "index, ")
     kernel, params = map_kernel("elementwise", found, map_macros(group, operands), generated)
     return [finish_map(group, lowering, found, kernel, params, -(-prod(packs) // _THREADS), _THREADS)]
 

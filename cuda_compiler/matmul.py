@@ -151,17 +151,17 @@ def _lower_tiled(found: _Product, group: Group, lowering: Lowering, positions: P
         "tile_t": CUDA.storage[found.a.tensor.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
+        "B_CONSTANT": int(found.b.tensor.source is None),
     }
-    arguments = [found.a.argument, found.b.argument]
     partial = tiles * tiling.splits * tiling.rows * tiling.columns * 4
-    arguments.append(TensorArg(lowering.scratch(partial), writes=True) if tiling.splits > 1 else arguments[0])
+    parts = TensorArg(lowering.scratch(partial), writes=True) if tiling.splits > 1 else found.b.argument
     return anchor_launch(
         "matmul",
         group,
         lowering,
         positions,
         size=pack_size(group, positions.operands, group.shape[-1]),
-        inputs=arguments,
+        inputs=(found.a.argument, found.b.argument, parts),
         values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         flops=found.flops,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.skeleton import pointer_parameters
+from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.codegen.dialect import LeafNames, Printer
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, TensorArg, merge_groups
@@ -99,10 +99,10 @@ def _aligned(outer_strides: Sequence[int], offset: int, size: int, item: int) ->
     return all(stride % size == 0 for stride in outer_strides) and offset % min(16, size * item) == 0
 
 
-def with_packs(operands: Operands, loads: Sequence[PackedLoad], suffix: str = "") -> Operands:
-    """Operands whose packed loads are read from the variables ``x0``, ``x1``... (with `suffix`) at position ``u``."""
+def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = "", suffix: str = "") -> Operands:
+    """Operands whose packed loads are read from variables ``x0``, ``x1``..., so named or as members, at ``u``."""
     names = dict(operands.names.loads)
-    names.update({id(load.leaf): (f"x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
+    names.update({id(load.leaf): (f"{prefix}x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
     return replace(operands, names=LeafNames(names, operands.names.iotas, operands.names.anchors))
 
 
@@ -166,42 +166,66 @@ def output_argument(group: Group) -> TensorArg:
     return TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
 
 
-def epilogue(group: Group, found: Positions, size: int, positions: str, values: str) -> str:
-    """The device function ``store``: computes `size` neighbours from their position, and stores them.
+def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:
+    """Device functions that compute `size` neighbours from their position, and store them.
+
+    ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both.
 
     Args:
         group: What to compute.
         found: Its operands.
         size: Elements of a pack.
-        positions: Parameters for the kernel's positions.
+        positions: Parameters for the kernel's positions, each with a comma after it.
+        names: The same without types.
         values: Parameter for the anchor's own results, with a comma after it; empty without an anchor.
     """
     storage = CUDA.storage[group.output.dtype.name]
     loads = packed_loads(found.operands, [group.expr], size)
-    operands = with_packs(found.operands, loads)
-    printer = Printer(CUDA, operands.names, "        ")
-    result = f"{storage}({printer.value(group.expr)})"
+    operands = with_packs(found.operands, loads, "fetched.")
+    pointers, passed = f"{pointer_parameters(operands)}const Params& p", f"{pointer_arguments(operands)}p"
+    value = "value, " if values else ""
+    inline = "__device__ __forceinline__"
     lines = [
-        f"__device__ __forceinline__ void store({values}{positions}, {storage}* out, "
-        f"{pointer_parameters(operands)}const Params& p)",
+        "struct Fetched {",
+        *(f"    Pack<{load.storage}, {size}> x{number};" for number, load in enumerate(loads)),
+        "};",
+        f"{inline} Fetched fetch({positions}{pointers})",
         "{",
         *found.statements,
-        *(f"    const Pack<{load.storage}, {size}> x{number} = {load.source};" for number, load in enumerate(loads)),
+        "    Fetched fetched;",
+        *(f"    fetched.x{number} = {load.source};" for number, load in enumerate(loads)),
+        "    return fetched;",
+        "}",
+        f"{inline} void store({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
+        "{",
+        *found.statements,
+        *_store_lines(group, operands, found.inner, size),
+        "}",
+        f"{inline} void finish({values}{positions}{storage}* out, {pointers})",
+        "{",
+        f"    store({value}fetch({names}{passed}), {names}out, {passed});",
+        "}",
     ]
+    return "\n".join(lines)
+
+
+def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> list[str]:
+    """Statements that compute a pack and store it; a scatter's values go where its index says."""
+    storage = CUDA.storage[group.output.dtype.name]
+    printer = Printer(CUDA, operands.names, "        ")
+    result = f"{storage}({printer.value(group.expr)})"
     if group.index is not None:
         address = f"{operands.output} + int({printer.value(group.index)}) * {group.index_stride}"
-        return "\n".join([*lines, *printer.lines, f"    out[{address}] = {result};", "}"])
-    lines += [
+        return [*printer.lines, f"    out[{address}] = {result};"]
+    return [
         f"    {storage}* target = out + {operands.output};",
         f"    Pack<{storage}, {size}> result;",
-        f"    const int first = {found.inner};",
+        f"    const int first = {inner};",
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
-        f"        const int {found.inner} = first + u;",
+        f"        const int {inner} = first + u;",
         *printer.lines,
         f"        result[u] = {result};",
         "    }",
         "    store_pack(target, result);",
-        "}",
     ]
-    return "\n".join(lines)

@@ -64,7 +64,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[Launch]:
     rows = prod(operands.sizes[:-1])
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
-    packed = with_packs(operands, loads, "[j]" if shape.items else "")
+    packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
     program = row_program(group, packed, CUDA)
     axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
     statements, extents = unpack("row", axes, operands.sizes[:-1])

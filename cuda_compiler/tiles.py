@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 __all__ = ["Tiling", "choose_tiling"]
@@ -12,9 +12,10 @@ _MULTIPROCESSORS = 132  # of the GPU that the model was fitted on; the choice on
 _PRODUCTS_PER_CLOCK = 1200  # 16-bit multiply-adds that a multiprocessor does
 _BYTES_PER_CLOCK = 56  # that a multiprocessor gets from the level-2 cache
 _START_CLOCKS = 2200  # from the launch of a block to its first product, and from its last to the stored result
+_THREADS = 512  # of a multiprocessor, for kernels that need this many registers
 _STEP_CLOCKS = 260  # the least that one step along the common dimension takes a block
 _SPLIT_CLOCKS = 1400  # for the blocks of one tile to find out which is the last
-_SHARED_LIMIT = 96 * 1024  # dynamic shared memory that every GPU of compute capability 7.0 and up has
+_SHARED = 227 * 1024  # bytes of shared memory that a multiprocessor has for its blocks
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,13 @@ class Tiling:
 
 
 _CANDIDATES = (
-    Tiling(128, 128, 32, 2, 4, 4),
-    Tiling(128, 64, 64, 4, 2, 3),
-    Tiling(64, 128, 64, 2, 4, 3),
+    Tiling(128, 128, 32, 2, 2, 4),
+    Tiling(128, 64, 32, 2, 2, 4),
+    Tiling(64, 128, 32, 2, 2, 4),
     Tiling(64, 64, 64, 2, 2, 4),
     Tiling(64, 32, 64, 2, 2, 4),
     Tiling(32, 64, 64, 2, 2, 4),
+    Tiling(32, 32, 64, 2, 2, 4),
 )
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -79,7 +81,8 @@ def _variants(k: int) -> Iterator[Tiling]:
         steps = -(-k // base.depth)
         for splits in _SPLITS:
             if splits == 1 or splits * 2 <= steps:
-                yield Tiling(base.rows, base.columns, base.depth, base.warps_m, base.warps_n, base.stages, splits)
+                stages = max(2, min(base.stages, ceil(steps / splits) + 1))
+                yield replace(base, stages=stages, splits=splits)
 
 
 def _clocks(tiling: Tiling, m: int, n: int, k: int, batch: int) -> float:
@@ -89,7 +92,7 @@ def _clocks(tiling: Tiling, m: int, n: int, k: int, batch: int) -> float:
     products = tiling.rows * tiling.columns * tiling.depth / _PRODUCTS_PER_CLOCK
     loads = (tiling.rows + tiling.columns) * tiling.depth * 2 / _BYTES_PER_CLOCK
     on_one = -(-blocks // _MULTIPROCESSORS)
-    resident = max(1, 2 * _SHARED_LIMIT // tiling.shared_bytes)
+    resident = max(1, min(_SHARED // tiling.shared_bytes, _THREADS // tiling.threads))
     busy = on_one * steps * max(products, loads)
     waiting = -(-on_one // resident) * (_START_CLOCKS + steps * _STEP_CLOCKS)
     total = max(busy + _START_CLOCKS, waiting)

@@ -26,5 +26,5 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_plain(
         }
     }
     float value[1] = {sum};
-    store(value, 0, pixel, channel, out, EPILOGUE_ARGUMENTS p);
+    finish(value, 0, pixel, channel, out, EPILOGUE_ARGUMENTS p);
 }

@@ -4,6 +4,6 @@ extern "C" __global__ void __launch_bounds__(256) elementwise(OUT_T* out, EPILOG
     wait_for_previous_grid();
     int index = int(blockIdx.x) * 256 + int(threadIdx.x);
     if (index < p.packs) {
-        store(index, out, EPILOGUE_ARGUMENTS p);
+        finish(index, out, EPILOGUE_ARGUMENTS p);
     }
 }

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) matmul_plain(
             int r = row + y + i * 16, c = col + x + j * 16;
             if (r < p.m && c < p.n) {
                 float value[1] = {sum[i][j]};
-                store(value, batch, r, c, out, EPILOGUE_ARGUMENTS p);
+                finish(value, batch, r, c, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(128) matvec(
         for (int v = 0; v < VECTORS; ++v) {
             float value[1] = {warp_sum<LANES>(sum[o][v])};
             if (alive && lane == (o * VECTORS + v) % LANES && output + o < p.outputs) {
-                store(value, batch, VECTOR_ROW, VECTOR_COL, out, EPILOGUE_ARGUMENTS p);
+                finish(value, batch, VECTOR_ROW, VECTOR_COL, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

@@ -55,5 +55,5 @@ extern "C" __global__ void __launch_bounds__(128) pool2d(
     for (int u = 0; u < STORE_SIZE; ++u) {
         value[u] = value[u] / float(DIVISOR);
     }
-    store(value, 0, pixel, channel, out, EPILOGUE_ARGUMENTS p);
+    finish(value, 0, pixel, channel, out, EPILOGUE_ARGUMENTS p);
 }

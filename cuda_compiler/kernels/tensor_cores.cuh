@@ -5,7 +5,7 @@ __device__ __forceinline__ uint shared_address(const void* pointer)
     return uint(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes, or writes zeros where `valid` is false; `source` must then still be an address inside of the tensor.
+// Copies 16 bytes past the level-1 cache, or writes zeros and reads nothing where `valid` is false.
 __device__ __forceinline__ void copy_chunk(void* target, const void* source, bool valid)
 {
 #if __CUDA_ARCH__ >= 800
@@ -14,6 +14,18 @@ __device__ __forceinline__ void copy_chunk(void* target, const void* source, boo
                  : "memory");
 #else
     *reinterpret_cast<uint4*>(target) = valid ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+// The same for 8 bytes, which go through the level-1 cache.
+__device__ __forceinline__ void copy_half_chunk(void* target, const void* source, bool valid)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(target)), "l"(source),
+                 "r"(valid ? 8 : 0)
+                 : "memory");
+#else
+    *reinterpret_cast<uint2*>(target) = valid ? *reinterpret_cast<const uint2*>(source) : make_uint2(0, 0);
 #endif
 }
 
@@ -33,23 +45,23 @@ __device__ __forceinline__ void wait_for_copies()
 #endif
 }
 
-// Four 8 x 8 matrices of 16-bit elements, each from eight rows of 16 bytes that eight lanes point to.
-__device__ __forceinline__ void load_matrices(uint (&matrix)[4], const void* row)
+// Four 8 x 8 matrices of 16-bit elements, each from eight rows of 16 bytes at the shared addresses that eight lanes give.
+__device__ __forceinline__ void load_matrices(uint (&matrix)[4], uint row)
 {
 #if __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
-                 : "r"(shared_address(row))
+                 : "r"(row)
                  : "memory");
 #endif
 }
 
-__device__ __forceinline__ void load_matrices_transposed(uint (&matrix)[4], const void* row)
+__device__ __forceinline__ void load_matrices_transposed(uint (&matrix)[4], uint row)
 {
 #if __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
-                 : "r"(shared_address(row))
+                 : "r"(row)
                  : "memory");
 #endif
 }
@@ -65,8 +77,8 @@ struct TensorCores<half> {
     __device__ static void multiply(float (&sum)[4], const uint (&a)[4], const uint b0, const uint b1)
     {
 #if __CUDA_ARCH__ >= 800
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                     "{%0, %1, %2, %3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
                      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #elif __CUDA_ARCH__ >= 750
@@ -79,8 +91,8 @@ private:
     __device__ static void multiply_half(float (&sum)[4], uint a0, uint a1, uint b)
     {
 #if __CUDA_ARCH__ >= 750
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-                     "{%0, %1, %2, %3};"
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+            "{%0, %1, %2, %3};"
                      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                      : "r"(a0), "r"(a1), "r"(b));
 #endif
@@ -94,7 +106,7 @@ struct TensorCores<bfloat> {
     __device__ static void multiply(float (&sum)[4], const uint (&a)[4], const uint b0, const uint b1)
     {
 #if __CUDA_ARCH__ >= 800
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
                      "{%8, %9}, {%0, %1, %2, %3};"
                      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

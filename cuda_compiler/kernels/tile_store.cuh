@@ -1,0 +1,91 @@
+// What happens to a tile of results: parts of several blocks are added, then rows are stored.
+#if SPLITS > 1
+// Arrivals at each tile of the result; the last one leaves zero behind.
+__device__ uint arrivals[RESULT_TILES];
+
+// Adds the parts that SPLITS blocks have of one tile, always in the same order. True in the block that has the sum.
+__device__ __forceinline__ bool add_splits(Accumulator& sum, int tile, int split, float* partial)
+{
+    constexpr int QUADS = STEPS_M * STEPS_N;
+    float4* parts = reinterpret_cast<float4*>(partial) + (long long)tile * SPLITS * QUADS * THREADS + threadIdx.x;
+    #pragma unroll
+    for (int quad = 0; quad < QUADS; ++quad) {
+        const float (&own)[4] = sum.at[quad / STEPS_N][quad % STEPS_N];
+        __stcg(parts + (split * QUADS + quad) * THREADS, make_float4(own[0], own[1], own[2], own[3]));
+    }
+    __threadfence();
+    __syncthreads();
+    __shared__ bool is_last;
+    if (threadIdx.x == 0) {
+        is_last = atomicInc(&arrivals[tile], SPLITS - 1) == SPLITS - 1;
+    }
+    __syncthreads();
+    if (!is_last) {
+        return false;
+    }
+    __threadfence();
+    sum.clear();
+    #pragma unroll 2
+    for (int other = 0; other < SPLITS; ++other) {
+        #pragma unroll
+        for (int quad = 0; quad < QUADS; ++quad) {
+            float4 part = __ldcg(parts + (other * QUADS + quad) * THREADS);
+            float (&own)[4] = sum.at[quad / STEPS_N][quad % STEPS_N];
+            own[0] += part.x, own[1] += part.y, own[2] += part.z, own[3] += part.w;
+        }
+    }
+    return true;
+}
+#endif
+
+constexpr int STORE_STRIDE = WARP_N + 4; // floats; keeps the quads of a fragment in different banks
+constexpr int STAGING_BYTES = WARPS * 16 * STORE_STRIDE * 4;
+static_assert(STAGING_BYTES <= STAGES * STAGE_BYTES, "results are staged where the operands were");
+
+// Brings results into rows, so that each thread stores neighbours: STORE_SIZE at a time. The tile begins at `row` and
+// `col` of a matrix of `rows` by `columns`, whose own first column counts as `base` for the epilogue. What the epilogue
+// reads is fetched one step ahead.
+__device__ __forceinline__ void store_tile(
+    const Accumulator& sum, unsigned char* shared, int batch, int row, int col, int rows, int columns, int base,
+    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+{
+    constexpr int PACKS = WARP_N / STORE_SIZE, ROUNDS = 16 * PACKS / 32;
+    static_assert(32 % PACKS == 0 || PACKS % 32 == 0, "lanes share rows evenly");
+    uint lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* staged = reinterpret_cast<float*>(shared) + warp * 16 * STORE_STRIDE;
+    row += warp / WARPS_N * WARP_M;
+    col += warp % WARPS_N * WARP_N;
+    Fetched fetched[2][ROUNDS];
+    #pragma unroll
+    for (int m = -1; m < STEPS_M; ++m) {
+        #pragma unroll
+        for (int round = 0; round < ROUNDS && m + 1 < STEPS_M; ++round) {
+            uint pack = lane + round * 32;
+            int r = row + (m + 1) * 16 + pack / PACKS, c = col + pack % PACKS * STORE_SIZE;
+            if (r < rows && c < columns) {
+                fetched[(m + 1) % 2][round] = fetch(batch, r, base + c, EPILOGUE_ARGUMENTS p);
+            }
+        }
+        if (m < 0) {
+            continue;
+        }
+        __syncwarp();
+        #pragma unroll
+        for (int n = 0; n < STEPS_N; ++n) {
+            float* at = staged + lane / 4 * STORE_STRIDE + n * 8 + lane % 4 * 2;
+            *reinterpret_cast<float2*>(at) = make_float2(sum.at[m][n][0], sum.at[m][n][1]);
+            *reinterpret_cast<float2*>(at + 8 * STORE_STRIDE) = make_float2(sum.at[m][n][2], sum.at[m][n][3]);
+        }
+        __syncwarp();
+        #pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            uint pack = lane + round * 32;
+            int r = row + m * 16 + pack / PACKS, c = col + pack % PACKS * STORE_SIZE;
+            Pack<float, STORE_SIZE> value = load_pack<STORE_SIZE>(
+                staged + pack / PACKS * STORE_STRIDE + pack % PACKS * STORE_SIZE);
+            if (r < rows && c < columns) {
+                store(value.at, fetched[m % 2][round], batch, r, base + c, out, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+}
