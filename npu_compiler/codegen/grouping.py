@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TypeVar
 
-from npu_compiler.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
+from npu_compiler.expr import Call, Expr, Iota, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
 from npu_compiler.trace import Anchor, Map, Scatter, Trace, TracedTensor
 from npu_compiler.view import Step, View
 
@@ -303,6 +304,9 @@ def _keeps_rows(ref: Ref, producer: TracedTensor) -> bool:
     return read == own and ref.view.offset == 0
 
 
+_Read = TypeVar("_Read", Ref, View)
+
+
 def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr | None:
     """An expression over rows `old` as one over rows `new`: the same rows in order, under another shape.
 
@@ -311,15 +315,18 @@ def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr
     """
     failed = False
 
-    def rewrite(node: Expr) -> Expr | None:
+    def moved(read: _Read, shape: tuple[int, ...]) -> _Read:
         nonlocal failed
-        if not isinstance(node, Load):
-            return None
-        width = node.ref.view.shape[-1] if node.ref.view.shape else 1
-        ref: Ref | None = node.ref.apply(("expand", (*old, width)))
-        ref = ref.apply(("reshape", (*new, width))) if ref is not None else None
-        failed |= ref is None
-        return None if ref is None else replace(node, ref=ref)
+        width = shape[-1] if shape else 1
+        expanded = read.apply(("expand", (*old, width)))
+        result = None if expanded is None else expanded.apply(("reshape", (*new, width)))
+        failed |= result is None
+        return result or read
+
+    def rewrite(node: Expr) -> Expr | None:
+        if isinstance(node, Load):
+            return replace(node, ref=moved(node.ref, node.ref.view.shape))
+        return replace(node, view=moved(node.view, node.view.shape)) if isinstance(node, Iota) else None
 
     if old == new:
         return expr

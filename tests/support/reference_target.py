@@ -1,0 +1,174 @@
+"""A target that is numpy: it runs plans as a device does, in float64, and so checks everything but kernels.
+
+Memory is one float64 slot for each byte of a plan's buffers, NaN where nothing was written: what is read before it is
+written, or after its place was given to another tensor, shows up in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, KernelSource, Role
+from npu_compiler.codegen.planner import plan_graph
+from npu_compiler.codegen.target import CodegenTarget, Launch, Lowering
+from npu_compiler.dtypes import ALL, FLOAT16
+from npu_compiler.expr import Expr
+from npu_compiler.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.ir_reader import read_graph
+from npu_compiler.layout import Layout, dense
+from npu_compiler.recipes import WeightRecipe
+from npu_compiler.trace import Anchor, TracedTensor
+from npu_compiler.view import View
+from tests.support.evaluate import evaluate, positions, read_view
+
+__all__ = ["Planned", "ReferenceTarget", "plan_ir"]
+
+Array = NDArray[Any]
+_CHANNEL_ALIGNMENT = 4
+
+
+class ReferenceTarget(CodegenTarget):
+    """Channels-last images padded to a few channels, and fusions of every kind that the compiler knows."""
+
+    name = "reference"
+    compute_dtypes = ("float16", "bfloat16")
+    storage_dtypes = frozenset(kind.name for kind in ALL)
+    pairs_columns = True
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[Group, tuple[int, ...]]] = []
+        self.tensors: Sequence[TracedTensor] = ()
+
+    def layout(self, shape: tuple[int, ...], role: str) -> Layout:
+        if role == "image":
+            batch, channels, height, width = shape
+            padded = -(-channels // _CHANNEL_ALIGNMENT) * _CHANNEL_ALIGNMENT
+            return Layout(shape, (batch, padded, height, width), (0, 2, 3, 1))
+        return Layout(shape, shape, (2, 3, 1, 0)) if role == "conv_weight" else dense(shape)
+
+    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
+        return True
+
+    def lower(self, group: Group, lowering: Lowering) -> list[Any]:
+        self.tensors = lowering.tensors
+        reads = tuple(dict.fromkeys((group.output.index, *group.reads())))
+        self.groups.append((group, reads))
+        args = tuple(TensorArg(index, writes=index == group.output.index) for index in reads)
+        kernel = KernelSource("reference", str(len(self.groups) - 1))
+        return [Launch(" + ".join(group.nodes), kernel, args, b"", (1, 1, 1), (1, 1, 1))]
+
+
+class Planned:
+    """A plan for the reference target, ready to run.
+
+    Attributes:
+        plan: The plan.
+        recipes: Recipes of its weights.
+        groups: What each step computes.
+    """
+
+    def __init__(self, plan: ExecutionPlan, recipes: tuple[WeightRecipe, ...], target: ReferenceTarget) -> None:
+        self.plan, self.recipes, self._target = plan, recipes, target
+        self._steps = [step for step in plan.steps if isinstance(step, KernelCall)]
+        numbers = [int(plan.kernels[step.kernel].text) for step in self._steps]
+        self._work = [target.groups[number] for number in numbers]
+        self.groups = [group for group, _ in self._work]
+
+    def run(self, inputs: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor] | None = None) -> list[Array]:
+        """The outputs, in order; floating point in float64."""
+        memory = [np.full(buffer.nbytes, np.nan) for buffer in self.plan.buffers]
+        by_name = {(buffer.role, buffer.name): i for i, buffer in enumerate(self.plan.buffers)}
+        for spec in self.plan.inputs:
+            if (Role.INPUT, spec.name) in by_name:
+                place = memory[by_name[Role.INPUT, spec.name]]
+                place[positions(View(spec.shape, spec.layout.strides)) * spec.dtype.size] = inputs[spec.name].numpy()
+        for recipe in self.recipes:
+            place = memory[by_name[Role.WEIGHT, recipe.spec.name]]
+            value = recipe.compute([(weights or {})[source.name].numpy() for source in recipe.inputs])
+            place[positions(View(recipe.spec.shape, recipe.spec.layout.strides)) * recipe.spec.dtype.size] = value
+        for step, (group, tensors) in zip(self._steps, self._work, strict=True):
+            self._run(group, step, tensors, memory)
+        state = dict(self.plan.state)
+        results = []
+        for spec in self.plan.outputs:
+            key = (Role.INPUT, state[spec.name]) if spec.name in state else (Role.OUTPUT, spec.name)
+            flat = memory[by_name[key]] if key in by_name else np.empty(0)
+            where = positions(View(spec.shape, spec.layout.strides)) * spec.dtype.size
+            results.append(read_view(flat, where))
+        return results
+
+    def _run(self, group: Group, step: KernelCall, tensors: tuple[int, ...], memory: list[Array]) -> None:
+        own: dict[int, Array] = {}
+        places = dict(zip(tensors, step.args, strict=True))
+
+        def buffer(index: int) -> Array:
+            if index in own:
+                return own[index]
+            tensor, place = self._target.tensors[index], places[index]
+            size, end = tensor.dtype.size, place.offset + tensor.layout.size * tensor.dtype.size
+            flat = memory[place.buffer][place.offset : end : size]
+            return flat if tensor.dtype.is_float else np.nan_to_num(flat).astype(tensor.dtype.numpy)
+
+        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
+            result = _anchor(group, group.anchor.source, buffer)
+            flat = np.full(group.anchor.layout.size, np.nan)
+            flat[positions(group.anchor.view)] = result
+            own[group.anchor.index] = flat
+        value = evaluate(group.expr, group.shape, buffer)
+        where = positions(group.view)
+        if group.index is not None:
+            where = where + evaluate(group.index, group.shape, buffer) * group.index_stride
+        place, size = places[group.output.index], group.output.dtype.size
+        memory[place.buffer][place.offset + where * size] = value
+
+
+def _anchor(group: Group, anchor: Anchor, buffer: Any) -> Array:
+    operands = []
+    for position, ref in enumerate(anchor.operands):
+        if position in group.prologue:
+            value = evaluate(group.prologue[position], ref.view.shape, buffer)
+        else:
+            value = read_view(buffer(ref.tensor), positions(ref.view))
+        operands.append(torch.tensor(value))
+    assert group.anchor is not None
+    result: torch.Tensor = _ANCHORS[anchor.kind](*operands, group.anchor.shape, anchor.attrs)
+    return result.numpy()
+
+
+def _matmul(a: torch.Tensor, b: torch.Tensor, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> torch.Tensor:
+    return torch.matmul(a, b)
+
+
+def _pool(x: torch.Tensor, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> torch.Tensor:
+    if attrs["reduction"] == "adaptive":
+        return F.adaptive_avg_pool2d(x, shape[2:])
+    window = (attrs["kernel"], attrs["stride"], attrs["padding"])
+    if attrs["reduction"] == "max":
+        return F.max_pool2d(x, *window, attrs["dilation"])
+    divisor = 1 if attrs["reduction"] == "sum" else None
+    return F.avg_pool2d(x, *window, count_include_pad=attrs["reduction"] == "mean", divisor_override=divisor)
+
+
+def _conv(x: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> torch.Tensor:
+    return F.conv2d(x, w, None, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
+
+
+_ANCHORS = {"matmul": _matmul, "conv2d": _conv, "pool2d": _pool}
+
+
+def plan_ir(ir: Mapping[str, Any]) -> Planned:
+    """Compiles an IR for the reference target, through all passes."""
+    target = ReferenceTarget()
+    graph = read_graph(ir)
+    optimized = assign_dtypes(optimize(graph, target.pairs_columns), FLOAT16).verify()
+    hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
+    plan, recipes = plan_graph(optimized, target, hosts, graph.outputs)
+    return Planned(plan, recipes, target)
