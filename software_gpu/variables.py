@@ -19,6 +19,7 @@ from software_gpu.statements import (
     Statement,
     While,
     assigned_names,
+    closing_bracket,
     leaves,
     names_in,
     tokens_of,
@@ -103,10 +104,10 @@ class Variables:
     pointers: set[str] = field(default_factory=set)
 
     def level(self, tokens: Iterable[str]) -> int:
-        """The level of an expression: that of its most private name."""
-        tokens = list(tokens)
-        levels = [self.levels.get(name, GROUP) for name in names_in(tokens)]
-        levels += [COLLECTIVES[token].level for token in tokens if token in COLLECTIVES]
+        """The level of an expression: that of its most private name, arguments of reductions left out."""
+        visible = _without_reductions(list(tokens))
+        levels = [self.levels.get(name, GROUP) for name in names_in(visible)]
+        levels += [COLLECTIVES[token].level for token in visible if token in COLLECTIVES]
         return max(levels, default=GROUP)
 
     def has_barrier(self, statement: Statement) -> bool:
@@ -139,6 +140,16 @@ class Variables:
             if after == "(" and is_name(token) and not _PURE_CALLS.match(token):
                 return False
         return not (names_in(tokens) & self.changed)
+
+
+def _without_reductions(tokens: list[str]) -> list[str]:
+    """The tokens without the arguments of functions whose result all lanes of a simdgroup share."""
+    for index, token in enumerate(tokens):
+        shares = token in COLLECTIVES and COLLECTIVES[token].level == ROW
+        if shares and tokens[index + 1 : index + 2] == ["("]:
+            end = closing_bracket(tokens, index + 1)
+            return [*tokens[: index + 1], *_without_reductions(tokens[end + 1 :])]
+    return tokens
 
 
 def analyse(kernel: Kernel, body: Sequence[Statement], callees: Mapping[str, set[int]]) -> Variables:
