@@ -2,7 +2,8 @@
 
 The level of a node is how often a path to it, from any node without predecessors, changes sides at the most. All nodes
 of a level are on one side, and what a node reads lies on its own level or on a lower one, so that levels, taken as
-partitions, form no cycle, whatever the graph. One sweep over the edges finds them.
+partitions, form no cycle, whatever the graph. A second sweep moves every node up to where it is first read, so that it
+shares a program, and perhaps a kernel, with its readers. Both sweeps are linear in the edges.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ def levels(
         on_device: The side of each node.
         runs: Pairs (first, last) of positions whose nodes share a level; all nodes of a run are on one side.
     """
-    candidates = [_levels_from(predecessors, on_device, runs, start) for start in (True, False)]
+    candidates = []
+    for start in (True, False):
+        lowest = _lowest_levels(predecessors, on_device, runs, start)
+        candidates.append(_numbered(_raised(lowest, predecessors, on_device, runs), on_device))
     return min(candidates, key=lambda found: len(set(found)))
 
 
-def _levels_from(
+def _lowest_levels(
     predecessors: Sequence[Sequence[int]], on_device: Sequence[bool], runs: Sequence[tuple[int, int]], start: bool
 ) -> list[int]:
     """Levels when nodes without predecessors on side `start` are on level 0, and those of the other side on level 1."""
@@ -43,7 +47,36 @@ def _levels_from(
                     level = max(level, found[before] + (on_device[before] != side))
         found[position : end + 1] = [level] * (end + 1 - position)
         position = end + 1
-    numbers = {level: number for number, level in enumerate(sorted(set(found)))}
+    return found
+
+
+def _raised(
+    lowest: Sequence[int],
+    predecessors: Sequence[Sequence[int]],
+    on_device: Sequence[bool],
+    runs: Sequence[tuple[int, int]],
+) -> list[int]:
+    """Every node on the highest level that its readers allow; what nobody reads, and runs, stay where they are."""
+    found = list(lowest)
+    limits: dict[int, int] = {}
+    fixed = {node for first, last in runs for node in range(first, last + 1)}
+    for node in range(len(found) - 1, -1, -1):
+        if node in limits and node not in fixed:
+            found[node] = limits[node]
+        for before in predecessors[node]:
+            limit = found[node] - (on_device[before] != on_device[node])
+            limits[before] = min(limits.get(before, limit), limit)
+    return found
+
+
+def _numbered(found: Sequence[int], on_device: Sequence[bool]) -> list[int]:
+    """Levels without gaps; levels of one side with nothing between them become one."""
+    side_of = dict(zip(found, on_device, strict=True))
+    numbers: dict[int, int] = {}
+    previous: bool | None = None
+    for level, side in sorted(side_of.items()):
+        numbers[level] = max(numbers.values(), default=-1) + (side != previous)
+        previous = side
     return [numbers[level] for level in found]
 
 
