@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parsed = build_parser().parse_args(arguments)
     # A command's module, and all that it imports, is loaded only when it runs.
-    command = import_module(f"npu_cli.commands.{parsed.command}")
+    command = import_module(f"npu_cli.commands.{parsed.command.replace('-', '_')}")
     from npu_compiler.errors import NPUError
 
     try:

@@ -19,6 +19,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_describe(commands.add_parser("describe", help="print everything a program holds"))
     _add_partition(commands.add_parser("partition", help="show what runs on the device, what on the CPU, and why"))
     _add_run(commands.add_parser("run", help="run a program on images or arrays"))
+    _add_extract_llm(commands.add_parser("extract-llm", help="take a language model of Hugging Face to IR"))
+    _add_generate(commands.add_parser("generate", help="generate text with a language model"))
     _add_demo(commands.add_parser("demo", help="take a ResNet from PyTorch to a device and compare"))
     commands.add_parser("doctor", help="show what this machine offers, and what would add the rest")
     return parser
@@ -56,6 +58,30 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=_positive, default=5, metavar="N", help="how many of the highest values to print")
 
 
+def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a Hugging Face folder, or a config.json alone")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write the model")
+    parser.add_argument("--cache", type=_positive, metavar="N", help="the most tokens of a text; default: 2048")
+    parser.add_argument(
+        "--prefill", type=_numbers, metavar="N,N", help="lengths of prompts that get a function; default: 128,512"
+    )
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: the checkpoint's, else bfloat16")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights, where there are none; default: 0")
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what npu extract-llm made")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="what to continue")
+    prompt.add_argument("--ids", type=_numbers, metavar="N,N", help="the prompt as token ids, for want of a tokenizer")
+    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="default: as many as the cache holds")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, which takes the likeliest token")
+    parser.add_argument("--top-k", type=int, metavar="N", help="choose among the N likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest tokens that make up P")
+    parser.add_argument("--seed", type=int, help="makes the choices repeatable")
+    parser.add_argument("--device", help=_DEVICE_HELP)
+
+
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="resnet18", choices=("resnet18", "resnet50"), help="default: resnet18")
     parser.add_argument(
@@ -67,6 +93,10 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", type=Path, metavar="FILE", help="a photograph; default: a cat")
     parser.add_argument("--device", help=_DEVICE_HELP)
     parser.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def _positive(text: str) -> int:

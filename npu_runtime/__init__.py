@@ -8,6 +8,7 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
+from npu_runtime.generator import Generator
 from npu_runtime.metal_backend import MetalBackend
 from npu_runtime.weight_loader import Weights, load_weights
 
@@ -17,6 +18,7 @@ __all__ = [
     "Device",
     "DeviceBuffer",
     "Executor",
+    "Generator",
     "MetalBackend",
     "NPUBuffer",
     "Weights",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from threading import Lock
 
 from npu_compiler.codegen.plan import ExecutionPlan, Role
@@ -12,6 +13,7 @@ from npu_compiler.layout import BufferSpec
 from npu_runtime.backend import DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
 
 __all__ = ["Executor"]
@@ -73,13 +75,15 @@ class Executor:
             own buffer.
 
         Raises:
-            InputError: An input is missing or not expected, or has another shape, dtype, layout or device.
+            InputError: An input is missing or not expected, or has another shape, dtype, layout or device; or another
+                run updates it in place.
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
         with self._lock:
             buffers, outputs = self._bind(inputs, weights)
-            self._prepared.run(buffers)
+            with self._updating(inputs):
+                self._prepared.run(buffers)
         return outputs
 
     def run_timed(
@@ -88,7 +92,11 @@ class Executor:
         """Runs as `run` does, one step at a time: the outputs, and the seconds of each step on the device."""
         with self._lock:
             buffers, outputs = self._bind(inputs, weights)
-            return outputs, self._prepared.run_timed(buffers)
+            with self._updating(inputs):
+                return outputs, self._prepared.run_timed(buffers)
+
+    def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
+        return exclusive_use({source: inputs[source] for source in self._state.values()})
 
     def _bind(
         self, inputs: Mapping[str, NPUBuffer], weights: Weights | None

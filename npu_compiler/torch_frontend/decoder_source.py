@@ -15,7 +15,10 @@ __all__ = ["load_decoder"]
 
 _HALF = ("bfloat16", "float16")
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
-_ROW_SPREAD = 0.5  # deviation of the logarithm of the lengths of seeded output rows
+# Of seeded weights, found by trial on 2 to 28 layers: texts that do not soon repeat themselves, while bfloat16 still
+# follows float32 closely.
+_GAIN = 1.2  # deviation of what a matrix makes of numbers of deviation 1
+_ROW_SPREAD = 0.15  # deviation of the logarithm of the lengths of output rows
 
 
 def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
@@ -55,15 +58,15 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
 def _seed_weights(model: Any, seed: int) -> None:
     """Gives each parameter values that depend on `seed` alone, such that activations keep their size.
 
-    Matrices keep the variance of what they multiply, so that no softmax is flat and no layer fades away. The rows of
-    the output layer differ in length, so that the best logits lie apart.
+    Matrices nearly keep the variance of what they multiply, so that no softmax is flat and no layer fades away. The rows
+    of the output layer differ in length, so that the best logits lie apart.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = model.get_output_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+                parameter.normal_(0, _GAIN * parameter.shape[-1] ** -0.5, generator=generator)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.1, generator=generator)
             else:

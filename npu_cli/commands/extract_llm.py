@@ -1,0 +1,34 @@
+"""`npu extract-llm`: a language model of Hugging Face to a folder that `npu generate` takes."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+
+from rich.console import Console
+
+from npu_cli.extras import import_extra, import_torchvision
+from npu_cli.timing import timed
+from npu_compiler.describe import format_bytes
+from npu_compiler.errors import MissingDependencyError
+
+__all__ = ["execute"]
+
+
+def execute(args: argparse.Namespace) -> int:
+    for module in ("torch", "torch_ir", "transformers"):
+        import_extra(module, "llm")
+    with suppress(MissingDependencyError):  # transformers imports it where it is there, and needs not have it
+        import_torchvision()
+    from npu_compiler.torch_frontend.language_model import extract_language_model
+
+    options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
+    with Console(stderr=True).status("extracting the model"):
+        spec, seconds = timed(lambda: extract_language_model(args.model, args.output, **options))
+    weights = format_bytes((args.output / spec.weights).stat().st_size)
+    functions = ", ".join(spec.functions)
+    print(
+        f"{args.output}: {spec.model} in {spec.dtype}, {weights} of weights, {functions}, a cache of "
+        f"{spec.cache_length} tokens, extracted in {seconds:.1f} s"
+    )
+    return 0

@@ -1,0 +1,191 @@
+"""A language model on a device: its functions, and sequences of tokens with their key/value caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.compiler import compile
+from npu_compiler.dtypes import dtype
+from npu_compiler.errors import InputError, ProgramFormatError
+from npu_compiler.generation_spec import GenerationSpec, StepSpec
+from npu_compiler.layout import BufferSpec
+from npu_runtime.buffer import NPUBuffer
+from npu_runtime.device import Device
+from npu_runtime.executor import Executor
+from npu_runtime.weight_loader import load_weights
+
+__all__ = ["Chunk", "LanguageModel", "TokenSequence", "open_program", "plan_chunks"]
+
+Tensor = NPUBuffer | NDArray[Any]
+
+
+class StepFunction(NamedTuple):
+    """A function that is ready to run, and how those of its inputs that the device reads lie there."""
+
+    input_specs: Mapping[str, BufferSpec]
+    run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+class LanguageModel:
+    """The functions of a language model, compiled and with weights.
+
+    Attributes:
+        spec: What the functions take and give.
+        device: Where they run.
+    """
+
+    def __init__(self, folder: Path, device: Device, program: CompiledProgram | None = None) -> None:
+        """Compiles the model where that was not done yet, and loads its weights once for all functions.
+
+        Args:
+            folder: What `npu extract-llm` made.
+            device: Where to run.
+            program: The folder's IRs, already compiled.
+
+        Raises:
+            NPUError: The folder is incomplete or damaged, or the device cannot hold or run the model.
+        """
+        self.spec = GenerationSpec.load(folder)
+        self.device = device
+        self._names = {step.length: name for name, step in self.spec.functions.items()}
+        self._program = program or open_program(folder, self.spec, device.target)
+        self._weights = load_weights(folder / self.spec.weights, self._program, device)
+        self._functions: dict[str, StepFunction] = {}
+        self._lock = Lock()
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens the functions take, ascending; the first is 1."""
+        return sorted(self._names)
+
+    def step(self, length: int) -> tuple[StepSpec, StepFunction]:
+        """The function for `length` tokens; its kernels are compiled when it is first asked for."""
+        name = self._names[length]
+        with self._lock:
+            if name not in self._functions:
+                executor = Executor(self._program, self.device, name)
+                run: Any = partial(executor.run, weights=self._weights)
+                self._functions[name] = StepFunction({spec.name: spec for spec in executor.plan.inputs}, run)
+            return self.spec.functions[name], self._functions[name]
+
+    def begin(self) -> TokenSequence:
+        """An empty sequence."""
+        return TokenSequence(self)
+
+
+class TokenSequence:
+    """The tokens of one text, and the caches with their keys and values, which each step updates in place.
+
+    Attributes:
+        model: What it runs on.
+        tokens: All tokens so far.
+        caches: In the order of `GenerationSpec.cache_shapes`.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.tokens: list[int] = []
+        step, function = model.step(1)
+        kind = dtype(model.spec.dtype).numpy
+        self.caches: list[Tensor] = [
+            self._on_device(np.zeros(shape, kind), name, function)
+            for shape, (name, _) in zip(model.spec.cache_shapes, step.caches, strict=True)
+        ]
+
+    def advance(self, tokens: Sequence[int]) -> Tensor:
+        """Takes more tokens, in chunks where they are many.
+
+        Args:
+            tokens: At least one, and in all no more than the cache holds.
+
+        Returns:
+            The logits [1, 1, V] of the last of them.
+
+        Raises:
+            InputError: More tokens than the cache holds.
+        """
+        spec, before = self.model.spec, len(self.tokens)
+        if not tokens or before + len(tokens) > spec.cache_length:
+            raise InputError(
+                f"given {len(tokens)} tokens after {before}, expected at least one and at most {spec.cache_length} in "
+                "all, which the cache holds; extract the model with a longer one: npu extract-llm --cache"
+            )
+        self.tokens += tokens
+        for chunk in plan_chunks(before, len(self.tokens), self.model.lengths, spec.cache_length):
+            logits = self._run(chunk)
+        return logits
+
+    def _run(self, chunk: Chunk) -> Tensor:
+        step, function = self.model.step(chunk.length)
+        tokens = np.zeros((1, chunk.length), np.int64)  # any token fills up: no real one sees its keys and values
+        tokens[0, : chunk.end - chunk.start] = self.tokens[chunk.start : chunk.end]
+        arrays = {step.tokens: tokens, step.positions: np.arange(chunk.start, chunk.start + chunk.length)}
+        if step.last:
+            arrays[step.last] = np.array([chunk.end - chunk.start - 1])
+        inputs = {name: self._on_device(array, name, function) for name, array in arrays.items()}
+        inputs.update({name: cache for (name, _), cache in zip(step.caches, self.caches, strict=True)})
+        outputs = function.run(inputs)
+        self.caches = [outputs[updated] for _, updated in step.caches]
+        return outputs[step.logits]
+
+    def _on_device(self, array: NDArray[Any], name: str, function: StepFunction) -> Tensor:
+        spec = function.input_specs.get(name)
+        return array if spec is None else NPUBuffer.from_numpy(array, self.model.device, spec=spec)
+
+
+class Chunk(NamedTuple):
+    """Tokens `start` to `end` of a sequence, for a function that takes `length`."""
+
+    start: int
+    end: int
+    length: int
+
+
+def plan_chunks(start: int, end: int, lengths: Sequence[int], cache_length: int) -> Iterator[Chunk]:
+    """Divides tokens among functions: the longest while it can be filled, then the shortest that takes the rest.
+
+    A function that is not filled writes to the cache behind the end of the sequence, where later tokens overwrite it
+    before any of them looks. Where that would be behind the end of the cache, it starts earlier and computes some
+    tokens again.
+
+    Args:
+        start: The first token that is not in the cache yet.
+        end: Number of tokens in all; at most `cache_length`.
+        lengths: How many tokens the functions take, ascending.
+        cache_length: Places of the cache; no less than the greatest length.
+    """
+    while start < end:
+        length = next((n for n in lengths if n >= end - start), lengths[-1])
+        start = min(start, cache_length - length)
+        yield Chunk(start, min(start + length, end), length)
+        start += length
+
+
+def open_program(folder: Path, spec: GenerationSpec, target: str) -> CompiledProgram:
+    """The compiled program of a folder, which is kept beside the IRs as ``model.TARGET.npubin``.
+
+    It is compiled anew where an IR is younger, or where it was written by another release.
+
+    Raises:
+        IRError: An IR is missing or malformed.
+        UnsupportedOpError: The model does not run on the target as a whole.
+    """
+    path = folder / f"model.{target}.npubin"
+    sources = {name: folder / step.ir for name, step in spec.functions.items()}
+    youngest = max((source.stat().st_mtime_ns for source in sources.values() if source.exists()), default=0)
+    with suppress(ProgramFormatError):
+        if not path.exists() or youngest <= path.stat().st_mtime_ns:
+            return CompiledProgram.load(path)
+    program = compile(sources, target)
+    with suppress(ProgramFormatError):  # a folder that cannot be written costs the compilation at each start
+        program.save(path)
+    return program

@@ -1,0 +1,88 @@
+"""Choosing the next token from logits: greedy, or at random by temperature, top-k and top-p."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.errors import DeviceError, InputError
+
+__all__ = ["Sampler", "Sampling"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose.
+
+    Attributes:
+        temperature: Divides the logits; 0 always takes the highest, the first of equals.
+        top_k: Choose among that many of the highest.
+        top_p: Choose among the fewest of the highest whose probabilities together reach this (nucleus sampling:
+            Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020); applied after `top_k`.
+        seed: Equal seeds give equal choices from equal logits; None takes one from the system.
+
+    Raises:
+        InputError: A number out of its range, or a choice among several at temperature 0.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"given temperature={self.temperature}, expected 0 (greedy) or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"given top_k={self.top_k}, expected at least 1, or None for all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"given top_p={self.top_p}, expected above 0 and at most 1")
+        if self.seed is not None and self.seed < 0:
+            raise InputError(f"given seed={self.seed}, expected 0 or more")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None or self.seed is not None):
+            raise InputError(
+                "given top_k, top_p or a seed at temperature 0, which always takes the highest logit; set a temperature "
+                "above 0, such as 0.8"
+            )
+
+
+class Sampler:
+    """Chooses the tokens of one text, on the host."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._random = np.random.default_rng(sampling.seed)
+
+    def choose(self, logits: NDArray[Any]) -> int:
+        """The next token.
+
+        Args:
+            logits: Floating point, shape [V].
+
+        Raises:
+            DeviceError: The logits are not numbers.
+        """
+        best = int(logits.argmax())  # numpy takes NaN for the highest
+        if not np.isfinite(logits[best]):
+            raise DeviceError(
+                f"the model gave {logits[best]} as highest logit; its weights are damaged, or too large for the data "
+                "type: extract it as bfloat16"
+            )
+        if self.sampling.temperature == 0:
+            return best
+        tokens, probabilities = self._candidates(logits.astype(np.float64))
+        return int(tokens[np.searchsorted(probabilities.cumsum(), self._random.random() * probabilities.sum(), "right")])
+
+    def _candidates(self, logits: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The tokens to choose among and their weights, the most probable first."""
+        tokens = np.argsort(-logits, kind="stable")[: self.sampling.top_k]
+        scaled = (logits[tokens] - logits[tokens[0]]) / self.sampling.temperature
+        probabilities = np.exp(scaled)
+        if self.sampling.top_p is not None:
+            reached = probabilities.cumsum() / probabilities.sum()
+            count = int(np.searchsorted(reached, self.sampling.top_p)) + 1
+            tokens, probabilities = tokens[:count], probabilities[:count]
+        return tokens, probabilities
