@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,8 @@ from npu_compiler.errors import CompileError, IRError
 from npu_compiler.op_support import Support
 from npu_compiler.partitioner import PartitionPlan
 from npu_compiler.partitioning.levels import components, levels
-from tests.partition.mixed import check_plan, run_plan_on_cpu, sides
+from npu_runtime import DAGExecutor, Device
+from tests.partition.mixed import arrays_of, check_plan, run_plan_on_cpu, sides
 from tests.support.extraction import Function, run_ir
 from tests.support.ir_builder import IRBuilder, Value
 
@@ -72,6 +74,18 @@ def test_random_graphs_compute_the_same_in_parts(ir: dict[str, Any], random: Any
             scale = float(wanted.abs().max()) + 1.0
             error = (results[spec.name].float() - wanted).abs().max() / scale
             assert error < 0.05, (spec.name, plan.report())
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)  # always the same, so that kernels come from the cache
+@given(graphs())
+def test_random_graphs_compute_the_same_on_a_device(ir: dict[str, Any]) -> None:
+    inputs = {name: torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(1)).half().float() for name in "xy"}
+    expected = run_ir(ir, {}, tuple(tensor.clone() for tensor in inputs.values()))
+    plan = partition(ir, lambda node: node.op_type not in ("aten.cumsum.default", "aten.sort.default"))
+    results = DAGExecutor(plan, Device("software-metal")).execute(arrays_of(inputs))
+    for spec, wanted in zip(plan.outputs, expected, strict=True):
+        error = np.abs(np.asarray(results[spec.name]) - wanted.numpy()).max()
+        assert error < 0.05 * (float(wanted.abs().max()) + 1.0), plan.report()
 
 
 @settings(max_examples=200, deadline=None)

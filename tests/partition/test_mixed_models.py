@@ -156,5 +156,14 @@ def test_scalars_and_empty_tensors(shape: tuple[int, ...], device: Device) -> No
     check_mixed(model, (torch.rand(shape),), device)
 
 
+def test_results_that_nobody_reads(device: Device) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.cumsum(x, 0)
+        x @ x @ x
+        return torch.cumsum(x @ x, 0)
+
+    check_mixed(Function(function), (torch.randn(16, 16),), device)
+
+
 def test_a_model_without_nodes(device: Device) -> None:
     check_mixed(Function(lambda x: x), (torch.randn(3),), device)
