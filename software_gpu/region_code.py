@@ -262,12 +262,8 @@ class _RegionCode(LaneCode):
         work = [f"{values}[msl_l] = {argument}(msl_l);"]
         if piece.operand:
             work.append(f"{operands}[msl_l] = (ushort)({' '.join(piece.operand)});")
-        names = [name for name in piece.operand if piece.operand]
-        masks = [mask for mask in self.masks if mask.startswith("?")]
-        self.lane_loop([*names, *(token for mask in masks for token in mask.split())], work, vectorize=True)
+        self.lane_loop(piece.operand, work, vectorize=True)
         active = f"msl::active_lanes({', '.join(self.masks)})" if self.masks else "~0u"
-        if masks:
-            raise UnknownForm("a collective in a loop that lanes leave at different times")
         self.line(f"msl::{piece.collective.operation}::apply({values}, {operands}, {active});")
         if piece.collective.level == ROW:
             self.line(f"const {kind} {piece.name} = {values}[0];")

@@ -118,8 +118,7 @@ def assignment_text(declaration: Declaration) -> str:
         return f"{declaration.name} = {joined}"
     if declaration.suffix:
         start = f"msl_start_{declaration.name}"
-        if declaration.name:
-            return f"{{ const msl_type_{declaration.name} {start} = {joined}; {declaration.name} = {start}; }}"
+        return f"{{ const msl_type_{declaration.name} {start} = {joined}; {declaration.name} = {start}; }}"
     return f"{declaration.name} = msl_type_{declaration.name} {joined}"
 
 
