@@ -170,7 +170,9 @@ def _foldable(
     plain = all(
         isinstance(n, str) and n in graph.weights and _is_plain(graph.weights[n]) for n in statistics + parameters
     )
-    return convolution if plain and "running_mean" in norm.inputs and "running_var" in norm.inputs else None
+    only_shift = "bias" in norm.inputs and "weight" not in norm.inputs  # no recipe takes one without the other
+    tracked = "running_mean" in norm.inputs and "running_var" in norm.inputs
+    return convolution if plain and tracked and not only_shift else None
 
 
 def _is_plain(recipe: WeightRecipe) -> bool:
