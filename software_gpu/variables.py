@@ -90,7 +90,8 @@ class Variables:
     Attributes:
         levels: Who shares the value of a name; a name that isn't here is shared by all.
         declarations: Local variables.
-        changed: Local variables assigned after their declaration, loop variables by their own loop excepted.
+        changed: Names whose value is not always the same: local variables assigned after their declaration (a loop
+            variable only if its body assigns it), variables in threadgroup memory, references to device memory.
         constants: Names of pointers and structs in constant memory, whose content never changes.
         callees: For each function of the source, the positions of arguments that it may change.
     """
@@ -160,6 +161,8 @@ def analyse(kernel: Kernel, body: Sequence[Statement], callees: Mapping[str, set
         variables.levels[parameter.name] = _ROLE_LEVELS.get(parameter.role, GROUP)
         if parameter.type.endswith("*"):
             variables.pointers.add(parameter.name)
+        elif parameter.is_reference and parameter.space != "constant":
+            variables.changed.add(parameter.name)
     for statement in body:
         _collect(statement, variables)
     while True:
@@ -172,6 +175,9 @@ def analyse(kernel: Kernel, body: Sequence[Statement], callees: Mapping[str, set
 
 def _collect(statement: Statement, variables: Variables) -> None:
     for declaration in _declarations(statement):
+        if "threadgroup" in declaration.type and "*" not in declaration.type:
+            variables.changed.add(declaration.name)  # memory: its content changes, the name stays where it is
+            continue
         variables.declarations[declaration.name] = declaration
         if "*" in declaration.type:
             variables.pointers.add(declaration.name)

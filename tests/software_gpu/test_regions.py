@@ -16,6 +16,7 @@ SPLIT = [
     "local_arrays",
     "long_loops",
     "atomics",
+    "shared_scalars",
 ]
 
 

@@ -126,3 +126,26 @@ kernel void atomics(device const float* x [[buffer(0)]], device float* y [[buffe
   threadgroup_barrier(mem_flags::mem_threadgroup);
   y[group * 128 + tid] = float(atomic_load_explicit(&count, memory_order_relaxed));
 }
+
+kernel void shared_scalars(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                           uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup float shared[128];
+  threadgroup float total;
+  threadgroup uint rounds;
+  if (tid == 0) {
+    total = x[group];
+    rounds = 3 + group;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float first = total, own = total * float(tid);
+  uint count = rounds;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (tid == 5) total = 1.0f + own;
+  for (uint i = 0; i < count; ++i) {
+    shared[tid] = own + float(i);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    own += shared[127 - tid] - first;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  y[group * 128 + tid] = own + total + first;
+}
