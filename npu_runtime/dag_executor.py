@@ -102,7 +102,7 @@ class DAGExecutor:
         An input may be a numpy array of the shape and dtype that the model declares (any floating-point type where
         that is one), or an `NPUBuffer` of the spec in `input_specs`. A buffer that the model updates in place, such as
         a KV cache, is updated where it lies, and never leaves the device: the output that takes its place is an
-        `NPUBuffer` too, of the same memory. An array is not changed.
+        `NPUBuffer` too, of the same memory unless a later partition still reads the old value. An array is not changed.
 
         Args:
             inputs: A value for each input, by name.

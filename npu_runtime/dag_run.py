@@ -74,6 +74,7 @@ class DAGRun:
         self._host: dict[str, HostTensor] = dict(returned_weights)
         self._buffers: dict[str, list[NPUBuffer]] = {}
         self._resident: set[str] = set()  # what the caller keeps on the device
+        self._inputs = frozenset(spec.name for spec in plan.inputs)
         self._outputs = frozenset(plan.output_tensors)
 
     def take(self, inputs: Mapping[str, Array | NPUBuffer], specs: Mapping[str, BufferSpec]) -> None:
@@ -105,7 +106,7 @@ class DAGRun:
         given = {spec.name: self._buffer(spec) for spec in executor.plan.inputs}
         for output, source in executor.plan.state:
             if self._is_needed_after(source, part.index):
-                given[source] = self._uploaded(given[source].to_numpy(), given[source].spec)
+                given[source] = NPUBuffer.from_numpy(given[source].to_numpy(), self._device, given[source].spec)
             else:
                 del self._buffers[source]
             if source in self._resident:
@@ -137,12 +138,11 @@ class DAGRun:
         fitting = next((buffer for buffer in present if buffer.fits(spec)), None)
         if fitting is None:
             source = present[0].to_numpy() if present else _as_array(self._host[spec.name])
-            fitting = self._uploaded(source, spec)
+            # What the CPU made is stored as the device would store it: the lowest float32 of a mask becomes -inf.
+            with np.errstate(over="warn" if spec.name in self._inputs else "ignore"):
+                fitting = NPUBuffer.from_numpy(source, self._device, spec)
             present.append(fitting)
         return fitting
-
-    def _uploaded(self, array: Array, spec: BufferSpec) -> NPUBuffer:
-        return NPUBuffer.from_numpy(array, self._device, spec)
 
     def _is_needed_after(self, name: str, index: int) -> bool:
         """Whether the device's copy of a tensor is read once a partition has run."""

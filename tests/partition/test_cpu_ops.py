@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch_ir import IR, IRExecutor
+from torch_ir.executor import ExecutionError
 
 from npu_compiler import extract, partition
 from npu_compiler.errors import DeviceError, IRError, UnsupportedOpError
@@ -178,6 +179,34 @@ def test_the_executor_s_own_binding_would_lose_arguments() -> None:
     plan = cpu_plan(ir)
     (kept,) = CPUProgram(plan.partitions[0]).run({plan.inputs[0].name: HEADS}).values()
     torch.testing.assert_close(kept, wanted)
+
+
+def test_the_executor_s_own_binding_would_shift_absent_tensors() -> None:
+    settings = {"training": False, "momentum": 0.1, "eps": 1e-5, "cudnn_enabled": False}
+    mean, variance = torch.rand(3), torch.rand(3) + 0.5
+    extraction = extract(Function(CASES["batch_norm of three tensors"][0]), (IMAGE, mean, variance))
+    ir = json.loads(json.dumps(extraction.ir))
+    ir["nodes"][-1]["attrs"] = settings  # as pytorch-ir records it
+    with pytest.raises(ExecutionError, match="running_mean must be defined"):  # it took them for weight and bias
+        IRExecutor(IR.from_dict(ir), weights={}).execute((IMAGE, mean, variance))
+    with pytest.raises(IRError, match="it is not recorded which"):
+        CPUProgram(cpu_plan(ir).partitions[0])
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.uint8, torch.int16, torch.float64])
+def test_constants_in_the_ir_keep_their_dtype(kind: torch.dtype) -> None:
+    """pytorch-ir reads constants of the types that it does not list as float32."""
+    extraction = extract(
+        Function(lambda x: torch.cumsum(x, 0) + torch.tensor([1, 2, 3], dtype=kind)), (X[:, :3].to(kind),)
+    )
+    plan = cpu_plan(extraction.ir)
+    assert plan.partitions[0].ir["constants"]
+    program = CPUProgram(plan.partitions[0])
+    assert not program.weight_names
+    (result,) = program.run({plan.inputs[0].name: X[:, :3].to(kind)}).values()
+    wanted = torch.cumsum(X[:, :3].to(kind), 0) + torch.tensor([1, 2, 3], dtype=kind)
+    assert result.dtype == wanted.dtype
+    assert torch.equal(result, wanted)
 
 
 def test_other_users_of_the_executor_are_left_alone() -> None:

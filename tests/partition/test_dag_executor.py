@@ -157,6 +157,23 @@ def test_the_cpu_computes_in_the_model_s_dtype(device: Device) -> None:
     assert array(result)[-1].tolist() == [3, 3, 3, 3]
 
 
+def test_a_mask_made_on_the_cpu_becomes_infinite_without_a_word(device: Device) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.full((SIZE, SIZE), torch.finfo(torch.float32).min).triu(1)
+        return torch.softmax(x @ x + torch.roll(mask, 1, 1).roll(-1, 1), -1)
+
+    plan = check_mixed(
+        Function(function), (SQUARE,), device, is_op_supported=lambda node: node.op_type != "aten.roll.default"
+    )
+    assert "cpu" in sides(plan)
+
+
+def test_an_input_too_large_for_the_device_is_told(device: Device) -> None:
+    plan = partition(extract(Function(lambda x: torch.cumsum(x @ x, 0)), (SQUARE,)).ir)
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        DAGExecutor(plan, device).execute({plan.inputs[0].name: SQUARE.numpy() * 1e6})
+
+
 def test_inputs_of_any_floating_point_type(loaded: DAGExecutor) -> None:
     (expected,) = loaded.execute({"x": X.half().float().numpy()}).values()
     for kind in (np.float16, np.float64):
