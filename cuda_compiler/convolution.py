@@ -175,7 +175,7 @@ def _lower_tiled(conv: _Convolution, group: Group, lowering: Lowering, image: Te
         "A_ALONG_K": 1,
         "B_ALONG_K": 1,
         "B_CONSTANT": int(conv.weight.source is None),
-        "PIECE": _SMALL_PIECE if channels == _SMALL_PIECE else _PIECE,
+        "A_PIECE": _SMALL_PIECE if channels == _SMALL_PIECE else _PIECE,
     }
     values = {
         **image_values(conv.image_ref, group.shape),

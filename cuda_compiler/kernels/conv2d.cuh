@@ -3,9 +3,9 @@
 // splits in y.
 constexpr int COMMON = TAPS_Y * TAPS_X * CHANNELS; // of one group
 
-// Copies pieces of PIECE channels; each thread has one column of them, whose tap and channel it keeps track of.
+// Copies pieces of A_PIECE channels; each thread has one column of them, whose tap and channel it keeps track of.
 struct ImageCopier {
-    static constexpr int PIECES = TILE_K / PIECE, STEP = THREADS / PIECES, ROUNDS = TILE_M / STEP;
+    static constexpr int PIECES = TILE_K / A_PIECE, STEP = THREADS / PIECES, ROUNDS = TILE_M / STEP;
     static_assert(THREADS % PIECES == 0 && TILE_M % STEP == 0 && STEP % 8 == 0, "every thread copies as many pieces");
     const tile_t* image;
     int top[ROUNDS], left[ROUNDS], pixel[ROUNDS]; // of each row's first tap
@@ -14,12 +14,12 @@ struct ImageCopier {
 
     __device__ __forceinline__ ImageCopier(const tile_t* source, int row, int first_tile, const Params& p)
     {
-        uint line = threadIdx.x / PIECES, k = first_tile * TILE_K + threadIdx.x % PIECES * PIECE;
+        uint line = threadIdx.x / PIECES, k = first_tile * TILE_K + threadIdx.x % PIECES * A_PIECE;
         image = source;
         channel = int(k % CHANNELS);
         tap_x = int(k / CHANNELS % TAPS_X);
         tap_y = int(k / CHANNELS / TAPS_X);
-        target = tile_offset<TILE_M, true>(line, threadIdx.x % PIECES * PIECE);
+        target = tile_offset<TILE_M, true>(line, threadIdx.x % PIECES * A_PIECE);
         #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
             uint place = row + line + round * STEP, image_line = place / uint(p.out_width);
@@ -40,12 +40,7 @@ struct ImageCopier {
             bool inside = uint(top[round] + dy) < uint(p.height) && uint(left[round] + dx) < uint(p.width);
             bool valid = inside && (COMMON % TILE_K == 0 || tap_y < TAPS_Y);
             const tile_t* source = image + (pixel[round] * p.pixel_stride + further);
-            unsigned char* place = tile + target + round * STEP * TILE_K * 2;
-            if (PIECE == CHUNK) {
-                copy_chunk(place, source, valid);
-            } else {
-                copy_half_chunk(place, source, valid);
-            }
+            copy_piece<A_PIECE>(tile + target + round * STEP * TILE_K * 2, source, valid);
         }
         advance();
     }
@@ -69,9 +64,12 @@ struct ImageCopier {
     }
 };
 
+// A row of an odd number of small pieces does not end at a border of 16 bytes.
+using WeightCopier = OperandCopier<TILE_N, true, COMMON % CHUNK ? A_PIECE : CHUNK>;
+
 struct Copier {
     ImageCopier image;
-    OperandCopier<TILE_N, true> weight;
+    WeightCopier weight;
     const Params& p;
 
     __device__ __forceinline__ void copy_a(unsigned char* tile) { image.copy(tile, p); }
@@ -89,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(
     int first = TILES * split / SPLITS, last = TILES * (split + 1) / SPLITS;
     const tile_t* weights = weight + (long long)group * p.columns * COMMON;
     Copier copier{ImageCopier(image + group * CHANNELS, row, first, p),
-                  OperandCopier<TILE_N, true>(weights, col, p.columns, COMMON, 1, first, COMMON), p};
+                  WeightCopier(weights, col, p.columns, COMMON, 1, first, COMMON), p};
     Accumulator sum;
     multiply_tiles(sum, copier, last - first, shared);
 #if SPLITS > 1
