@@ -1,14 +1,22 @@
 // Matrix-vector product: out[batch, i] = epilogue(sum over k of matrix[batch, i, k] * vector[batch, k]), rows of the
-// matrix contiguous in k. A simdgroup computes OUTPUTS neighbouring results; its lanes stride over k.
-// Grid: groups of results, 1, batch. Block: 128.
+// matrix contiguous in k. A simdgroup computes OUTPUTS neighbouring sums at a time, ROUNDS times; its lanes stride over k.
+// Where PAIRS is 2, two neighbouring sums make one result. With a PROLOGUE the vector is not read: each threadgroup
+// computes it first, by the generated statements of COMPUTE_VECTOR.
+// Grid: groups of sums, 1, batch. Block: 32 * SIMDGROUPS.
 #ifndef GENERATED // by itself: half operands without epilogue, the results one row
 #include "common.metal"
 typedef half matrix_t;
 typedef half vector_t;
 typedef half out_t;
 #define CHUNK 4
+#define SIMDGROUPS 4
+#define ROUNDS 1
 #define ROW(i) 0
 #define COL(i) i
+#define PAIRS 1
+#define PROLOGUE 0
+#define PROLOGUE_BUFFERS
+#define OUT_BUFFER 2
 #define EPILOGUE_BUFFERS
 #define EPILOGUE_PARAMETERS
 #define EPILOGUE_ARGUMENTS
@@ -24,14 +32,24 @@ METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { r
 #endif
 
 constant constexpr int OUTPUTS = 4;
-constant constexpr int SIMDGROUPS = 4;
+
+#if PROLOGUE
+#define VECTOR_SPACE threadgroup
+constant constexpr int ROW_SIMDGROUPS = SIMDGROUPS;
+constant constexpr int ROW_THREADS = 32 * SIMDGROUPS;
+#else
+#define VECTOR_SPACE device
+#endif
 
 #if CHUNK > 1
 typedef float4 sum_t;
-template <typename T>
-METAL_FUNC float4 load(device const T* source)
+METAL_FUNC float4 load_matrix(device const matrix_t* source)
 {
-    return float4(*(device const vec<T, 4>*)source);
+    return float4(*(device const vec<matrix_t, 4>*)source);
+}
+METAL_FUNC float4 load_vector(VECTOR_SPACE const vector_t* source)
+{
+    return float4(*(VECTOR_SPACE const vec<vector_t, 4>*)source);
 }
 METAL_FUNC float total_of(float4 sum)
 {
@@ -39,8 +57,11 @@ METAL_FUNC float total_of(float4 sum)
 }
 #else
 typedef float sum_t;
-template <typename T>
-METAL_FUNC float load(device const T* source)
+METAL_FUNC float load_matrix(device const matrix_t* source)
+{
+    return float(*source);
+}
+METAL_FUNC float load_vector(VECTOR_SPACE const vector_t* source)
 {
     return float(*source);
 }
@@ -52,42 +73,65 @@ METAL_FUNC float total_of(float sum)
 
 kernel void matvec(
     device const matrix_t* matrix [[buffer(0)]],
+#if !PROLOGUE
     device const vector_t* vector [[buffer(1)]],
-    device out_t* out [[buffer(2)]],
+#endif
+    device out_t* out [[buffer(OUT_BUFFER)]],
     EPILOGUE_BUFFERS
+    PROLOGUE_BUFFERS
     constant Params& p [[buffer(PARAMS_BUFFER)]],
     uint3 group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simd_lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     int batch = p.batch_start + int(group.z);
     int outer = batch / p.batch_inner;
     int inner = batch % p.batch_inner;
-    int first = (int(group.x) * SIMDGROUPS + int(simdgroup)) * OUTPUTS;
-    int last = p.outputs - 1;
-    device const vector_t* x = vector + outer * p.vector_outer + inner * p.vector_inner;
     device const matrix_t* rows = matrix + outer * p.matrix_outer + inner * p.matrix_inner;
-    device const matrix_t* row0 = rows + min(first, last) * p.matrix_row;
-    device const matrix_t* row1 = rows + min(first + 1, last) * p.matrix_row;
-    device const matrix_t* row2 = rows + min(first + 2, last) * p.matrix_row;
-    device const matrix_t* row3 = rows + min(first + 3, last) * p.matrix_row;
+#if PROLOGUE
+    threadgroup vec<vector_t, 4> vector[VECTOR_CAPACITY / 4];
+    threadgroup vector_t* x = (threadgroup vector_t*)vector;
+    int lane = int(thread_index);
+    COMPUTE_VECTOR
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#else
+    device const vector_t* x = vector + outer * p.vector_outer + inner * p.vector_inner;
+#endif
 
-    sum_t sum0 = 0.0f, sum1 = 0.0f, sum2 = 0.0f, sum3 = 0.0f;
-    for (int k = int(lane) * CHUNK; k < p.k; k += 32 * CHUNK) {
-        sum_t value = load(x + k * p.vector_k);
-        sum0 += value * load(row0 + k);
-        sum1 += value * load(row1 + k);
-        sum2 += value * load(row2 + k);
-        sum3 += value * load(row3 + k);
-    }
-    float total0 = simd_sum(total_of(sum0));
-    float total1 = simd_sum(total_of(sum1));
-    float total2 = simd_sum(total_of(sum2));
-    float total3 = simd_sum(total_of(sum3));
-    int i = first + int(lane);
-    if (lane < OUTPUTS && i < p.outputs) {
-        float total = lane < 2 ? (lane < 1 ? total0 : total1) : (lane < 3 ? total2 : total3);
-        out[output_index(p.batch_base + batch, ROW(i), COL(i), p)] =
-            out_t(epilogue(total, p.batch_base + batch, ROW(i), COL(i), EPILOGUE_ARGUMENTS p));
+    for (int round = 0; round < ROUNDS; ++round) {
+        int first = ((int(group.x) * ROUNDS + round) * SIMDGROUPS + int(simdgroup)) * OUTPUTS;
+        int last = p.outputs - 1;
+        device const matrix_t* row0 = rows + min(first, last) * p.matrix_row;
+        device const matrix_t* row1 = rows + min(first + 1, last) * p.matrix_row;
+        device const matrix_t* row2 = rows + min(first + 2, last) * p.matrix_row;
+        device const matrix_t* row3 = rows + min(first + 3, last) * p.matrix_row;
+
+        sum_t sum0 = 0.0f, sum1 = 0.0f, sum2 = 0.0f, sum3 = 0.0f;
+        for (int k = int(simd_lane) * CHUNK; k < p.k; k += 32 * CHUNK) {
+            sum_t value = load_vector(x + k * p.vector_k);
+            sum0 += value * load_matrix(row0 + k);
+            sum1 += value * load_matrix(row1 + k);
+            sum2 += value * load_matrix(row2 + k);
+            sum3 += value * load_matrix(row3 + k);
+        }
+        float total0 = simd_sum(total_of(sum0));
+        float total1 = simd_sum(total_of(sum1));
+        float total2 = simd_sum(total_of(sum2));
+        float total3 = simd_sum(total_of(sum3));
+        int own = first + int(simd_lane) * PAIRS;
+        if (simd_lane < OUTPUTS / PAIRS && own < p.outputs) {
+            int i = own / PAIRS;
+#if PAIRS == 2
+            float total = simd_lane < 1 ? total0 : total2;
+            float odd = simd_lane < 1 ? total1 : total3;
+            out[output_index(p.batch_base + batch, ROW(i), COL(i), p)] =
+                out_t(epilogue(total, odd, p.batch_base + batch, ROW(i), COL(i), EPILOGUE_ARGUMENTS p));
+#else
+            float total = simd_lane < 2 ? (simd_lane < 1 ? total0 : total1) : (simd_lane < 3 ? total2 : total3);
+            out[output_index(p.batch_base + batch, ROW(i), COL(i), p)] =
+                out_t(epilogue(total, p.batch_base + batch, ROW(i), COL(i), EPILOGUE_ARGUMENTS p));
+#endif
+        }
     }
 }

@@ -1,6 +1,7 @@
 // Matrix-vector product of a matrix whose rows are not contiguous: out[batch, i] = epilogue(sum over k of
-// matrix[batch, i, k] * vector[batch, k]). A lane computes CHUNK neighbouring results, each simdgroup every eighth k.
-// Grid: groups of results, 1, batch. Block: 256.
+// matrix[batch, i, k] * vector[batch, k]). A lane computes CHUNK neighbouring sums, each simdgroup every eighth k. Where
+// PAIRS is 2, two neighbouring sums make one result.
+// Grid: groups of sums, 1, batch. Block: 256.
 #ifndef GENERATED // by itself: half operands without epilogue, the results one row
 #include "common.metal"
 typedef half matrix_t;
@@ -9,6 +10,8 @@ typedef half out_t;
 #define CHUNK 4
 #define ROW(i) 0
 #define COL(i) i
+#define PAIRS 1
+#define OUT_BUFFER 2
 #define EPILOGUE_BUFFERS
 #define EPILOGUE_PARAMETERS
 #define EPILOGUE_ARGUMENTS
@@ -29,7 +32,7 @@ constant constexpr int WIDTH = 32 * CHUNK;
 kernel void matvec_columns(
     device const matrix_t* matrix [[buffer(0)]],
     device const vector_t* vector [[buffer(1)]],
-    device out_t* out [[buffer(2)]],
+    device out_t* out [[buffer(OUT_BUFFER)]],
     EPILOGUE_BUFFERS
     constant Params& p [[buffer(PARAMS_BUFFER)]],
     uint3 group [[threadgroup_position_in_grid]],
@@ -69,13 +72,23 @@ kernel void matvec_columns(
 #endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    int i = first + int(thread_index);
-    if (int(thread_index) < WIDTH && i < p.outputs) {
+    int column = int(thread_index) * PAIRS;
+    if (column < WIDTH && first + column < p.outputs) {
         float total = 0.0f;
         for (int s = 0; s < SLICES; ++s) {
-            total += partial[s * WIDTH + int(thread_index)];
+            total += partial[s * WIDTH + column];
+        }
+        int i = (first + column) / PAIRS;
+#if PAIRS == 2
+        float odd = 0.0f;
+        for (int s = 0; s < SLICES; ++s) {
+            odd += partial[s * WIDTH + column + 1];
         }
         out[output_index(p.batch_base + batch, ROW(i), COL(i), p)] =
+            out_t(epilogue(total, odd, p.batch_base + batch, ROW(i), COL(i), EPILOGUE_ARGUMENTS p));
+#else
+        out[output_index(p.batch_base + batch, ROW(i), COL(i), p)] =
             out_t(epilogue(total, p.batch_base + batch, ROW(i), COL(i), EPILOGUE_ARGUMENTS p));
+#endif
     }
 }

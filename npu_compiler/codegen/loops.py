@@ -92,15 +92,16 @@ class RowProgram:
     width: int
 
 
-def row_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str]) -> Operands:
+def row_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str], prefix: str = "") -> Operands:
     """The operands of a group without anchor whose expression reduces over the last dimension.
 
     Args:
         group: The group.
         tensors: The trace's tensors.
         positions: Names of the positions of the row's dimensions and, last, the column's.
+        prefix: What the names of pointers and parameters begin with.
     """
-    return Operands.resolve(_exprs(group), group.view, tensors, positions, merge_rows)
+    return Operands.resolve(_exprs(group), group.view, tensors, positions, merge_rows, prefix=prefix)
 
 
 def row_program(group: Group, operands: Operands, dialect: Dialect) -> RowProgram:

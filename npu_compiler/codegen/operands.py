@@ -41,6 +41,7 @@ class Operands:
         fields: Parameters that the addresses use, with their values.
         output: Address of the output element.
         walks: By identity of each leaf, and under None for the output: its stride along each of `sizes`.
+        prefix: What the names of pointers and parameters begin with.
     """
 
     sizes: tuple[int, ...]
@@ -49,6 +50,7 @@ class Operands:
     fields: tuple[tuple[str, int], ...]
     output: str
     walks: Mapping[int | None, tuple[int, ...]]
+    prefix: str = ""
 
     @classmethod
     def resolve(
@@ -59,6 +61,7 @@ class Operands:
         positions: Sequence[str],
         merge: Merge = collapse,
         anchors: Mapping[int, str] | None = None,
+        prefix: str = "",
     ) -> Operands:
         """Resolves the leaves of `exprs`.
 
@@ -70,22 +73,23 @@ class Operands:
                 then the innermost ones count.
             merge: How dimensions are merged: `collapse`, `merge_rows` or what `merge_groups` gives.
             anchors: Tensors whose value is at hand under a name.
+            prefix: Tells the names of these operands from those of others in the same kernel.
 
         Raises:
             OpRefusal: An operand cannot walk the merged dimensions with one stride, or is too large.
         """
-        resolver = _Resolver(tensors, anchors or {}, _inner_extents(exprs))
+        resolver = _Resolver(tensors, anchors or {}, _inner_extents(exprs), prefix)
         leaves = resolver.collect(exprs, output.shape)
         strides = [output.strides, *(strides for _, strides in leaves)]
         sizes, merged = merge(output.shape, strides)
         used = positions[len(positions) - len(sizes) :]
         address = _Addresses(used)
-        out = address.text("o", merged[0], 0)
+        out = address.text(f"{prefix}o", merged[0], 0)
         for (leaf, _), leaf_strides in zip(leaves, merged[1:], strict=True):
             resolver.name(leaf, leaf_strides, sizes, address)
         names = LeafNames(resolver.loads, resolver.iotas, anchors or {})
         walks = dict(zip((None, *(id(leaf) for leaf, _ in leaves)), merged, strict=True))
-        return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out, walks)
+        return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out, walks, prefix)
 
 
 class _Addresses:
@@ -112,8 +116,10 @@ class _Addresses:
 
 
 class _Resolver:
-    def __init__(self, tensors: Sequence[TracedTensor], anchors: Mapping[int, str], inner: Mapping[int, int]) -> None:
-        self.tensors, self.anchors, self.inner = tensors, anchors, inner
+    def __init__(
+        self, tensors: Sequence[TracedTensor], anchors: Mapping[int, str], inner: Mapping[int, int], prefix: str
+    ) -> None:
+        self.tensors, self.anchors, self.inner, self.prefix = tensors, anchors, inner, prefix
         self.loads: dict[int, tuple[str, str, bool]] = {}
         self.iotas: dict[int, str] = {}
         self.pointers: list[tuple[TensorArg, TracedTensor]] = []
@@ -135,7 +141,7 @@ class _Resolver:
 
     def name(self, leaf: Load | Iota, strides: tuple[int, ...], sizes: tuple[int, ...], address: _Addresses) -> None:
         if isinstance(leaf, Iota):
-            self.iotas[id(leaf)] = address.text(f"i{len(self.iotas)}", strides, leaf.view.offset)
+            self.iotas[id(leaf)] = address.text(f"{self.prefix}i{len(self.iotas)}", strides, leaf.view.offset)
             return
         source = self.tensors[leaf.ref.tensor]
         if source.layout.size >= MAX_ELEMENTS:
@@ -147,8 +153,8 @@ class _Resolver:
         number = self._numbers.setdefault(key, len(self.pointers))
         if number == len(self.pointers):
             self.pointers.append((TensorArg(source.index, bound * source.dtype.size), source))
-        text = address.text(f"l{len(self.loads)}", strides, rest)
-        self.loads[id(leaf)] = (f"e{number}", text, guarded)
+        text = address.text(f"{self.prefix}l{len(self.loads)}", strides, rest)
+        self.loads[id(leaf)] = (f"{self.prefix}e{number}", text, guarded)
 
 
 def _leaves_bounds(view: View, size: int) -> bool:

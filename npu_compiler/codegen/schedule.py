@@ -101,10 +101,9 @@ def with_prologues(
         accepts: Whether the target computes an operand, given by its position and expression, inside a group.
     """
     readers: dict[int, int] = {}
-    for parts in groups.values():
-        for part in parts:
-            for index in set(part.reads()):
-                readers[index] = readers.get(index, 0) + 1
+    for part in _in_order(groups, outputs):
+        for index in set(part.reads()):
+            readers[index] = readers.get(index, 0) + 1
     result = dict(groups)
     for key, parts in groups.items():
         if len(parts) != 1 or parts[0].anchor is None or not isinstance(parts[0].anchor.source, Anchor):

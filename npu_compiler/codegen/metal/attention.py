@@ -177,7 +177,6 @@ def _definitions(found: _Attention, dialect: Dialect) -> dict[str, object]:
         "SCALE": dialect.literal(found.scale, FLOAT32),
         "CAUSAL": int(found.causal),
         "MASK": _MASK_NONE,
-        "OUT_BUFFER": 3 + (found.mask is not None),
     }
     if found.mask is not None:
         kind = found.mask.tensor.dtype
@@ -225,7 +224,7 @@ def _lower_parts(found: _Attention, group: Group, lowering: Lowering, dialect: D
     scratch = lowering.scratch(part_rows * (found.value_size + 2) * FLOAT32.size)
     sums, rows = scratch, part_rows * found.value_size * FLOAT32.size
     inputs = _inputs(found)
-    bindings = {"PART_ROWS_BUFFER": len(inputs) + 1, "PARAMS_BUFFER": len(inputs) + 2}
+    bindings = {name: len(inputs) + i for i, name in enumerate(("OUT_BUFFER", "PART_ROWS_BUFFER", "PARAMS_BUFFER"))}
     macros = {"GENERATED": "", **_definitions(found, dialect), "PARTIAL": 1, **bindings}
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     params = ParamStruct("Params", tuple(("int", name) for name in ATTENTION_FIELDS))

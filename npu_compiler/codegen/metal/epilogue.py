@@ -18,7 +18,7 @@ from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import Anchor
 
-__all__ = ["AnchorKernel", "Dims", "anchor_kernel", "anchor_of"]
+__all__ = ["AnchorKernel", "Dims", "Prologue", "anchor_kernel", "anchor_of"]
 
 Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """The dimensions of the iteration space that a kernel counts as its batch, its row and its column."""
@@ -36,17 +36,34 @@ def anchor_of(group: Group) -> Anchor:
 
 
 @dataclass(frozen=True)
+class Prologue:
+    """Statements that compute an operand, and what they need.
+
+    Attributes:
+        operands: The tensors they read.
+        values: Parameters, with their values.
+        definitions: Macros, the statements among them.
+        flops: Arithmetic of one threadgroup.
+    """
+
+    operands: Operands
+    values: Mapping[str, int]
+    definitions: Mapping[str, object]
+    flops: int
+
+
+@dataclass(frozen=True)
 class AnchorKernel:
     """A kernel with its epilogue, ready to be launched.
 
     Attributes:
         source: The kernel.
         params: Its parameters.
-        operands: The tensors that the epilogue reads.
-        values: Values of the parameters that the epilogue adds.
+        operands: The tensors that the epilogue and the prologue read.
+        values: Values of the parameters that these add.
         output: The tensor that the kernel writes.
         nbytes: Bytes that must move, the operands of the kernel itself included.
-        epilogue_flops: Arithmetic of the epilogue at each result.
+        generated_flops: Arithmetic of the epilogue, and of the prologue once.
     """
 
     group: Group
@@ -56,7 +73,7 @@ class AnchorKernel:
     values: Mapping[str, int]
     output: TensorArg
     nbytes: int
-    epilogue_flops: int
+    generated_flops: int
 
     def launch(
         self,
@@ -84,7 +101,7 @@ class AnchorKernel:
             params=self.params.pack({**values, **self.values}),
             grid=grid,
             block=(threads, 1, 1),
-            flops=flops + round(self.epilogue_flops * share),
+            flops=flops + round(self.generated_flops * share),
             nbytes=round(self.nbytes * share),
         )
 
@@ -99,6 +116,7 @@ def anchor_kernel(
     fields: Sequence[str],
     definitions: Mapping[str, object],
     parts: Sequence[str] = (),
+    prologue: Prologue | None = None,
 ) -> AnchorKernel:
     """Assembles the kernel `entry` out of the file of that name.
 
@@ -112,6 +130,7 @@ def anchor_kernel(
         fields: Names of the kernel's own parameters, all of type int.
         definitions: Macros that the file needs.
         parts: Files that it includes.
+        prologue: What it computes first, for kernels that have a place for it.
 
     Raises:
         OpRefusal: The output or an operand is too large.
@@ -121,16 +140,27 @@ def anchor_kernel(
     assert group.anchor is not None
     operands, unpacking, extents = _resolve(group, lowering, dims)
     first = inputs + 1
+    pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
     macros = {
         **definitions,
+        "PAIRS": group.pairs,
+        "OUT_BUFFER": inputs,
         "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
         "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
         "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
-        "PARAMS_BUFFER": first + len(operands.pointers),
+        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE_BUFFERS": "",
+        "PARAMS_BUFFER": first + len(pointers),
         "out_t": dialect.storage[group.output.dtype.name],
         "result_t": dialect.register(group.expr.dtype),
     }
     values = {**extents, **dict(operands.fields)}
+    flops = flops_of([group.expr], prod(group.shape))
+    if prologue is not None:
+        buffers = pointer_parameters(prologue.operands, dialect, first + len(operands.pointers))
+        macros |= {"PROLOGUE_BUFFERS": buffers.replace("\n", " "), **prologue.definitions}
+        values |= prologue.values
+        flops += prologue.flops
     params = ParamStruct("Params", tuple(("int", name) for name in (*fields, *values)))
     files = (*parts, f"{entry}.metal")
     text = [_functions(group, operands, unpacking, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
@@ -139,11 +169,11 @@ def anchor_kernel(
         group=group,
         source=assemble(entry, params, "\n".join(text), defined),
         params=params,
-        operands=tuple(argument for argument, _ in operands.pointers),
+        operands=tuple(argument for argument, _ in pointers),
         values=values,
         output=TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True),
         nbytes=traffic_of(group, lowering.tensors),
-        epilogue_flops=flops_of([group.expr], prod(group.shape)),
+        generated_flops=flops,
     )
 
 
@@ -182,9 +212,10 @@ def _functions(group: Group, operands: Operands, unpacking: Sequence[str], diale
     printer = Printer(dialect, operands.names)
     result = printer.value(group.expr)
     positions = "int batch, int row, int col"
+    values = "float value, float value1" if group.pairs == 2 else "float value"
     lines = [
         f"METAL_FUNC {dialect.register(group.expr.dtype)} epilogue("
-        f"float value, {positions}, {_parameters(operands, dialect)}constant Params& p)",
+        f"{values}, {positions}, {_parameters(operands, dialect)}constant Params& p)",
         "{",
         *unpacking,
         *printer.lines,

@@ -9,8 +9,6 @@ from math import prod
 from npu_compiler.codegen.dialect import Dialect
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import (
-    RowPhase,
-    RowProgram,
     elementwise_body,
     elementwise_operands,
     flops_of,
@@ -18,12 +16,11 @@ from npu_compiler.codegen.loops import (
     row_program,
     traffic_of,
 )
+from npu_compiler.codegen.metal.row_phases import phase_extents, phases_text
 from npu_compiler.codegen.metal.skeleton import assemble, fill, pointer_parameters
 from npu_compiler.codegen.operands import Operands, TensorArg
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.target import Launch, Lowering
-from npu_compiler.dtypes import INT64
-from npu_compiler.expr import FUNCTIONS
 
 __all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
 
@@ -67,7 +64,7 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launc
     longest = max(program.width, *(phase.extent for phase in program.phases))
     threads = 32 if longest <= 128 else 128 if longest <= 1024 else 256
     lines, extents = _unpack("row", _AXES[len(_AXES) - len(operands.sizes) + 1 :], operands.sizes[:-1])
-    values = {"rows": rows, "width": program.width, **_extent_values(program)}
+    values = {"rows": rows, "width": program.width, **phase_extents(program)}
     fields = tuple(("int", name) for name in values) + _int_fields(operands, extents)
     storage = dialect.storage[group.output.dtype.name]
     body = fill(
@@ -77,7 +74,7 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launc
         pointers=pointer_parameters(operands, dialect, 1),
         params=1 + len(operands.pointers),
         positions="\n".join(lines),
-        phases="\n".join(_phase_text(phase, number, threads, dialect) for number, phase in enumerate(program.phases)),
+        phases=phases_text(program, threads, dialect),
         body="\n".join((program.body, f"        out[{program.address}] = {storage}({program.value});")),
     )
     grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
@@ -167,68 +164,6 @@ class _Part:
         )
         arguments = (_output(group), *(argument for argument, _ in operands.pointers))
         return cls(operands, arguments, kinds, text, params.pack(values))
-
-
-def _extent_values(program: RowProgram) -> dict[str, int]:
-    return {f"extent{number}": phase.extent for number, phase in enumerate(program.phases)}
-
-
-def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) -> str:
-    """A reduction over the row, whose result every thread ends up with."""
-    register, name = phase.register, phase.name
-    combined = _combine(phase.kind, f"part{number}", phase.value)
-    lines = [
-        f"    {register} part{number} = {phase.identity};",
-        f"    for (int c = lane; c < p.extent{number}; c += ROW_THREADS) {{",
-        *([phase.body] if phase.body else []),
-        f"        part{number} = {combined};",
-        "    }",
-    ]
-    if register == dialect.register(INT64):
-        return "\n".join([*lines, *_through_memory(phase, number)])
-    lines += _across_lanes(phase, number)
-    if threads == 32:
-        return "\n".join([*lines, f"    {register} {name} = lanes{number};"])
-    groups = threads // 32
-    step = _combine(phase.kind, name, f"shared{number}[s]")
-    lines += [
-        f"    threadgroup {register} shared{number}[{groups}];",
-        "    if (lane % 32 == 0) {",
-        f"        shared{number}[lane / 32] = lanes{number};",
-        "    }",
-        "    threadgroup_barrier(mem_flags::mem_threadgroup);",
-        f"    {register} {name} = shared{number}[0];",
-        f"    for (int s = 1; s < ROW_SIMDGROUPS; ++s) {{ {name} = {step}; }}",
-    ]
-    return "\n".join(lines)
-
-
-def _across_lanes(phase: RowPhase, number: int) -> list[str]:
-    """Combines the parts of a simdgroup. Metal's own extrema lose a NaN, so it is looked for."""
-    lanes = f"simd_{phase.kind}(part{number})"
-    if phase.kind == "sum" or phase.register != "float":
-        return [f"    {phase.register} lanes{number} = {lanes};"]
-    return [
-        f"    int unordered{number} = simd_max(part{number} != part{number} ? 1 : 0);",
-        f"    float ordered{number} = {lanes};",
-        f"    float lanes{number} = unordered{number} != 0 ? NAN : ordered{number};",
-    ]
-
-
-def _through_memory(phase: RowPhase, number: int) -> list[str]:
-    """Combines the parts of all threads one after another: simdgroup functions take no 64-bit integers."""
-    step = _combine(phase.kind, phase.name, f"shared{number}[s]")
-    return [
-        f"    threadgroup {phase.register} shared{number}[ROW_THREADS];",
-        f"    shared{number}[lane] = part{number};",
-        "    threadgroup_barrier(mem_flags::mem_threadgroup);",
-        f"    {phase.register} {phase.name} = shared{number}[0];",
-        f"    for (int s = 1; s < ROW_THREADS; ++s) {{ {phase.name} = {step}; }}",
-    ]
-
-
-def _combine(kind: str, a: str, b: str) -> str:
-    return FUNCTIONS["add" if kind == "sum" else kind].text.format(a, b)
 
 
 def _unpack(linear: str, axes: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[list[str], dict[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -10,6 +10,7 @@ from math import prod
 from npu_compiler.codegen.dialect import Dialect
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.metal.epilogue import AnchorKernel, Dims, anchor_kernel, anchor_of
+from npu_compiler.codegen.metal.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from npu_compiler.codegen.metal.tiles import (
     MAX_GRID,
     TILE_THREADS,
@@ -41,7 +42,9 @@ MATVEC_FIELDS = (
 )
 
 _VECTOR = 4  # elements of a vector load in the matrix-vector kernels
-_MATVEC_OUTPUTS = 16  # results of a threadgroup of matvec.metal
+_SIMDGROUP_SUMS = 4  # that a simdgroup of matvec.metal computes at a time
+_SIMDGROUPS = 4
+_PROLOGUE_ROUNDS = 2  # so that computing the vector once for each threadgroup costs little beside reading the matrix
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,12 @@ def lower_matmul(group: Group, lowering: Lowering, dialect: Dialect) -> list[Lau
 
 def _product(group: Group, lowering: Lowering) -> _Product:
     left, right = anchor_of(group).operands
-    *batch_shape, m, n = group.shape
+    *batch_shape, m, results = group.shape
     strides = [left.view.strides[:-2], right.view.strides[:-2]]
     batch, (a_batch, b_batch) = collapse(tuple(batch_shape), strides)
     a = _matrix(lowering.tensors[left.tensor], left.view, a_batch)
     b = _matrix(lowering.tensors[right.tensor], right.view, b_batch)
-    return _Product(a, b, m, n, left.view.shape[-1], batch)
+    return _Product(a, b, m, results * group.pairs, left.view.shape[-1], batch)
 
 
 def _matrix(tensor: TracedTensor, view: View, batch: tuple[int, ...]) -> _Matrix:
@@ -177,31 +180,41 @@ def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Di
     is_row = found.m == 1
     matrix, vector = (found.b.transposed, found.a) if is_row else (found.a, found.b.transposed)
     outputs = found.n if is_row else found.m
-    along_k = matrix.strides[1] == 1
-    aligned = (matrix.offset, *matrix.batch)
-    if along_k:
-        aligned += (matrix.strides[0], found.k, vector.offset, *vector.batch)
-        contiguous = vector.strides[1] == 1
-    else:
-        aligned += (matrix.strides[1], outputs)
-        contiguous = matrix.strides[0] == 1
-    chunk = _VECTOR if contiguous and all(number % _VECTOR == 0 for number in aligned) else 1
-    definitions = {
+    definitions: dict[str, object] = {
         "matrix_t": dialect.storage[matrix.tensor.dtype.name],
         "vector_t": dialect.storage[vector.tensor.dtype.name],
-        "CHUNK": chunk,
         "ROW(i)": "0" if is_row else "i",
         "COL(i)": "i" if is_row else "0",
     }
-    entry = "matvec" if along_k else "matvec_columns"
-    kernel = anchor_kernel(entry, group, lowering, dialect, dims, 2, MATVEC_FIELDS, definitions)
     values = {
         "outputs": outputs, "k": found.k,
         "matrix_row": matrix.strides[0], "matrix_k": matrix.strides[1], "vector_k": vector.strides[1],
     }  # fmt: skip
-    width, threads = (_MATVEC_OUTPUTS, 128) if along_k else (32 * chunk, 256)
     names = ("vector", "matrix") if is_row else ("matrix", "vector")
-    return _launches(kernel, found, names, values, (-(-outputs // width), 1), threads)
+    if matrix.strides[1] != 1:
+        chunk = _chunk(matrix.strides[0], (matrix.offset, *matrix.batch, matrix.strides[1], outputs))
+        definitions["CHUNK"] = chunk
+        kernel = anchor_kernel("matvec_columns", group, lowering, dialect, dims, 2, MATVEC_FIELDS, definitions)
+        return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
+    aligned = [matrix.offset, *matrix.batch, matrix.strides[0], found.k]
+    if group.prologue:
+        prologue, simdgroups, rounds = vector_prologue(group, lowering, dialect), PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
+        values["vector_k"] = 1
+    else:
+        prologue, simdgroups, rounds = None, _SIMDGROUPS, 1
+        aligned += [vector.offset, *vector.batch]
+    definitions |= {"CHUNK": _chunk(values["vector_k"], aligned), "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
+    kernel = anchor_kernel(
+        *("matvec", group, lowering, dialect, dims, 1 if prologue else 2, MATVEC_FIELDS, definitions),
+        prologue=prologue,
+    )
+    width = simdgroups * rounds * _SIMDGROUP_SUMS
+    return _launches(kernel, found, names, values, (-(-outputs // width), 1), 32 * simdgroups)
+
+
+def _chunk(contiguous: int, multiples: Sequence[int]) -> int:
+    """Elements of a vector load where alignment allows it, else 1; see `tiles.chunk_of`."""
+    return _VECTOR if contiguous == 1 and all(number % _VECTOR == 0 for number in multiples) else 1
 
 
 def _launches(
@@ -219,6 +232,8 @@ def _launches(
         arguments = [found.a.argument(batches.a_offset), found.b.argument(batches.b_offset)]
         if names[1] == "matrix":
             arguments.reverse()
+        if kernel.group.prologue:
+            arguments.pop()
         flops = 2 * batches.count * found.m * found.n * found.k
         parameters = {**values, **_batch_values(found, batches, *names)}
         launches.append(

@@ -33,9 +33,9 @@ def fill(skeleton: str, **parts: object) -> str:
 
 
 def pointer_parameters(operands: Operands, dialect: Dialect, first: int) -> str:
-    """Kernel parameters for the operands' pointers ``e0``, ``e1``..., bound from index `first` on."""
+    """Kernel parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), bound from `first` on."""
     lines = []
     for number, (_, tensor) in enumerate(operands.pointers):
         pointer = dialect.pointer.format(type=dialect.storage[tensor.dtype.name])
-        lines.append(f"    {pointer} e{number} [[buffer({first + number})]],\n")
+        lines.append(f"    {pointer} {operands.prefix}e{number} [[buffer({first + number})]],\n")
     return "".join(lines)

@@ -11,8 +11,9 @@ from npu_compiler.codegen.metal.dialect import METAL
 from npu_compiler.codegen.metal.maps import lower_elementwise, lower_rows, lower_shared
 from npu_compiler.codegen.metal.matmul import lower_matmul
 from npu_compiler.codegen.metal.pooling import lower_pool2d
+from npu_compiler.codegen.metal.prologue import takes_vector_prologue
 from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
-from npu_compiler.expr import has_reduce
+from npu_compiler.expr import Expr, has_reduce
 from npu_compiler.layout import Layout, dense
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import Anchor
@@ -29,6 +30,7 @@ class MetalTarget(CodegenTarget):
     name = "metal"
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(METAL.storage)
+    pairs_columns = True
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":
@@ -41,6 +43,9 @@ class MetalTarget(CodegenTarget):
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Launch | Library]:
         return [*lower_shared(groups, lowering, METAL)]
+
+    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
+        return takes_vector_prologue(group, position)
 
     def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
