@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the recorded plans of tests/golden anew")
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     """A generator with a fixed seed, so that a failure can be repeated."""

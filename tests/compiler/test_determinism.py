@@ -1,0 +1,68 @@
+"""The same input gives the same bytes, and importing the compiler brings in nothing heavy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import npu_compiler
+from tests.support.ir_builder import IRBuilder
+
+ROOT = Path(__file__).parents[2]
+
+
+def model() -> dict[str, Any]:
+    """A model with every kind of kernel, BatchNorm to fold and buffers to place."""
+    b = IRBuilder("model")
+    x = b.input("x", (1, 3, 8, 8))
+    image = b.call("aten.conv2d.default", x, b.weight("c", (6, 3, 3, 3)), None, [1, 1], [1, 1])
+    statistics = [b.weight(f"n.{name}", (6,)) for name in ("weight", "bias", "mean", "var")]
+    image = b.call("aten.relu.default", b.call("aten.batch_norm.default", image, *statistics, False, 0.1, 1e-5, True))
+    image = b.call("aten.max_pool2d.default", image, [2, 2])
+    rows = b.call("aten.reshape.default", image, (6, 16))
+    rows = b.call("aten.linear.default", rows, b.weight("w", (16, 16)), b.weight("b", (16,)))
+    joined = b.call("aten.cat.default", [b.call("aten.softmax.int", rows, -1), rows], 1)
+    return b.build(b.call("aten.transpose.int", joined, 0, 1), b.call("aten.mean.dim", joined, [0]))
+
+
+def test_compiling_twice_gives_the_same_bytes() -> None:
+    assert npu_compiler.compile(model()).to_bytes() == npu_compiler.compile(model()).to_bytes()
+
+
+@pytest.mark.parametrize("seed", ["1", "4242"])
+def test_another_process_gives_the_same_bytes(tmp_path: Path, seed: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(model()))
+    program = "import sys, hashlib, npu_compiler\n"
+    program += "print(hashlib.sha256(npu_compiler.compile(sys.argv[1]).to_bytes()).hexdigest())"
+    output = _python(program, str(path), PYTHONHASHSEED=seed)
+    assert output.strip() == hashlib.sha256(npu_compiler.compile(model()).to_bytes()).hexdigest()
+
+
+def test_importing_the_compiler_imports_no_torch_and_no_gpu_library() -> None:
+    program = "import sys, npu_compiler; npu_compiler.get_supported_ops(); print(*sys.modules)"
+    loaded = set(_python(program).split())
+    assert not loaded & {"torch", "torch_ir", "cupy", "Metal", "objc", "npu_runtime", "software_gpu", "rich"}
+
+
+def test_importing_the_runtime_imports_no_torch() -> None:
+    assert "torch" not in _python("import sys, npu_runtime; print(*sys.modules)").split()
+
+
+def _python(program: str, *args: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
