@@ -179,7 +179,7 @@ class Function:
         found = set()
         for position, parameter in enumerate(self.parameters):
             texts = {token.text for token in parameter}
-            if "const" not in texts and ("&" in texts or ("*" in texts and "thread" in texts)):
+            if not {"const", "constant"} & texts and ("&" in texts or ("*" in texts and "thread" in texts)):
                 found.add(position)
         return found
 

@@ -28,9 +28,9 @@ from software_gpu.region_storage import Home, plan_storage
 from software_gpu.region_text import plain_type
 from software_gpu.regions import split_into_regions
 from software_gpu.statement_parser import parse_body
-from software_gpu.statements import Declaration, Simple, Statement, UnknownForm, tokens_of
+from software_gpu.statements import Declaration, Simple, Statement, UnknownForm, names_in, tokens_of
 from software_gpu.translation import ThreadgroupVariable, place_variables
-from software_gpu.variables import COLLECTIVES, ROW, analyse, is_matrix_name
+from software_gpu.variables import COLLECTIVES, ROW, analyse, is_matrix_name, is_threadgroup_variable
 
 __all__ = ["region_entry", "region_shape"]
 
@@ -145,7 +145,7 @@ class _RegionCode(LaneCode):
                 self._region(pieces)
 
     def _group_code(self, statement: Statement) -> None:
-        if isinstance(statement, Declaration) and "threadgroup" in statement.type and "*" not in statement.type:
+        if isinstance(statement, Declaration) and is_threadgroup_variable(statement):
             kind = " ".join(token for token in statement.type if token != "threadgroup")
             variable = ThreadgroupVariable(statement.name, kind, " ".join(statement.suffix))
             text, self.threadgroup_end = place_variables([variable], self.threadgroup_end)
@@ -209,6 +209,15 @@ class _RegionCode(LaneCode):
             self._piece(piece)
 
     def _row_code(self, statement: Declaration | Simple) -> None:
+        tokens = tokens_of(statement)
+        if any(self.is_lane(name) for name in names_in(tokens)):
+            # Of what the lanes have each for themselves, the matrix sees the first lane's: all must agree.
+            self.line("{ constexpr uint msl_l = 0;")
+            self.depth += 1
+            self.lane_names(tokens)
+            self.statement(statement)
+            self.close()
+            return
         stored = isinstance(statement, Declaration) and self.storage.home(statement.name) is Home.GROUP
         self.statement(statement, stored=stored)
 

@@ -41,7 +41,7 @@ from software_gpu.statements import (
     split_arguments,
     tokens_of,
 )
-from software_gpu.variables import COLLECTIVES, GROUP, LANE, ROW, Variables
+from software_gpu.variables import COLLECTIVES, GROUP, LANE, ROW, Variables, is_threadgroup_variable
 
 __all__ = ["split_into_regions"]
 
@@ -142,7 +142,7 @@ class _Splitter:
             case Simple(tokens):
                 return tokens[0] in {"typedef", "using", "static_assert"}
             case Declaration(name=name, initializer=initializer):
-                if "threadgroup" in statement.type and "*" not in statement.type:
+                if is_threadgroup_variable(statement):
                     return True
                 if self._level(name) != GROUP or name in self.variables.changed or name in self.variables.matrices:
                     return False

@@ -25,7 +25,17 @@ from software_gpu.statements import (
     tokens_of,
 )
 
-__all__ = ["COLLECTIVES", "GROUP", "LANE", "ROW", "Collective", "Variables", "analyse", "is_matrix_name"]
+__all__ = [
+    "COLLECTIVES",
+    "GROUP",
+    "LANE",
+    "ROW",
+    "Collective",
+    "Variables",
+    "analyse",
+    "is_matrix_name",
+    "is_threadgroup_variable",
+]
 
 GROUP, ROW, LANE = 0, 1, 2
 
@@ -76,6 +86,11 @@ _MATRIX = re.compile(r"(simdgroup_(?!barrier|index)\w+|make_filled_simdgroup_mat
 _PURE_CALLS = re.compile(
     r"(min|max|clamp|abs|select|sizeof|static_cast|(bool|char|uchar|short|ushort|int|uint|long|ulong|float|half|size_t)\d?)\Z"
 )
+
+
+def is_threadgroup_variable(declaration: Declaration) -> bool:
+    """Whether it places a variable in threadgroup memory (a pointer to there is an ordinary variable)."""
+    return "threadgroup" in declaration.type and "*" not in declaration.type
 
 
 def is_matrix_name(token: str) -> bool:
@@ -175,8 +190,9 @@ def analyse(kernel: Kernel, body: Sequence[Statement], callees: Mapping[str, set
 
 def _collect(statement: Statement, variables: Variables) -> None:
     for declaration in _declarations(statement):
-        if "threadgroup" in declaration.type and "*" not in declaration.type:
-            variables.changed.add(declaration.name)  # memory: its content changes, the name stays where it is
+        if is_threadgroup_variable(declaration):
+            if not declaration.suffix:  # an array's name stands for its address, which stays
+                variables.changed.add(declaration.name)
             continue
         variables.declarations[declaration.name] = declaration
         if "*" in declaration.type:
@@ -274,6 +290,8 @@ def _jump_level(body: Sequence[Statement], variables: Variables) -> int:
 
 
 def _declare(declaration: Declaration, variables: Variables) -> None:
+    if is_threadgroup_variable(declaration):
+        return
     if declaration.name in variables.matrices:
         level = ROW
     elif declaration.suffix and declaration.name in variables.changed:

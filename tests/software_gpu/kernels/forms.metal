@@ -149,3 +149,22 @@ kernel void shared_scalars(device const float* x [[buffer(0)]], device float* y 
   }
   y[group * 128 + tid] = own + total + first;
 }
+
+kernel void matrices_by_index(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                              uint tid [[thread_index_in_threadgroup]],
+                              uint group [[threadgroup_position_in_grid]]) {
+  threadgroup float tile[4][64];
+  threadgroup float* tiles = (threadgroup float*)tile;
+  tile[tid / 32][tid % 32] = x[group * 128 + tid];
+  tile[tid / 32][tid % 32 + 32] = x[group * 128 + 127 - tid];
+  uint own = tid / 32;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_float8x8 left, right, sum(0.0f);
+  simdgroup_load(left, tiles + own * 64);
+  simdgroup_load(right, &tile[(own + 1) % 4][0], 8, ulong2(0, 0), true);
+  simdgroup_multiply_accumulate(sum, left, right, sum);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_store(sum, &tile[tid / 32][0]);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[group * 128 + tid] = tile[own][tid % 32] + tile[own][tid % 32 + 32];
+}
