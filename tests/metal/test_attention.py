@@ -10,8 +10,8 @@ import torch
 from npu_compiler.errors import UnsupportedOpError
 from tests.metal.graphs import Graph, Node
 from tests.metal.test_checks import software_gpu
+from tests.metal.test_matmul import BOTH, entries
 
-BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat"])
 LOWEST = {torch.float16: -65504.0, torch.bfloat16: torch.finfo(torch.bfloat16).min}
 
 
@@ -29,11 +29,6 @@ def attention(graph: Graph, q: Node, k: Node, v: Node, mask: torch.Tensor | None
         given = Node(given.value, mask.double())
     causal = options.pop("causal", False)
     return graph.call("scaled_dot_product_attention", q, k, v, given, 0.0, causal, **options, enable_gqa=grouped)
-
-
-def entries(program: Any) -> list[str]:
-    plan = program.functions["main"]
-    return [plan.kernels[step.kernel].entry for step in plan.steps]
 
 
 def up_to(last: int, length: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from npu_compiler import CompiledProgram, compile, extract
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
+from tests.metal.test_matmul import entries
 from tests.support.running import host_array
 
+_NUMPY = {torch.bfloat16: np.dtype(ml_dtypes.bfloat16), torch.float16: np.dtype("f2"), torch.float32: np.dtype("f4")}
 VOCABULARY, HIDDEN, INNER, HEADS, KEY_HEADS, SIZE, LENGTH = 160, 64, 96, 4, 2, 16, 80
 
 
@@ -75,10 +78,10 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
         self.layers = nn.ModuleList(Layer(spelled_out) for _ in range(layers))
         self.norm = RMSNorm()
+        self.frequencies = 10000 ** -(torch.arange(0, SIZE, 2).float() / SIZE)  # no buffer: it stays float32
 
     def forward(self, tokens: Tensor, place: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        frequencies = 10000 ** -(torch.arange(0, SIZE, 2).float() / SIZE)
-        angles = torch.cat([place[:, None].float() * frequencies] * 2, -1)
+        angles = torch.cat([place[:, None].float() * self.frequencies] * 2, -1)
         x = self.embedding(tokens)
         turn = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         updated: list[Tensor] = []
@@ -93,15 +96,14 @@ def inputs(layers: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return (torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens), *caches)
 
 
-def compiled(model: Decoder, tokens: int, dtype: torch.dtype) -> CompiledProgram:
-    return compile(extract(model, inputs(len(model.layers), tokens, dtype)).ir)
-
-
 class Session:
     """A program with its weights on the device."""
 
-    def __init__(self, model: Decoder, program: CompiledProgram, device: Device) -> None:
-        arrays = {name: host_array(tensor.detach(), _numpy(tensor)) for name, tensor in model.state_dict().items()}
+    def __init__(self, model: Decoder, tokens: int, dtype: torch.dtype, device: Device) -> None:
+        extraction = extract(model, inputs(len(model.layers), tokens, dtype))
+        program = compile(extraction.ir)
+        weights = extraction.weights.items()
+        arrays = {name: host_array(tensor.detach(), _NUMPY[tensor.dtype]) for name, tensor in weights}
         self.program, self.device = program, device
         self.executor, self.weights = Executor(program, device), load_weights(arrays, program, device)
 
@@ -115,12 +117,6 @@ class Session:
         logits, *updated = self.program.output_specs
         values = torch.from_numpy(results[logits.name].to_numpy(logits).astype(np.float32))
         return values, [results[spec.name] for spec in updated]
-
-
-def _numpy(tensor: Tensor) -> np.dtype[Any]:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if tensor.dtype == torch.bfloat16 else np.float16)
 
 
 def caches_on(device: Device, program: CompiledProgram, caches: tuple[Tensor, ...]) -> list[NPUBuffer]:
@@ -139,7 +135,7 @@ def test_prefill_then_decode(dtype: torch.dtype, spelled_out: bool) -> None:
     model.to(dtype)
     exact.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
     device = Device("software-metal")
-    prefill, decode = (Session(model, compiled(model, count, dtype), device) for count in (11, 1))
+    prefill, decode = (Session(model, count, dtype, device) for count in (11, 1))
     tokens = torch.randint(VOCABULARY, (1, 15), generator=torch.Generator().manual_seed(1))
     expected = inputs(2, 1, torch.float32)[2:]
     caches = caches_on(device, prefill.program, inputs(2, 1, dtype)[2:])
@@ -157,9 +153,9 @@ def test_prefill_then_decode(dtype: torch.dtype, spelled_out: bool) -> None:
 def test_launches(spelled_out: bool) -> None:
     """Six a layer for one token: norm and projections, rotation and cache, attention, output, norm and gate, down."""
     model = Decoder(3, spelled_out).eval().to(torch.bfloat16)
-    decode, prefill = (compiled(model, count, torch.bfloat16).functions["main"] for count in (1, 11))
-    entries = [decode.kernels[step.kernel].entry for step in decode.steps]
+    extractions = [extract(model, inputs(3, count, torch.bfloat16)) for count in (1, 11)]
+    decode, prefill = (compile(extraction.ir) for extraction in extractions)
     layer = ["matvec", "shared", "attention", "matvec", "matvec", "matvec"]
-    assert entries == ["shared", *layer * 3, "matvec"]
-    assert len(prefill.steps) == 3 * 8 + 3
-    assert len(decode.state) == len(prefill.state) == 6
+    assert entries(decode) == ["shared", *layer * 3, "matvec"]
+    assert len(entries(prefill)) == 3 * 8 + 3
+    assert len(decode.functions["main"].state) == len(prefill.functions["main"].state) == 6
