@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,55 +28,119 @@ from npu_runtime.weight_loader import Weights, check_names, load_weights
 if TYPE_CHECKING:
     from npu_runtime.cpu_fallback import CPUProgram
 
-__all__ = ["DAGExecutor"]
+__all__ = ["DAGExecutor", "DAGFunction"]
+
+_MAIN = "main"
+
+
+@dataclass(frozen=True)
+class DAGFunction:
+    """One partition plan, ready to run.
+
+    Attributes:
+        plan: What it runs.
+        executors: The partitions on the device, by index.
+        cpu_programs: The partitions on the CPU, by index.
+    """
+
+    plan: PartitionPlan
+    executors: Mapping[int, Executor]
+    cpu_programs: Mapping[int, CPUProgram]
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        return Lifetimes.of(self.plan)
+
+    @cached_property
+    def input_specs(self) -> Mapping[str, BufferSpec]:
+        """For each input that the device reads, how it lies there."""
+        inputs = {spec.name for spec in self.plan.inputs}
+        specs: dict[str, BufferSpec] = {}
+        for executor in self.executors.values():
+            for spec in executor.plan.inputs:
+                if spec.name in inputs:
+                    specs.setdefault(spec.name, spec)
+        return specs
+
+    @cached_property
+    def state(self) -> frozenset[str]:
+        """Inputs that a program updates in place."""
+        updated = {source for executor in self.executors.values() for _, source in executor.plan.state}
+        return frozenset(updated & set(self.input_specs))
+
+    @cached_property
+    def returned_weights(self) -> Mapping[str, str]:
+        """Weights that are outputs as they are: their names in the graph and in the weight file."""
+        keys = self.plan.weight_keys
+        return {name: keys[name] for name in self.plan.output_tensors if name in keys}
 
 
 class DAGExecutor:
-    """A partition plan, ready to run.
+    """A partitioned model, or several that share their weights, such as a prefill and a decode step.
 
     Tensors stay on the device between its partitions, and cross once where the CPU needs them. What crosses keeps its
     values: bfloat16 stays bfloat16. The CPU computes in the data types that the model declares.
 
     Attributes:
-        plan: What it runs.
         device: Where the partitions for the device run.
-        input_specs: For each input that the device reads, how it lies there: the spec for an `NPUBuffer` of it.
+        functions: The plans, ready to run, by name; a lone plan is called ``main``.
     """
 
-    def __init__(self, plan: PartitionPlan, backend: Backend | Device) -> None:
+    def __init__(self, plan: PartitionPlan | Mapping[str, PartitionPlan], backend: Backend | Device) -> None:
         """Compiles the partitions for the device, all as functions of one program, and binds those for the CPU.
 
         Args:
-            plan: What `npu_compiler.partition` gave.
+            plan: What `npu_compiler.partition` gave; or several plans by name, whose weights are then held once.
             backend: The device to run on, such as ``MetalBackend()`` or ``Device("cuda")``.
 
         Raises:
-            TargetMismatchError: The plan was made for another target.
+            TargetMismatchError: A plan was made for another target.
             UnsupportedOpError: A node does not lower although a callback said so, or PyTorch does not know it either.
-            MissingDependencyError: The plan has partitions for the CPU and PyTorch is not installed.
+            CompileError: Plans disagree about a weight.
+            MissingDependencyError: A plan has partitions for the CPU and PyTorch is not installed.
             DeviceError: The device has too little memory, or refuses a kernel.
         """
         if not isinstance(backend, (Backend, Device)):
             raise InputError(f"given a {type(backend).__name__}, expected a backend or a Device; Device() is the best")
-        self.plan = plan
         self.device = backend if isinstance(backend, Device) else Device(backend)
-        if plan.target not in (None, self.device.target):
-            raise TargetMismatchError(
-                f"'{plan.model}' was partitioned for the target '{plan.target}', {self.device!r}; partition it again: "
-                f"npu_compiler.partition(ir, target='{self.device.target}')"
-            )
-        on_device = {str(part.index): part.ir for part in plan.partitions if part.on_device}
-        self._program = compile(on_device, self.device.target) if on_device else None
-        self._executors: dict[int, Executor] = {}
-        if self._program is not None:
-            self._executors = {int(name): Executor(self._program, self.device, name) for name in on_device}
-        self._cpu_programs = _cpu_programs(plan)
-        self.input_specs = self._input_specs()
-        self._state = self._updated_inputs()
-        self._lifetimes = Lifetimes.of(plan)
+        plans = {_MAIN: plan} if isinstance(plan, PartitionPlan) else dict(plan)
+        if not plans:
+            raise InputError("given no plan, expected at least one; npu_compiler.partition makes one")
+        for each in plans.values():
+            self._check_target(each)
+        cpu_programs = {name: _cpu_programs(each) for name, each in plans.items()}
+        parts = {
+            f"{name}.{part.index}": part.ir
+            for name, each in plans.items()
+            for part in each.partitions
+            if part.on_device
+        }
+        self._program = compile(parts, self.device.target) if parts else None
+        self.functions = {
+            name: DAGFunction(each, self._executors(name, each), cpu_programs[name]) for name, each in plans.items()
+        }
         self._weights: Weights | None = None
-        self._returned_weights: dict[str, NDArray[Any]] = {}
+        self._returned_weights: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self.functions}
         self._weights_loaded = not self._weight_names()
+
+    @property
+    def main(self) -> DAGFunction:
+        """The only function, or the one called ``main``."""
+        return self.functions[self._main_name]
+
+    @property
+    def _main_name(self) -> str:
+        return _MAIN if _MAIN in self.functions else next(iter(self.functions))
+
+    @property
+    def plan(self) -> PartitionPlan:
+        """What `main` runs."""
+        return self.main.plan
+
+    @property
+    def input_specs(self) -> Mapping[str, BufferSpec]:
+        """For each input of `main` that the device reads, how it lies there: the spec for an `NPUBuffer` of it."""
+        return self.main.input_specs
 
     def load_weights(self, weights: Mapping[str, NDArray[Any]] | str | os.PathLike[str]) -> None:
         """Loads the weights, once for all runs: to the device what the device reads, into PyTorch what the CPU reads.
@@ -91,12 +157,18 @@ class DAGExecutor:
         check_names(self._weight_names(), source)
         if self._program is not None:
             self._weights = load_weights(source, self._program, self.device)
-        for program in self._cpu_programs.values():
-            program.load_weights(source)
-        self._returned_weights = {name: source[key] for name, key in self._returned().items()}
+        for function in self.functions.values():
+            for program in function.cpu_programs.values():
+                program.load_weights(source)
+        self._returned_weights = {
+            name: {weight: source[key] for weight, key in function.returned_weights.items()}
+            for name, function in self.functions.items()
+        }
         self._weights_loaded = True
 
-    def execute(self, inputs: Mapping[str, NDArray[Any] | NPUBuffer]) -> dict[str, NDArray[Any] | NPUBuffer]:
+    def execute(
+        self, inputs: Mapping[str, NDArray[Any] | NPUBuffer], function: str | None = None
+    ) -> dict[str, NDArray[Any] | NPUBuffer]:
         """Runs the model once.
 
         An input may be a numpy array of the shape and dtype that the model declares (any floating-point type where
@@ -106,65 +178,68 @@ class DAGExecutor:
 
         Args:
             inputs: A value for each input, by name.
+            function: Which of the functions; `main` when omitted.
 
         Returns:
             The outputs by name, in the dtypes that the model declares.
 
         Raises:
             InputError: An input is missing, not expected, or of another shape, dtype or device; or a buffer that is
-                updated in place is in use by another run.
+                updated in place is in use by another run; or there is no such function.
             WeightError: The model has weights and none were loaded.
             DeviceError: The device failed, or PyTorch refused an operation.
         """
+        name = self._main_name if function is None else function
+        if name not in self.functions:
+            raise InputError(f"given the function '{name}', expected one of {', '.join(self.functions)}")
+        chosen = self.functions[name]
         if not self._weights_loaded:
             raise WeightError(
-                f"'{self.plan.model}' has {len(self._weight_names())} weights and none were loaded; call load_weights"
+                f"'{chosen.plan.model}' has {len(self._weight_names())} weights and none were loaded; call load_weights"
             )
         buffers = {name: value for name, value in inputs.items() if isinstance(value, NPUBuffer)}
-        self._check_sharing(buffers)
-        with exclusive_use({name: buffer for name, buffer in buffers.items() if name in self._state}):
-            run = DAGRun(self.plan, self._lifetimes, self.device, self._returned_weights)
-            run.take(inputs, self.input_specs)
-            for part in self.plan.partitions:
+        _check_sharing(buffers, chosen.state)
+        with exclusive_use({name: buffer for name, buffer in buffers.items() if name in chosen.state}):
+            run = DAGRun(chosen.plan, chosen.lifetimes, self.device, self._returned_weights[name])
+            run.take(inputs, chosen.input_specs)
+            for part in chosen.plan.partitions:
                 if part.on_device:
-                    run.on_device(part, self._executors[part.index], self._weights)
+                    run.on_device(part, chosen.executors[part.index], self._weights)
                 else:
-                    run.on_cpu(part, self._cpu_programs[part.index])
+                    run.on_cpu(part, chosen.cpu_programs[part.index])
             return run.results()
 
+    def _check_target(self, plan: PartitionPlan) -> None:
+        if plan.target not in (None, self.device.target):
+            raise TargetMismatchError(
+                f"'{plan.model}' was partitioned for the target '{plan.target}', {self.device!r}; partition it again: "
+                f"npu_compiler.partition(ir, target='{self.device.target}')"
+            )
+
+    def _executors(self, name: str, plan: PartitionPlan) -> dict[int, Executor]:
+        if self._program is None:
+            return {}
+        indices = [part.index for part in plan.partitions if part.on_device]
+        return {index: Executor(self._program, self.device, f"{name}.{index}") for index in indices}
+
     def _weight_names(self) -> frozenset[str]:
-        """Tensors of the weight file that the model needs."""
-        names = set(self._returned().values())
+        """Tensors of the weight file that the functions need."""
+        names: set[str] = set()
         if self._program is not None:
             names.update(item.name for recipe in self._program.recipes for item in recipe.inputs)
-        return frozenset(names.union(*(program.weight_names for program in self._cpu_programs.values())))
+        for function in self.functions.values():
+            names.update(function.returned_weights.values())
+            names.update(*(program.weight_names for program in function.cpu_programs.values()))
+        return frozenset(names)
 
-    def _returned(self) -> dict[str, str]:
-        """Weights that are outputs of the model as they are: their names in the graph and in the weight file."""
-        keys = self.plan.weight_keys
-        return {name: keys[name] for name in self.plan.output_tensors if name in keys}
 
-    def _input_specs(self) -> dict[str, BufferSpec]:
-        inputs = {spec.name for spec in self.plan.inputs}
-        specs: dict[str, BufferSpec] = {}
-        for executor in self._executors.values():
-            for spec in executor.plan.inputs:
-                if spec.name in inputs:
-                    specs.setdefault(spec.name, spec)
-        return specs
-
-    def _updated_inputs(self) -> frozenset[str]:
-        """Inputs of the model that a program updates in place."""
-        updated = {source for executor in self._executors.values() for _, source in executor.plan.state}
-        return frozenset(updated & set(self.input_specs))
-
-    def _check_sharing(self, buffers: Mapping[str, NPUBuffer]) -> None:
-        for state in self._state & buffers.keys():
-            shared = [n for n, buffer in buffers.items() if n != state and buffer.data is buffers[state].data]
-            if shared:
-                raise InputError(
-                    f"input '{state}' is updated in place and is the same buffer as '{shared[0]}'; give it its own"
-                )
+def _check_sharing(buffers: Mapping[str, NPUBuffer], updated: frozenset[str]) -> None:
+    for state in updated & buffers.keys():
+        shared = [name for name, buffer in buffers.items() if name != state and buffer.data is buffers[state].data]
+        if shared:
+            raise InputError(
+                f"input '{state}' is updated in place and is the same buffer as '{shared[0]}'; give it its own"
+            )
 
 
 def _cpu_programs(plan: PartitionPlan) -> dict[int, CPUProgram]:

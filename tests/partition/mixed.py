@@ -17,9 +17,15 @@ from npu_runtime import DAGExecutor, Device
 from npu_runtime.cpu_fallback import CPUProgram
 from npu_runtime.host_tensors import to_numpy
 
-__all__ = ["arrays_of", "check_mixed", "check_plan", "run_plan_on_cpu", "sides"]
+__all__ = ["array", "arrays_of", "check_equal", "check_mixed", "check_plan", "run_plan_on_cpu", "sides"]
 
 Array = NDArray[Any]
+
+
+def array(value: object) -> Array:
+    """A result that has to be an array."""
+    assert isinstance(value, np.ndarray)
+    return value
 
 
 def arrays_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
