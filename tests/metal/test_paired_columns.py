@@ -30,7 +30,7 @@ def test_further_operands(rows: int) -> None:
     graph = Graph()
     x = graph.input(2, rows, 24)
     gate, up = (graph.call("linear", x, graph.weight(12, 24), graph.weight(12)) for _ in range(2))
-    scaled = graph.call("mul.Tensor", up, graph.input(2, 1, 12))
+    scaled = graph.call("mul.Tensor", up, graph.input(2, rows, 12))
     result = graph.call("mul.Tensor", graph.call("silu", gate), scaled)
     assert len(entries(graph.check(result, roundings=4))) == 1
 
