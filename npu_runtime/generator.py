@@ -192,7 +192,9 @@ class Generator:
             self.model.step(length)
         full = spec.cache_length - len(tokens) + 1  # the last token need not enter the cache
         stops = frozenset(spec.stop_ids if stop is None else stop)
-        generation = Generation(self._run(tokens, sampler), Timing(len(tokens)), max_new_tokens or full, full, stops)
+        generation = Generation(
+            self._run(tokens, sampler), Timing(len(tokens)), max_new_tokens or full + 1, full, stops
+        )
         return generation.with_text(self.tokenizer)
 
     def _run(self, tokens: list[int], sampler: Sampler) -> Iterator[int]:

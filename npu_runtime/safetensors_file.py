@@ -106,6 +106,11 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
             raise self._damaged(f"tensor '{name}' lies at {begin}:{end} of {len(self._data) - self._start} bytes")
         return kind, tuple(shape), begin
 
+    def release(self) -> None:
+        """Gives back the memory that what was read so far takes; arrays stay valid, and are read anew where needed."""
+        if isinstance(self._data, mmap.mmap):
+            self._data.madvise(mmap.MADV_DONTNEED)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
@@ -143,6 +148,11 @@ class ShardedFiles(Mapping[str, NDArray[Any]]):
             return self._files[file_name][name]
         except KeyError:
             raise WeightError(f"'{self._index}' places '{name}' in '{file_name}', which does not hold it") from None
+
+    def release(self) -> None:
+        """As `SafetensorsFile.release`, of all files."""
+        for file in self._files.values():
+            file.release()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

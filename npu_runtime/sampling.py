@@ -44,8 +44,8 @@ class Sampling:
             raise InputError(f"given seed={self.seed}, expected 0 or more")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None or self.seed is not None):
             raise InputError(
-                "given top_k, top_p or a seed at temperature 0, which always takes the highest logit; set a temperature "
-                "above 0, such as 0.8"
+                "given top_k, top_p or a seed at temperature 0, which always takes the highest logit; set a "
+                "temperature above 0, such as 0.8"
             )
 
 
@@ -74,7 +74,9 @@ class Sampler:
         if self.sampling.temperature == 0:
             return best
         tokens, probabilities = self._candidates(logits.astype(np.float64))
-        return int(tokens[np.searchsorted(probabilities.cumsum(), self._random.random() * probabilities.sum(), "right")])
+        reached = probabilities.cumsum()
+        drawn = int(np.searchsorted(reached, self._random.random() * reached[-1], "right"))
+        return int(tokens[min(drawn, len(tokens) - 1)])  # rounding may reach the end
 
     def _candidates(self, logits: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """The tokens to choose among and their weights, the most probable first."""
@@ -83,6 +85,6 @@ class Sampler:
         probabilities = np.exp(scaled)
         if self.sampling.top_p is not None:
             reached = probabilities.cumsum() / probabilities.sum()
-            count = int(np.searchsorted(reached, self.sampling.top_p)) + 1
+            count = int(np.searchsorted(reached, self.sampling.top_p)) + 1  # a slice may end behind the last
             tokens, probabilities = tokens[:count], probabilities[:count]
         return tokens, probabilities

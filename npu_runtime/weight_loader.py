@@ -18,7 +18,7 @@ from npu_compiler.errors import InputError, IRError, WeightError
 from npu_compiler.recipes import WeightInput, WeightRecipe
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
-from npu_runtime.safetensors_file import open_safetensors
+from npu_runtime.safetensors_file import SafetensorsFile, ShardedFiles, open_safetensors
 
 __all__ = ["Weights", "check_names", "check_tensor", "load_weights"]
 
@@ -75,6 +75,8 @@ def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram
     with _progress(program.recipes) as recipes:
         for recipe in recipes:
             buffers[recipe.spec.name] = _make(recipe, source, device.backend)
+            if isinstance(source, SafetensorsFile | ShardedFiles):
+                source.release()
     return Weights(device.backend, buffers)
 
 

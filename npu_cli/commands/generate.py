@@ -41,4 +41,4 @@ def _stream(generation: Generation, has_text: bool) -> None:
     for token in generation:
         sys.stdout.write(token.text if has_text else f"{token.id} ")
         sys.stdout.flush()
-    sys.stdout.write("\n")
+    print(flush=True)

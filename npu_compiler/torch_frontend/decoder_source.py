@@ -58,8 +58,8 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
 def _seed_weights(model: Any, seed: int) -> None:
     """Gives each parameter values that depend on `seed` alone, such that activations keep their size.
 
-    Matrices nearly keep the variance of what they multiply, so that no softmax is flat and no layer fades away. The rows
-    of the output layer differ in length, so that the best logits lie apart.
+    Matrices nearly keep the variance of what they multiply, so that no softmax is flat and no layer fades away. The
+    rows of the output layer differ in length, so that the best logits lie apart.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = model.get_output_embeddings().weight
@@ -71,4 +71,4 @@ def _seed_weights(model: Any, seed: int) -> None:
                 parameter.normal_(0, 0.1, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
-        rows.mul_(torch.randn(rows.shape[0], 1, generator=generator).mul(_ROW_SPREAD).exp())
+        rows.mul_(torch.randn(rows.shape[0], 1, generator=generator).mul(_ROW_SPREAD).exp().to(rows.dtype))

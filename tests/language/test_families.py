@@ -1,0 +1,90 @@
+"""Language models of several families on the device, against PyTorch in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import npu_compiler
+from npu_runtime import Device, Executor, Generator, NPUBuffer, load_weights
+from tests.support.decoders import VOCABULARY, Decoder, greedy, make_decoder, transformers
+
+TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, 40).tolist()
+
+
+def device_logits(generator: Generator, tokens: list[int], prompt: int) -> torch.Tensor:
+    """The logits of each token from the last of the prompt on: a prefill, then steps of one token."""
+    sequence = generator.model.begin()
+    rows = [sequence.advance(tokens[:prompt])] + [sequence.advance([token]) for token in tokens[prompt:]]
+    arrays = [row.to_numpy() if isinstance(row, NPUBuffer) else row for row in rows]
+    return torch.from_numpy(np.stack([array.reshape(-1).astype(np.float32) for array in arrays]))
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The lowest Pearson r of rows."""
+    return min(float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in zip(a, b, strict=True))
+
+
+def errors(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
+    """How far PyTorch's logits in the model's dtype are from those in float32, for each token."""
+    return (decoder.logits(tokens) - decoder.logits(tokens, torch.float32)).abs().amax(-1)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Llama", "Qwen3", "GPT2"])
+def test_family(family: str, tmp_path: Path, device: Device) -> None:
+    decoder = make_decoder(tmp_path, family)
+    generator = Generator(decoder.folder, device)
+    given = device_logits(generator, TOKENS, prompt=11)
+    expected = decoder.logits(TOKENS, torch.float32)[10:]
+    assert correlation(given, expected) > 0.999
+    best = expected.topk(2).values
+    decided = best[:, 0] - best[:, 1] > 2 * errors(decoder, TOKENS)[10:]
+    assert decided.sum() > len(expected) / 2
+    assert torch.equal(given.argmax(-1)[decided], expected.argmax(-1)[decided])
+
+
+def test_greedy_tokens_are_those_of_pytorch(qwen: Decoder, generator: Generator) -> None:
+    prompt = TOKENS[:20]
+    given = [token.id for token in generator.generate(prompt, 64)]
+    expected = greedy(qwen, prompt, 64)
+    assert len(set(expected)) > 8, "a text that repeats itself proves little"
+    differing = [i for i, (a, b) in enumerate(zip(given, expected, strict=True)) if a != b]
+    if differing:
+        text = [*prompt, *expected[: differing[0]]]
+        logits, error = qwen.logits(text)[-1], errors(qwen, text)[-1]
+        margin = logits[expected[differing[0]]] - logits[given[differing[0]]]
+        assert margin <= 2 * error, f"token {differing[0]} differs: margin {margin:.3f}, error of the dtype {error:.3f}"
+
+
+def test_encoder(tmp_path: Path, device: Device) -> None:
+    """BERT, which has no cache, takes the plain path."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes)).eval()
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = bert
+
+        def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            types = torch.zeros_like(tokens)
+            visible = mask[:, None, None, :] > 0
+            result: torch.Tensor = self.bert(tokens, attention_mask=visible, token_type_ids=types).last_hidden_state
+            return result
+
+    tokens, mask = torch.tensor([TOKENS]), torch.ones(1, len(TOKENS), dtype=torch.long)
+    mask[0, -6:] = 0
+    npu_compiler.extract(Encoder().eval(), (tokens, mask), tmp_path / "bert.json")
+    program = npu_compiler.compile(tmp_path / "bert.json", device.target)
+    weights = load_weights(tmp_path / "bert.safetensors", program, device)
+    arrays = dict(zip((spec.name for spec in program.input_specs), (tokens.numpy(), mask.numpy()), strict=True))
+    inputs = {spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec) for spec in program.input_specs}
+    (spec,) = program.output_specs
+    hidden = torch.from_numpy(Executor(program, device).run(inputs, weights)[spec.name].to_numpy(spec))
+    with torch.no_grad():
+        expected = Encoder()(tokens, mask)
+    assert correlation(hidden[0, :-6], expected[0, :-6]) > 0.999

@@ -1,0 +1,78 @@
+"""Tiny language models of several families: in PyTorch, and as folders that a `Generator` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from npu_cli.extras import import_torchvision
+
+import_torchvision()  # transformers imports it, where it is there
+
+from npu_compiler.torch_frontend.decoder_source import load_decoder  # noqa: E402
+from npu_compiler.torch_frontend.language_model import extract_language_model  # noqa: E402
+
+__all__ = ["VOCABULARY", "Decoder", "config", "greedy", "make_decoder"]
+
+VOCABULARY = 320
+_SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SHARED = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
+
+
+def config(family: str, **options: Any) -> Any:
+    """A configuration of `transformers` with two layers: ``Qwen2``, ``Llama``, ``Qwen3`` or ``GPT2``."""
+    if family == "GPT2":
+        sizes: dict[str, Any] = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256}
+    else:
+        sizes = _SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True}
+        sizes |= {"head_dim": 16} if family == "Qwen3" else {}
+    return getattr(transformers, f"{family}Config")(**_SHARED | sizes | options)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One model, twice.
+
+    Attributes:
+        folder: What extraction made.
+        model: In PyTorch, in the same half precision and with the same weights.
+    """
+
+    folder: Path
+    model: Any
+
+    def logits(self, tokens: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """PyTorch's logits [N, V] of each of N tokens, as float32; computed in `dtype`, or in the model's own."""
+        own = self.model.dtype
+        with torch.no_grad():
+            result = self.model.to(dtype or own)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+        self.model.to(own)
+        return result  # type: ignore[no-any-return]
+
+
+def make_decoder(
+    place: Path, family: str, cache_length: int = 128, prefill: Sequence[int] = (16,), **options: Any
+) -> Decoder:
+    """Extracts a model with seeded weights to a folder in `place`."""
+    source = place / "source"
+    config(family, **options).save_pretrained(source)
+    extract_language_model(source, place / "model", cache_length=cache_length, prefill=prefill)
+    return Decoder(place / "model", load_decoder(source, None, 0))
+
+
+def greedy(decoder: Decoder, prompt: Sequence[int], count: int) -> list[int]:
+    """The tokens that PyTorch adds to a prompt, the likeliest at each step, with transformers' own cache."""
+    cache = transformers.DynamicCache()
+    tokens = list(prompt)
+    given = torch.tensor([tokens])
+    with torch.no_grad():
+        for _ in range(count):
+            logits = decoder.model(input_ids=given, past_key_values=cache, use_cache=True).logits[0, -1]
+            tokens.append(int(logits.float().argmax()))
+            given = torch.tensor([tokens[-1:]])
+    return tokens[len(prompt) :]
