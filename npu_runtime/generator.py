@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -13,10 +13,12 @@ import numpy as np
 
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError
+from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
-from npu_runtime.language_model import LanguageModel, Tensor, TokenSequence, plan_chunks
+from npu_runtime.language_model import LanguageModel, TokenSequence, plan_chunks
 from npu_runtime.sampling import Sampler, Sampling
+from npu_runtime.step_functions import Tensor
 from npu_runtime.tokenizer import TextStream, Tokenizer, encode, load_tokenizer
 
 __all__ = ["Decoding", "Generation", "Generator", "Timing", "Token", "decode_on_host"]
@@ -136,6 +138,7 @@ class Generator:
         *,
         tokenizer: Tokenizer | None = None,
         program: CompiledProgram | None = None,
+        plans: Mapping[str, PartitionPlan] | None = None,
         decoding: Decoding = decode_on_host,
     ) -> None:
         """Compiles the model at its first use on a kind of device, and loads the weights, with a bar on a terminal.
@@ -145,6 +148,8 @@ class Generator:
             device: Where to run, or its name; the best of the machine when omitted.
             tokenizer: An object with ``encode`` and ``decode``; the folder's own when omitted.
             program: The folder's functions, already compiled.
+            plans: The folder's functions, partitioned: what `npu_compiler.partition` gave for each IR, by the names in
+                ``generation.json``. What the device cannot do then runs on the CPU.
             decoding: How tokens are chosen and fed back.
 
         Raises:
@@ -154,7 +159,7 @@ class Generator:
         """
         chosen = device if isinstance(device, Device) else Device(device)
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(Path(folder))
-        self.model = LanguageModel(Path(folder), chosen, program)
+        self.model = LanguageModel(Path(folder), chosen, program, plans)
         self._decoding = decoding
 
     def generate(

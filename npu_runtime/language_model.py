@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,53 +11,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.compiler import compile
 from npu_compiler.dtypes import dtype
-from npu_compiler.errors import InputError, ProgramFormatError
+from npu_compiler.errors import InputError
 from npu_compiler.generation_spec import GenerationSpec, StepSpec
-from npu_compiler.layout import BufferSpec
+from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
-from npu_runtime.executor import Executor
-from npu_runtime.weight_loader import load_weights
+from npu_runtime.step_functions import (
+    PartitionedFunctions,
+    ProgramFunctions,
+    StepFunction,
+    StepFunctions,
+    Tensor,
+    open_program,
+)
 
-__all__ = ["Chunk", "LanguageModel", "TokenSequence", "open_program", "plan_chunks"]
-
-Tensor = NPUBuffer | NDArray[Any]
-
-
-class StepFunction(NamedTuple):
-    """A function that is ready to run, and how those of its inputs that the device reads lie there."""
-
-    input_specs: Mapping[str, BufferSpec]
-    run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+__all__ = ["Chunk", "LanguageModel", "TokenSequence", "plan_chunks"]
 
 
 class LanguageModel:
-    """The functions of a language model, compiled and with weights.
+    """The functions of a language model, with their weights.
 
     Attributes:
         spec: What the functions take and give.
         device: Where they run.
+        functions: What runs them.
     """
 
-    def __init__(self, folder: Path, device: Device, program: CompiledProgram | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: Device,
+        program: CompiledProgram | None = None,
+        plans: Mapping[str, PartitionPlan] | None = None,
+    ) -> None:
         """Compiles the model where that was not done yet, and loads its weights once for all functions.
 
         Args:
             folder: What `npu extract-llm` made.
             device: Where to run.
             program: The folder's IRs, already compiled.
+            plans: The folder's IRs, partitioned, by the names of the functions; instead of a program.
 
         Raises:
             NPUError: The folder is incomplete or damaged, or the device cannot hold or run the model.
         """
+        if program is not None and plans is not None:
+            raise InputError("given both a program and partition plans, expected one of them")
         self.spec = GenerationSpec.load(folder)
         self.device = device
         self._names = {step.length: name for name, step in self.spec.functions.items()}
-        self._program = program or open_program(folder, self.spec, device.target)
-        self._weights = load_weights(folder / self.spec.weights, self._program, device)
-        self._functions: dict[str, StepFunction] = {}
+        weights = folder / self.spec.weights
+        self.functions: StepFunctions
+        if plans is not None:
+            self.functions = PartitionedFunctions(plans, weights, device)
+        else:
+            self.functions = ProgramFunctions(
+                program or open_program(folder, self.spec, device.target), weights, device
+            )
+        self._ready: dict[str, StepFunction] = {}
         self._lock = Lock()
 
     @property
@@ -68,14 +78,12 @@ class LanguageModel:
         return sorted(self._names)
 
     def step(self, length: int) -> tuple[StepSpec, StepFunction]:
-        """The function for `length` tokens; its kernels are compiled when it is first asked for."""
+        """The function for `length` tokens, which is made ready when it is first asked for."""
         name = self._names[length]
         with self._lock:
-            if name not in self._functions:
-                executor = Executor(self._program, self.device, name)
-                run: Any = partial(executor.run, weights=self._weights)
-                self._functions[name] = StepFunction({spec.name: spec for spec in executor.plan.inputs}, run)
-            return self.spec.functions[name], self._functions[name]
+            if name not in self._ready:
+                self._ready[name] = self.functions.prepare(name)
+            return self.spec.functions[name], self._ready[name]
 
     def begin(self) -> TokenSequence:
         """An empty sequence."""
@@ -168,24 +176,3 @@ def plan_chunks(start: int, end: int, lengths: Sequence[int], cache_length: int)
         start = min(start, cache_length - length)
         yield Chunk(start, min(start + length, end), length)
         start += length
-
-
-def open_program(folder: Path, spec: GenerationSpec, target: str) -> CompiledProgram:
-    """The compiled program of a folder, which is kept beside the IRs as ``model.TARGET.npubin``.
-
-    It is compiled anew where an IR is younger, or where it was written by another release.
-
-    Raises:
-        IRError: An IR is missing or malformed.
-        UnsupportedOpError: The model does not run on the target as a whole.
-    """
-    path = folder / f"model.{target}.npubin"
-    sources = {name: folder / step.ir for name, step in spec.functions.items()}
-    youngest = max((source.stat().st_mtime_ns for source in sources.values() if source.exists()), default=0)
-    with suppress(ProgramFormatError):
-        if not path.exists() or youngest <= path.stat().st_mtime_ns:
-            return CompiledProgram.load(path)
-    program = compile(sources, target)
-    with suppress(ProgramFormatError):  # a folder that cannot be written costs the compilation at each start
-        program.save(path)
-    return program

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class CachedDecoder(torch.nn.Module):
         Returns:
             The logits [1, 1, V], and the new caches in the order of the given ones.
         """
-        layers = [_FunctionalLayer(*caches[i : i + 2], positions) for i in range(0, len(caches), 2)]
+        layers = [_FunctionalLayer(caches[i], caches[i + 1], positions) for i in range(0, len(caches), 2)]
         visible = torch.arange(caches[0].shape[2]) <= positions[:, None]
         handle = self.model.get_output_embeddings().register_forward_pre_hook(
             lambda _, hidden: hidden if last is None else torch.index_select(hidden[0], 1, last)
@@ -57,31 +56,34 @@ class CachedDecoder(torch.nn.Module):
             )
         finally:
             handle.remove()
-        return (output.logits, *(tensor for layer in layers for tensor in (layer.keys, layer.values)))
+        return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
 
 
 def cache_shapes(model: Any, length: int) -> list[tuple[int, ...]]:
     """The shapes [1, G, `length`, D] of the keys' and values' caches of each layer, from a run of one token."""
-    cache = Cache(layer_class_to_replicate=_RecordingLayer)
+    cache: Any = Cache(layer_class_to_replicate=_RecordingLayer)
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-    return [
-        (*tensor.shape[:2], length, tensor.shape[3]) for layer in cache.layers for tensor in (layer.keys, layer.values)
-    ]
+    return [(*tensor.shape[:2], length, tensor.shape[3]) for layer in cache.layers for tensor in layer.tensors]
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """What transformers asks of a layer's cache, beyond the update."""
+class _Layer(CacheLayerMixin):
+    """What transformers asks of a layer's cache, beyond the update.
+
+    Attributes:
+        tensors: Keys and values.
+    """
 
     is_compileable = True
     is_sliding = False
+    tensors: tuple[torch.Tensor, ...] = ()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing: the tensors are given, or come with the update."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of what the mask covers."""
-        return (query_length if self.keys is None else int(self.keys.shape[2])), 0
+        return (int(self.tensors[0].shape[2]) if self.tensors else query_length), 0
 
     def get_seq_length(self) -> int:
         """Zero: the positions are given with each call."""
@@ -89,7 +91,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_max_length(self) -> int:
         """The length of the cache; -1 stands for none."""
-        return -1 if self.keys is None else int(self.keys.shape[2])
+        return int(self.tensors[0].shape[2]) if self.tensors else -1
 
 
 class _RecordingLayer(_Layer):
@@ -97,8 +99,8 @@ class _RecordingLayer(_Layer):
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> Sequence[torch.Tensor]:
-        self.keys, self.values = key_states, value_states
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.tensors = (key_states, value_states)
         return key_states, value_states
 
 
@@ -106,14 +108,15 @@ class _FunctionalLayer(_Layer):
     """Makes new caches of the old ones; which of them may share memory is the compiler's to prove."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self._positions = keys, values, positions
-        self.dtype, self.device = keys.dtype, keys.device
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors, self._positions = (keys, values), positions
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> Sequence[torch.Tensor]:
-        self.keys = torch.index_copy(self.keys, 2, self._positions, key_states)
-        self.values = torch.index_copy(self.values, 2, self._positions, value_states)
-        return self.keys, self.values
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.tensors
+        keys = torch.index_copy(keys, 2, self._positions, key_states)
+        values = torch.index_copy(values, 2, self._positions, value_states)
+        self.tensors = (keys, values)
+        return keys, values

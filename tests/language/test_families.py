@@ -10,7 +10,7 @@ import torch
 
 import npu_compiler
 from npu_runtime import Device, Executor, Generator, NPUBuffer, load_weights
-from tests.support.decoders import VOCABULARY, Decoder, greedy, make_decoder, transformers
+from tests.support.decoders import VOCABULARY, Decoder, greedy, import_transformers, make_decoder
 
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, 40).tolist()
 
@@ -61,6 +61,7 @@ def test_greedy_tokens_are_those_of_pytorch(qwen: Decoder, generator: Generator)
 
 def test_encoder(tmp_path: Path, device: Device) -> None:
     """BERT, which has no cache, takes the plain path."""
+    transformers = import_transformers()
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     bert = transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes)).eval()

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from npu_cli.extras import import_torchvision
+from npu_cli.extras import import_extra, import_torchvision
 
-import_torchvision()  # transformers imports it, where it is there
-
-from npu_compiler.torch_frontend.decoder_source import load_decoder  # noqa: E402
-from npu_compiler.torch_frontend.language_model import extract_language_model  # noqa: E402
-
-__all__ = ["VOCABULARY", "Decoder", "config", "greedy", "make_decoder"]
+__all__ = ["VOCABULARY", "Decoder", "config", "greedy", "import_transformers", "make_decoder"]
 
 VOCABULARY = 320
 _SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SHARED = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
+
+
+def import_transformers() -> Any:
+    """transformers, which imports torchvision where it is there, and so needs one that can be imported."""
+    import_torchvision()
+    return import_extra("transformers", "llm")
 
 
 def config(family: str, **options: Any) -> Any:
@@ -31,7 +31,7 @@ def config(family: str, **options: Any) -> Any:
     else:
         sizes = _SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True}
         sizes |= {"head_dim": 16} if family == "Qwen3" else {}
-    return getattr(transformers, f"{family}Config")(**_SHARED | sizes | options)
+    return getattr(import_transformers(), f"{family}Config")(**_SHARED | sizes | options)
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ def make_decoder(
 ) -> Decoder:
     """Extracts a model with seeded weights to a folder in `place`."""
     source = place / "source"
+    import_transformers()
+    from npu_compiler.torch_frontend.decoder_source import load_decoder
+    from npu_compiler.torch_frontend.language_model import extract_language_model
+
     config(family, **options).save_pretrained(source)
     extract_language_model(source, place / "model", cache_length=cache_length, prefill=prefill)
     return Decoder(place / "model", load_decoder(source, None, 0))
@@ -67,7 +71,7 @@ def make_decoder(
 
 def greedy(decoder: Decoder, prompt: Sequence[int], count: int) -> list[int]:
     """The tokens that PyTorch adds to a prompt, the likeliest at each step, with transformers' own cache."""
-    cache = transformers.DynamicCache()
+    cache = import_transformers().DynamicCache()
     tokens = list(prompt)
     given = torch.tensor([tokens])
     with torch.no_grad():

@@ -1,0 +1,135 @@
+"""Qwen2.5-1.5B in its real configuration: accuracy against PyTorch, speed and memory, through both paths.
+
+Run it as ``python -m benchmarks.llm``; ``--tiny`` takes a small configuration, ``--json`` writes the figures. Weights
+are seeded. The device's side is a process of its own, `benchmarks.llm_device`; PyTorch then gets the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from npu_cli.extras import import_extra, import_torchvision
+from npu_cli.timing import timed
+
+_PROMPT = 128
+_EAGER_STEPS = 4
+_QWEN: dict[str, Any] = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+_TINY: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TINY |= {"vocab_size": 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.llm", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help="two small layers")
+    parser.add_argument("--steps", type=int, default=16, help="decode steps (default: 16)")
+    parser.add_argument("--device", help="the best of this machine when omitted")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    args = parser.parse_args()
+    import_torchvision()  # transformers imports it, where it is there
+    from npu_compiler.torch_frontend.decoder_source import load_decoder
+    from npu_compiler.torch_frontend.language_model import extract_language_model
+
+    with tempfile.TemporaryDirectory(prefix="npu-benchmark-") as place:
+        folder, source = Path(place, "model"), Path(place, "source")
+        import_extra("transformers", "llm").Qwen2Config(**_QWEN | (_TINY if args.tiny else {})).save_pretrained(source)
+        _, extract = timed(lambda: extract_language_model(source, folder, prefill=(_PROMPT,), dtype="bfloat16"))
+        runs = {
+            "one program": _run_device(folder, args.steps, args.device),
+            "partitioned": _run_device(folder, args.steps, args.device, "--partitioned"),
+        }
+        model = load_decoder(source, "bfloat16", 0)
+        figures: dict[str, Any] = {"extract, s": extract, "PyTorch eager, tokens/s": _eager_rate(model)}
+        for name, (logits, tokens, measured) in runs.items():
+            figures[name] = _compare(logits, _eager_logits(model, tokens)) | measured
+    _print(figures)
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _run_device(
+    folder: Path, steps: int, device: str | None, *options: str
+) -> tuple[NDArray[np.float32], list[int], dict[str, Any]]:
+    """Logits [1 + steps, V], all tokens, and the figures of one run."""
+    output = folder / "run.npz"
+    command = [sys.executable, "-m", "benchmarks.llm_device", str(folder), str(output), "--prompt", str(_PROMPT)]
+    command += ["--steps", str(steps), *options, *(["--device", device] if device else [])]
+    subprocess.run(command, check=True)
+    with np.load(output) as data:
+        return data["logits"], data["tokens"].tolist(), json.loads(str(data["figures"]))
+
+
+def _eager_logits(model: Any, tokens: list[int]) -> NDArray[np.float32]:
+    """PyTorch's logits of the prompt's last token and of those after it, in the model's dtype."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([tokens]), use_cache=False, logits_to_keep=len(tokens) - _PROMPT + 1)
+    result: NDArray[np.float32] = logits.logits[0].float().numpy()
+    return result
+
+
+def _eager_rate(model: Any) -> float:
+    """Tokens that PyTorch decodes in a second, with transformers' own cache."""
+    transformers = import_extra("transformers", "llm")
+    cache, token, seconds = transformers.DynamicCache(), torch.zeros(1, 1, dtype=torch.long), []
+    with torch.inference_mode():
+        for _ in range(1 + _EAGER_STEPS):
+            started = perf_counter()
+            model(input_ids=token, past_key_values=cache, use_cache=True)
+            seconds.append(perf_counter() - started)
+    return 1 / median(seconds[1:])
+
+
+def _compare(given: NDArray[np.float32], wanted: NDArray[np.float32]) -> dict[str, Any]:
+    """How near the device comes. Where the likeliest tokens differ, PyTorch's margin between the two tells why."""
+    best = wanted.argmax(-1)
+    margins = [float(row[b] - row[g]) for row, b, g in zip(wanted, best, given.argmax(-1), strict=True) if b != g]
+    top = zip(np.argsort(-given, kind="stable")[:, :5], np.argsort(-wanted, kind="stable")[:, :5], strict=True)
+    return {
+        "positions": len(given),
+        "same argmax": len(given) - len(margins),
+        "greatest margin where it differs": max(margins, default=0.0),
+        "same top-5, as sets": sum(set(a) == set(b) for a, b in top),
+        "largest difference of a logit": float(np.abs(given - wanted).max()),
+        "lowest Pearson r": min(float(np.corrcoef(a, b)[0, 1]) for a, b in zip(given, wanted, strict=True)),
+    }
+
+
+def _print(figures: dict[str, Any]) -> None:
+    runs = {name: value for name, value in figures.items() if isinstance(value, dict)}
+    others = ", ".join(f"{name}: {value:.1f}" for name, value in figures.items() if name not in runs)
+    table = Table("", *runs, title=others)
+    for key in dict.fromkeys(key for run in runs.values() for key in run):
+        table.add_row(key, *(_text(run.get(key, "")) for run in runs.values()))
+    Console().print(table)
+
+
+def _text(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

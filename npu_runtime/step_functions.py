@@ -1,0 +1,102 @@
+"""The functions of a language model, ready to run: compiled to one program, or partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.compiler import compile
+from npu_compiler.errors import InputError, ProgramFormatError
+from npu_compiler.generation_spec import GenerationSpec
+from npu_compiler.layout import BufferSpec
+from npu_compiler.partitioner import PartitionPlan
+from npu_runtime.buffer import NPUBuffer
+from npu_runtime.dag_executor import DAGExecutor
+from npu_runtime.device import Device
+from npu_runtime.executor import Executor
+from npu_runtime.weight_loader import load_weights
+
+__all__ = ["PartitionedFunctions", "ProgramFunctions", "StepFunction", "StepFunctions", "Tensor", "open_program"]
+
+Tensor = NPUBuffer | NDArray[Any]
+
+
+class StepFunction(NamedTuple):
+    """A function that is ready to run, and how those of its inputs that the device reads lie there."""
+
+    input_specs: Mapping[str, BufferSpec]
+    run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+class StepFunctions(Protocol):
+    """Functions by name, with one set of weights."""
+
+    def prepare(self, name: str) -> StepFunction:
+        """Makes a function ready, its kernels compiled."""
+
+
+class ProgramFunctions:
+    """One program, which runs on the device as a whole.
+
+    Attributes:
+        program: The program.
+        weights: On the device, for all functions.
+    """
+
+    def __init__(self, program: CompiledProgram, weights: Path, device: Device) -> None:
+        self.program, self._device = program, device
+        self.weights = load_weights(weights, program, device)
+
+    def prepare(self, name: str) -> StepFunction:
+        """As `StepFunctions.prepare`."""
+        executor = Executor(self.program, self._device, name)
+        run: Any = partial(executor.run, weights=self.weights)
+        return StepFunction({spec.name: spec for spec in executor.plan.inputs}, run)
+
+
+class PartitionedFunctions:
+    """Partition plans, whose operations run on the device or on the CPU.
+
+    Attributes:
+        executor: Of all functions.
+    """
+
+    def __init__(self, plans: Mapping[str, PartitionPlan], weights: Path, device: Device) -> None:
+        self.executor = DAGExecutor(plans, device)
+        self.executor.load_weights(weights)
+
+    def prepare(self, name: str) -> StepFunction:
+        """As `StepFunctions.prepare`."""
+        if name not in self.executor.functions:
+            raise InputError(
+                f"given plans for {', '.join(self.executor.functions)}, expected one for '{name}' too; partition each "
+                "IR of the folder"
+            )
+        return StepFunction(self.executor.functions[name].input_specs, partial(self.executor.execute, function=name))
+
+
+def open_program(folder: Path, spec: GenerationSpec, target: str) -> CompiledProgram:
+    """The compiled program of a folder, which is kept beside the IRs as ``model.TARGET.npubin``.
+
+    It is compiled anew where an IR is younger, or where it was written by another release.
+
+    Raises:
+        IRError: An IR is missing or malformed.
+        UnsupportedOpError: The model does not run on the target as a whole.
+    """
+    path = folder / f"model.{target}.npubin"
+    sources = {name: folder / step.ir for name, step in spec.functions.items()}
+    youngest = max((source.stat().st_mtime_ns for source in sources.values() if source.exists()), default=0)
+    with suppress(ProgramFormatError):
+        if not path.exists() or youngest <= path.stat().st_mtime_ns:
+            return CompiledProgram.load(path)
+    program = compile(sources, target)
+    with suppress(ProgramFormatError):  # a folder that cannot be written costs the compilation at each start
+        program.save(path)
+    return program
