@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -18,10 +19,11 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import TracedTensor
 
-__all__ = ["IMAGE_DIMS", "image_values", "lower_conv2d", "packed_channels"]
+__all__ = ["IMAGE_DIMS", "image_values", "lower_conv2d", "packed_weight"]
 
 IMAGE_DIMS = ((), (0, 2, 3), (1,))  # a row is a pixel of [N, C, H, W], a column a channel
-_PIECE, _SMALL_PIECE = 8, 4  # channels copied at a time: 16 bytes, or 8 for images of up to four channels
+_CHUNK = 8  # elements that are copied at a time: 16 bytes
+_FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
 _PLAIN_THREADS = 128
 _PACK_THREADS = 256
@@ -56,10 +58,12 @@ class _Convolution:
         return prod(self.weight_ref.view.shape[1:])
 
 
-def packed_channels(channels: int) -> int:
-    """Channels of a weight or of a packed image, the zeros behind them included."""
-    piece = _SMALL_PIECE if channels <= _SMALL_PIECE else _PIECE
-    return -(-channels // piece) * piece
+def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape [O, I, KH, KW] of a weight whose taps are filled up with zeros to whole chunks."""
+    outputs, channels, height, width = shape
+    if channels <= _FEW_CHANNELS:
+        return outputs, _FEW_CHANNELS, height, -(-width // 2) * 2
+    return outputs, -(-channels // _CHUNK) * _CHUNK, height, width
 
 
 def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
@@ -76,9 +80,10 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
     if not _fits_tiles(found):
         return [_lower_plain(found, group, lowering)]
     if _is_packed_image(found.image_ref, found.channels):
-        return [_lower_tiled(found, group, lowering, _argument(found.image, found.image_ref))]
-    packing, packed = _pack(found, lowering)
-    return [packing, _lower_tiled(found, group, lowering, packed)]
+        given = _argument(found.image, found.image_ref)
+        return [_lower_tiled(found, group, lowering, given, _geometry(group, found))]
+    packing, packed, geometry = _pack(found, group, lowering)
+    return [packing, _lower_tiled(found, group, lowering, packed, geometry)]
 
 
 def image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
@@ -99,15 +104,14 @@ def image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
 def _fits_tiles(found: _Convolution) -> bool:
     """Whether tensor cores can do it without most of a tile lying idle."""
     half = found.image.dtype == found.weight.dtype and found.image.dtype in (FLOAT16, BFLOAT16)
-    whole_pieces = found.groups == 1 or found.channels % _PIECE == 0
-    return half and whole_pieces and found.outputs >= _FEW_OUTPUTS and _is_packed_weight(found.weight_ref)
+    whole_chunks = found.groups == 1 or found.channels % _CHUNK == 0
+    return half and whole_chunks and found.outputs >= _FEW_OUTPUTS and _is_packed_weight(found.weight_ref)
 
 
 def _is_packed_weight(ref: Ref) -> bool:
-    """Whether a weight lies as [O, KH, KW, I], with the channels packed."""
-    _, channels, height, width = ref.view.shape
-    packed = packed_channels(channels)
-    expected = (packed * height * width, 1, width * packed, packed)
+    """Whether a weight lies as [O, KH, KW, I], with its taps filled up."""
+    _, channels, height, width = packed_weight(ref.view.shape)
+    expected = (channels * height * width, 1, width * channels, channels)
     pairs = zip(ref.view.shape, ref.view.strides, expected, strict=True)
     return ref.view.offset == 0 and all(n == 1 or stride == wanted for n, stride, wanted in pairs)
 
@@ -118,36 +122,64 @@ def _is_packed_image(ref: Ref, channels: int) -> bool:
     batch, total, height, width = ref.view.shape
     followed = (width == 1 or x_stride == total) and (height == 1 or y_stride == width * total)
     followed &= batch == 1 or image_stride == height * width * total
-    return followed and channel_stride == 1 and channels % _PIECE == 0 and ref.view.offset % _PIECE == 0
+    return followed and channel_stride == 1 and channels % _CHUNK == 0 and ref.view.offset % _CHUNK == 0
 
 
 def _argument(tensor: TracedTensor, ref: Ref) -> TensorArg:
     return TensorArg(tensor.index, ref.view.offset * tensor.dtype.size)
 
 
-def _geometry(group: Group, conv: _Convolution, channels: int) -> dict[str, object]:
+def _geometry(group: Group, conv: _Convolution) -> dict[str, int]:
+    """What the kernels know of the image and of the taps when they are compiled."""
     attrs = anchor_source(group).attrs
-    _, _, taps_y, taps_x = conv.weight_ref.view.shape
+    _, channels, taps_y, taps_x = packed_weight(conv.weight_ref.view.shape)
     names = (("STEP", "stride"), ("PAD", "padding"), ("DILATION", "dilation"))
     pairs = {f"{name}_{axis}": attrs[key][i] for name, key in names for i, axis in enumerate("YX")}
-    return {"TAPS_Y": taps_y, "TAPS_X": taps_x, "CHANNELS": channels, **pairs}
+    return {
+        **pairs,
+        "TAPS_Y": taps_y,
+        "TAPS_X": taps_x,
+        "CHANNELS": channels,
+        "PIXEL_STRIDE": channels * conv.groups,
+        "HEIGHT": conv.image_ref.view.shape[2],
+        "WIDTH": conv.image_ref.view.shape[3],
+    }
 
 
-def _pack(conv: _Convolution, lowering: Lowering) -> tuple[Launch, TensorArg]:
-    """A launch that brings the image to channels-last with packed channels, and the result."""
-    channels, dtype = packed_channels(conv.channels), conv.image.dtype
-    batch, _, height, width = conv.image_ref.view.shape
-    pixels = batch * height * width
-    piece = _SMALL_PIECE if channels == _SMALL_PIECE else _PIECE
-    result = TensorArg(lowering.scratch(pixels * channels * dtype.size), writes=True)
-    values = {**image_values(conv.image_ref, conv.image_ref.view.shape), "pixels": pixels}
-    struct = ParamStruct("Params", tuple(("int", name) for name in values))
+def _pack(conv: _Convolution, group: Group, lowering: Lowering) -> tuple[Launch, TensorArg, dict[str, int]]:
+    """A launch that brings the image to channels-last with filled-up channels, its result, and the geometry of that.
+
+    Where images of few channels are walked two pixels at a time, two pixels become one of twice the channels, and so do
+    two taps; a window that begins at an odd pixel begins at an even one when a pixel of zeros comes first.
+    """
+    geometry = _geometry(group, conv)
+    channels, width = geometry["CHANNELS"], geometry["WIDTH"]
+    pairs = channels == _FEW_CHANNELS and (geometry["STEP_X"], geometry["DILATION_X"]) == (2, 1)
+    first = geometry["PAD_X"] % 2 if pairs else 0
+    packed_width = -(-(width + first) // 2) * 2 if pairs else width
+    batch, _, height, _ = conv.image_ref.view.shape
+    pixels = batch * height * packed_width
+    piece = min(channels, _CHUNK)
+    result = TensorArg(lowering.scratch(pixels * channels * conv.image.dtype.size), writes=True)
+    image_stride, channel_stride, y_stride, x_stride = conv.image_ref.view.strides
+    values = {
+        "image_stride": image_stride,
+        "channel_stride": channel_stride,
+        "y_stride": y_stride,
+        "x_stride": x_stride,
+    }
+    values["pixels"] = pixels
     macros = {
-        "a_t": CUDA.storage[dtype.name],
+        "a_t": CUDA.storage[conv.image.dtype.name],
         "PIECE": piece,
         "PIECES": channels // piece,
         "CHANNELS": conv.channels,
+        "FIRST": first,
+        "PACKED_WIDTH": packed_width,
+        "WIDTH": width,
+        "HEIGHT": height,
     }
+    struct = ParamStruct("Params", tuple(("int", name) for name in values))
     launch = Launch(
         label=f"channels of {conv.image.name}",
         kernel=assemble("pack_channels", struct, macros, ""),
@@ -155,35 +187,39 @@ def _pack(conv: _Convolution, lowering: Lowering) -> tuple[Launch, TensorArg]:
         params=struct.pack(values),
         grid=(-(-pixels * (channels // piece) // _PACK_THREADS), 1, 1),
         block=(_PACK_THREADS, 1, 1),
-        nbytes=pixels * (channels + conv.channels) * dtype.size,
+        nbytes=(pixels * channels + prod(conv.image_ref.view.shape)) * conv.image.dtype.size,
     )
-    return launch, TensorArg(result.tensor)
+    if pairs:
+        geometry |= {
+            "CHANNELS": 2 * channels,
+            "PIXEL_STRIDE": 2 * channels,
+            "TAPS_X": geometry["TAPS_X"] // 2,
+            "STEP_X": 1,
+            "PAD_X": (geometry["PAD_X"] - first) // 2,
+            "WIDTH": packed_width // 2,
+        }
+    return launch, TensorArg(result.tensor), geometry
 
 
-def _lower_tiled(conv: _Convolution, group: Group, lowering: Lowering, image: TensorArg) -> Launch:
+def _lower_tiled(
+    conv: _Convolution, group: Group, lowering: Lowering, image: TensorArg, geometry: Mapping[str, int]
+) -> Launch:
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     batch, _, out_height, out_width = group.shape
-    rows, channels = batch * out_height * out_width, packed_channels(conv.channels)
-    common = channels * prod(conv.weight_ref.view.shape[2:])
-    tiling = choose_tiling(rows, conv.outputs, common, conv.groups)
+    rows = batch * out_height * out_width
+    tiling = choose_tiling(rows, conv.outputs, prod(packed_weight(conv.weight_ref.view.shape)[1:]), conv.groups)
     tiles_m, tiles_n = -(-rows // tiling.rows), -(-conv.outputs // tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
     macros = {
         **tiling.macros(tiles),
-        **_geometry(group, conv, channels),
+        **geometry,
         "tile_t": CUDA.storage[conv.image.dtype.name],
         "A_ALONG_K": 1,
         "B_ALONG_K": 1,
         "B_CONSTANT": int(conv.weight.source is None),
-        "A_PIECE": _SMALL_PIECE if channels == _SMALL_PIECE else _PIECE,
-    }
-    values = {
-        **image_values(conv.image_ref, group.shape),
-        "pixel_stride": channels * conv.groups,
-        "rows": rows,
-        "columns": conv.outputs,
-        "tiles_m": tiles_m,
-        "tiles_n": tiles_n,
+        "COLUMNS": conv.outputs,
+        "OUT_HEIGHT": out_height,
+        "OUT_WIDTH": out_width,
     }
     weight = _argument(conv.weight, conv.weight_ref)
     partial = tiles * tiling.splits * tiling.rows * tiling.columns * 4
@@ -195,7 +231,7 @@ def _lower_tiled(conv: _Convolution, group: Group, lowering: Lowering, image: Te
         found,
         size=pack_size(group, found.operands, conv.outputs),
         inputs=(image, weight, parts),
-        values=values,
+        values={"rows": rows, "tiles_m": tiles_m},
         macros=macros,
         flops=2 * prod(group.shape) * conv.products,
         blocks=tiles,
@@ -219,8 +255,12 @@ def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> Launch
         "w_y": w_y,
         "w_x": w_x,
     }
+    _, _, taps_y, taps_x = conv.weight_ref.view.shape
     macros = {
-        **_geometry(group, conv, conv.channels),
+        **_geometry(group, conv),
+        "TAPS_Y": taps_y,
+        "TAPS_X": taps_x,
+        "CHANNELS": conv.channels,
         "a_t": CUDA.storage[conv.image.dtype.name],
         "b_t": CUDA.storage[conv.weight.dtype.name],
     }

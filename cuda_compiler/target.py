@@ -1,11 +1,11 @@
 """The CUDA target: dense tensors, channels-last images, kernels as CUDA C++ that any GPU from 7.0 up compiles.
 
-Only weights of convolutions are padded: zeros fill up their input channels to pieces that are copied at a time.
+Only weights of convolutions are padded: zeros fill up their taps to chunks that are copied at a time.
 """
 
 from __future__ import annotations
 
-from cuda_compiler.convolution import lower_conv2d, packed_channels
+from cuda_compiler.convolution import lower_conv2d, packed_weight
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matmul import lower_matmul
@@ -37,8 +37,7 @@ class CUDATarget(CodegenTarget):
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":
-            outputs, inputs, height, width = shape
-            return Layout(shape, (outputs, packed_channels(inputs), height, width), _CHANNELS_LAST)
+            return Layout(shape, packed_weight(shape), _CHANNELS_LAST)
         if role == "image":
             return Layout(shape, shape, _CHANNELS_LAST)
         return dense(shape)

@@ -26,6 +26,7 @@ class Tiling:
         rows, columns, depth: Size of a tile along m, n and k.
         warps_m, warps_n: How a block's warps share the results.
         stages: Tiles in shared memory at a time.
+        blocks: Blocks that should fit a multiprocessor: the compiler limits registers for them.
         splits: Blocks that share one tile of results, each with a part of k.
     """
 
@@ -35,6 +36,7 @@ class Tiling:
     warps_m: int
     warps_n: int
     stages: int
+    blocks: int
     splits: int = 1
 
     @property
@@ -54,19 +56,21 @@ class Tiling:
             "WARPS_M": self.warps_m,
             "WARPS_N": self.warps_n,
             "STAGES": self.stages,
+            "BLOCKS": self.blocks,
             "SPLITS": self.splits,
             "RESULT_TILES": results,
         }
 
 
 _CANDIDATES = (
-    Tiling(128, 128, 32, 2, 2, 4),
-    Tiling(128, 64, 32, 2, 2, 4),
-    Tiling(64, 128, 32, 2, 2, 4),
-    Tiling(64, 64, 64, 2, 2, 4),
-    Tiling(64, 32, 64, 2, 2, 4),
-    Tiling(32, 64, 64, 2, 2, 4),
-    Tiling(32, 32, 64, 2, 2, 4),
+    Tiling(128, 128, 32, 2, 2, 4, 2),
+    Tiling(128, 128, 32, 2, 4, 4, 2),
+    Tiling(128, 64, 32, 2, 2, 4, 4),
+    Tiling(64, 128, 32, 2, 2, 4, 3),
+    Tiling(64, 64, 64, 2, 2, 4, 4),
+    Tiling(64, 32, 64, 2, 2, 4, 4),
+    Tiling(32, 64, 64, 2, 2, 4, 4),
+    Tiling(32, 32, 64, 2, 2, 4, 4),
 )
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 

@@ -7,7 +7,7 @@ struct Copier {
     __device__ __forceinline__ void copy_b(unsigned char* tile) { b.copy(tile); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) matmul(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) matmul(
     const tile_t* a, const tile_t* b, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char shared[];

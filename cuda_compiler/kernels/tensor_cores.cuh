@@ -17,15 +17,15 @@ __device__ __forceinline__ void copy_chunk(void* target, const void* source, boo
 #endif
 }
 
-// The same for 8 bytes, which go through the level-1 cache.
-__device__ __forceinline__ void copy_half_chunk(void* target, const void* source, bool valid)
+// The same through the level-1 cache: for what neighbouring tiles read again.
+__device__ __forceinline__ void copy_chunk_cached(void* target, const void* source, bool valid)
 {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(target)), "l"(source),
-                 "r"(valid ? 8 : 0)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
+                 "r"(valid ? 16 : 0)
                  : "memory");
 #else
-    *reinterpret_cast<uint2*>(target) = valid ? *reinterpret_cast<const uint2*>(source) : make_uint2(0, 0);
+    copy_chunk(target, source, valid);
 #endif
 }
 

@@ -18,35 +18,24 @@ __device__ __forceinline__ uint tile_offset(uint along, uint k)
     return (line * CHUNKS + (place / CHUNK ^ (turn & MASK))) * 16 + place % CHUNK * 2;
 }
 
-// Copies one piece of 8 or 4 elements.
-template <int PIECE>
-__device__ __forceinline__ void copy_piece(void* target, const void* source, bool valid)
-{
-    if (PIECE == CHUNK) {
-        copy_chunk(target, source, valid);
-    } else {
-        copy_half_chunk(target, source, valid);
-    }
-}
-
-// Copies tiles of an operand in pieces that are contiguous in memory: every thread has one column of them.
-template <int EXTENT, bool ALONG_K, int PIECE = CHUNK>
+// Copies tiles of an operand whose chunks are contiguous in memory: every thread has one column of them.
+template <int EXTENT, bool ALONG_K>
 struct OperandCopier {
-    static constexpr int PIECES = (ALONG_K ? TILE_K : EXTENT) / PIECE, LINES = ALONG_K ? EXTENT : TILE_K;
-    static constexpr int STEP = THREADS / PIECES, ROUNDS = LINES / STEP, LINE_BYTES = PIECES * PIECE * 2;
-    static_assert(THREADS % PIECES == 0 && LINES % STEP == 0 && STEP % 8 == 0, "every thread copies as many pieces");
-    const tile_t* source; // of this thread's first piece in the next tile
+    static constexpr int CHUNKS = (ALONG_K ? TILE_K : EXTENT) / CHUNK, LINES = ALONG_K ? EXTENT : TILE_K;
+    static constexpr int STEP = THREADS / CHUNKS, ROUNDS = LINES / STEP;
+    static_assert(THREADS % CHUNKS == 0 && LINES % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
+    const tile_t* source; // of this thread's first chunk in the next tile
     long long round_stride, tile_stride;
     uint target;
-    int depth, common;    // position of the first piece along k, and where k ends
-    int inside;           // rounds whose rows exist, or for pieces along the rows whether this one does
+    int depth, common;    // position of the first chunk along k, and where k ends
+    int inside;           // rounds whose rows exist, or for chunks along the rows whether this one does
 
     // `base` is the tile's first row, below `limit`; `common` the extent of k.
     __device__ __forceinline__ OperandCopier(
         const tile_t* operand, int base, int limit, int stride_along, int stride_k, int first_tile, int common)
         : common(common)
     {
-        int line = int(threadIdx.x / PIECES), place = int(threadIdx.x % PIECES) * PIECE;
+        int line = int(threadIdx.x / CHUNKS), place = int(threadIdx.x % CHUNKS) * CHUNK;
         int along = base + (ALONG_K ? line : place);
         depth = first_tile * TILE_K + (ALONG_K ? place : line);
         source = operand + (long long)along * stride_along + (long long)depth * stride_k;
@@ -61,7 +50,7 @@ struct OperandCopier {
         #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
             bool valid = ALONG_K ? round < inside && depth < common : inside && depth + round * STEP < common;
-            copy_piece<PIECE>(tile + target + round * STEP * LINE_BYTES, source + round * round_stride, valid);
+            copy_chunk(tile + target + round * STEP * CHUNKS * 16, source + round * round_stride, valid);
         }
         source += tile_stride;
         depth += TILE_K;

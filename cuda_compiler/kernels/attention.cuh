@@ -1,0 +1,78 @@
+// Attention: result[row] = sum over j of weight[j] * v[j], the weights being the softmax over j of
+// SCALE * (q[row] . k[j]) + mask[row, j]. The scores are never stored: each block of positions updates a running maximum,
+// sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+//
+// A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys, counted head by head, so
+// that keys and values are read once for all of them. Blocks of positions that the mask closes are not read. The positions
+// may be shared by SPLITS blocks of threads, in turns; the last of them to finish adds up what they have. A row that is
+// closed everywhere gives zeros.
+// Grid: tiles of rows (the last first) in x, splits in y, batch * heads of keys in z.
+extern "C" __global__ void __launch_bounds__(THREADS) attention(
+    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
+    OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ int list[TURNS];
+    int row = (int(gridDim.x) - 1 - int(blockIdx.x)) * TILE_M, batch = int(blockIdx.z) / GROUPS;
+    int group = int(blockIdx.z) % GROUPS, warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+    int warp_row = warp / WARPS_L * 16, first = warp % WARPS_L * STEP;
+    wait_for_previous_grid();
+    q += (long long)batch * p.q_batch + (long long)group * SHARED * p.q_head;
+    k += (long long)batch * p.k_batch + (long long)group * p.k_head;
+    v += (long long)batch * p.v_batch + (long long)group * p.v_head;
+    mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
+    auto query_row = [&](int i) {
+        int r = min(row + i, p.rows * SHARED - 1);
+        return (long long)(r / p.rows) * p.q_head + (long long)(r % p.rows) * p.q_row;
+    };
+    copy_rows<TILE_M, HEAD_SIZE, QK_WIDTH, Q_CHUNK>(shared, q, p.q_step, p.rows * SHARED - row, query_row);
+    commit_copies();
+    int count = list_tiles(list, row, states, batch, group, p);
+    wait_for_copies<0>();
+    __syncthreads();
+    uint query[QK_WIDTH / 16][4];
+    #pragma unroll
+    for (int d = 0; d < QK_WIDTH / 16; ++d) {
+        load_matrices(query[d], shared_address(shared) + place<QK_WIDTH>(warp_row + lane % 16, d * 16 + lane / 16 * 8));
+    }
+    const tile_t *upper_row = q + query_row(warp_row + lane / 4), *lower_row = q + query_row(warp_row + lane / 4 + 8);
+    __syncthreads();
+    auto copy = [&](int piece) {
+        if (piece < 2 * count) {
+            int position = (list[piece / 2] >> 1) * BLOCK;
+            unsigned char* slot = shared + piece % SLOTS * SLOT_BYTES;
+            if (piece % 2 == 0) {
+                copy_rows<BLOCK, HEAD_SIZE, QK_WIDTH, K_CHUNK>(
+                    slot, k, p.k_step, LENGTH - position, [&](int i) { return (long long)(position + i) * p.k_row; });
+            } else {
+                copy_rows<BLOCK, VALUE_SIZE, V_WIDTH, V_CHUNK>(
+                    slot, v, p.v_step, LENGTH - position, [&](int i) { return (long long)(position + i) * p.v_row; });
+            }
+        }
+        commit_copies();
+    };
+    Rows rows = {{}, {CLOSED, CLOSED}, {}};
+    copy(0);
+    copy(1);
+    for (int turn = 0; turn < count; ++turn) {
+        float score[STEP / 8][4];
+        wait_for_copies<1>();
+        __syncthreads();
+        copy(2 * turn + 2);
+        const unsigned char* keys = shared + 2 * turn % SLOTS * SLOT_BYTES;
+        multiply_keys(score, query, upper_row, lower_row, keys, first, p);
+        mask_scores(score, mask, row + warp_row, (list[turn] >> 1) * BLOCK + first, list[turn] & 1, p);
+        soften(rows, score);
+        wait_for_copies<1>();
+        __syncthreads();
+        copy(2 * turn + 3);
+        multiply_values(rows, score, shared + (2 * turn + 1) % SLOTS * SLOT_BYTES, first);
+    }
+    wait_for_copies<0>();
+    #pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+        rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 1);
+        rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 2);
+    }
+    finish_rows(rows, reinterpret_cast<float*>(shared), row, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+}

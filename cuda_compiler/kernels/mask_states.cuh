@@ -1,0 +1,23 @@
+// Of each block of a mask, STATE_ROWS rows by BLOCK positions, whether it is closed everywhere (0), changes nothing (2), or
+// neither (1). Grid: blocks of positions, blocks of rows, distinct heads. Block: 128.
+extern "C" __global__ void __launch_bounds__(128) mask_states(
+    const mask_t* mask, unsigned char* states, const Params p)
+{
+    int batch = int(blockIdx.z) / p.heads, head = int(blockIdx.z) % p.heads;
+    wait_for_previous_grid();
+    mask += (long long)batch * p.mask_batch + (long long)head * p.mask_head;
+    bool any = false, all = true;
+    for (int index = int(threadIdx.x); index < STATE_ROWS * BLOCK; index += 128) {
+        int row = int(blockIdx.y) * STATE_ROWS + index / BLOCK, position = int(blockIdx.x) * BLOCK + index % BLOCK;
+        if (row < p.rows && position < p.length) {
+            float added = mask_value(mask[(long long)row * p.mask_row + (long long)position * p.mask_step]);
+            any |= !(added <= MASK_CLOSED);
+            all &= added == 0.0f;
+        }
+    }
+    any = __syncthreads_or(any);
+    all = __syncthreads_and(all);
+    if (threadIdx.x == 0) {
+        states[((int)blockIdx.z * (int)gridDim.y + (int)blockIdx.y) * (int)gridDim.x + (int)blockIdx.x] = any ? all ? 2 : 1 : 0;
+    }
+}
