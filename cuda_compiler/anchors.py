@@ -42,6 +42,7 @@ def anchor_launch(
     blocks: int,
     threads: int,
     splits: int = 1,
+    layers: int = 1,
     shared_bytes: int = 0,
     generated: str = "",
     parts: Sequence[str] = (),
@@ -58,7 +59,7 @@ def anchor_launch(
         values: The kernel's own parameters.
         macros: What the kernel's file expects to be defined.
         flops: Arithmetic of the kernel, without the epilogue.
-        blocks, splits: The grid in x and y.
+        blocks, splits, layers: The grid in x, y and z.
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
         generated: Further functions that the kernel's file calls.
@@ -66,14 +67,14 @@ def anchor_launch(
     """
     parameters = {**values, **found.extents, **dict(found.operands.fields)}
     struct = ParamStruct("Params", tuple(("int", name) for name in parameters))
-    defined = {**map_macros(group, found.operands), "STORE_SIZE": size, **macros}
-    store = epilogue(group, found, size, _POSITIONS, _NAMES, f"const float (&value)[{size}], ")
+    defined = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs, **macros}
+    store = epilogue(group, found, size, _POSITIONS, _NAMES, f"const float (&value)[{size * group.pairs}], ")
     return Launch(
         label=" + ".join(group.nodes),
         kernel=assemble(entry, struct, defined, "\n".join((store, generated)), after=parts),
         args=(*inputs, output_argument(group), *(argument for argument, _ in found.operands.pointers)),
         params=struct.pack(parameters),
-        grid=(blocks, splits, 1),
+        grid=(blocks, splits, layers),
         block=(threads, 1, 1),
         flops=flops + flops_of([group.expr], prod(group.shape)),
         nbytes=traffic_of(group, lowering.tensors),

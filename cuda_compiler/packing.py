@@ -138,7 +138,7 @@ def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
     if group.output.layout.size >= MAX_ELEMENTS:
         raise OpRefusal(f"the result has {group.output.layout.size} elements, more than kernels address (2^31)")
     assert group.anchor is not None
-    anchors = {group.anchor.index: "value[u]"}
+    anchors = {group.anchor.index: "sum"}
     tensors = lowering.tensors
     try:
         operands = Operands.resolve(
@@ -224,8 +224,18 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> lis
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
         f"        const int {inner} = first + u;",
+        *_anchor_lines(group),
         *printer.lines,
         f"        result[u] = {result};",
         "    }",
         "    store_pack(target, result);",
     ]
+
+
+def _anchor_lines(group: Group) -> list[str]:
+    """Names for the anchor's own results; the odd column of a pair is ``sum1``."""
+    if group.anchor is None:
+        return []
+    if group.pairs == 1:
+        return ["        const float sum = value[u];"]
+    return ["        const float sum = value[2 * u], sum1 = value[2 * u + 1];"]

@@ -5,6 +5,7 @@ Only weights of convolutions are padded: zeros fill up their taps to chunks that
 
 from __future__ import annotations
 
+from cuda_compiler.attention import lower_attention
 from cuda_compiler.convolution import lower_conv2d, packed_weight
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
@@ -20,7 +21,7 @@ from npu_compiler.trace import Anchor
 
 __all__ = ["CUDATarget"]
 
-_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d}
+_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d, "attention": lower_attention}
 _CHANNELS_LAST = (0, 2, 3, 1)
 
 

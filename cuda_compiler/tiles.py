@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-__all__ = ["Tiling", "choose_tiling"]
+__all__ = ["MULTIPROCESSORS", "Tiling", "choose_tiling"]
 
-_MULTIPROCESSORS = 132  # of the GPU that the model was fitted on; the choice only ranks candidates
+MULTIPROCESSORS = 132  # of the GPU that the model was fitted on; the choice only ranks candidates
 _PRODUCTS_PER_CLOCK = 1200  # 16-bit multiply-adds that a multiprocessor does
 _BYTES_PER_CLOCK = 56  # that a multiprocessor gets from the level-2 cache
 _START_CLOCKS = 2200  # from the launch of a block to its first product, and from its last to the stored result
@@ -95,7 +95,7 @@ def _clocks(tiling: Tiling, m: int, n: int, k: int, batch: int) -> float:
     steps = ceil(ceil(k / tiling.depth) / tiling.splits)
     products = tiling.rows * tiling.columns * tiling.depth / _PRODUCTS_PER_CLOCK
     loads = (tiling.rows + tiling.columns) * tiling.depth * 2 / _BYTES_PER_CLOCK
-    on_one = -(-blocks // _MULTIPROCESSORS)
+    on_one = -(-blocks // MULTIPROCESSORS)
     resident = max(1, min(_SHARED // tiling.shared_bytes, _THREADS // tiling.threads))
     busy = on_one * steps * max(products, loads)
     waiting = -(-on_one // resident) * (_START_CLOCKS + steps * _STEP_CLOCKS)

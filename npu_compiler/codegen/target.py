@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -52,16 +52,25 @@ class Lowering:
     Attributes:
         tensors: The trace's tensors, by index.
         scratch_sizes: Bytes of each scratch buffer asked for, by its index.
+        common: The scratch buffers that several groups use, by what they hold.
     """
 
     tensors: Sequence[TracedTensor]
     scratch_sizes: dict[int, int] = field(default_factory=dict)
+    common: dict[Hashable, int] = field(default_factory=dict)
 
     def scratch(self, nbytes: int) -> int:
-        """A buffer that lives for one group's launches only; its index serves as a tensor's in `TensorArg`."""
+        """A buffer that lives from the first to the last launch that binds it; its index serves as a tensor's."""
         index = -1 - len(self.scratch_sizes)
         self.scratch_sizes[index] = nbytes
         return index
+
+    def common_scratch(self, content: Hashable, nbytes: int) -> tuple[int, bool]:
+        """A scratch buffer for what several groups need, and whether nobody has asked for it before."""
+        is_new = content not in self.common
+        if is_new:
+            self.common[content] = self.scratch(nbytes)
+        return self.common[content], is_new
 
 
 class CodegenTarget(ABC):
