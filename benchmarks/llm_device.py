@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import sys
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -88,8 +87,13 @@ def _compile_seconds(ir: Path, target: str) -> float:
 
 
 def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """The most memory this process had, files that it maps included, in bytes."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # On Linux the resource usage starts with the peak of the process that this one was started from.
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":
