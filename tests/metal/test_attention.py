@@ -9,7 +9,6 @@ import torch
 
 from npu_compiler.errors import UnsupportedOpError
 from tests.metal.graphs import Graph, Node
-from tests.metal.test_checks import software_gpu
 from tests.metal.test_matmul import BOTH, entries
 
 LOWEST = {torch.float16: -65504.0, torch.bfloat16: torch.finfo(torch.bfloat16).min}
@@ -185,12 +184,3 @@ def test_too_large_heads_are_refused() -> None:
     q, k, v = (graph.input(1, 1, 4, 257) for _ in range(3))
     with pytest.raises(UnsupportedOpError, match="expected heads of 1 to 256"):
         graph.compile(attention(graph, q, k, v))
-
-
-@pytest.mark.parametrize("device", [{"check": True}, {"reversed_threads": True}], ids=["checked", "reversed"])
-@pytest.mark.parametrize(("rows", "length", "last"), [(1, 40, 20), (1, 4100, 4000), (11, 37, 30)])
-def test_no_race_and_no_access_out_of_bounds(device: dict[str, bool], rows: int, length: int, last: int) -> None:
-    graph = Graph()
-    q, k, v = heads(graph, 1, 4, rows, 12), heads(graph, 1, 2, length, 12), heads(graph, 1, 2, length, 12)
-    mask = torch.where(up_to(last, length), 0.0, -torch.inf).half()
-    graph.check(attention(graph, q, k, v, mask), roundings=2, device=software_gpu(**device))

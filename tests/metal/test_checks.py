@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 
 from npu_runtime import Device, MetalBackend
 from npu_runtime.metal_api import MetalApi
@@ -43,6 +44,36 @@ def vector_by_odd_columns(graph: Graph) -> Node:
     return graph.call("mm", graph.input(1, 20), graph.input(20, 33))
 
 
+def gated_activation(rows: int) -> Callable[[Graph], Node]:
+    """Paired columns."""
+
+    def build(graph: Graph) -> Node:
+        x = graph.input(rows, 24)
+        gate, up = (graph.call("linear", x, graph.weight(10, 24)) for _ in range(2))
+        return graph.call("mul.Tensor", graph.call("silu", gate), up)
+
+    return build
+
+
+def norm_before_vector(graph: Graph) -> Node:
+    x = graph.call("layer_norm", graph.input(1, 40), [40], graph.weight(40), graph.weight(40), 1e-5)
+    return graph.call("linear", x, graph.weight(70, 40))
+
+
+def attention(rows: int, length: int, mask: str) -> Callable[[Graph], Node]:
+    def build(graph: Graph) -> Node:
+        q, k, v = (graph.input(1, heads, n, 12) for heads, n in ((4, rows), (2, length), (2, length)))
+        is_open = (torch.arange(length) < length - 10)[None]
+        added = torch.where(is_open, 0.0, -torch.inf).half()
+        masks = {"none": None, "causal": None, "added": graph.input(1, length, data=added)}
+        if mask == "boolean":
+            masks[mask] = Node(graph.input(1, length, dtype=torch.bool, data=is_open).value, is_open)
+        options = [masks[mask], 0.0, mask == "causal"]
+        return graph.call("scaled_dot_product_attention", q, k, v, *options, enable_gqa=True)
+
+    return build
+
+
 def convolution(channels: int, outputs: int, groups: int) -> Callable[[Graph], Node]:
     def build(graph: Graph) -> Node:
         image, weight = graph.input(1, channels, 6, 7), graph.weight(outputs, channels // groups, 3, 3)
@@ -73,6 +104,14 @@ GRAPHS: dict[str, Callable[[Graph], Node]] = {
     "vector, odd sizes": vector_with_odd_sizes,
     "vector by columns": vector_by_columns,
     "vector by odd columns": vector_by_odd_columns,
+    "paired columns": gated_activation(11),
+    "paired columns, vector": gated_activation(1),
+    "norm before a vector": norm_before_vector,
+    "attention": attention(11, 37, "none"),
+    "attention, causal": attention(11, 37, "causal"),
+    "attention, booleans": attention(1, 40, "boolean"),
+    "attention, added mask": attention(11, 37, "added"),
+    "attention in parts": attention(1, 4100, "added"),
     "convolution": convolution(16, 24, 1),
     "convolution, odd channels": convolution(3, 5, 1),
     "convolution in groups": convolution(32, 32, 2),

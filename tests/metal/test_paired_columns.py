@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.metal.graphs import Graph, Node
-from tests.metal.test_checks import software_gpu
 from tests.metal.test_matmul import BOTH, entries
 
 
@@ -44,10 +43,3 @@ def test_every_other_column(rows: int, columns: int, start: tuple[int, int]) -> 
     first, second = (graph.call("slice.Tensor", product, 1, i, columns, 2) for i in start)
     program = graph.check(graph.call("sub.Tensor", graph.call("relu", first), second), roundings=3)
     assert entries(program) == ["matvec_columns" if rows == 1 else "matmul"]
-
-
-@pytest.mark.parametrize("device", [{"check": True}, {"reversed_threads": True}], ids=["checked", "reversed"])
-@pytest.mark.parametrize("rows", [1, 11])
-def test_no_race_and_no_access_out_of_bounds(device: dict[str, bool], rows: int) -> None:
-    graph = Graph()
-    graph.check(gated(graph, graph.input(rows, 24), 10), roundings=3, device=software_gpu(**device))

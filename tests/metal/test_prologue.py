@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.metal.graphs import Graph, Node
-from tests.metal.test_checks import software_gpu
 from tests.metal.test_matmul import BOTH, entries
 
 
@@ -73,11 +72,3 @@ def test_kept_apart(reason: str) -> None:
     others = {"an output": [x], "another reader": [graph.call("mm", x, graph.weight(32, 8))]}
     program = graph.check(result, *others.get(reason, []), roundings=4)
     assert entries(program)[0] == "rows"
-
-
-@pytest.mark.parametrize("device", [{"check": True}, {"reversed_threads": True}], ids=["checked", "reversed"])
-@BUILDERS
-def test_no_race_and_no_access_out_of_bounds(device: dict[str, bool], before: object) -> None:
-    graph = Graph()
-    x = before(graph, graph.input(1, 40))  # type: ignore[operator]
-    graph.check(graph.call("linear", x, graph.weight(70, 40)), roundings=4, device=software_gpu(**device))

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 
+from npu_compiler.codegen.metal.attention import ATTENTION_FIELDS, COMBINE_FIELDS
 from npu_compiler.codegen.metal.convolution import CONV2D_FIELDS, DIRECT_FIELDS
 from npu_compiler.codegen.metal.matmul import MATMUL_FIELDS, MATVEC_FIELDS
 from npu_compiler.codegen.metal.pooling import POOL_FIELDS
@@ -14,6 +15,8 @@ from npu_compiler.codegen.metal.tiles import GROUP
 from software_gpu import metal
 
 FIELDS = {
+    "attention": ATTENTION_FIELDS,
+    "attention_combine": COMBINE_FIELDS,
     "conv2d": CONV2D_FIELDS,
     "conv2d_direct": DIRECT_FIELDS,
     "matmul": MATMUL_FIELDS,
