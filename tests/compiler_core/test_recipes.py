@@ -57,10 +57,16 @@ def test_folding_a_batch_norm_is_the_batch_norm(has_bias: bool, affine: bool) ->
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-5)
 
 
-def test_concatenation_takes_any_number_of_tensors_and_any_axis() -> None:
-    parts = [_normal(2, n, seed=n) for n in (1, 3, 2)]
-    result = recipe((2, 6), "concatenate", axis=1).compute(parts)
-    np.testing.assert_array_equal(result, np.concatenate(parts, axis=1))
+def test_concatenation_takes_any_number_of_weights() -> None:
+    parts = [_normal(n, 2, seed=n) for n in (1, 3, 2)]
+    np.testing.assert_array_equal(recipe((6, 2), "concatenate").compute(parts), np.concatenate(parts))
+
+
+def test_interleaving_takes_rows_in_turns() -> None:
+    first, second = _normal(3, 2, seed=1), _normal(3, 2, seed=2)
+    result = recipe((6, 2), "interleave").compute([first, second])
+    np.testing.assert_array_equal(result[0::2], first)
+    np.testing.assert_array_equal(result[1::2], second)
 
 
 def test_apply_casts_pads_and_reorders() -> None:
@@ -101,7 +107,8 @@ def test_an_unknown_transform_is_refused_with_the_known_ones() -> None:
         (recipe((2,), "fold_weight"), [_normal(2), _normal(2)]),
         (recipe((2,), "fold_bias", eps=EPS, momentum=0.1), [_normal(2), _normal(2)]),
         (recipe((2,), "fold_weight", eps=EPS), [_normal(2, 3), np.ones(5)]),
-        (recipe((2,), "concatenate", axis=7), [_normal(2), _normal(2)]),
+        (recipe((2,), "concatenate", axis=0), [_normal(2), _normal(2)]),
+        (recipe((2,), "interleave"), [_normal(2), _normal(3)]),
     ],
 )
 def test_inputs_that_a_transform_cannot_take_are_refused(made: WeightRecipe, arrays: list[NDArray[Any]]) -> None:
