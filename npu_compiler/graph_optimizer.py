@@ -59,7 +59,8 @@ def functionalize(graph: IRGraph) -> IRGraph:
             bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
         if _is_in_place(node.op) and source is not None:
             root = bases.get(source, source)
-            stale.update({t: node for t in (root, *bases) if t != source and bases.get(t, t) == root})
+            current = (source, *node.outputs)
+            stale.update({t: node for t in (root, *bases) if t not in current and bases.get(t, t) == root})
             names = {old: node.outputs[0] if new == source else new for old, new in names.items()}
             names[source] = node.outputs[0]
     outputs = tuple(names.get(name, name) for name in graph.outputs)
@@ -170,9 +171,18 @@ def _foldable(
     plain = all(
         isinstance(n, str) and n in graph.weights and _is_plain(graph.weights[n]) for n in statistics + parameters
     )
+    fits = _fits(norm, convolution, graph.tensors) and type(norm.attrs.get("eps", 1e-5)) in (int, float)
     only_shift = "bias" in norm.inputs and "weight" not in norm.inputs  # no recipe takes one without the other
     tracked = "running_mean" in norm.inputs and "running_var" in norm.inputs
-    return convolution if plain and tracked and not only_shift else None
+    return convolution if plain and tracked and fits and not only_shift else None
+
+
+def _fits(norm: OpNode, convolution: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
+    """Whether each parameter has one value for every output of the convolution; where not, its definition says so."""
+    weight = tensors[str(convolution.inputs["weight"])].shape
+    by_channel = [value for key, value in norm.inputs.items() if key != "input"]
+    by_channel += [value for key, value in convolution.inputs.items() if key == "bias"]
+    return len(weight) == 4 and all(tensors[str(name)].shape == weight[:1] for name in by_channel)
 
 
 def _is_plain(recipe: WeightRecipe) -> bool:

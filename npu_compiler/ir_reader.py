@@ -72,6 +72,8 @@ def read_node(raw: Mapping[str, Any]) -> tuple[OpNode, dict[str, TensorSpec]]:
         IRError, UnsupportedOpError: As `read_graph`.
     """
     tensors: dict[str, TensorSpec] = {}
+    if not isinstance(raw, Mapping):
+        raise IRError(f"given {raw!r:.60}, expected a node of an IR")
     where = f"node '{raw.get('name', '?')}'"
     _declare(tensors, _field(raw, "inputs", list, where), where)
     return _read_node(raw, 0, tensors), tensors
@@ -119,9 +121,11 @@ def _read_weights(data: Mapping[str, Any], tensors: dict[str, TensorSpec]) -> di
         raise IRError("the IR: 'constants' is no object; make the IR with npu_compiler.extract")
     recipes: dict[str, WeightRecipe] = {}
     for placeholder, key in (mapping or {name: name for name in specs}).items():
-        spec = specs.get(key)
+        spec = specs.get(key) if isinstance(key, str) else None
         if spec is None:
             raise IRError(f"the IR maps '{placeholder}' to the weight '{key}', which it does not list; extract again")
+        if placeholder in tensors:
+            raise IRError(f"the IR names both an input and a weight '{placeholder}'; extract the model again")
         tensors[placeholder] = TensorSpec(placeholder, spec.shape, spec.dtype)
         buffer = BufferSpec(placeholder, spec.dtype, spec.dtype, dense(spec.shape))
         if key in constants:

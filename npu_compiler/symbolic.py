@@ -279,9 +279,25 @@ def apply(fn: str, *operands: Tensor | Number) -> Tensor:
         elif isinstance(operand, Tensor):
             args.append(operand.cast(dtype).expr)
         else:
-            args.append(Const(operand, dtype))
+            args.append(_constant(operand, dtype))
     result = BOOL if fn in _COMPARISONS or fn == "not" else dtype
     return Tensor(first.trace, shape, result, Call(fn, tuple(args), result))
+
+
+_INT64_LIMIT = 1 << 63
+
+
+def _constant(value: object, dtype: DType) -> Const:
+    """A number that an attribute gave.
+
+    Raises:
+        OpRefusal: It is no number, or one that `dtype` does not hold.
+    """
+    if not isinstance(value, bool | int | float):
+        raise OpRefusal(f"given {value!r:.40}, expected a number")
+    if not dtype.is_float and not -_INT64_LIMIT <= value < _INT64_LIMIT:
+        raise OpRefusal(f"given {value}, expected a number that {dtype} holds")
+    return Const(value, dtype)
 
 
 def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
@@ -291,7 +307,7 @@ def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
 
 def full(trace: Trace, shape: tuple[int, ...], value: Number, dtype: DType) -> Tensor:
     """A tensor of one value."""
-    return Tensor(trace, shape, dtype, Const(value, dtype))
+    return Tensor(trace, shape, dtype, _constant(value, dtype))
 
 
 def arange(trace: Trace, length: int) -> Tensor:

@@ -251,9 +251,11 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
     for node in reversed(graph.nodes):
         if node.op.startswith(_IMAGE_OPS):
             for key, value in node.inputs.items():
-                if key in ("input", "self") and isinstance(value, str) and len(graph.tensors[value].shape) == 4:
+                if not isinstance(value, str) or len(graph.tensors[value].shape) != 4:
+                    continue
+                if key in ("input", "self"):
                     roles[value] = "image"
-                elif key == "weight" and node.op.startswith("aten.conv2d") and isinstance(value, str):
+                elif key == "weight" and node.op.startswith("aten.conv2d"):
                     roles[value] = "conv_weight"
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None

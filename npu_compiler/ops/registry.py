@@ -43,6 +43,10 @@ class Parameter:
     def is_required(self) -> bool:
         return self.default is _MISSING
 
+    def takes_attribute(self, value: object) -> bool:
+        """Whether it may be an attribute: anything but a tensor's parameter, and None for an optional tensor."""
+        return self.kind in (Kind.ATTRIBUTE, Kind.TENSOR_OR_NUMBER) or (self.kind is Kind.OPTIONAL and value is None)
+
 
 @dataclass(frozen=True, slots=True)
 class OpDefinition:
@@ -134,7 +138,10 @@ def bind(
     if entry is None:
         raise UnsupportedOpError(node, name, "no definition of this op is registered")
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
-    sizes = list(attrs.pop("_tensor_list_sizes", ()))
+    sizes = attrs.pop("_tensor_list_sizes", [])
+    if not isinstance(sizes, list) or any(type(size) is not int or size < 0 for size in sizes):
+        raise IRError(f"node '{node}' ({name}): given {sizes!r:.60} as '_tensor_list_sizes', expected a list of counts")
+    sizes = list(sizes)
     if attrs.pop("_tensor_list_none_masks", None):
         raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
     expected = _tensor_parameters(node, entry, attrs, len(tensors), sizes)
@@ -181,6 +188,10 @@ def _bind_attributes(
     for key in attrs:
         if key not in known:
             raise UnsupportedOpError(node, name, f"the attribute '{key}' ({attrs[key]!r:.40}) is not supported")
+        if not known[key].takes_attribute(attrs[key]):
+            raise IRError(
+                f"node '{node}' ({name}): given {attrs[key]!r:.40} as '{key}', expected a tensor; extract again"
+            )
     for parameter in entry.parameters:
         if parameter.is_required and parameter.name not in inputs and parameter.name not in attrs:
             raise IRError(
