@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.ops.cases import case, floats, integers, refused
+from tests.ops.cases import Operand, case, floats, integers, refused
 
 WIDE = floats(5, 70)  # more than a tile, and no multiple of one
 TURNED = floats(70, 5).through("aten.transpose.int", 0, 1)
@@ -88,9 +88,23 @@ POOLINGS = [
     case("adaptive_avg_pool2d.default", floats(1, 2, 7, 7), (7, 1)),
 ]
 
-_HEADS, _KEYS = floats(2, 3, 5, 16), floats(2, 3, 7, 16)
+_HEADS, _KEYS = floats(2, 4, 5, 16), floats(2, 4, 7, 16)
+_SHARED = floats(2, 2, 7, 16)  # by two query heads each
+_NAME = "scaled_dot_product_attention.default"
 ATTENTION = [
-    refused("no kernel for attention", "scaled_dot_product_attention.default", _HEADS, _KEYS, _KEYS),
+    case(_NAME, _HEADS, _KEYS, _KEYS),
+    case(_NAME, _HEADS, _KEYS, floats(2, 4, 7, 16), scale=0.5),
+    case(_NAME, _HEADS, _HEADS, _HEADS, is_causal=True),
+    case(_NAME, _HEADS, _KEYS, _KEYS, floats(5, 7)),
+    case(_NAME, _HEADS, _KEYS, _KEYS, floats(2, 1, 5, 7)),
+    case(_NAME, _HEADS, _KEYS, _KEYS, Operand((1, 1, 5, 7), "bool", data=(1, 0, 1, 0, 1, 1, 1) * 5)),
+    case(_NAME, _HEADS, _SHARED, _SHARED, enable_gqa=True),
+    case(_NAME, _HEADS, _SHARED, _SHARED, floats(1, 1, 5, 7), 0.0, False, scale=2.0, enable_gqa=True),
+    case(_NAME, floats(2, 4, 1, 16), _KEYS, _KEYS),
+    case(_NAME, floats(3, 5, 16), floats(3, 7, 16), floats(3, 7, 16)),
 ]
+# the weights of a row are rounded to the compute dtype before they meet the values
+ATTENTION = [attention.storing(2) for attention in ATTENTION]
+ATTENTION.append(refused("dropout_p=0.5", _NAME, _HEADS, _KEYS, _KEYS, None, 0.5))
 
 CASES = [*LINEAR, *PRODUCTS, *CONVOLUTIONS, *POOLINGS, *ATTENTION]
