@@ -11,7 +11,16 @@ import torch
 
 from npu_cli.extras import import_extra, import_torchvision
 
-__all__ = ["VOCABULARY", "Decoder", "config", "greedy", "import_transformers", "make_decoder"]
+__all__ = [
+    "VOCABULARY",
+    "Decoder",
+    "check_greedy",
+    "config",
+    "dtype_errors",
+    "greedy",
+    "import_transformers",
+    "make_decoder",
+]
 
 VOCABULARY = 320
 _SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -80,3 +89,25 @@ def greedy(decoder: Decoder, prompt: Sequence[int], count: int) -> list[int]:
             tokens.append(int(logits.float().argmax()))
             given = torch.tensor([tokens[-1:]])
     return tokens[len(prompt) :]
+
+
+def dtype_errors(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:
+    """How far PyTorch's logits in the model's dtype are from those in float32, for each token."""
+    return (decoder.logits(tokens) - decoder.logits(tokens, torch.float32)).abs().amax(-1)
+
+
+def check_greedy(decoder: Decoder, prompt: Sequence[int], given: Sequence[int]) -> None:
+    """Compares tokens with PyTorch's greedy ones.
+
+    They may part where two logits lie closer to each other than the dtype can tell, each by its error.
+    """
+    expected = greedy(decoder, prompt, len(given))
+    first = next((i for i, (a, b) in enumerate(zip(given, expected, strict=True)) if a != b), None)
+    if first is None:
+        return
+    text = [*prompt, *expected[:first]]
+    logits, error = decoder.logits(text)[-1], float(dtype_errors(decoder, text)[-1])
+    margin = float(logits[expected[first]] - logits[given[first]])
+    shown = f"token {first} is {given[first]} and not {expected[first]}: margin {margin:.4f}, error {error:.4f}"
+    print(shown)
+    assert margin <= 2 * error, shown

@@ -1,0 +1,104 @@
+"""Choosing tokens: greedy, temperature, top-k, top-p, seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_compiler.errors import DeviceError, InputError
+from npu_runtime import Generator
+from npu_runtime.sampling import Sampler, Sampling
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))
+
+
+def draws(count: int = 4000, **options: Any) -> np.ndarray[Any, Any]:
+    """How often each token is chosen, as a share."""
+    sampler = Sampler(Sampling(**{"temperature": 1.0, "seed": 0} | options))
+    return np.bincount([sampler.choose(LOGITS) for _ in range(count)], minlength=len(LOGITS)) / count
+
+
+def test_greedy_takes_the_first_of_the_highest() -> None:
+    assert Sampler(Sampling()).choose(np.array([0.0, 2.0, 1.0, 2.0], np.float32)) == 1
+
+
+def test_temperature_one_draws_by_probability() -> None:
+    np.testing.assert_allclose(draws(), np.exp(LOGITS), atol=0.03)
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    for temperature in (0.5, 2.0):
+        expected = np.exp(LOGITS / temperature)
+        np.testing.assert_allclose(draws(temperature=temperature), expected / expected.sum(), atol=0.03)
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    assert draws(count=50, temperature=1e-30)[1] == 1
+
+
+def test_top_k() -> None:
+    np.testing.assert_allclose(draws(top_k=2), np.array([0, 0.4, 0, 0.25, 0]) / 0.65, atol=0.03)
+
+
+def test_top_p() -> None:
+    np.testing.assert_allclose(draws(top_p=0.6), np.array([0, 0.4, 0, 0.25, 0]) / 0.65, atol=0.03)
+    assert draws(top_p=0.3)[1] == 1, "the likeliest token always stays"
+    np.testing.assert_allclose(draws(top_p=1.0), np.exp(LOGITS), atol=0.03)
+
+
+def test_top_p_counts_within_top_k() -> None:
+    np.testing.assert_allclose(draws(top_k=3, top_p=0.7), np.array([0, 0.4, 0, 0.25, 0]) / 0.65, atol=0.03)
+
+
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=50),
+    st.floats(0.01, 10),
+    st.none() | st.integers(1, 60),
+    st.none() | st.floats(0.001, 1),
+)
+def test_a_choice_is_among_the_likeliest(
+    logits: list[float], temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    array = np.array(logits, np.float32)
+    chosen = Sampler(Sampling(temperature, top_k, top_p, seed=1)).choose(array)
+    assert (array > array[chosen]).sum() < (top_k or len(array))
+
+
+def test_closed_tokens_are_never_chosen() -> None:
+    logits = np.array([-np.inf, 0.0, -np.inf], np.float32)
+    assert Sampler(Sampling(5.0, seed=3)).choose(logits) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_are_no_numbers(value: float) -> None:
+    with pytest.raises(DeviceError, match="as highest logit"):
+        Sampler(Sampling()).choose(np.array([0, value], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, r"given temperature=-1.0, expected 0 \(greedy\) or more"),
+        ({"temperature": float("nan")}, "given temperature=nan"),
+        ({"temperature": 1.0, "top_k": 0}, "given top_k=0, expected at least 1"),
+        ({"temperature": 1.0, "top_p": 1.5}, "given top_p=1.5, expected above 0 and at most 1"),
+        ({"temperature": 1.0, "seed": -3}, "given seed=-3"),
+        ({"top_k": 5}, "at temperature 0, which always takes the highest logit"),
+    ],
+)
+def test_numbers_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Sampling(**options)
+
+
+def test_a_seed_repeats_a_text(generator: Generator) -> None:
+    def text(seed: int | None) -> list[int]:
+        return [token.id for token in generator.generate([1, 2, 3], 24, temperature=1.0, top_p=0.95, seed=seed)]
+
+    assert text(7) == text(7)
+    assert text(7) != text(8)
+    assert text(None) != text(None)
