@@ -1,21 +1,77 @@
 // Products of a matrix, whose rows are contiguous, by up to a few vectors: result[v, o] = sum of vector[v, k] * matrix[o, k].
-// A group of LANES threads has OUTPUTS rows of the matrix, each read once. Grid: groups of outputs, then the batch, in x.
-// Block: 128.
-template <int COUNT>
-__device__ __forceinline__ void add_products(
-    float (&sum)[OUTPUTS][VECTORS], const matrix_t* matrix, const vector_t* vector, int output, int k, const Params& p)
+// A group of LANES threads of each of WARPS_K warps has OUTPUTS rows at a time, a chunk; of each row DEPTH loads are on
+// their way, the first ones before the grid ahead of this one has finished. Each row is read once. Grid: chunks, in turns,
+// in x. Block: 256.
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int GROUPS = WARPS / WARPS_K * (32 / LANES);     // of threads that share a chunk
+constexpr int SPAN = LANES * WARPS_K * LOAD;               // elements of a row that they read together
+constexpr int PASSES = (COMMON + SPAN - 1) / SPAN, ROUNDS = (PASSES + DEPTH - 1) / DEPTH;
+constexpr int STORES = OUTPUTS / (STORE_SIZE * PAIRS);     // of a chunk, for each vector
+static_assert(OUTPUTS % (STORE_SIZE * PAIRS) == 0, "stores take whole chunks");
+using Weights = Pack<matrix_t, LOAD>;
+
+// A load that leaves the level-1 cache alone, and stays where it is written.
+__device__ __forceinline__ Weights load_weights(const matrix_t* source)
 {
-    Pack<matrix_t, COUNT> weights[OUTPUTS];
-    #pragma unroll
-    for (int o = 0; o < OUTPUTS; ++o) {
-        int at = output + o < p.outputs ? output + o : p.outputs - 1;
-        weights[o] = load_pack<COUNT>(matrix + (long long)at * p.matrix_row + k);
+    Weights pack;
+    if (sizeof(Weights) == 16) {
+        uint4 bits;
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                     : "l"(source));
+        pack = *reinterpret_cast<const Weights*>(&bits);
+    } else {
+        pack = load_pack<LOAD>(source);
     }
+    return pack;
+}
+
+// A group's place in the matrix: a chunk, and which of its loads come next.
+struct Stream {
+    const matrix_t* matrix;
+    int chunk, round;
+    const matrix_t* rows[OUTPUTS]; // null behind the last chunk
+
+    __device__ __forceinline__ void seek(int place, const Params& p)
+    {
+        chunk = place;
+        round = 0;
+        int batch = place / p.chunks, output = place % p.chunks * OUTPUTS;
+        #pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) {
+            int row = output + o < p.outputs ? output + o : p.outputs - 1;
+            rows[o] = batch < p.batches ? matrix + matrix_offset(batch, p) + (long long)row * p.matrix_row : nullptr;
+        }
+    }
+
+    __device__ __forceinline__ void advance(int step, const Params& p)
+    {
+        round += 1;
+        if (round == ROUNDS) {
+            seek(chunk + step, p);
+        }
+    }
+
+    __device__ __forceinline__ void load(Weights (&weights)[OUTPUTS], int pass, int first)
+    {
+        int k = (round * DEPTH + pass) * SPAN + first;
+        if (rows[0] != nullptr && (COMMON % SPAN == 0 && PASSES % DEPTH == 0 || k < COMMON)) {
+            #pragma unroll
+            for (int o = 0; o < OUTPUTS; ++o) {
+                weights[o] = load_weights(rows[o] + k);
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ void add_products(
+    float (&sum)[OUTPUTS][VECTORS], const Weights (&weights)[OUTPUTS], const vector_t* vector, long long stride)
+{
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-        Pack<vector_t, COUNT> part = load_pack<COUNT>(vector + (long long)v * p.vector_row + k);
+        Pack<vector_t, LOAD> part = load_pack<LOAD>(vector + v * stride);
         #pragma unroll
-        for (int u = 0; u < COUNT; ++u) {
+        for (int u = 0; u < LOAD; ++u) {
             #pragma unroll
             for (int o = 0; o < OUTPUTS; ++o) {
                 sum[o][v] += float(weights[o][u]) * float(part[u]);
@@ -24,28 +80,104 @@ __device__ __forceinline__ void add_products(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) matvec(
-    const matrix_t* matrix, const vector_t* vector, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+// Adds up what the threads of a group have; every lane of its first warp ends up with the sums.
+__device__ __forceinline__ void add_lanes(float (&sum)[OUTPUTS][VECTORS], int turn)
 {
-    int group = (int(blockIdx.x) * 128 + int(threadIdx.x)) / LANES, lane = int(threadIdx.x) % LANES;
-    int batch = group / p.groups, output = group % p.groups * OUTPUTS;
-    wait_for_previous_grid();
-    bool alive = batch < p.batches;
-    batch = alive ? batch : 0;
-    matrix += matrix_offset(batch, p);
-    vector += vector_offset(batch, p);
-    float sum[OUTPUTS][VECTORS] = {};
-    #pragma unroll 2
-    for (int k = lane * LOAD; k < p.k; k += LANES * LOAD) {
-        add_products<LOAD>(sum, matrix, vector, output, k, p);
-    }
+    __shared__ float parts[2][WARPS][OUTPUTS][VECTORS];
+    int warp = int(threadIdx.x) / 32;
     #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            float value[1] = {warp_sum<LANES>(sum[o][v])};
-            if (alive && lane == (o * VECTORS + v) % LANES && output + o < p.outputs) {
-                finish(value, batch, VECTOR_ROW, VECTOR_COL, out, EPILOGUE_ARGUMENTS p);
+            sum[o][v] = warp_sum<LANES>(sum[o][v]);
+            if (WARPS_K > 1 && threadIdx.x % 32 == 0) {
+                parts[turn % 2][warp][o][v] = sum[o][v];
+            }
+        }
+    }
+    if (WARPS_K > 1) {
+        __syncthreads();
+        #pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) {
+            #pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                sum[o][v] = 0.0f;
+                #pragma unroll
+                for (int other = 0; other < WARPS_K; ++other) {
+                    sum[o][v] += parts[turn % 2][warp / WARPS_K * WARPS_K + other][o][v];
+                }
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
+    const matrix_t* matrix, VECTOR_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+#if STAGED
+    __shared__ __align__(16) vector_t staged[VECTORS * COMMON];
+#endif
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % LANES;
+    int group = warp / WARPS_K * (32 / LANES) + int(threadIdx.x) % 32 / LANES;
+    int first = (warp % WARPS_K * LANES + lane) * LOAD, step = int(gridDim.x) * GROUPS;
+    Stream stream{matrix};
+    Weights weights[DEPTH][OUTPUTS];
+    if (!MATRIX_CONSTANT) {
+        wait_for_previous_grid();
+    }
+    stream.seek(int(blockIdx.x) + int(gridDim.x) * group, p);
+    #pragma unroll
+    for (int pass = 0; pass < DEPTH; ++pass) {
+        stream.load(weights[pass], pass, first);
+    }
+    stream.advance(step, p);
+    if (MATRIX_CONSTANT) {
+        wait_for_previous_grid();
+    }
+#if PROLOGUE
+    compute_row(0, int(threadIdx.x), true, staged, PROLOGUE_ARGUMENTS p);
+    __syncthreads();
+#elif STAGED
+    for (int index = int(threadIdx.x); index < VECTORS * COMMON / LOAD; index += THREADS) {
+        int v = index / (COMMON / LOAD), k = index % (COMMON / LOAD) * LOAD;
+        store_pack(staged + v * COMMON + k, load_pack<LOAD>(vector + (long long)v * p.vector_row + k));
+    }
+    __syncthreads();
+#endif
+    int total = p.chunks * p.batches, turn = 0;
+    for (int base = int(blockIdx.x); base < total; base += step, ++turn) {
+        int place = base + int(gridDim.x) * group, batch = place / p.chunks, output = place % p.chunks * OUTPUTS;
+        float sum[OUTPUTS][VECTORS] = {};
+        #pragma unroll 1
+        for (int round = 0; round < ROUNDS; ++round) {
+            #pragma unroll
+            for (int pass = 0; pass < DEPTH; ++pass) {
+                int k = (round * DEPTH + pass) * SPAN + first;
+                if (COMMON % SPAN == 0 && PASSES % DEPTH == 0 || k < COMMON) {
+#if STAGED
+                    add_products(sum, weights[pass], staged + k, COMMON);
+#else
+                    const vector_t* own = vector + vector_offset(place < total ? batch : 0, p);
+                    add_products(sum, weights[pass], own + k, p.vector_row);
+#endif
+                }
+                stream.load(weights[pass], pass, first);
+            }
+            stream.advance(step, p);
+        }
+        add_lanes(sum, turn);
+        #pragma unroll
+        for (int index = 0; index < STORES * VECTORS; ++index) {
+            int v = index % VECTORS, o = index / VECTORS * (STORE_SIZE * PAIRS);
+            float value[STORE_SIZE * PAIRS];
+            #pragma unroll
+            for (int u = 0; u < STORE_SIZE * PAIRS; ++u) {
+                value[u] = sum[o + u][v];
+            }
+            bool own = warp % WARPS_K == 0 && lane == index % LANES;
+            if (own && place < total && output + o < p.outputs) {
+                int at = (output + o) / PAIRS;
+                finish(value, batch, BY_ROW ? v : at, BY_ROW ? at : v, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

@@ -1,0 +1,178 @@
+"""Lowers products with at most eight rows, or columns: the other operand is read once, at the pace of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.products import Matrix, Product, offset_function
+from cuda_compiler.rows import VectorFunction, vector_function
+from cuda_compiler.tiles import MULTIPROCESSORS
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import flops_of
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.expr import Expr, has_reduce
+from npu_compiler.layout import dense
+from npu_compiler.view import View
+
+__all__ = ["as_vectors", "lower_vectors", "takes_vector_prologue"]
+
+_MAX_VECTORS = 8
+_WARPS = 8
+_BLOCKS_EACH = 1  # of a multiprocessor; the next kernel's blocks take the rest of its registers
+_IN_FLIGHT = 16  # loads of 16 bytes that a thread has on their way
+_SHARE_COST = 2  # of putting the parts of several warps together, in loads
+_MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
+_PREFIX = "v"
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """A product as a matrix, whose rows are contiguous, by vectors; `by_row` if the vectors are rows of the result."""
+
+    matrix: Matrix
+    vector: Matrix
+    count: int
+    outputs: int
+    by_row: bool
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How threads share the work.
+
+    Attributes:
+        load: Elements of a load.
+        lanes, warps_k: Threads of a warp, and warps, that share a row.
+        outputs: Rows that they do together.
+        depth: Loads of each of these rows that are on their way.
+    """
+
+    load: int
+    lanes: int
+    warps_k: int
+    outputs: int
+    depth: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of threads in a block."""
+        return _WARPS // self.warps_k * (32 // self.lanes)
+
+
+def takes_vector_prologue(group: Group, position: int, expr: Expr) -> bool:
+    """Whether `expr`, the one row of a group's product, can be computed by each block of its kernel."""
+    anchor = anchor_source(group)
+    if anchor.kind != "matmul" or position != 0 or group.anchor is None or not has_reduce(expr):
+        return False
+    vector, matrix = (ref.view for ref in anchor.operands)
+    *outer, k = vector.shape
+    fits = 0 < k * group.anchor.dtype.size <= _MAX_STAGED_BYTES
+    return fits and all(n == 1 for n in outer) and matrix.strides[-2] == 1
+
+
+def as_vectors(found: Product, group: Group) -> _Vectors | None:
+    """The product as one by vectors; None where it is none."""
+    if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or group.prologue):
+        return _Vectors(found.b, found.a, found.m, found.n, True)
+    if found.n <= _MAX_VECTORS and found.a.k == found.b.k == 1 and group.pairs == 1:
+        return _Vectors(found.a, found.b, found.n, found.m, False)
+    return None
+
+
+def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Lowering, positions: Positions) -> Launch:
+    """One launch, of as many blocks as the device has multiprocessors, or fewer."""
+    matrix, vector, batches = vectors.matrix, vectors.vector, prod(found.batch)
+    size = pack_size(group, positions.operands, group.shape[-1]) if vectors.by_row else 1
+    shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), bool(group.prologue))
+    store = max(1, min(size, shape.outputs // group.pairs))
+    chunks = -(-vectors.outputs // shape.outputs)
+    prologue = _prologue(group, lowering) if group.prologue else None
+    staged = vectors.count * found.k * vector.tensor.dtype.size <= _MAX_STAGED_BYTES
+    macros: dict[str, object] = {
+        "matrix_t": CUDA.storage[matrix.tensor.dtype.name],
+        "vector_t": CUDA.storage[vector.tensor.dtype.name],
+        "COMMON": found.k,
+        "VECTORS": vectors.count,
+        "OUTPUTS": shape.outputs,
+        "LANES": shape.lanes,
+        "WARPS_K": shape.warps_k,
+        "DEPTH": shape.depth,
+        "LOAD": shape.load,
+        "BY_ROW": int(vectors.by_row),
+        "STAGED": int(staged),
+        "MATRIX_CONSTANT": int(matrix.is_constant),
+        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE_PARAMETERS": "" if prologue is None else prologue.parameters,
+        "PROLOGUE_ARGUMENTS": "" if prologue is None else prologue.arguments,
+        **({} if prologue is None else prologue.macros),
+    }
+    values = {
+        "outputs": vectors.outputs,
+        "chunks": chunks,
+        "batches": batches,
+        "matrix_row": matrix.along,
+        "vector_row": vector.along,
+        **({} if prologue is None else prologue.values),
+    }
+    operands = (("matrix", matrix), ("vector", vector))
+    functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
+    blocks = min(-(-chunks * batches // shape.groups), MULTIPROCESSORS * _BLOCKS_EACH)
+    read = (vector.argument,) if prologue is None else prologue.inputs
+    return anchor_launch(
+        "matvec",
+        group,
+        lowering,
+        positions,
+        size=store,
+        inputs=(matrix.argument, *read),
+        values=values,
+        macros=macros,
+        flops=found.flops + (0 if prologue is None else blocks * flops_of([*group.prologue.values()], found.k)),
+        blocks=blocks,
+        threads=32 * _WARPS,
+        generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
+        parts=() if prologue is None else (),
+        before=() if prologue is None else ("row_reductions.cuh",),
+    )
+
+
+def _prologue(group: Group, lowering: Lowering) -> VectorFunction:
+    """The device function that computes the vector into shared memory."""
+    ref = anchor_source(group).operands[0]
+    view = View(ref.view.shape, dense(ref.view.shape).strides)
+    vector = Group(lowering.tensors[ref.tensor], None, group.prologue[0], ref.view.shape, view, group.nodes)
+    return vector_function(vector, lowering, 32 * _WARPS, _PREFIX)
+
+
+def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _Shape:
+    load = _load(vectors.matrix, None if computed else vectors.vector, found.k)
+    lanes = 32
+    while lanes > 1 and lanes * load >= 2 * found.k:
+        lanes //= 2
+    chunks = -(-vectors.outputs // outputs) * prod(found.batch)
+    chunks_each = -(-chunks // (MULTIPROCESSORS * _BLOCKS_EACH))
+
+    def cost(warps_k: int) -> int:
+        groups = _WARPS // warps_k * (32 // lanes)
+        passes = -(-found.k // (lanes * warps_k * load))
+        return -(-chunks_each // groups) * (passes * outputs + (_SHARE_COST if warps_k > 1 else 0))
+
+    warps_k = min((1, 2, 4, 8), key=cost) if lanes == 32 else 1
+    passes = -(-found.k // (lanes * warps_k * load))
+    rounds = -(-passes * outputs // _IN_FLIGHT)
+    return _Shape(load, lanes, warps_k, outputs, -(-passes // rounds))
+
+
+def _load(matrix: Matrix, vector: Matrix | None, k: int) -> int:
+    """Elements that a lane loads at a time from both operands."""
+    operands = [matrix] if vector is None else [matrix, vector]
+    size = 16 // max(operand.tensor.dtype.size for operand in operands)
+    numbers: Sequence[int] = (k, *(n for m in operands for n in (m.offset, m.along, *m.batch)))
+    while size > 1 and any(number % size for number in numbers):
+        size //= 2
+    return size
