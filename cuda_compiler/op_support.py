@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from npu_compiler.op_support import Support, is_op_supported
@@ -10,6 +9,6 @@ from npu_compiler.op_support import Support, is_op_supported
 __all__ = ["is_cuda_op_supported"]
 
 
-def is_cuda_op_supported(node: Mapping[str, Any]) -> Support:
-    """Whether a node of an IR, given as its JSON object, can run on CUDA: it is lowered to find out."""
+def is_cuda_op_supported(node: Any) -> Support:
+    """Whether a node of an IR, given as for `is_op_supported`, can run on CUDA: it is lowered to find out."""
     return is_op_supported(node, target="cuda")

@@ -29,10 +29,17 @@ class Support:
         return self.ok
 
 
-def is_op_supported(node: Mapping[str, Any], target: str = "metal") -> Support:
-    """Whether a node of an IR, given as its JSON object, can run on a target: it is lowered to find out."""
+def is_op_supported(node: Any, target: str = "metal") -> Support:
+    """Whether a node of an IR can run on a target: it is lowered to find out.
+
+    Args:
+        node: The node as its JSON object, or as pytorch-ir's own `OpNode`, which gives one by `to_dict()`.
+        target: ``metal`` or ``cuda``.
+    """
     try:
-        parsed, tensors = read_node(node)
+        parsed, tensors = read_node(
+            node if isinstance(node, Mapping) or not hasattr(node, "to_dict") else node.to_dict()
+        )
     except UnsupportedOpError as error:
         return Support(False, error.reason)
     except IRError as error:
