@@ -1,7 +1,7 @@
 """Choosing the tile of a matrix product, with no GPU at hand: a model of what each candidate costs.
 
-The model's numbers were fitted to the times of all candidates on the convolutions of ResNet-50 at four batch sizes, on one
-NVIDIA H200; there it is off by a tenth on average. Elsewhere it only ranks the candidates.
+The model's numbers were fitted to the times of all candidates on the convolutions of ResNet-50 at four batch sizes, on
+one NVIDIA H200; there it is off by a tenth on average. Elsewhere it only ranks the candidates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-__all__ = ["CANDIDATES", "Tiling", "choose_tiling"]
+__all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "choose_tiling"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ CANDIDATES = {
 }
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
-_MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # of the GPU that static choices have in mind
 _START = 2470  # clocks from the launch of a block to its first product
 _STORE = 0.206  # clocks for a result, with each block that shares the multiprocessor
 _SPLIT = 3680  # clocks for the blocks of one tile to find out which is the last
@@ -118,8 +118,8 @@ def _clocks(tiling: Tiling, cost: _Cost, m: int, n: int, k: int, batch: int) -> 
         products = resident * size * tiling.depth / cost.products
         return _START + _STORE * resident * size + steps * max(cost.step, products)
 
-    full, rest = divmod(blocks, _MULTIPROCESSORS * cost.resident)
-    clocks = full * wave(cost.resident) + (wave(ceil(rest / _MULTIPROCESSORS)) if rest else 0)
+    full, rest = divmod(blocks, MULTIPROCESSORS * cost.resident)
+    clocks = full * wave(cost.resident) + (wave(ceil(rest / MULTIPROCESSORS)) if rest else 0)
     loads = blocks * (tiling.rows + tiling.columns) * min(steps * tiling.depth, k) * 2
     clocks = max(clocks, (loads + tiles * size * 2) / _TRAFFIC_BYTES)
     if tiling.splits > 1:
