@@ -52,8 +52,12 @@ class Dialect:
     def call(self, fn: str, args: list[str], dtype: DType) -> str:
         """A function call on operands that are already text."""
         if fn == "cast":
-            return f"({args[0]} != 0)" if dtype == BOOL else f"{self.register(dtype)}({args[0]})"
-        return self.functions.get(fn, FUNCTIONS[fn].text).format(*args)
+            text = f"({args[0]} != 0)" if dtype == BOOL else f"{self.register(dtype)}({args[0]})"
+        else:
+            text = self.functions.get(fn, FUNCTIONS[fn].text).format(*args)
+        if dtype.is_integer and dtype.size < 4:  # a register is wider than the type, which wraps around
+            return f"{self.register(dtype)}({self.storage[dtype.name]}({text}))"
+        return text
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,9 @@ class Placement:
                 self._declare(index, Role.INPUT, tensor.name, nbytes)
             else:
                 arena.append(Lifetime(index, nbytes, *ranges[index]))
+        for index, name in outputs.items():
+            if index not in ranges and index not in self._aliases:  # empty, so that no launch writes it
+                self._declare(index, Role.OUTPUT, name, 0)
         offsets, size = plan_arena(arena)
         if arena:
             self.slots.update({key: (len(self.buffers), offset) for key, offset in offsets.items()})
