@@ -1,0 +1,12 @@
+"""The device that the mistakes would show on."""
+
+from __future__ import annotations
+
+import pytest
+
+from npu_runtime import Device
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    return Device("software-metal")
