@@ -22,7 +22,12 @@ from software_gpu.toolchain import find_toolchain
 
 __all__ = ["execute"]
 
-_EXTRAS = {"torch": ("torch", "pytorch-ir"), "examples": ("torchvision", "pillow", "scikit-image")}
+_EXTRAS = {
+    "torch": ("torch", "pytorch-ir"),
+    "llm": ("transformers",),
+    "text": ("tokenizers",),
+    "examples": ("torchvision", "pillow", "scikit-image"),
+}
 
 
 class _Finding(NamedTuple):
