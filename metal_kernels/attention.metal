@@ -4,8 +4,9 @@
 //
 // A threadgroup computes TILE_M rows of the `heads` query heads that share a key head, counted head by head, so that keys
 // and values are read once for all of them. A block of positions that the mask closes for all those rows is not read.
-// A row that is closed everywhere gives zeros.
-// Grid: tiles of rows, batch * key heads, parts of the positions. Block: 128.
+// A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they are DIRECT,
+// read as matrices where they lie: a few rows then take larger blocks and more simdgroups.
+// Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
 #ifndef GENERATED // by itself: half operands, 32 rows, a mask of booleans, no epilogue
 #include "common.metal"
 typedef half q_t;
@@ -20,6 +21,8 @@ typedef float result_t;
 #define TILE_M 32
 #define TILE_N 64
 #define BLOCK 32
+#define SIMDGROUPS 4
+#define DIRECT 0
 #define K_CHUNK 8
 #define V_CHUNK 8
 #define SCALE 0.125f
@@ -62,10 +65,18 @@ constant constexpr float CLOSED = is_same_v<mask_t, half> ? -65504.0f : -1e37f;
 constant constexpr int K_COLUMNS = (HEAD_SIZE + 7) / 8 * 8;
 constant constexpr int K_PITCH = K_COLUMNS + PAD, V_PITCH = TILE_N + PAD;
 constant constexpr int SCORE_PITCH = BLOCK + 4, WEIGHT_PITCH = BLOCK + PAD;
-constant constexpr int BLOCKS = THREADS / 32; // looked at together, by a simdgroup each
-constant constexpr int OWN_ROWS = TILE_M / BLOCKS; // whose softmax a simdgroup computes: one row in BLOCKS
+constant constexpr int STRIPES = (BLOCK + 31) / 32; // positions of a block that a lane looks after
+constant constexpr int OWN_ROWS = (TILE_M + SIMDGROUPS - 1) / SIMDGROUPS; // whose softmax a simdgroup computes
 
+#if DIRECT
+constant constexpr int KV_BYTES = 0;
+#define K_MATRIX(j, d) keys + (block + (j)) * p.k_row + (d), p.k_row
+#define V_MATRIX(j, column) values + (block + (j)) * p.v_row + (column), p.v_row
+#else
 constant constexpr int KV_BYTES = larger(staged_bytes(BLOCK, K_COLUMNS), staged_bytes(BLOCK, TILE_N));
+#define K_MATRIX(j, d) kv_tile + (j) * K_PITCH + (d), K_PITCH
+#define V_MATRIX(j, column) kv_tile + (j) * V_PITCH + (column), V_PITCH
+#endif
 constant constexpr int Q_BYTES = staged_bytes(TILE_M, K_COLUMNS);
 constant constexpr int TILE_BYTES = larger(KV_BYTES + Q_BYTES, TILE_M * TILE_N * 4);
 constant constexpr int SCORE_BYTES = TILE_M * SCORE_PITCH * 4;
@@ -110,8 +121,10 @@ kernel void attention(
     threadgroup uint4 score_memory[SCORE_BYTES / 16];
     threadgroup uint4 weight_memory[WEIGHT_BYTES / 16];
     threadgroup uint4 row_memory[11 * ROW_BYTES / 16];
-    threadgroup uint4 open_memory[1];
+    threadgroup uint4 open_memory[SIMDGROUPS / 4];
+#if !DIRECT
     threadgroup tile_t* kv_tile = (threadgroup tile_t*)tiles;
+#endif
     threadgroup tile_t* q_tile = (threadgroup tile_t*)(tiles + KV_BYTES / 16);
     threadgroup float* sums_tile = (threadgroup float*)tiles; // once queries, keys and values are done with
     threadgroup float* scores = (threadgroup float*)score_memory;
@@ -153,7 +166,7 @@ kernel void attention(
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #if MASK == MASK_ADDED
     // Numbers that are merely low close positions only in a row that has others open; elsewhere they all weigh the same.
-    for (int r = int(simdgroup); r < TILE_M; r += BLOCKS) {
+    for (int r = int(simdgroup); r < TILE_M; r += SIMDGROUPS) {
         int found = 0;
         for (int start = 0; start < p.length && found == 0; start += 32) {
             int is_open = start + lane < p.length ? int(mask[row_mask[r] + (start + lane) * MASK_STEP] > CLOSED / 2) : 0;
@@ -179,41 +192,49 @@ kernel void attention(
         }
     }
 
-    for (int span = begin; span < end; span += BLOCKS * BLOCK) {
+    for (int span = begin; span < end; span += SIMDGROUPS * BLOCK) {
 #if MASK
-        int looked_at = span + int(simdgroup) * BLOCK + lane;
+        // Each simdgroup looks at one block.
         int mask_rows = p.mask_head == 0 ? min(count, p.rows) : count;
         int is_open = 0;
         for (int r = 0; r < mask_rows; ++r) {
-            mask_t value = mask[row_mask[r] + min(looked_at, end - 1) * MASK_STEP];
+            for (int s = 0; s < STRIPES; ++s) {
+                int in_block = s * 32 + lane;
+                int looked_at = span + int(simdgroup) * BLOCK + in_block;
+                mask_t value = mask[row_mask[r] + min(looked_at, end - 1) * MASK_STEP];
+                int inside = int(in_block < BLOCK && looked_at < end);
 #if MASK == MASK_BOOLEAN
-            is_open |= int(value);
+                is_open |= inside & int(value);
 #else
-            is_open |= int(!(float(value) <= row_closed[r]));
+                is_open |= inside & int(!(float(value) <= row_closed[r]));
 #endif
+            }
         }
-        int any_open = simd_max(lane < BLOCK && looked_at < end ? is_open : 0);
+        int any_open = simd_max(is_open);
         if (lane == 0) {
             open[simdgroup] = any_open;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #endif
-        for (int block = span; block < min(end, span + BLOCKS * BLOCK); block += BLOCK) {
+        for (int block = span; block < min(end, span + SIMDGROUPS * BLOCK); block += BLOCK) {
 #if MASK
             if (open[(block - span) / BLOCK] != 0)
 #endif
             {
+#if !DIRECT
                 stage<BLOCK, K_COLUMNS, K_CHUNK>(
                     kv_tile, keys + block * p.k_row, end - block, HEAD_SIZE, p.k_row, p.k_step, thread_index);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
-                for (int j = int(simdgroup); j < BLOCK / 8; j += BLOCKS) {
+#endif
+                int positions = min(BLOCK, end - block);
+                for (int j = int(simdgroup) * 8; j < positions; j += SIMDGROUPS * 8) {
                     simdgroup_float8x8 products[MATRICES_M];
                     for (int i = 0; i < MATRICES_M; ++i) {
                         products[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
                     }
                     for (int d = 0; d < K_COLUMNS; d += 8) {
                         simdgroup_matrix<tile_t, 8, 8> k_matrix;
-                        simdgroup_load(k_matrix, kv_tile + j * 8 * K_PITCH + d, K_PITCH, ulong2(0, 0), true);
+                        simdgroup_load(k_matrix, K_MATRIX(j, d), ulong2(0, 0), true);
                         for (int i = 0; i < MATRICES_M; ++i) {
                             simdgroup_matrix<tile_t, 8, 8> q_matrix;
                             simdgroup_load(q_matrix, q_tile + i * 8 * K_PITCH + d, K_PITCH);
@@ -221,44 +242,59 @@ kernel void attention(
                         }
                     }
                     for (int i = 0; i < MATRICES_M; ++i) {
-                        simdgroup_store(products[i], scores + i * 8 * SCORE_PITCH + j * 8, SCORE_PITCH);
+                        simdgroup_store(products[i], scores + i * 8 * SCORE_PITCH + j, SCORE_PITCH);
                     }
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
 
+#if !DIRECT
                 stage<BLOCK, TILE_N, V_CHUNK>(
                     kv_tile, values + block * p.v_row, end - block, VALUE_SIZE, p.v_row, p.v_step, thread_index);
+#endif
                 for (int i = 0; i < OWN_ROWS; ++i) {
-                    int r = i * BLOCKS + int(simdgroup);
-                    int position = block + lane;
+                    int r = i * SIMDGROUPS + int(simdgroup);
+                    if (r < TILE_M) {
+                        float own_scores[STRIPES];
+                        float own_highest = -INFINITY;
+                        for (int s = 0; s < STRIPES; ++s) {
+                            int in_block = s * 32 + lane;
+                            int position = block + in_block;
 #if CAUSAL
-                    bool inside = lane < BLOCK && position < end && position <= (row0 + r) % p.rows;
+                            bool inside = in_block < positions && position <= (row0 + r) % p.rows;
 #else
-                    bool inside = lane < BLOCK && position < end;
+                            bool inside = in_block < positions;
 #endif
-                    float score = -INFINITY;
-                    if (inside) {
-                        score = scores[r * SCORE_PITCH + lane] * SCALE;
+                            float score = -INFINITY;
+                            if (inside) {
+                                score = scores[r * SCORE_PITCH + in_block] * SCALE;
 #if MASK == MASK_BOOLEAN
-                        score = mask[row_mask[r] + position * MASK_STEP] ? score : -INFINITY;
+                                score = mask[row_mask[r] + position * MASK_STEP] ? score : -INFINITY;
 #elif MASK == MASK_ADDED
-                        score += float(mask[row_mask[r] + position * MASK_STEP]);
+                                score += float(mask[row_mask[r] + position * MASK_STEP]);
 #endif
-                    }
-                    float before = highest[i];
-                    float block_highest = simd_max(score);
-                    float now = block_highest > before ? block_highest : before;
-                    float reference = now == -INFINITY ? 0.0f : now;
-                    float weight = precise::exp(score - reference);
-                    float kept = precise::exp(before - reference);
-                    float block_total = simd_sum(float(tile_t(weight)));
-                    highest[i] = now;
-                    total[i] = total[i] * kept + block_total;
-                    if (lane < BLOCK) { // NaN stays in the row's sum, and so in its own row
-                        weights[r * WEIGHT_PITCH + lane] = weight == weight ? tile_t(weight) : tile_t(0);
-                    }
-                    if (lane == 0) {
-                        kept_tile[r / 8 * 64 + r % 8 * 9] = kept;
+                            }
+                            own_scores[s] = score;
+                            own_highest = score > own_highest ? score : own_highest;
+                        }
+                        float before = highest[i];
+                        float block_highest = simd_max(own_highest);
+                        float now = block_highest > before ? block_highest : before;
+                        float reference = now == -INFINITY ? 0.0f : now;
+                        float kept = precise::exp(before - reference);
+                        float own_total = 0.0f;
+                        for (int s = 0; s < STRIPES; ++s) {
+                            float weight = precise::exp(own_scores[s] - reference);
+                            own_total += float(tile_t(weight));
+                            if (s * 32 + lane < BLOCK) { // NaN stays in the row's sum, and so in its own row
+                                weights[r * WEIGHT_PITCH + s * 32 + lane] = weight == weight ? tile_t(weight) : tile_t(0);
+                            }
+                        }
+                        float block_total = simd_sum(own_total);
+                        highest[i] = now;
+                        total[i] = total[i] * kept + block_total;
+                        if (lane == 0) {
+                            kept_tile[r / 8 * 64 + r % 8 * 9] = kept;
+                        }
                     }
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -270,14 +306,14 @@ kernel void attention(
                         simdgroup_multiply(sums[i][j], kept_matrix, sums[i][j]);
                     }
                 }
-                for (int b = 0; b < BLOCK; b += 8) {
+                for (int position = 0; position < positions; position += 8) {
                     simdgroup_matrix<tile_t, 8, 8> weight_matrices[MATRICES_M];
                     for (int i = 0; i < MATRICES_M; ++i) {
-                        simdgroup_load(weight_matrices[i], weights + i * 8 * WEIGHT_PITCH + b, WEIGHT_PITCH);
+                        simdgroup_load(weight_matrices[i], weights + i * 8 * WEIGHT_PITCH + position, WEIGHT_PITCH);
                     }
                     for (int j = 0; j < MATRICES_N; ++j) {
                         simdgroup_matrix<tile_t, 8, 8> v_matrix;
-                        simdgroup_load(v_matrix, kv_tile + b * V_PITCH + simdgroup * SIMDGROUP_COLUMNS + j * 8, V_PITCH);
+                        simdgroup_load(v_matrix, V_MATRIX(position, simdgroup * SIMDGROUP_COLUMNS + j * 8));
                         for (int i = 0; i < MATRICES_M; ++i) {
                             simdgroup_multiply_accumulate(sums[i][j], weight_matrices[i], v_matrix, sums[i][j]);
                         }
@@ -298,8 +334,9 @@ kernel void attention(
     }
 #if !PARTIAL
     for (int i = 0; i < OWN_ROWS; ++i) {
-        if (lane == 0) {
-            row_sum[i * BLOCKS + int(simdgroup)] = total[i];
+        int r = i * SIMDGROUPS + int(simdgroup);
+        if (lane == 0 && r < TILE_M) {
+            row_sum[r] = total[i];
         }
     }
 #endif
@@ -316,7 +353,7 @@ kernel void attention(
         }
     }
     for (int i = 0; i < OWN_ROWS; ++i) {
-        int r = i * BLOCKS + int(simdgroup);
+        int r = i * SIMDGROUPS + int(simdgroup);
         if (lane == 0 && r < count) {
             part_rows[2 * (part_row0 + r)] = highest[i];
             part_rows[2 * (part_row0 + r) + 1] = total[i];

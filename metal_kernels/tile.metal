@@ -1,10 +1,14 @@
-// What tiled products share. A threadgroup of four simdgroups computes TILE_M x TILE_N results in steps of TILE_K; each
-// simdgroup has all the rows of a quarter of the columns, as 8x8 matrices. Operands are staged in threadgroup memory as
-// tile_t, sums are float.
+// What tiled products share. A threadgroup computes TILE_M x TILE_N results in steps of TILE_K; each of its simdgroups, four
+// unless said otherwise, has all the rows of its share of the columns, as 8x8 matrices. Operands are staged in threadgroup
+// memory as tile_t, sums are float.
 #include <metal_simdgroup_matrix>
 
-constant constexpr int THREADS = 128;
-constant constexpr int SIMDGROUP_COLUMNS = TILE_N / 4;
+#ifndef SIMDGROUPS
+#define SIMDGROUPS 4
+#endif
+
+constant constexpr int THREADS = 32 * SIMDGROUPS;
+constant constexpr int SIMDGROUP_COLUMNS = TILE_N / SIMDGROUPS;
 constant constexpr int MATRICES_M = TILE_M / 8;
 constant constexpr int MATRICES_N = SIMDGROUP_COLUMNS / 8;
 

@@ -42,6 +42,28 @@ def test_head_sizes(size: int, rows: int, length: int, dtype: torch.dtype) -> No
     assert entries(graph.check(attention(graph, q, k, v), roundings=2)) == ["attention"]
 
 
+@pytest.mark.parametrize(
+    ("size", "value_size", "length", "dtype"),
+    [
+        (64, 64, 8, torch.float16),
+        (24, 192, 304, torch.float16),
+        (256, 256, 136, torch.float16),
+        (128, 128, 4104, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("kind", ["open", "causal", "boolean", "added"])
+def test_few_rows_read_keys_and_values_as_matrices(
+    size: int, value_size: int, length: int, dtype: torch.dtype, kind: str
+) -> None:
+    graph = Graph(dtype)
+    q, k = heads(graph, 1, 6, 1, size), graph.input(1, 2, length, size)
+    v = heads(graph, 1, 2, length, value_size)
+    is_open = up_to(length * 2 // 3, length)
+    masks = {"boolean": is_open, "added": torch.where(is_open, 0.5, LOWEST[dtype]).to(dtype)}
+    program = graph.check(attention(graph, q, k, v, masks.get(kind), causal=kind == "causal"), roundings=2)
+    assert "#define DIRECT 1" in program.functions["main"].kernels[0].text
+
+
 @pytest.mark.parametrize(("size", "value_size"), [(12, 20), (7, 5), (256, 256), (64, 33)])
 def test_odd_and_large_heads(size: int, value_size: int) -> None:
     graph = Graph()
@@ -113,13 +135,13 @@ def test_rows_closed_everywhere(value: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["boolean", "infinite", "lowest"])
-@pytest.mark.parametrize(("rows", "length"), [(1, 300), (20, 300), (1, 5000)])
-def test_closed_blocks_are_not_read(rows: int, length: int, kind: str) -> None:
+@pytest.mark.parametrize(("rows", "length", "size"), [(1, 300, 32), (20, 300, 32), (1, 5000, 32), (1, 640, 128)])
+def test_closed_blocks_are_not_read(rows: int, length: int, size: int, kind: str) -> None:
     """What the mask closes holds NaN, which would show."""
     graph = Graph(torch.bfloat16)
-    last = 70  # the block of 32 that it lies in ends at 95
-    q = heads(graph, 1, 4, rows, 32)
-    k, v = (poisoned(graph, length, 96) for _ in range(2))
+    last = 70  # the block of 32 or more that it lies in ends at 127 at the latest
+    q = heads(graph, 1, 4, rows, size)
+    k, v = (poisoned(graph, length, size, 128) for _ in range(2))
     is_open = up_to(last, length).expand(1, 1, rows, length)
     closed = -torch.inf if kind == "infinite" else LOWEST[torch.bfloat16]
     mask = is_open if kind == "boolean" else torch.where(is_open, 0.0, closed).to(torch.bfloat16)
@@ -128,9 +150,9 @@ def test_closed_blocks_are_not_read(rows: int, length: int, kind: str) -> None:
     graph.check(result, roundings=2)
 
 
-def poisoned(graph: Graph, length: int, end: int) -> Node:
+def poisoned(graph: Graph, length: int, size: int, end: int) -> Node:
     """Two heads of which all positions from `end` on are NaN; in the reference they are zero."""
-    data = torch.rand(1, 2, length, 32, generator=torch.Generator().manual_seed(2)).to(graph.dtype) - 0.5
+    data = torch.rand(1, 2, length, size, generator=torch.Generator().manual_seed(2)).to(graph.dtype) - 0.5
     clean = data.clone()
     clean[:, :, end:] = 0
     data[:, :, end:] = torch.nan

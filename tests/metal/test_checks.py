@@ -60,9 +60,9 @@ def norm_before_vector(graph: Graph) -> Node:
     return graph.call("linear", x, graph.weight(70, 40))
 
 
-def attention(rows: int, length: int, mask: str) -> Callable[[Graph], Node]:
+def attention(rows: int, length: int, mask: str, size: int = 12) -> Callable[[Graph], Node]:
     def build(graph: Graph) -> Node:
-        q, k, v = (graph.input(1, heads, n, 12) for heads, n in ((4, rows), (2, length), (2, length)))
+        q, k, v = (graph.input(1, heads, n, size) for heads, n in ((4, rows), (2, length), (2, length)))
         is_open = (torch.arange(length) < length - 10)[None]
         added = torch.where(is_open, 0.0, -torch.inf).half()
         masks = {"none": None, "causal": None, "added": graph.input(1, length, data=added)}
@@ -111,6 +111,7 @@ GRAPHS: dict[str, Callable[[Graph], Node]] = {
     "attention, causal": attention(11, 37, "causal"),
     "attention, booleans": attention(1, 40, "boolean"),
     "attention, added mask": attention(11, 37, "added"),
+    "attention of few rows": attention(1, 80, "boolean", 64),
     "attention in parts": attention(1, 4100, "added"),
     "convolution": convolution(16, 24, 1),
     "convolution, odd channels": convolution(3, 5, 1),

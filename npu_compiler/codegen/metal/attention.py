@@ -30,6 +30,7 @@ ATTENTION_FIELDS = (
 COMBINE_FIELDS = ("rows", "all_rows", "parts")
 
 _MAX_HEAD_SIZE = 256
+_FEW_ROWS = 8  # of query heads together: one matrix
 _LONG = 4096  # positions from which on they are shared out
 _MIN_PART = 512  # positions that are worth a threadgroup
 _ENOUGH_THREADGROUPS = 64  # keep a large GPU busy
@@ -52,6 +53,11 @@ class _Operand:
         parts = ("batch", "head", "row", "step")
         return {f"{name}_{part}": stride for part, stride in zip(parts, self.view.strides, strict=True)}
 
+    def is_matrices(self, tile: DType) -> bool:
+        """Whether it can be loaded as 8x8 matrices of `tile`, and nothing but that."""
+        _, _, rows, size = self.view.shape
+        return self.tensor.dtype == tile and self.view.strides[3] == 1 and rows % 8 == 0 and size % 8 == 0
+
     def chunk(self, tile: DType) -> int:
         """Elements that the kernel copies at a time along a row."""
         *outer, step = self.view.strides
@@ -65,6 +71,8 @@ class _Attention:
     Attributes:
         tile: Data type that operands are multiplied in.
         tile_rows, block: Query rows and positions of a step.
+        direct: Whether keys and values are read as matrices where they lie.
+        simdgroups: Simdgroups of a threadgroup.
         parts: Threadgroups that share the positions of a row.
     """
 
@@ -77,6 +85,8 @@ class _Attention:
     tile: DType
     tile_rows: int
     block: int
+    direct: bool
+    simdgroups: int
     parts: int
 
     @property
@@ -118,7 +128,7 @@ def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[
         {**_definitions(found, dialect), "PARTIAL": 0},
         ("store.metal", "tile.metal"),
     )
-    return [kernel.launch(inputs, _values(found), _grid(found), TILE_THREADS, _flops(found))]
+    return [kernel.launch(inputs, _values(found), _grid(found), 32 * found.simdgroups, _flops(found))]
 
 
 def _attention(group: Group, lowering: Lowering) -> _Attention:
@@ -135,10 +145,15 @@ def _attention(group: Group, lowering: Lowering) -> _Attention:
     tile = q.tensor.dtype if len(dtypes) == 1 else FLOAT32
     rows = q.view.shape[1] // k.view.shape[1] * q.view.shape[2]
     tile_rows, block = _tile(rows, max(size, value_size) * tile.size)
+    simdgroups = TILE_THREADS // 32
+    direct = tile_rows == _FEW_ROWS and value_size % 64 == 0 and k.is_matrices(tile) and v.is_matrices(tile)
+    if direct:
+        simdgroups = 16 if value_size % 128 == 0 else 8
+        block = 8 * simdgroups
     threadgroups = q.view.shape[0] * k.view.shape[1] * -(-rows // tile_rows)
     return _Attention(
         *(q, k, v, masks[0] if masks else None, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"])),
-        *(tile, tile_rows, block, _parts(k.view.shape[2], threadgroups)),
+        *(tile, tile_rows, block, direct, simdgroups, _parts(k.view.shape[2], threadgroups)),
     )
 
 
@@ -172,6 +187,8 @@ def _definitions(found: _Attention, dialect: Dialect) -> dict[str, object]:
         "TILE_M": found.tile_rows,
         "TILE_N": -(-found.value_size // 32) * 32,
         "BLOCK": found.block,
+        "SIMDGROUPS": found.simdgroups,
+        "DIRECT": int(found.direct),
         "K_CHUNK": found.k.chunk(tile),
         "V_CHUNK": found.v.chunk(tile),
         "SCALE": dialect.literal(found.scale, FLOAT32),
@@ -235,7 +252,7 @@ def _lower_parts(found: _Attention, group: Group, lowering: Lowering, dialect: D
         args=(*inputs, TensorArg(sums, writes=True), TensorArg(scratch, rows, writes=True)),
         params=params.pack(_values(found)),
         grid=grid,
-        block=(TILE_THREADS, 1, 1),
+        block=(32 * found.simdgroups, 1, 1),
         flops=_flops(found),
         nbytes=traffic_of(group, lowering.tensors),
     )
