@@ -46,6 +46,7 @@ def anchor_launch(
     shared_bytes: int = 0,
     generated: str = "",
     parts: Sequence[str] = (),
+    before: Sequence[str] = (),
 ) -> Launch:
     """A launch of the kernel `entry`, with the group's epilogue.
 
@@ -64,6 +65,7 @@ def anchor_launch(
         shared_bytes: Dynamic shared memory of a block.
         generated: Further functions that the kernel's file calls.
         parts: Files that it builds on.
+        before: Files that the generated functions build on.
     """
     parameters = {**values, **found.extents, **dict(found.operands.fields)}
     struct = ParamStruct("Params", tuple(("int", name) for name in parameters))
@@ -71,7 +73,7 @@ def anchor_launch(
     store = epilogue(group, found, size, _POSITIONS, _NAMES, f"const float (&value)[{size * group.pairs}], ")
     return Launch(
         label=" + ".join(group.nodes),
-        kernel=assemble(entry, struct, defined, "\n".join((store, generated)), after=parts),
+        kernel=assemble(entry, struct, defined, "\n".join((store, generated)), before=before, after=parts),
         args=(*inputs, output_argument(group), *(argument for argument, _ in found.operands.pointers)),
         params=struct.pack(parameters),
         grid=(blocks, splits, layers),

@@ -18,6 +18,7 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 __all__ = ["lower_matmul"]
 
 _PLAIN_SIDE = 64
+_CHUNK = 8  # columns that a thread stores at a time
 
 
 def lower_matmul(group: Group, lowering: Lowering) -> list[Launch]:
@@ -73,7 +74,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Po
         group,
         lowering,
         positions,
-        size=pack_size(group, positions.operands, group.shape[-1]),
+        size=min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(found.a.argument, found.b.argument, parts),
         values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,

@@ -92,7 +92,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = -(-vectors.outputs // shape.outputs)
     prologue = _prologue(group, lowering) if group.prologue else None
-    staged = vectors.count * found.k * vector.tensor.dtype.size <= _MAX_STAGED_BYTES
+    staged = batches == 1 and vectors.count * found.k * vector.tensor.dtype.size <= _MAX_STAGED_BYTES
     macros: dict[str, object] = {
         "matrix_t": CUDA.storage[matrix.tensor.dtype.name],
         "vector_t": CUDA.storage[vector.tensor.dtype.name],
@@ -107,8 +107,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
         "STAGED": int(staged),
         "MATRIX_CONSTANT": int(matrix.is_constant),
         "PROLOGUE": int(prologue is not None),
-        "PROLOGUE_PARAMETERS": "" if prologue is None else prologue.parameters,
-        "PROLOGUE_ARGUMENTS": "" if prologue is None else prologue.arguments,
+        "VECTOR_PARAMETERS": "const vector_t* vector, ",
         **({} if prologue is None else prologue.macros),
     }
     values = {
@@ -136,7 +135,6 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
         blocks=blocks,
         threads=32 * _WARPS,
         generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
-        parts=() if prologue is None else (),
         before=() if prologue is None else ("row_reductions.cuh",),
     )
 

@@ -79,7 +79,7 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int) -> list[P
         if strides is None or size == 1 or load.index is not None or _guarded(operands, load) or strides[-1] != 1:
             continue
         pointer, address, _ = operands.names.loads[id(load)]
-        argument, tensor = operands.pointers[int(pointer[1:])]
+        argument, tensor = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
         if load.ref.view.offset >= 0 and _aligned(strides[:-1], argument.offset, size, tensor.dtype.size):
             storage = CUDA.storage[tensor.dtype.name]
             found.append(PackedLoad(load, f"load_pack<{size}>({pointer} + {address})", storage))

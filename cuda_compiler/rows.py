@@ -17,14 +17,14 @@ from cuda_compiler.packing import (
     unpack,
     with_packs,
 )
-from cuda_compiler.skeleton import pointer_parameters
+from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
-from npu_compiler.codegen.operands import Operands
+from npu_compiler.codegen.operands import Operands, TensorArg
 from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.expr import leaves, reductions
 
-__all__ = ["lower_rows"]
+__all__ = ["VectorFunction", "lower_rows", "vector_function"]
 
 _SLICES = 8  # warps that share the columns of 32 neighbouring rows
 _MAX_THREADS = 512
@@ -80,20 +80,73 @@ def lower_rows(group: Group, lowering: Lowering) -> list[Launch]:
     return [finish_map(group, lowering, found, kernel, params, -(-rows // shape.rows_per_block), shape.block)]
 
 
+@dataclass(frozen=True)
+class VectorFunction:
+    """A device function ``compute_row`` that computes one row.
+
+    Attributes:
+        text: The function.
+        inputs: What it reads.
+        macros: What the kernel that calls it needs to be told.
+        values: Its parameters.
+    """
+
+    text: str
+    inputs: tuple[TensorArg, ...]
+    macros: dict[str, object]
+    values: dict[str, int]
+
+
+def vector_function(group: Group, lowering: Lowering, threads: int, prefix: str) -> VectorFunction:
+    """The function by which a block of threads computes the only row of a group.
+
+    Args:
+        group: What to compute; all its dimensions but the last are 1.
+        lowering: Where the trace's tensors are.
+        threads: Threads of the block.
+        prefix: Tells the names of its operands from those of others in the same kernel.
+    """
+    positions = (*("0" for _ in group.shape[:-1]), "c")
+    operands = row_operands(group, lowering.tensors, positions, prefix)
+    shape = _block_shape(group, operands, threads)
+    loads = packed_loads(operands, [group.expr], shape.size)
+    packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
+    text = _compute_row(group, Positions(packed, (), {}, "c"), row_program(group, packed, CUDA), loads, shape)
+    macros: dict[str, object] = {
+        "COLUMNS": 0,
+        "ROW_THREADS": threads,
+        "VECTOR_PARAMETERS": pointer_parameters(operands),
+        "VECTOR_ARGUMENTS": pointer_arguments(operands),
+    }
+    return VectorFunction(text, tuple(argument for argument, _ in operands.pointers), macros, dict(operands.fields))
+
+
 def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
-    extents = {reduce.extent for reduce in reductions(group.expr)}
-    longest = max(*extents, group.shape[-1], 1)
     if _rows_side_by_side(group, operands):
         return _Shape(True, 32 * _SLICES, 1, 0)
-    whole_row = extents == {group.shape[-1]}
-    size = pack_size(group, operands, group.shape[-1]) if whole_row else 1
-    packs = -(-longest // size)
+    longest = max(*(reduce.extent for reduce in reductions(group.expr)), group.shape[-1], 1)
+    packs = -(-longest // _row_pack(group, operands))
     kept = 1 if rows < _MANY_ROWS else 4
     threads = 32
     while threads < _MAX_THREADS and packs > threads * kept:
         threads *= 2
-    items = -(-packs // threads)
-    return _Shape(False, threads, size, items if whole_row and items <= _MAX_ITEMS else 0)
+    return _block_shape(group, operands, threads)
+
+
+def _block_shape(group: Group, operands: Operands, threads: int) -> _Shape:
+    """How so many threads share a row."""
+    size = _row_pack(group, operands)
+    items = -(-group.shape[-1] // (size * threads))
+    return _Shape(False, threads, size, items if _is_whole_row(group) and items <= _MAX_ITEMS else 0)
+
+
+def _row_pack(group: Group, operands: Operands) -> int:
+    return pack_size(group, operands, group.shape[-1]) if _is_whole_row(group) else 1
+
+
+def _is_whole_row(group: Group) -> bool:
+    """Whether everything that is reduced is as long as the result."""
+    return {reduce.extent for reduce in reductions(group.expr)} == {group.shape[-1]}
 
 
 def _rows_side_by_side(group: Group, operands: Operands) -> bool:

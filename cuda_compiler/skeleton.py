@@ -48,11 +48,11 @@ def assemble(
 def pointer_parameters(operands: Operands) -> str:
     """Parameters for the operands' pointers ``e0``, ``e1``..., each with a comma after it."""
     return "".join(
-        f"{CUDA.pointer.format(type=CUDA.storage[tensor.dtype.name])} e{number}, "
+        f"{CUDA.pointer.format(type=CUDA.storage[tensor.dtype.name])} {operands.prefix}e{number}, "
         for number, (_, tensor) in enumerate(operands.pointers)
     )
 
 
 def pointer_arguments(operands: Operands) -> str:
     """The pointers themselves, each with a comma after it."""
-    return "".join(f"e{number}, " for number in range(len(operands.pointers)))
+    return "".join(f"{operands.prefix}e{number}, " for number in range(len(operands.pointers)))

@@ -10,11 +10,12 @@ from cuda_compiler.convolution import lower_conv2d, packed_weight
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matmul import lower_matmul
+from cuda_compiler.matvec import takes_vector_prologue
 from cuda_compiler.pooling import lower_pool2d
 from cuda_compiler.rows import lower_rows
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
-from npu_compiler.expr import has_reduce
+from npu_compiler.expr import Expr, has_reduce
 from npu_compiler.layout import Layout, dense
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import Anchor
@@ -35,6 +36,7 @@ class CUDATarget(CodegenTarget):
     name = "cuda"
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
+    pairs_columns = True
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":
@@ -42,6 +44,9 @@ class CUDATarget(CodegenTarget):
         if role == "image":
             return Layout(shape, shape, _CHANNELS_LAST)
         return dense(shape)
+
+    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
+        return takes_vector_prologue(group, position, expr)
 
     def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):

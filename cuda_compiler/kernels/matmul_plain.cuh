@@ -30,18 +30,21 @@ extern "C" __global__ void __launch_bounds__(256) matmul_plain(
             for (int i = 0; i < 4; ++i) {
                 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    sum[i][j] += a_tile[k][y + i * 16] * b_tile[k][x + j * 16];
+                    sum[i][j] += a_tile[k][y + i * 16] * b_tile[k][x * PAIRS + j / PAIRS * (16 * PAIRS) + j % PAIRS];
                 }
             }
         }
         __syncthreads();
     }
     for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 4; ++j) {
-            int r = row + y + i * 16, c = col + x + j * 16;
+        for (int j = 0; j < 4; j += PAIRS) {
+            int r = row + y + i * 16, c = col + x * PAIRS + j * 16;
             if (r < p.m && c < p.n) {
-                float value[1] = {sum[i][j]};
-                finish(value, batch, r, c, out, EPILOGUE_ARGUMENTS p);
+                float value[PAIRS];
+                for (int u = 0; u < PAIRS; ++u) {
+                    value[u] = sum[i][j + u];
+                }
+                finish(value, batch, r, c / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

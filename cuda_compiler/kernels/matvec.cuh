@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
         wait_for_previous_grid();
     }
 #if PROLOGUE
-    compute_row(0, int(threadIdx.x), true, staged, PROLOGUE_ARGUMENTS p);
+    compute_row(0, int(threadIdx.x), true, staged, VECTOR_ARGUMENTS p);
     __syncthreads();
 #elif STAGED
     for (int index = int(threadIdx.x); index < VECTORS * COMMON / LOAD; index += THREADS) {
@@ -148,6 +148,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
     for (int base = int(blockIdx.x); base < total; base += step, ++turn) {
         int place = base + int(gridDim.x) * group, batch = place / p.chunks, output = place % p.chunks * OUTPUTS;
         float sum[OUTPUTS][VECTORS] = {};
+        Fetched fetched[STORES * VECTORS];
+        #pragma unroll
+        for (int index = 0; index < STORES * VECTORS; ++index) {
+            int v = index % VECTORS, at = (output + index / VECTORS * (STORE_SIZE * PAIRS)) / PAIRS;
+            if (warp % WARPS_K == 0 && lane == index % LANES && place < total && at * PAIRS < p.outputs) {
+                fetched[index] = fetch(batch, BY_ROW ? v : at, BY_ROW ? at : v, EPILOGUE_ARGUMENTS p);
+            }
+        }
         #pragma unroll 1
         for (int round = 0; round < ROUNDS; ++round) {
             #pragma unroll
@@ -174,10 +182,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
             for (int u = 0; u < STORE_SIZE * PAIRS; ++u) {
                 value[u] = sum[o + u][v];
             }
-            bool own = warp % WARPS_K == 0 && lane == index % LANES;
-            if (own && place < total && output + o < p.outputs) {
-                int at = (output + o) / PAIRS;
-                finish(value, batch, BY_ROW ? v : at, BY_ROW ? at : v, out, EPILOGUE_ARGUMENTS p);
+            int at = (output + o) / PAIRS;
+            if (warp % WARPS_K == 0 && lane == index % LANES && place < total && at * PAIRS < p.outputs) {
+                store(value, fetched[index], batch, BY_ROW ? v : at, BY_ROW ? at : v, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

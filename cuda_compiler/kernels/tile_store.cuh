@@ -42,19 +42,20 @@ constexpr int STORE_STRIDE = WARP_N + 4; // floats; keeps the quads of a fragmen
 constexpr int STAGING_BYTES = WARPS * 16 * STORE_STRIDE * 4;
 static_assert(STAGING_BYTES <= STAGES * STAGE_BYTES, "results are staged where the operands were");
 
-// Brings results into rows, so that each thread stores neighbours: STORE_SIZE at a time. The tile begins at `row` and
-// `col` of a matrix of `rows` by `columns`, whose own first column counts as `base` for the epilogue. What the epilogue
-// reads is fetched one step ahead.
+// Brings results into rows, so that each thread stores neighbours: STORE_SIZE at a time, made of PAIRS columns each. The
+// tile begins at `row` and `col` of a matrix of `rows` by `columns`, whose own first result in a row counts as `base` for
+// the epilogue. What the epilogue reads is fetched one step ahead.
 __device__ __forceinline__ void store_tile(
     const Accumulator& sum, unsigned char* shared, int batch, int row, int col, int rows, int columns, int base,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    constexpr int PACKS = WARP_N / STORE_SIZE, ROUNDS = 16 * PACKS / 32;
+    constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = WARP_N / TAKEN, ROUNDS = 16 * PACKS / 32;
     static_assert(32 % PACKS == 0 || PACKS % 32 == 0, "lanes share rows evenly");
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* staged = reinterpret_cast<float*>(shared) + warp * 16 * STORE_STRIDE;
     row += warp / WARPS_N * WARP_M;
-    col += warp % WARPS_N * WARP_N;
+    col = (col + int(warp % WARPS_N) * WARP_N) / PAIRS;
+    columns /= PAIRS;
     Fetched fetched[2][ROUNDS];
     #pragma unroll
     for (int m = -1; m < STEPS_M; ++m) {
@@ -81,8 +82,7 @@ __device__ __forceinline__ void store_tile(
         for (int round = 0; round < ROUNDS; ++round) {
             uint pack = lane + round * 32;
             int r = row + m * 16 + pack / PACKS, c = col + pack % PACKS * STORE_SIZE;
-            Pack<float, STORE_SIZE> value = load_pack<STORE_SIZE>(
-                staged + pack / PACKS * STORE_STRIDE + pack % PACKS * STORE_SIZE);
+            Pack<float, TAKEN> value = load_pack<TAKEN>(staged + pack / PACKS * STORE_STRIDE + pack % PACKS * TAKEN);
             if (r < rows && c < columns) {
                 store(value.at, fetched[m % 2][round], batch, r, base + c, out, EPILOGUE_ARGUMENTS p);
             }
