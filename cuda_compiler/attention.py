@@ -255,7 +255,8 @@ def _values(found: _Attention) -> dict[str, int]:
 
 def _distinct(mask: View) -> tuple[int, int]:
     """How many masks there are along the batch and along the heads."""
-    return tuple(n if stride else 1 for n, stride in zip(mask.shape[:2], mask.strides[:2], strict=True))  # type: ignore[return-value]
+    batch, heads = (n if stride else 1 for n, stride in zip(mask.shape[:2], mask.strides[:2], strict=True))
+    return batch, heads
 
 
 def _mask_states(found: _Attention, mask: _Operand, lowering: Lowering) -> tuple[list[Launch], TensorArg]:

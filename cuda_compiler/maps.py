@@ -14,13 +14,22 @@ from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import KernelSource
 from npu_compiler.codegen.target import Launch, Lowering
 
-__all__ = ["finish_map", "lower_elementwise", "map_kernel", "map_macros"]
+__all__ = ["MAP_THREADS", "elementwise_positions", "finish_map", "lower_elementwise", "map_kernel", "map_macros"]
 
-_THREADS = 256
+MAP_THREADS = 256
 
 
 def lower_elementwise(group: Group, lowering: Lowering) -> list[Launch]:
     """One thread a pack of neighbouring elements."""
+    found, size = elementwise_positions(group, lowering)
+    generated = epilogue(group, found, size, "int index, ", "index, ")
+    kernel, params = map_kernel("elementwise", found, map_macros(group, found.operands), generated)
+    blocks = -(-found.extents["packs"] // MAP_THREADS)
+    return [finish_map(group, lowering, found, kernel, params, blocks, MAP_THREADS)]
+
+
+def elementwise_positions(group: Group, lowering: Lowering) -> tuple[Positions, int]:
+    """How the number of a pack, ``index``, becomes a position, and the size of packs; ``packs`` is their number."""
     operands = elementwise_operands(group, lowering.tensors, AXES)
     size = pack_size(group, operands, operands.sizes[-1])
     axes = AXES[len(AXES) - len(operands.sizes) :]
@@ -28,10 +37,7 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[Launch]:
     statements, extents = unpack("index", axes, packs)
     if size > 1:
         statements.append(f"    {axes[-1]} *= {size};")
-    found = Positions(operands, tuple(statements), {"packs": prod(packs), **extents}, axes[-1])
-    generated = epilogue(group, found, size, "int index, ", "index, ")
-    kernel, params = map_kernel("elementwise", found, map_macros(group, operands), generated)
-    return [finish_map(group, lowering, found, kernel, params, -(-prod(packs) // _THREADS), _THREADS)]
+    return Positions(operands, tuple(statements), {"packs": prod(packs), **extents}, axes[-1]), size
 
 
 def map_macros(group: Group, operands: Operands) -> dict[str, object]:

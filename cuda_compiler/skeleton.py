@@ -22,7 +22,7 @@ def kernel_file(name: str) -> str:
 
 def assemble(
     entry: str,
-    params: ParamStruct,
+    params: ParamStruct | None,
     macros: Mapping[str, object],
     generated: str,
     *,
@@ -33,14 +33,15 @@ def assemble(
 
     Args:
         entry: The kernel, which is in the file of that name.
-        params: Its parameter struct.
+        params: Its parameter struct; None where the generated text declares it.
         macros: What the files expect to be defined.
         generated: Functions that the files call.
         before: Files that the generated functions build on.
         after: Files that build on them, and the kernel's file on those.
     """
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
-    texts = [kernel_file("common.cuh"), defined, params.declaration, *map(kernel_file, before), generated]
+    declaration = "" if params is None else params.declaration
+    texts = [kernel_file("common.cuh"), defined, declaration, *map(kernel_file, before), generated]
     texts += map(kernel_file, (*after, f"{entry}.cuh"))
     return KernelSource(entry, "\n".join(texts))
 

@@ -5,6 +5,8 @@ Only weights of convolutions are padded: zeros fill up their taps to chunks that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cuda_compiler.attention import lower_attention
 from cuda_compiler.convolution import lower_conv2d, packed_weight
 from cuda_compiler.dialect import CUDA
@@ -13,6 +15,7 @@ from cuda_compiler.matmul import lower_matmul
 from cuda_compiler.matvec import takes_vector_prologue
 from cuda_compiler.pooling import lower_pool2d
 from cuda_compiler.rows import lower_rows
+from cuda_compiler.shared import lower_shared
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
 from npu_compiler.expr import Expr, has_reduce
@@ -47,6 +50,9 @@ class CUDATarget(CodegenTarget):
 
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         return takes_vector_prologue(group, position, expr)
+
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Launch | Library]:
+        return [*lower_shared(groups, lowering)]
 
     def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
