@@ -41,7 +41,12 @@ struct ImageCopier {
             bool inside = uint(top[round] + dy) < uint(HEIGHT) && uint(left[round] + dx) < uint(WIDTH);
             bool valid = inside && (COMMON % TILE_K == 0 || tap_y < TAPS_Y);
             const tile_t* source = image + (pixel[round] * PIXEL_STRIDE + further);
-            copy_chunk(tile + target + round * STEP * TILE_K * 2, source, valid);
+            unsigned char* place = tile + target + round * STEP * TILE_K * 2;
+            if (CHANNELS == CHUNK) { // overlapping windows share most of their chunks
+                copy_chunk_cached(place, source, valid);
+            } else {
+                copy_chunk(place, source, valid);
+            }
         }
         advance();
     }

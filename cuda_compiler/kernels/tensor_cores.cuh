@@ -17,6 +17,18 @@ __device__ __forceinline__ void copy_chunk(void* target, const void* source, boo
 #endif
 }
 
+// The same through the level-1 cache: for what neighbouring tiles soon read again.
+__device__ __forceinline__ void copy_chunk_cached(void* target, const void* source, bool valid)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+#else
+    copy_chunk(target, source, valid);
+#endif
+}
+
 __device__ __forceinline__ void commit_copies()
 {
 #if __CUDA_ARCH__ >= 800
