@@ -30,7 +30,7 @@ ATTENTION_FIELDS = (
 COMBINE_FIELDS = ("rows", "all_rows", "parts")
 
 _MAX_HEAD_SIZE = 256
-_FEW_ROWS = 8  # of query heads together: one matrix
+_FEW_ROWS = 16  # so many that threadgroup memory holds their scores for large blocks
 _LONG = 4096  # positions from which on they are shared out
 _MIN_PART = 512  # positions that are worth a threadgroup
 _ENOUGH_THREADGROUPS = 64  # keep a large GPU busy
@@ -144,10 +144,10 @@ def _attention(group: Group, lowering: Lowering) -> _Attention:
     dtypes = {operand.tensor.dtype for operand in (q, k, v)}
     tile = q.tensor.dtype if len(dtypes) == 1 else FLOAT32
     rows = q.view.shape[1] // k.view.shape[1] * q.view.shape[2]
+    direct = rows <= _FEW_ROWS and value_size % 64 == 0 and k.is_matrices(tile) and v.is_matrices(tile)
     tile_rows, block = _tile(rows, max(size, value_size) * tile.size)
     simdgroups = TILE_THREADS // 32
-    direct = tile_rows == _FEW_ROWS and value_size % 64 == 0 and k.is_matrices(tile) and v.is_matrices(tile)
-    if direct:
+    if direct:  # as many as there are matrices side by side in the result, and in the scores
         simdgroups = 16 if value_size % 128 == 0 else 8
         block = 8 * simdgroups
     threadgroups = q.view.shape[0] * k.view.shape[1] * -(-rows // tile_rows)
