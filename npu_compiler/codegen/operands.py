@@ -198,5 +198,5 @@ def _inner_extents(exprs: Sequence[Expr]) -> dict[int, int]:
             if isinstance(node, Reduce):
                 for leaf in walk(node.arg):
                     if isinstance(leaf, Load | Iota):
-                        extents[id(leaf)] = node.extent
+                        extents.setdefault(id(leaf), node.extent)  # the innermost reduction comes first
     return extents

@@ -274,3 +274,10 @@ def test_narrow_integers_wrap_inside_a_fused_kernel(device: Device, tmp_path: Pa
     wrapped = model.call("bitwise_not.default", model.call("add.Tensor", x, 10))
     (result,) = model.run(device, tmp_path, model.call("to.dtype", wrapped, torch.float32))
     close(result, (~(model["x"] + 10)).double())
+
+
+def test_a_reduction_of_a_reduction_reads_its_whole_row(device: Device, tmp_path: Path) -> None:
+    model = Model()
+    largest = model.call("amax.default", model.input("x", 6, 6), [0, 1], True)
+    (result,) = model.run(device, tmp_path, model.call("sum.dim_IntList", largest, [0]))
+    close(result, model["x"].amax().reshape(1))
