@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tests.support.ir_builder import IRBuilder, Value, overload_of
 
-__all__ = ["RandomModel"]
+__all__ = ["Pair", "RandomModel"]
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 _SIZES = st.sampled_from([1, 2, 3, 4, 6])
 _MOST_ELEMENTS = 4000
 
 
-class _Pair(NamedTuple):
+class Pair(NamedTuple):
     """A tensor in the IR and in torch."""
 
     value: Value
@@ -44,7 +44,7 @@ class RandomModel:
         self.builder = IRBuilder()
         self.inputs: dict[str, torch.Tensor] = {}
         self.weights: dict[str, torch.Tensor] = {}
-        self.values: list[_Pair] = []
+        self.values: list[Pair] = []
         self.calls: list[str] = []
         self.generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
 
@@ -62,7 +62,7 @@ class RandomModel:
         if tensor.numel() <= _MOST_ELEMENTS:
             self.draw(st.sampled_from(kinds))(value, tensor)
 
-    def outputs(self) -> list[_Pair]:
+    def outputs(self) -> list[Pair]:
         count = self.draw(st.integers(1, min(3, len(self.values))))
         latest = self.values[-1]
         chosen = [latest, *(self._any() for _ in range(count - 1))]
@@ -70,38 +70,38 @@ class RandomModel:
 
     # ---- operands
 
-    def _any(self) -> _Pair:
-        found: _Pair = self.draw(st.sampled_from(self.values))
+    def _any(self) -> Pair:
+        found: Pair = self.draw(st.sampled_from(self.values))
         return found
 
     def _random(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
-    def _input(self, shape: tuple[int, ...], tensor: torch.Tensor) -> _Pair:
+    def _input(self, shape: tuple[int, ...], tensor: torch.Tensor) -> Pair:
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         value = self.builder.input(f"x{len(self.inputs)}", shape, dtype)
         self.inputs[value.name] = tensor.clone()
         if tensor.is_floating_point():
-            self.values.append(_Pair(value, tensor))
-        return _Pair(value, tensor)
+            self.values.append(Pair(value, tensor))
+        return Pair(value, tensor)
 
-    def _weight(self, *shape: int) -> _Pair:
+    def _weight(self, *shape: int) -> Pair:
         key = f"w{len(self.weights)}"
         self.weights[key] = self._random(shape)
-        return _Pair(self.builder.weight(key, shape), self.weights[key].clone())
+        return Pair(self.builder.weight(key, shape), self.weights[key].clone())
 
     def _call(self, op: str, *args: Any, **kwargs: Any) -> None:
         """Records the call and does it; an argument is a pair of both worlds, a list of pairs, or an attribute."""
 
         def side(value: Any, index: int) -> Any:
-            if isinstance(value, _Pair):
+            if isinstance(value, Pair):
                 return value[index]
             return [side(item, index) for item in value] if isinstance(value, list) else value
 
         made = self.builder.call_all(op, *(side(arg, 0) for arg in args), **kwargs)
         result = overload_of(op)(*(side(arg, 1) for arg in args), **kwargs)
         results = [result] if isinstance(result, torch.Tensor) else list(result)
-        pairs = [_Pair(*pair) for pair in zip(made, results, strict=True)]
+        pairs = [Pair(*pair) for pair in zip(made, results, strict=True)]
         self.values += pairs
         self.calls.append(f"{pairs} = {op}({args} {kwargs})")
 
@@ -112,22 +112,22 @@ class RandomModel:
 
     def _unary(self, value: Value, tensor: torch.Tensor) -> None:
         op = self.draw(st.sampled_from(["relu", "neg", "tanh", "sigmoid", "silu", "abs"]))
-        self._call(f"aten.{op}.default", _Pair(value, tensor))
+        self._call(f"aten.{op}.default", Pair(value, tensor))
 
     def _binary(self, value: Value, tensor: torch.Tensor) -> None:
         partners = [pair for pair in self.values if _broadcasts(pair[1], tensor)]
         op = self.draw(st.sampled_from(["add", "sub", "mul"]))
         scalar = self.draw(st.booleans())
         other = 0.5 if scalar else self.draw(st.sampled_from(partners))
-        self._call(f"aten.{op}.{'Scalar' if scalar else 'Tensor'}", _Pair(value, tensor), other)
+        self._call(f"aten.{op}.{'Scalar' if scalar else 'Tensor'}", Pair(value, tensor), other)
 
     def _choose(self, value: Value, tensor: torch.Tensor) -> None:
         condition = self.builder.call("aten.gt.Scalar", value, 0.0)
         other = self.draw(st.sampled_from([pair for pair in self.values if _broadcasts(pair[1], tensor)]))
-        self._call("aten.where.self", _Pair(condition, tensor > 0), _Pair(value, tensor), other)
+        self._call("aten.where.self", Pair(condition, tensor > 0), Pair(value, tensor), other)
 
     def _view(self, value: Value, tensor: torch.Tensor) -> None:
-        pair, shape, rank = _Pair(value, tensor), list(tensor.shape), tensor.dim()
+        pair, shape, rank = Pair(value, tensor), list(tensor.shape), tensor.dim()
         kind = self.draw(st.sampled_from(["permute", "reshape", "unsqueeze", "squeeze", "expand", "contiguous"]))
         if kind == "permute":
             self._call("aten.permute.default", pair, self.draw(st.permutations(range(rank))))
@@ -159,68 +159,68 @@ class RandomModel:
         size = tensor.shape[dim]
         start = self.draw(st.integers(0, size - 1))
         if self.draw(st.booleans()):
-            self._call("aten.select.int", _Pair(value, tensor), dim, start)
+            self._call("aten.select.int", Pair(value, tensor), dim, start)
         else:
             end, step = self.draw(st.integers(start + 1, size)), self.draw(st.integers(1, 2))
-            self._call("aten.slice.Tensor", _Pair(value, tensor), dim, start, end, step)
+            self._call("aten.slice.Tensor", Pair(value, tensor), dim, start, end, step)
 
     def _reduce(self, value: Value, tensor: torch.Tensor) -> None:
         op = self.draw(st.sampled_from(["aten.sum.dim_IntList", "aten.mean.dim", "aten.amax.default"]))
         dims = self.draw(st.sets(st.integers(0, max(0, tensor.dim() - 1)), min_size=1)) if tensor.dim() else []
-        self._call(op, _Pair(value, tensor), sorted(dims), self.draw(st.booleans()))
+        self._call(op, Pair(value, tensor), sorted(dims), self.draw(st.booleans()))
 
     def _normalize(self, value: Value, tensor: torch.Tensor) -> None:
         if tensor.dim() and self.draw(st.booleans()):
             size = tensor.shape[-1]
-            self._call("aten.layer_norm.default", _Pair(value, tensor), [size], self._weight(size), self._weight(size))
+            self._call("aten.layer_norm.default", Pair(value, tensor), [size], self._weight(size), self._weight(size))
         else:
-            self._call("aten.softmax.int", _Pair(value, tensor), self._dim(tensor))
+            self._call("aten.softmax.int", Pair(value, tensor), self._dim(tensor))
 
     def _join(self, value: Value, tensor: torch.Tensor) -> None:
         same = [pair for pair in self.values if pair[1].shape == tensor.shape]
         if tensor.dim() == 0 or tensor.dim() > 4:
             return
-        parts = [_Pair(value, tensor), *self.draw(st.lists(st.sampled_from(same), min_size=1, max_size=2))]
+        parts = [Pair(value, tensor), *self.draw(st.lists(st.sampled_from(same), min_size=1, max_size=2))]
         self._call(self.draw(st.sampled_from(["aten.cat.default", "aten.stack.default"])), parts, self._dim(tensor))
 
     def _split(self, value: Value, tensor: torch.Tensor) -> None:
         if tensor.dim():
-            self._call("aten.split.Tensor", _Pair(value, tensor), self.draw(st.integers(1, 3)), self._dim(tensor))
+            self._call("aten.split.Tensor", Pair(value, tensor), self.draw(st.integers(1, 3)), self._dim(tensor))
 
     def _in_place(self, value: Value, tensor: torch.Tensor) -> None:
         if value.producer is None or _overlaps(tensor):
             return
         if self.draw(st.booleans()):
-            self._call("aten.relu_.default", _Pair(value, tensor))
+            self._call("aten.relu_.default", Pair(value, tensor))
         else:
-            self._call("aten.mul_.Scalar", _Pair(value, tensor), 2.0)
+            self._call("aten.mul_.Scalar", Pair(value, tensor), 2.0)
 
     def _linear(self, value: Value, tensor: torch.Tensor) -> None:
         width = self.draw(_SIZES)
         bias = [self._weight(width)] if self.draw(st.booleans()) else []
-        self._call("aten.linear.default", _Pair(value, tensor), self._weight(width, tensor.shape[-1]), *bias)
+        self._call("aten.linear.default", Pair(value, tensor), self._weight(width, tensor.shape[-1]), *bias)
 
     def _gather(self, value: Value, tensor: torch.Tensor) -> None:
         dim = self._dim(tensor)
         index = torch.randint(0, tensor.shape[dim], (self.draw(_SIZES),), generator=self.generator)
-        self._call("aten.index_select.default", _Pair(value, tensor), dim, self._input(tuple(index.shape), index))
+        self._call("aten.index_select.default", Pair(value, tensor), dim, self._input(tuple(index.shape), index))
 
     def _convolve(self, value: Value, tensor: torch.Tensor) -> None:
         outputs = self.draw(st.sampled_from([1, 3, 6]))
         weight = self._weight(outputs, tensor.shape[1], 3, 3)
         bias = self._weight(outputs) if self.draw(st.booleans()) else None
-        self._call("aten.conv2d.default", _Pair(value, tensor), weight, bias, [1, 1], [1, 1])
+        self._call("aten.conv2d.default", Pair(value, tensor), weight, bias, [1, 1], [1, 1])
         if self.draw(st.booleans()):
             statistics = [self._weight(outputs) for _ in range(4)]
             self.weights[f"w{len(self.weights) - 1}"].abs_().add_(0.5)
-            statistics[3] = _Pair(statistics[3].value, self.weights[f"w{len(self.weights) - 1}"].clone())
+            statistics[3] = Pair(statistics[3].value, self.weights[f"w{len(self.weights) - 1}"].clone())
             self._call("aten.batch_norm.default", self.values[-1], *statistics, False, 0.1, 1e-5, True)
 
     def _image(self, value: Value, tensor: torch.Tensor) -> None:
         if min(tensor.shape[2:]) >= 2 and self.draw(st.booleans()):
-            self._call("aten.max_pool2d.default", _Pair(value, tensor), [2, 2])
+            self._call("aten.max_pool2d.default", Pair(value, tensor), [2, 2])
         else:
-            self._call("aten.adaptive_avg_pool2d.default", _Pair(value, tensor), [1, 1])
+            self._call("aten.adaptive_avg_pool2d.default", Pair(value, tensor), [1, 1])
 
 
 def _broadcasts(a: torch.Tensor, b: torch.Tensor) -> bool:
