@@ -1,0 +1,83 @@
+"""Every kernel that the compiler writes compiles, for old and new GPUs, on a machine without any."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import pytest
+import torch
+
+import npu_compiler
+from cuda_runtime.nvrtc import architectures, compile_kernel
+from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import KernelCompileError, MissingDependencyError
+from tests.cuda import shapes
+from tests.cuda.resnets import compiled_resnet
+from tests.ops.cases import Case
+from tests.ops.test_ops import COMPUTED
+
+_ARCHITECTURES = (70, 80, 90)
+_EVERY = 12  # of the op cases one in so many is compiled, beside the first of each op
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nvrtc() -> None:
+    try:
+        known = architectures()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    missing = set(_ARCHITECTURES) - set(known)
+    if missing:
+        pytest.skip(f"this NVRTC compiles for none of {sorted(missing)}; that of CUDA 12.9 does")
+
+
+def _compile_all(kernels: dict[str, KernelSource], architecture: int) -> None:
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        codes = workers.map(lambda kernel: compile_kernel(kernel.text, kernel.entry, architecture), kernels.values())
+        assert all(codes)
+
+
+def _kernels(programs: list[CompiledProgram]) -> dict[str, KernelSource]:
+    return {kernel.digest: kernel for program in programs for kernel in program.main.kernels}
+
+
+def _samples() -> list[Case]:
+    first = {case.op: case for case in reversed(COMPUTED)}
+    return [*first.values(), *islice(COMPUTED, 0, None, _EVERY)]
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_kernels_of_op_samples_compile(architecture: int) -> None:
+    kinds = {70: torch.float16, 80: torch.bfloat16, 90: torch.float16}
+    compute = kinds[architecture]
+    name = str(compute).removeprefix("torch.")
+    programs = [
+        npu_compiler.compile(case.ir(torch.float32), "cuda", name) for case in _samples()[architecture // 10 :: 3]
+    ]
+    _compile_all(_kernels(programs), architecture)
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_kernels_of_all_sizes_compile(architecture: int) -> None:
+    chosen = shapes.CASES[architecture // 10 % 3 :: 3]
+    _compile_all(_kernels([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen]), architecture)
+
+
+def test_refused_kernel_names_itself_and_the_reason() -> None:
+    with pytest.raises(KernelCompileError, match=r"'broken' for compute capability 8\.0(.|\n)*nowhere"):
+        compile_kernel('extern "C" __global__ void broken(int* x) { *x = nowhere; }', "broken", 80)
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_kernels_of_resnets_compile(architecture: int) -> None:
+    programs = [compiled_resnet("resnet18", 1), compiled_resnet("resnet50", 1), compiled_resnet("resnet50", 64)]
+    _compile_all(_kernels(programs), architecture)
+
+
+@pytest.mark.parametrize(("name", "launches"), [("resnet18", 24), ("resnet50", 57)])
+def test_each_convolution_takes_its_norm_addition_and_activation_along(name: str, launches: int) -> None:
+    """One launch more than operators: it brings the three channels of the photograph to chunks."""
+    assert len(compiled_resnet(name, 1).main.steps) == launches

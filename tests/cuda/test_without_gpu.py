@@ -1,0 +1,106 @@
+"""What a machine without a CUDA device can show: imports, layouts, refusals, the kernel cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_compiler import compile_subgraph, is_cuda_op_supported
+from cuda_compiler.target import CUDATarget
+from cuda_compiler.tiles import CANDIDATES, choose_tiling
+from cuda_runtime import CUDABackend, kernel_cache
+from cuda_runtime.cupy_api import cupy
+from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.errors import DeviceError, MissingDependencyError
+from npu_runtime import Device
+from tests.ops.cases import case, floats
+
+
+def test_importing_the_packages_imports_no_gpu_library() -> None:
+    statement = "import sys, cuda_compiler.target, cuda_runtime; print({'cupy', 'torch', 'cuda'} & {n.split('.')[0] for n in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_missing_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    cupy.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"npu-compiler\[cuda\]"):
+        CUDABackend()
+
+
+def test_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises((DeviceError, MissingDependencyError)):
+        Device("cuda:99")
+
+
+def test_layouts_are_dense_and_images_channels_last() -> None:
+    target = CUDATarget()
+    assert target.layout((2, 5, 7), "plain").strides == (35, 7, 1)
+    image = target.layout((2, 3, 4, 5), "image")
+    assert (image.strides, image.size) == ((60, 1, 15, 3), 120)
+
+
+@pytest.mark.parametrize(
+    ("shape", "padded"),
+    [
+        ((8, 64, 3, 3), (8, 64, 3, 3)),
+        ((8, 3, 7, 7), (8, 4, 7, 8)),
+        ((8, 20, 3, 3), (8, 24, 3, 3)),
+        ((6, 1, 3, 3), (6, 4, 3, 4)),
+    ],
+)
+def test_taps_of_a_weight_fill_chunks(shape: tuple[int, ...], padded: tuple[int, ...]) -> None:
+    assert CUDATarget().layout(shape, "conv_weight").alloc_shape == padded
+
+
+def test_compiling_a_subgraph_and_asking_for_support() -> None:
+    ir: dict[str, Any] = case("add.Tensor", floats(4, 8), floats(8)).ir(__import__("torch").float16)
+    assert compile_subgraph(ir).target == "cuda"
+    assert is_cuda_op_supported(ir["nodes"][-1])
+
+
+@pytest.mark.parametrize("tiling", CANDIDATES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
+def test_tilings_fit_every_gpu(tiling: Any) -> None:
+    assert tiling.shared_bytes <= 64 * 1024
+    assert tiling.threads * tiling.blocks <= 1024
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (49, 512, 4608), (3211264, 64, 224), (4096, 4096, 4096)])
+def test_splits_leave_every_block_some_steps(m: int, n: int, k: int) -> None:
+    tiling = choose_tiling(m, n, k, 1)
+    assert tiling.splits == 1 or tiling.splits * tiling.depth * 2 <= k + tiling.depth
+
+
+def test_kernel_cache_survives_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path))
+    compiled: list[str] = []
+
+    def compile_kernel(text: str, entry: str, architecture: int) -> bytes:
+        compiled.append(entry)
+        return text.encode() + bytes([architecture])
+
+    monkeypatch.setattr(kernel_cache, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(kernel_cache, "nvrtc_version", lambda: (12, 9))
+    kernel = KernelSource("k", "text")
+    first = kernel_cache.compiled_kernels([kernel], 90)
+    assert kernel_cache.compiled_kernels([kernel], 90) == first
+    assert compiled == ["k"]
+    assert kernel_cache.compiled_kernels([kernel], 80) != first
+    for path in (tmp_path / "cuda").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    assert kernel_cache.compiled_kernels([kernel], 90) == first
+    assert compiled == ["k", "k", "k"]
+
+
+def test_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("NPU_CACHE_DIR", str(blocked))
+    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *_: b"code")
+    monkeypatch.setattr(kernel_cache, "nvrtc_version", lambda: (12, 9))
+    assert kernel_cache.compiled_kernels([KernelSource("k", "text")], 90) == [b"code"]
