@@ -20,7 +20,7 @@ from npu_cli.timing import timed
 from npu_compiler.generation_spec import GenerationSpec
 from npu_runtime import Device, NPUBuffer
 from npu_runtime.language_model import LanguageModel
-from npu_runtime.step_functions import ProgramFunctions, Tensor
+from npu_runtime.step_functions import ProgramFunctions, Tensor, partition_functions
 
 _COMPILE_RUNS = 5
 
@@ -36,10 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     spec = GenerationSpec.load(args.folder)
     device = Device(args.device)
-    functions = {name: args.folder / step.ir for name, step in spec.functions.items()}
-    plans = None
-    if args.partitioned:
-        plans = {name: npu_compiler.partition(ir, target=device.target) for name, ir in functions.items()}
+    plans = partition_functions(args.folder, device.target) if args.partitioned else None
     model, load = timed(lambda: LanguageModel(args.folder, device, plans=plans))
     _, prepare = timed(lambda: [model.step(length) for length in model.lengths])
     prompt = np.random.default_rng(0).integers(0, spec.vocabulary, args.prompt).tolist()
@@ -68,7 +65,9 @@ def main() -> None:
         compiled = model.functions.program.functions
         figures |= {f"dispatches, {name}": len(plan.steps) for name, plan in compiled.items()}
         figures["weights on the device, ratio"] = model.functions.weights.nbytes / weights
-        figures["compile decode IR to bytes, s of one core"] = _compile_seconds(functions["decode"], device.target)
+        figures["compile decode IR to bytes, s of one core"] = _compile_seconds(
+            args.folder / "decode.json", device.target
+        )
     np.savez(args.output, logits=np.stack(rows), tokens=np.array(sequence.tokens), figures=json.dumps(figures))
 
 

@@ -80,6 +80,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest tokens that make up P")
     parser.add_argument("--seed", type=int, help="makes the choices repeatable")
     parser.add_argument("--device", help=_DEVICE_HELP)
+    parser.add_argument("--partition", action="store_true", help="run on the CPU what the device cannot")
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:

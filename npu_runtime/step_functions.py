@@ -15,14 +15,15 @@ from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, ProgramFormatError
 from npu_compiler.generation_spec import GenerationSpec
 from npu_compiler.layout import BufferSpec
-from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.partitioner import PartitionPlan, partition
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights
 
-__all__ = ["PartitionedFunctions", "ProgramFunctions", "StepFunction", "StepFunctions", "Tensor", "open_program"]
+__all__ = ["PartitionedFunctions", "ProgramFunctions", "StepFunction", "StepFunctions", "Tensor"]
+__all__ += ["open_program", "partition_functions"]
 
 Tensor = NPUBuffer | NDArray[Any]
 
@@ -100,3 +101,13 @@ def open_program(folder: Path, spec: GenerationSpec, target: str) -> CompiledPro
     with suppress(ProgramFormatError):  # a folder that cannot be written costs the compilation at each start
         program.save(path)
     return program
+
+
+def partition_functions(folder: Path, target: str) -> dict[str, PartitionPlan]:
+    """The functions of a folder, each divided between the device and the CPU.
+
+    Raises:
+        IRError: The folder is no language model, or an IR is missing or malformed.
+    """
+    steps = GenerationSpec.load(folder).functions
+    return {name: partition(folder / step.ir, target=target) for name, step in steps.items()}

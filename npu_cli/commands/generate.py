@@ -10,6 +10,7 @@ from rich.console import Console
 from npu_compiler.errors import InputError
 from npu_runtime import Device, Generator
 from npu_runtime.generator import Generation
+from npu_runtime.step_functions import partition_functions
 
 __all__ = ["execute"]
 
@@ -22,7 +23,9 @@ def execute(args: argparse.Namespace) -> int:
         raise InputError('given no prompt; add --prompt "..." or --ids 1,2,3')
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
     console = Console(stderr=True, highlight=False)
-    generator = Generator(args.folder, Device(args.device))
+    device = Device(args.device)
+    plans = partition_functions(args.folder, device.target) if args.partition else None
+    generator = Generator(args.folder, device, plans=plans)
     with console.status("preparing the device"):
         generation = generator.generate(prompt, args.max_tokens, **sampling)
     _stream(generation, generator.tokenizer is not None)

@@ -35,6 +35,14 @@ def test_ids_are_streamed(model: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert captured.err.rstrip().endswith("6 new tokens, ended by: as many tokens as asked for")
 
 
+def test_through_partitions(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for options in ([], ["--partition"]):
+        assert main(["generate", str(model), "--ids", "5,6,7", "--max-tokens", "6", *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
 def test_a_seed_repeats(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def text() -> str:
         options = ["--max-tokens", "8", "--temperature", "1", "--top-k", "50", "--top-p", "0.9", "--seed", "3"]
