@@ -120,7 +120,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
     }
     operands = (("matrix", matrix), ("vector", vector))
     functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
-    blocks = min(-(-chunks * batches // shape.groups), MULTIPROCESSORS * _BLOCKS_EACH)
+    blocks = min(chunks * batches, MULTIPROCESSORS * _BLOCKS_EACH)
     read = (vector.argument,) if prologue is None else prologue.inputs
     return anchor_launch(
         "matvec",
