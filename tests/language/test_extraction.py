@@ -27,7 +27,8 @@ def checkpoint(folder: Path, family: str = "Qwen2", dtype: torch.dtype = torch.f
 def extract(source: Path, folder: Path, **options: Any) -> GenerationSpec:
     from npu_compiler.torch_frontend.language_model import extract_language_model
 
-    return extract_language_model(source, folder, **{"cache_length": 64, "prefill": (16,)} | options)
+    chosen: dict[str, Any] = {"cache_length": 64, "prefill": (16,)} | options
+    return extract_language_model(source, folder, **chosen)
 
 
 def dtypes(folder: Path) -> dict[str, str]:
