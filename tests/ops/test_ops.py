@@ -29,6 +29,8 @@ COMPUTED = [case for case in CASES if not case.refusal]
 REFUSED = [case for case in CASES if case.refusal]
 FLOATING = [case for case in COMPUTED if any(operand.dtype == MODEL for operand in case.operands())]
 HALF_MODELS = list({case.op: case for case in reversed(FLOATING)}.values())  # the first case of each op
+# kernels for bfloat16 differ in what they load and store: a few cases of each op show it, and halve what is compiled
+ALSO_IN_BFLOAT16 = [case for i, case in enumerate(FLOATING) if sum(c.op == case.op for c in FLOATING[:i]) < 3]
 BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 # covered by every case of an op with several results; removed by the extraction; no ATen op, made by torch.export
 ELSEWHERE = {"getitem", "aten._assert_tensor_metadata.default", "wrap_with_set_grad_enabled"}
@@ -71,10 +73,14 @@ def _compare(
     np.testing.assert_allclose(result, reference, rtol=unit * (1 + unit), atol=absolute, equal_nan=True)
 
 
-@BOTH
 @pytest.mark.parametrize("case", COMPUTED, ids=str)
-def test_equals_torch(case: Case, compute: torch.dtype, device: Device) -> None:
-    check(case, torch.float32, compute, device)
+def test_equals_torch(case: Case, device: Device) -> None:
+    check(case, torch.float32, torch.float16, device)
+
+
+@pytest.mark.parametrize("case", ALSO_IN_BFLOAT16, ids=str)
+def test_equals_torch_in_bfloat16(case: Case, device: Device) -> None:
+    check(case, torch.float32, torch.bfloat16, device)
 
 
 @BOTH

@@ -6,7 +6,7 @@ written, or after its place was given to another tensor, shows up in the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,7 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, shape: tuple[int, ...], attrs: Map
 
 def _pool(x: torch.Tensor, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> torch.Tensor:
     if attrs["reduction"] == "adaptive":
-        return F.adaptive_avg_pool2d(x, shape[2:])
+        return F.adaptive_avg_pool2d(x, (shape[2], shape[3]))
     window = (attrs["kernel"], attrs["stride"], attrs["padding"])
     if attrs["reduction"] == "max":
         return F.max_pool2d(x, *window, attrs["dilation"])
@@ -161,7 +161,7 @@ def _conv(x: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], attrs: Mappi
     return F.conv2d(x, w, None, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
 
 
-_ANCHORS = {"matmul": _matmul, "conv2d": _conv, "pool2d": _pool}
+_ANCHORS: dict[str, Callable[..., torch.Tensor]] = {"matmul": _matmul, "conv2d": _conv, "pool2d": _pool}
 
 
 def plan_ir(ir: Mapping[str, Any]) -> Planned:
