@@ -39,12 +39,14 @@ def main() -> None:
         prog="python -m benchmarks.cuda_resnet", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--models", nargs="+", default=list(_BATCHES), choices=list(_BATCHES))
+    parser.add_argument("--batches", nargs="+", type=int, help="of those measured by default, these only")
     parser.add_argument("--peers", nargs="*", default=list(_PEERS), choices=_PEERS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = Device("cuda")
-    results = [_measure(name, batch, device, args.peers) for name in args.models for batch in _BATCHES[name]]
+    chosen = [(name, batch) for name in args.models for batch in _BATCHES[name] if batch in (args.batches or [batch])]
+    results = [_measure(name, batch, device, args.peers) for name, batch in chosen]
     figures = {"machine": _machine(device), "memory bandwidth, GB/s": _bandwidth(), "results": results}
     _print(figures)
     if args.json is not None:
@@ -93,7 +95,7 @@ def _measure(name: str, batch: int, device: Device, peers: list[str]) -> dict[st
     figures["npu with copies"] = _milliseconds(
         lambda: executor.run({program.input_specs[0].name: half}, weights, sync=False), stream=executor.stream
     )
-    network = module.half().to(memory_format=torch.channels_last)
+    network: torch.nn.Module = module.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for peer in peers:
         replay, result = _peer(peer, network, half)
         figures[f"{peer}, lowest Pearson r"] = _accuracy(result.float().cpu().numpy(), wanted)["lowest Pearson r"]
@@ -162,7 +164,7 @@ def _milliseconds(replay: Callable[[], object], stream: int | None = None) -> fl
         end.record(on)
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return median(times)
+    return float(median(times))
 
 
 def _print(figures: dict[str, Any]) -> None:

@@ -64,10 +64,10 @@ class CUDAExecutor(Executor):
         try:
             buffers, outputs = self._bind(adopted, weights)
             if stream is not None:
-                self._order(_external(stream), self._cuda.stream)
+                self._order(_handle(stream), self.stream)
             self._prepared.launch(buffers)
             if stream is not None:
-                self._order(self._cuda.stream, _external(stream))
+                self._order(self.stream, _handle(stream))
             elif sync:
                 self._prepared.wait()
         finally:
@@ -99,16 +99,17 @@ class CUDAExecutor(Executor):
         output = super()._output(spec, inputs)
         return CUDATensor(output.device, output.data, spec)
 
-    def _order(self, first: Any, then: Any) -> None:
-        """Makes what is asked of `then` from now on wait for what was asked of `first`."""
+    def _order(self, first: int, then: int) -> None:
+        """Makes what is asked of the stream `then` from now on wait for what was asked of the stream `first`."""
+        runtime = cupy().cuda.runtime
         with self._cuda.active():
             event = cupy().cuda.Event(disable_timing=True)
-            event.record(first)
-            then.wait_event(event)
+            runtime.eventRecord(event.ptr, first)
+            runtime.streamWaitEvent(then, event.ptr)
 
 
-def _external(stream: Any) -> Any:
+def _handle(stream: Any) -> int:
     handle = stream if isinstance(stream, int) else getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
     if not isinstance(handle, int):
         raise DeviceError(f"given a {type(stream).__name__} as stream, expected one of CuPy or torch, or its handle")
-    return cupy().cuda.ExternalStream(handle)
+    return handle

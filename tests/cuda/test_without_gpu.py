@@ -21,7 +21,10 @@ from tests.ops.cases import case, floats
 
 
 def test_importing_the_packages_imports_no_gpu_library() -> None:
-    statement = "import sys, cuda_compiler.target, cuda_runtime; print({'cupy', 'torch', 'cuda'} & {n.split('.')[0] for n in sys.modules})"
+    statement = (
+        "import sys, cuda_compiler.target, cuda_runtime; "
+        "print({'cupy', 'torch', 'cuda'} & {name.split('.')[0] for name in sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
