@@ -1,11 +1,11 @@
-// Attention: out[batch, row, col] = epilogue(sum over j of weight[j] * v[j, col]), the weights being the softmax over j of
-// scale * (q[row] . k[j]) + mask[row, j]. The scores are never stored: each block of positions updates a running maximum,
-// sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+// Attention: out[batch, row, col] = epilogue(sum over j of weight[j] * v[j, col]), the weights being the softmax over j
+// of scale * (q[row] . k[j]) + mask[row, j]. The scores are never stored: each block of positions updates a running
+// maximum, sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
 //
-// A threadgroup computes TILE_M rows of the `heads` query heads that share a key head, counted head by head, so that keys
-// and values are read once for all of them. A block of positions that the mask closes for all those rows is not read.
-// A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they are DIRECT,
-// read as matrices where they lie: a few rows then take larger blocks and more simdgroups.
+// A threadgroup computes TILE_M rows of the `heads` query heads that share a key head, counted head by head, so that
+// keys and values are read once for all of them. A block of positions that the mask closes for all those rows is not
+// read. A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they
+// are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups.
 // Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
 #ifndef GENERATED // by itself: half operands, 32 rows, a mask of booleans, no epilogue
 #include "common.metal"
@@ -165,12 +165,12 @@ kernel void attention(
 #endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #if MASK == MASK_ADDED
-    // Numbers that are merely low close positions only in a row that has others open; elsewhere they all weigh the same.
+    // Numbers that are merely low close positions only in a row that has others open; else they all weigh the same.
     for (int r = int(simdgroup); r < TILE_M; r += SIMDGROUPS) {
         int found = 0;
         for (int start = 0; start < p.length && found == 0; start += 32) {
-            int is_open = start + lane < p.length ? int(mask[row_mask[r] + (start + lane) * MASK_STEP] > CLOSED / 2) : 0;
-            found = simd_max(is_open);
+            int looked_at = min(start + lane, p.length - 1);
+            found = simd_max(int(mask[row_mask[r] + looked_at * MASK_STEP] > CLOSED / 2));
         }
         if (lane == 0) {
             row_closed[r] = found != 0 ? CLOSED : -INFINITY;
@@ -286,7 +286,8 @@ kernel void attention(
                             float weight = precise::exp(own_scores[s] - reference);
                             own_total += float(tile_t(weight));
                             if (s * 32 + lane < BLOCK) { // NaN stays in the row's sum, and so in its own row
-                                weights[r * WEIGHT_PITCH + s * 32 + lane] = weight == weight ? tile_t(weight) : tile_t(0);
+                                weight = weight == weight ? weight : 0.0f;
+                                weights[r * WEIGHT_PITCH + s * 32 + lane] = tile_t(weight);
                             }
                         }
                         float block_total = simd_sum(own_total);

@@ -1,5 +1,5 @@
-// Puts together what `attention.metal` made of several parts of the positions: the sums of each part weigh as much as its
-// largest score allows. A thread computes GROUP neighbouring results.
+// Puts together what `attention.metal` made of several parts of the positions: the sums of each part weigh as much as
+// its largest score allows. A thread computes GROUP neighbouring results.
 // Grid: groups of results, 1, 1. Block: 128.
 #ifndef GENERATED // by itself: half results without epilogue
 #include "common.metal"

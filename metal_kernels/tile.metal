@@ -1,6 +1,6 @@
-// What tiled products share. A threadgroup computes TILE_M x TILE_N results in steps of TILE_K; each of its simdgroups, four
-// unless said otherwise, has all the rows of its share of the columns, as 8x8 matrices. Operands are staged in threadgroup
-// memory as tile_t, sums are float.
+// What tiled products share. A threadgroup computes TILE_M x TILE_N results in steps of TILE_K; each of its simdgroups,
+// four unless said otherwise, has all the rows of its share of the columns, as 8x8 matrices. Operands are staged in
+// threadgroup memory as tile_t, sums are float.
 #include <metal_simdgroup_matrix>
 
 #ifndef SIMDGROUPS
