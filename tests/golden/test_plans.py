@@ -14,9 +14,13 @@ import torch
 import npu_compiler
 from npu_cli.extras import import_torchvision
 from npu_compiler.codegen.plan import ExecutionPlan, KernelCall
+from tests.support.decoders import make_decoder
 
 FOLDER = Path(__file__).parent
 DISPATCHES = {"resnet18": 23, "resnet50": 56}
+LAYERS = 2
+A_LAYER = {"decode": 6, "prefill_16": 8}  # launches of a layer: what keeps 28 layers within 170 and 230
+AROUND = {"decode": 2, "prefill_16": 3}  # angles and mask together, the head; in prefill also the last norm
 
 
 @cache
@@ -37,9 +41,36 @@ def rendered(plan: ExecutionPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.fixture(scope="module")
+def decoder_plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExecutionPlan]:
+    """The functions of a Qwen2 of two layers."""
+    folder = make_decoder(tmp_path_factory.mktemp("qwen2"), "Qwen2").folder
+    return dict(npu_compiler.compile({name: folder / f"{name}.json" for name in A_LAYER}).functions)
+
+
+@pytest.mark.parametrize("function", A_LAYER)
+def test_the_plan_of_a_decoder_is_as_recorded(
+    function: str, decoder_plans: dict[str, ExecutionPlan], request: pytest.FixtureRequest
+) -> None:
+    check_recorded(f"qwen2_{function}", rendered(decoder_plans[function]), request)
+
+
+@pytest.mark.parametrize("function", A_LAYER)
+def test_a_layer_of_a_decoder_takes_few_launches(function: str, decoder_plans: dict[str, ExecutionPlan]) -> None:
+    plan = decoder_plans[function]
+    assert len(plan.steps) == AROUND[function] + LAYERS * A_LAYER[function]
+    kernels = [plan.kernels[step.kernel].entry for step in plan.steps if isinstance(step, KernelCall)]
+    assert kernels.count("attention") == LAYERS
+    assert len(plan.state) == 2 * LAYERS
+    assert not plan.notes
+
+
 @pytest.mark.parametrize("name", DISPATCHES)
 def test_the_plan_is_as_recorded(name: str, request: pytest.FixtureRequest) -> None:
-    text = rendered(plan_of(name))
+    check_recorded(name, rendered(plan_of(name)), request)
+
+
+def check_recorded(name: str, text: str, request: pytest.FixtureRequest) -> None:
     path = FOLDER / f"{name}.txt"
     if request.config.getoption("--update-golden"):
         path.write_text(text)
