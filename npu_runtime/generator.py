@@ -82,16 +82,20 @@ class Generation(Iterator[Token]):
             for) or ``cache`` (the cache is full); empty before.
     """
 
-    def __init__(self, tokens: Iterator[int], timing: Timing, limit: int, full: int, stop: Collection[int]) -> None:
+    def __init__(
+        self,
+        tokens: Iterator[int],
+        timing: Timing,
+        text: TextStream | None,
+        *,
+        limit: int,
+        full: int,
+        stop: Collection[int],
+    ) -> None:
         """For `Generator.generate`: ends after `limit` tokens, at the latest when the cache is `full`."""
         self.timing, self.finish = timing, ""
-        self._tokens, self._limit, self._full, self._stop = tokens, limit, full, stop
-        self._text: TextStream | None = None
-
-    def with_text(self, tokenizer: Tokenizer | None) -> Generation:
-        """Decodes the tokens as well."""
-        self._text = TextStream(tokenizer) if tokenizer is not None else None
-        return self
+        self._tokens, self._text = tokens, text
+        self._limit, self._full, self._stop = limit, full, stop
 
     def __next__(self) -> Token:
         """The next token.
@@ -197,10 +201,9 @@ class Generator:
             self.model.step(length)
         full = spec.cache_length - len(tokens) + 1  # the last token need not enter the cache
         stops = frozenset(spec.stop_ids if stop is None else stop)
-        generation = Generation(
-            self._run(tokens, sampler), Timing(len(tokens)), max_new_tokens or full + 1, full, stops
-        )
-        return generation.with_text(self.tokenizer)
+        timing, limit = Timing(len(tokens)), max_new_tokens or full + 1
+        text = TextStream(self.tokenizer) if self.tokenizer is not None else None
+        return Generation(self._run(tokens, sampler), timing, text, limit=limit, full=full, stop=stops)
 
     def _run(self, tokens: list[int], sampler: Sampler) -> Iterator[int]:
         sequence = self.model.begin()

@@ -61,7 +61,6 @@ def extract_language_model(
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        _discard_programs(target)
         _copy_tokenizer(Path(source), target)
     except OSError as error:
         raise ExtractionError(f"cannot write to '{target}': {error.strerror}; choose another folder") from error
@@ -181,12 +180,6 @@ def _step(ir: Mapping[str, Any], file: str, count: int) -> StepSpec:
 def _stop_ids(model: Any) -> tuple[int, ...]:
     ids = model.generation_config.eos_token_id
     return tuple(ids) if isinstance(ids, Iterable) else () if ids is None else (int(ids),)
-
-
-def _discard_programs(folder: Path) -> None:
-    """Removes what was compiled from the IRs that are about to be replaced."""
-    for path in folder.glob("model.*.npubin"):
-        path.unlink()
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
