@@ -12,11 +12,12 @@ from cuda_compiler.packing import pack_size, resolve_anchor
 from cuda_compiler.skeleton import assemble
 from cuda_compiler.tiles import choose_tiling
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.operands import MAX_ELEMENTS, TensorArg
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
+from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
 
 __all__ = ["IMAGE_DIMS", "image_values", "lower_conv2d", "packed_weight"]
@@ -149,34 +150,29 @@ def _geometry(group: Group, conv: _Convolution) -> dict[str, int]:
 def _pack(conv: _Convolution, group: Group, lowering: Lowering) -> tuple[Launch, TensorArg, dict[str, int]]:
     """A launch that brings the image to channels-last with filled-up channels, its result, and the geometry of that.
 
-    Where images of few channels are walked two pixels at a time, two pixels become one of twice the channels, and so do
-    two taps; a window that begins at an odd pixel begins at an even one when a pixel of zeros comes first.
+    Raises:
+        OpRefusal: The result is too large.
     """
-    geometry = _geometry(group, conv)
-    channels, width = geometry["CHANNELS"], geometry["WIDTH"]
-    pairs = channels == _FEW_CHANNELS and (geometry["STEP_X"], geometry["DILATION_X"]) == (2, 1)
-    first = geometry["PAD_X"] % 2 if pairs else 0
-    packed_width = -(-(width + first) // 2) * 2 if pairs else width
+    geometry, first, width = _packed_geometry(_geometry(group, conv))
+    channels = packed_weight(conv.weight_ref.view.shape)[1]
     batch, _, height, _ = conv.image_ref.view.shape
-    pixels = batch * height * packed_width
+    pixels = batch * height * width
+    if pixels * channels >= MAX_ELEMENTS:
+        raise OpRefusal(
+            f"'{conv.image.name}' takes {pixels * channels} elements with {channels} channels, at most 2^31"
+        )
     piece = min(channels, _CHUNK)
     result = TensorArg(lowering.scratch(pixels * channels * conv.image.dtype.size), writes=True)
-    image_stride, channel_stride, y_stride, x_stride = conv.image_ref.view.strides
-    values = {
-        "image_stride": image_stride,
-        "channel_stride": channel_stride,
-        "y_stride": y_stride,
-        "x_stride": x_stride,
-    }
-    values["pixels"] = pixels
+    strides = zip(("image_stride", "channel_stride", "y_stride", "x_stride"), conv.image_ref.view.strides, strict=True)
+    values = {**dict(strides), "pixels": pixels}
     macros = {
         "a_t": CUDA.storage[conv.image.dtype.name],
         "PIECE": piece,
         "PIECES": channels // piece,
         "CHANNELS": conv.channels,
         "FIRST": first,
-        "PACKED_WIDTH": packed_width,
-        "WIDTH": width,
+        "PACKED_WIDTH": width,
+        "WIDTH": conv.image_ref.view.shape[3],
         "HEIGHT": height,
     }
     struct = ParamStruct("Params", tuple(("int", name) for name in values))
@@ -189,16 +185,29 @@ def _pack(conv: _Convolution, group: Group, lowering: Lowering) -> tuple[Launch,
         block=(_PACK_THREADS, 1, 1),
         nbytes=(pixels * channels + prod(conv.image_ref.view.shape)) * conv.image.dtype.size,
     )
-    if pairs:
-        geometry |= {
-            "CHANNELS": 2 * channels,
-            "PIXEL_STRIDE": 2 * channels,
-            "TAPS_X": geometry["TAPS_X"] // 2,
-            "STEP_X": 1,
-            "PAD_X": (geometry["PAD_X"] - first) // 2,
-            "WIDTH": packed_width // 2,
-        }
     return launch, TensorArg(result.tensor), geometry
+
+
+def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, int]:
+    """The geometry of a packed image, the pixels of zeros that come before each of its lines, and its width in pixels.
+
+    Where images of few channels are walked two pixels at a time, two pixels become one of twice the channels, and so do
+    two taps; a window that begins at an odd pixel begins at an even one when a pixel of zeros comes first.
+    """
+    channels, width, pad = geometry["CHANNELS"], geometry["WIDTH"], geometry["PAD_X"]
+    if channels != _FEW_CHANNELS or (geometry["STEP_X"], geometry["DILATION_X"]) != (2, 1):
+        return dict(geometry), 0, width
+    first = pad % 2
+    pairs = -(-(width + first) // 2)
+    paired = {
+        "CHANNELS": 2 * channels,
+        "PIXEL_STRIDE": 2 * channels,
+        "TAPS_X": geometry["TAPS_X"] // 2,
+        "STEP_X": 1,
+        "PAD_X": (pad - first) // 2,
+        "WIDTH": pairs,
+    }
+    return {**geometry, **paired}, first, 2 * pairs
 
 
 def _lower_tiled(
