@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,16 @@ def test_through_partitions(qwen: Decoder, device: Device) -> None:
     for plans in (whole, mixed):
         generator = Generator(qwen.folder, device, plans=plans)
         check_greedy(qwen, PROMPT, [token.id for token in generator.generate(PROMPT, 64)])
+
+
+def test_no_pytorch_is_needed(qwen: Decoder, generator: Generator) -> None:
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'torch_ir', 'transformers', 'tokenizers'))); "
+        "from npu_runtime import Generator; "
+        f"print(*(token.id for token in Generator({str(qwen.folder)!r}, 'software-metal').generate({PROMPT}, 5)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert [int(word) for word in done.stdout.split()] == [token.id for token in generator.generate(PROMPT, 5)]
 
 
 @pytest.mark.parametrize(
