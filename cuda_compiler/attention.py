@@ -26,7 +26,7 @@ _MAX_GRID = 65535
 _CHUNK = 8  # elements of 16 bytes
 _SLOTS = 3  # as in attention_tile.cuh
 _DIMS = ((0, 1), (2,), (3,))
-_TILES_EACH = 2  # blocks of positions that are worth a block of threads
+_SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
 _STATE_THREADS = 128
 _FILES = ("mask.cuh", "tensor_cores.cuh", "attention_tile.cuh", "attention_store.cuh")
 
@@ -138,7 +138,7 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
         size=min(2, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(found.q.argument, found.k.argument, found.v.argument, mask.argument, states, parts),
         values=_values(found),
-        macros={**_macros(found), "RESULT_TILES": tiles},
+        macros={**_macros(found), "RESULT_TILES": tiles, "STATES_READY": int(not launches)},
         flops=2 * batch * groups * found.shared * found.rows * found.length * (found.q.view.shape[3] + found.width),
         blocks=found.row_tiles,
         threads=32 * found.warps_m * found.warps_l,
@@ -201,7 +201,7 @@ def _warps(rows: int, block: int) -> tuple[int, int]:
 
 def _splits(tiles: int, blocks: int) -> int:
     """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
-    return max(1, min(MULTIPROCESSORS // blocks, -(-tiles // _TILES_EACH)))
+    return max(1, min(MULTIPROCESSORS // blocks, -(-tiles // _SPLIT_TILES)))
 
 
 def _macros(found: _Attention) -> dict[str, object]:
@@ -217,6 +217,7 @@ def _macros(found: _Attention) -> dict[str, object]:
         "WARPS_M": found.warps_m,
         "WARPS_L": found.warps_l,
         "SPLITS": found.splits,
+        "SPLIT_TILES": _SPLIT_TILES,
         "Q_CHUNK": found.q.chunk,
         "K_CHUNK": found.k.chunk,
         "V_CHUNK": found.v.chunk,

@@ -15,6 +15,7 @@ from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import flops_of
 from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.expr import Expr, has_reduce
 from npu_compiler.layout import dense
 from npu_compiler.view import View
@@ -77,6 +78,8 @@ def takes_vector_prologue(group: Group, position: int, expr: Expr) -> bool:
 
 def as_vectors(found: Product, group: Group) -> _Vectors | None:
     """The product as one by vectors; None where it is none."""
+    if not {found.a.tensor.dtype, found.b.tensor.dtype} <= {FLOAT16, BFLOAT16, FLOAT32}:
+        return None
     if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or group.prologue):
         return _Vectors(found.b, found.a, found.m, found.n, True)
     if found.n <= _MAX_VECTORS and found.a.k == found.b.k == 1 and group.pairs == 1:

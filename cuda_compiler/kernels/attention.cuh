@@ -3,20 +3,30 @@
 // sum and result (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
 //
 // A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys, counted head by head, so
-// that keys and values are read once for all of them. Blocks of positions that the mask closes are not read. The positions
-// may be shared by SPLITS blocks of threads, in turns; the last of them to finish adds up what they have. A row that is
-// closed everywhere gives zeros.
+// that keys and values are read once for all of them. Blocks of positions that the mask closes are not read. The open ones
+// may be shared by up to SPLITS blocks of threads, in turns, SPLIT_TILES each at the least; the last of them to finish adds
+// up what they have. A row that is closed everywhere gives zeros.
 // Grid: tiles of rows (the last first) in x, splits in y, batch * heads of keys in z.
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
     OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ int list[TURNS];
+    __shared__ unsigned short list[TILES];
     int row = (int(gridDim.x) - 1 - int(blockIdx.x)) * TILE_M, batch = int(blockIdx.z) / GROUPS;
     int group = int(blockIdx.z) % GROUPS, warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-    int warp_row = warp / WARPS_L * 16, first = warp % WARPS_L * STEP;
-    wait_for_previous_grid();
+    int warp_row = warp / WARPS_L * 16, first = warp % WARPS_L * STEP, split = int(blockIdx.y);
+    if (!STATES_READY) {
+        wait_for_previous_grid();
+    }
+    int open = list_tiles(list, row, states, batch, group, p);
+    int splits = max(1, min(SPLITS, (open + SPLIT_TILES - 1) / SPLIT_TILES)), count = (open - split + splits - 1) / splits;
+    if (split >= splits) {
+        return;
+    }
+    if (STATES_READY) {
+        wait_for_previous_grid();
+    }
     q += (long long)batch * p.q_batch + (long long)group * SHARED * p.q_head;
     k += (long long)batch * p.k_batch + (long long)group * p.k_head;
     v += (long long)batch * p.v_batch + (long long)group * p.v_head;
@@ -25,21 +35,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         int r = min(row + i, p.rows * SHARED - 1);
         return (long long)(r / p.rows) * p.q_head + (long long)(r % p.rows) * p.q_row;
     };
-    copy_rows<TILE_M, HEAD_SIZE, QK_WIDTH, Q_CHUNK>(shared, q, p.q_step, p.rows * SHARED - row, query_row);
-    commit_copies();
-    int count = list_tiles(list, row, states, batch, group, p);
-    wait_for_copies<0>();
-    __syncthreads();
-    uint query[QK_WIDTH / 16][4];
-    #pragma unroll
-    for (int d = 0; d < QK_WIDTH / 16; ++d) {
-        load_matrices(query[d], shared_address(shared) + place<QK_WIDTH>(warp_row + lane % 16, d * 16 + lane / 16 * 8));
-    }
-    const tile_t *upper_row = q + query_row(warp_row + lane / 4), *lower_row = q + query_row(warp_row + lane / 4 + 8);
-    __syncthreads();
     auto copy = [&](int piece) {
         if (piece < 2 * count) {
-            int position = (list[piece / 2] >> 1) * BLOCK;
+            int position = (list[split + piece / 2 * splits] >> 1) * BLOCK;
             unsigned char* slot = shared + piece % SLOTS * SLOT_BYTES;
             if (piece % 2 == 0) {
                 copy_rows<BLOCK, HEAD_SIZE, QK_WIDTH, K_CHUNK>(
@@ -51,9 +49,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         }
         commit_copies();
     };
-    Rows rows = {{}, {CLOSED, CLOSED}, {}};
+    constexpr bool SMALL = Q_BYTES <= SLOT_BYTES; // so that the first values fit beside the queries
+    static_assert(Q_BYTES <= 2 * SLOT_BYTES, "the first keys fit beside the queries");
+    unsigned char* queries = shared + SLOTS * SLOT_BYTES - Q_BYTES;
+    copy_rows<TILE_M, HEAD_SIZE, QK_WIDTH, Q_CHUNK>(queries, q, p.q_step, p.rows * SHARED - row, query_row);
+    commit_copies();
     copy(0);
-    copy(1);
+    if (SMALL) {
+        copy(1);
+    }
+    wait_for_copies<SMALL ? 2 : 1>();
+    __syncthreads();
+    uint query[QK_WIDTH / 16][4];
+    #pragma unroll
+    for (int d = 0; d < QK_WIDTH / 16; ++d) {
+        load_matrices(query[d], shared_address(queries) + place<QK_WIDTH>(warp_row + lane % 16, d * 16 + lane / 16 * 8));
+    }
+    const tile_t *upper_row = q + query_row(warp_row + lane / 4), *lower_row = q + query_row(warp_row + lane / 4 + 8);
+    if (!SMALL) {
+        __syncthreads();
+        copy(1);
+    }
+    Rows rows = {{}, {CLOSED, CLOSED}, {}};
     for (int turn = 0; turn < count; ++turn) {
         float score[STEP / 8][4];
         wait_for_copies<1>();
@@ -61,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         copy(2 * turn + 2);
         const unsigned char* keys = shared + 2 * turn % SLOTS * SLOT_BYTES;
         multiply_keys(score, query, upper_row, lower_row, keys, first, p);
-        mask_scores(score, mask, row + warp_row, (list[turn] >> 1) * BLOCK + first, list[turn] & 1, p);
+        int listed = list[split + turn * splits];
+        mask_scores(score, mask, row + warp_row, (listed >> 1) * BLOCK + first, listed & 1, p);
         soften(rows, score);
         wait_for_copies<1>();
         __syncthreads();
@@ -74,5 +92,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 1);
         rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 2);
     }
-    finish_rows(rows, reinterpret_cast<float*>(shared), row, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+    finish_rows(rows, reinterpret_cast<float*>(shared), row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
 }

@@ -37,33 +37,36 @@ __device__ __forceinline__ float2* part_sums(float* partial, int split)
 
 // Two results of a row in the tile, with the largest score they are relative to and the sum of the weights.
 __device__ __forceinline__ void emit_pair(
-    int place, int column, float left, float right, float top, float sum, int row, int batch, int group, float* partial,
-    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    int place, int column, float left, float right, float top, float sum, int row, int batch, int group, int splits,
+    float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
 #if SPLITS > 1
-    if (row + place < p.rows * SHARED) {
+    if (splits > 1) {
+        if (row + place >= p.rows * SHARED) {
+            return;
+        }
         int split = int(blockIdx.y);
         __stcg(part_results(partial, split) + (place * V_WIDTH + column) / 2, make_float2(left, right));
         if (column == 0) {
             __stcg(part_sums(partial, split) + place, make_float2(top, sum));
         }
+        return;
     }
-#else
+#endif
     float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     store_pair(row + place, column, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
-#endif
 }
 
 #if SPLITS > 1
 // Adds up what the splits have of one tile, in the block that arrives last.
 __device__ __forceinline__ void add_parts(
-    float* shared, int row, int batch, int group, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    float* shared, int row, int batch, int group, int splits, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     __shared__ bool is_last;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        is_last = atomicInc(&arrivals[tile_number()], SPLITS - 1) == SPLITS - 1;
+        is_last = atomicInc(&arrivals[tile_number()], splits - 1) == uint(splits - 1);
     }
     __syncthreads();
     if (!is_last) {
@@ -73,18 +76,18 @@ __device__ __forceinline__ void add_parts(
     int count = min(TILE_M, p.rows * SHARED - row);
     for (int place = int(threadIdx.x) / 32; place < count; place += WARPS) { // a split's weight in each row
         float top = CLOSED, sum = 0.0f;
-        for (int split = int(threadIdx.x) % 32; split < SPLITS; split += 32) {
+        for (int split = int(threadIdx.x) % 32; split < splits; split += 32) {
             top = fmaxf(top, __ldcg(part_sums(partial, split) + place).x);
         }
         top = warp_max<32>(top);
-        for (int split = int(threadIdx.x) % 32; split < SPLITS; split += 32) {
+        for (int split = int(threadIdx.x) % 32; split < splits; split += 32) {
             float2 part = __ldcg(part_sums(partial, split) + place);
             float weight = exp2f(part.x - top);
             shared[place * SPLITS + split] = part.y == 0.0f ? 0.0f : weight;
             sum += part.y * weight;
         }
         sum = warp_sum<32>(sum);
-        for (int split = int(threadIdx.x) % 32; split < SPLITS; split += 32) {
+        for (int split = int(threadIdx.x) % 32; split < splits; split += 32) {
             shared[place * SPLITS + split] *= sum == 0.0f ? 0.0f : 1.0f / sum;
         }
     }
@@ -93,7 +96,7 @@ __device__ __forceinline__ void add_parts(
         int place = index / (V_WIDTH / 2);
         float left = 0.0f, right = 0.0f;
         #pragma unroll 8
-        for (int split = 0; split < SPLITS; ++split) {
+        for (int split = 0; split < splits; ++split) {
             float weight = shared[place * SPLITS + split];
             float2 part = weight == 0.0f ? make_float2(0.0f, 0.0f) : __ldcg(part_results(partial, split) + index);
             left += weight * part.x;
@@ -105,7 +108,7 @@ __device__ __forceinline__ void add_parts(
 #endif
 
 __device__ __forceinline__ void finish_rows(
-    const Rows& rows, float* shared, int row, int batch, int group, float* partial, OUT_T* out,
+    const Rows& rows, float* shared, int row, int batch, int group, int splits, float* partial, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, part = warp % WARPS_L;
@@ -116,7 +119,7 @@ __device__ __forceinline__ void finish_rows(
         #pragma unroll
         for (int e = 0; e < V_WIDTH / 8; ++e) {
             emit_pair(place, e * 8 + lane % 4 * 2, rows.result[e][half_row * 2], rows.result[e][half_row * 2 + 1],
-                      rows.top[half_row], rows.sum[half_row], row, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+                      rows.top[half_row], rows.sum[half_row], row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
         }
     }
 #else
@@ -131,7 +134,8 @@ __device__ __forceinline__ void finish_rows(
         #pragma unroll
         for (int e = 0; e < V_WIDTH / 8; ++e) {
             float* target = shared + (part * TILE_M + place) * V_WIDTH + e * 8 + lane % 4 * 2;
-            *reinterpret_cast<float2*>(target) = make_float2(rows.result[e][half_row * 2], rows.result[e][half_row * 2 + 1]);
+            const float* pair = rows.result[e] + half_row * 2;
+            *reinterpret_cast<float2*>(target) = make_float2(pair[0], pair[1]);
         }
     }
     __syncthreads();
@@ -151,10 +155,12 @@ __device__ __forceinline__ void finish_rows(
             left += weight * source[0];
             right += weight * source[1];
         }
-        emit_pair(place, column, left, right, top, sum, row, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+        emit_pair(place, column, left, right, top, sum, row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
     }
 #endif
 #if SPLITS > 1
-    add_parts(shared, row, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+    if (splits > 1) {
+        add_parts(shared, row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
+    }
 #endif
 }

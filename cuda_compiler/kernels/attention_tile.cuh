@@ -1,9 +1,10 @@
 // What a warp does with 16 rows of queries and a block of positions, and which blocks are worth reading.
 constexpr int WARPS = WARPS_M * WARPS_L, THREADS = WARPS * 32, TILE_M = WARPS_M * 16, STEP = BLOCK / WARPS_L;
-constexpr int TILES = (LENGTH + BLOCK - 1) / BLOCK, TURNS = (TILES + SPLITS - 1) / SPLITS;
+constexpr int TILES = (LENGTH + BLOCK - 1) / BLOCK;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int SLOTS = 3; // blocks of keys or of values that are on their way or in use
 constexpr float CLOSED = -1e30f;
+static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
 static_assert(STEP % 16 == 0, "a warp multiplies by 16 positions at a time");
 
 // Where an element lies in a tile of WIDTH columns, in bytes: rows are permuted or apart so that eight of them lie in
@@ -17,6 +18,7 @@ __device__ __forceinline__ uint place(uint row, uint column)
 }
 
 constexpr int tile_bytes(int rows, int width) { return rows * (width / 8 % 8 == 0 ? width : width + 8) * 2; }
+constexpr int Q_BYTES = tile_bytes(TILE_M, QK_WIDTH);
 constexpr int SLOT_BYTES = tile_bytes(BLOCK, QK_WIDTH > V_WIDTH ? QK_WIDTH : V_WIDTH);
 
 // Starts copying `count` rows of SIZE elements, and zeros behind them, into a tile of ROWS by WIDTH.
@@ -47,11 +49,11 @@ __device__ __forceinline__ float element(const unsigned char* tile, uint at)
     return float(*reinterpret_cast<const tile_t*>(tile + at));
 }
 
-// Scores of the warp's rows at STEP positions from `first` of the tile on. Without tensor cores the two rows that a lane has
-// results of are read from memory.
+// Scores of the warp's rows at STEP positions from `first` of the tile on. Without tensor cores a lane reads the two rows
+// that it has results of from memory.
 __device__ __forceinline__ void multiply_keys(
-    float (&score)[STEP / 8][4], const uint (&query)[QK_WIDTH / 16][4], const tile_t* upper_row, const tile_t* lower_row,
-    const unsigned char* keys, int first, const Params& p)
+    float (&score)[STEP / 8][4], const uint (&query)[QK_WIDTH / 16][4], const tile_t* upper_row,
+    const tile_t* lower_row, const unsigned char* keys, int first, const Params& p)
 {
     uint lane = threadIdx.x % 32;
     #pragma unroll
@@ -199,7 +201,8 @@ __device__ __forceinline__ void mask_scores(
 }
 
 // Whether some, or all, of the tile's rows are open at a block of positions: 0 for none, 2 for all, else 1.
-__device__ __forceinline__ int state_of(int tile, int row, const unsigned char* states, int batch, int group, const Params& p)
+__device__ __forceinline__ int state_of(
+    int tile, int row, const unsigned char* states, int batch, int group, const Params& p)
 {
     int last = min(row + TILE_M, p.rows * SHARED);
     bool any = false, all = (tile + 1) * BLOCK <= LENGTH;
@@ -222,19 +225,18 @@ __device__ __forceinline__ int state_of(int tile, int row, const unsigned char* 
     return any ? all ? 2 : 1 : 0;
 }
 
-// The tiles of this block's turn that are open, each times two, plus one where the mask changes nothing.
+// Lists the tiles that are open, each times two, plus one where the mask changes nothing.
 __device__ __forceinline__ int list_tiles(
-    int* list, int row, const unsigned char* states, int batch, int group, const Params& p)
+    unsigned short* list, int row, const unsigned char* states, int batch, int group, const Params& p)
 {
     __shared__ int total;
     if (threadIdx.x < 32) {
         int lane = int(threadIdx.x), found = 0;
-        for (int base = 0; base < TURNS; base += 32) {
-            int tile = (base + lane) * SPLITS + int(blockIdx.y);
-            int state = base + lane < TURNS && tile < TILES ? state_of(tile, row, states, batch, group, p) : 0;
+        for (int base = 0; base < TILES; base += 32) {
+            int tile = base + lane, state = tile < TILES ? state_of(tile, row, states, batch, group, p) : 0;
             uint open = __ballot_sync(0xffffffffu, state != 0);
             if (state) {
-                list[found + __popc(open & ((1u << lane) - 1))] = tile * 2 + (state == 2);
+                list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + (state == 2));
             }
             found += __popc(open);
         }

@@ -6,25 +6,49 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int GROUPS = WARPS / WARPS_K * (32 / LANES);     // of threads that share a chunk
 constexpr int SPAN = LANES * WARPS_K * LOAD;               // elements of a row that they read together
 constexpr int PASSES = (COMMON + SPAN - 1) / SPAN, ROUNDS = (PASSES + DEPTH - 1) / DEPTH;
+constexpr int LOAD_BYTES = LOAD * int(sizeof(matrix_t)), WORDS = LOAD_BYTES < 4 ? 1 : LOAD_BYTES / 4;
 constexpr int STORES = OUTPUTS / (STORE_SIZE * PAIRS);     // of a chunk, for each vector
 static_assert(OUTPUTS % (STORE_SIZE * PAIRS) == 0, "stores take whole chunks");
-using Weights = Pack<matrix_t, LOAD>;
 
-// A load that leaves the level-1 cache alone, and stays where it is written.
-__device__ __forceinline__ Weights load_weights(const matrix_t* source)
+__device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index, float)
 {
-    Weights pack;
-    if (sizeof(Weights) == 16) {
-        uint4 bits;
-        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-                     : "l"(source));
-        pack = *reinterpret_cast<const Weights*>(&bits);
-    } else {
-        pack = load_pack<LOAD>(source);
-    }
-    return pack;
+    return __uint_as_float(word[index]);
 }
+__device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index, half element)
+{
+    element.bits = (unsigned short)(word[index / 2] >> index % 2 * 16);
+    return float(element);
+}
+__device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index, bfloat)
+{
+    return __uint_as_float(index % 2 ? word[index / 2] & 0xffff0000u : word[index / 2] << 16);
+}
+
+// Neighbouring elements of a row as they lie in memory: taken apart only where they are used, so that nothing waits for a
+// load before that.
+struct Weights {
+    uint word[WORDS];
+
+    // Leaves the level-1 cache alone, stays where it is written, and changes nothing where `valid` is false.
+    __device__ __forceinline__ void load(const matrix_t* source, bool valid)
+    {
+        if (LOAD_BYTES == 16) {
+            asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
+                         "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                         : "+r"(word[0]), "+r"(word[1 % WORDS]), "+r"(word[2 % WORDS]), "+r"(word[3 % WORDS])
+                         : "l"(source), "r"(int(valid)));
+        } else if (valid && LOAD_BYTES == 2) {
+            word[0] = *reinterpret_cast<const unsigned short*>(source);
+        } else if (valid) {
+            Pack<uint, WORDS> pack = load_pack<WORDS>(reinterpret_cast<const uint*>(source));
+            for (int w = 0; w < WORDS; ++w) {
+                word[w] = pack[w];
+            }
+        }
+    }
+
+    __device__ __forceinline__ float operator[](int index) const { return element_of(word, index, matrix_t()); }
+};
 
 // A group's place in the matrix: a chunk, and which of its loads come next.
 struct Stream {
@@ -55,11 +79,10 @@ struct Stream {
     __device__ __forceinline__ void load(Weights (&weights)[OUTPUTS], int pass, int first)
     {
         int k = (round * DEPTH + pass) * SPAN + first;
-        if (rows[0] != nullptr && (COMMON % SPAN == 0 && PASSES % DEPTH == 0 || k < COMMON)) {
-            #pragma unroll
-            for (int o = 0; o < OUTPUTS; ++o) {
-                weights[o] = load_weights(rows[o] + k);
-            }
+        bool valid = rows[0] != nullptr && (COMMON % SPAN == 0 && PASSES % DEPTH == 0 || k < COMMON);
+        #pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) {
+            weights[o].load(rows[o] + k, valid);
         }
     }
 };
@@ -74,7 +97,7 @@ __device__ __forceinline__ void add_products(
         for (int u = 0; u < LOAD; ++u) {
             #pragma unroll
             for (int o = 0; o < OUTPUTS; ++o) {
-                sum[o][v] += float(weights[o][u]) * float(part[u]);
+                sum[o][v] += weights[o][u] * float(part[u]);
             }
         }
     }
