@@ -24,8 +24,8 @@ __all__ = ["as_vectors", "lower_vectors", "takes_vector_prologue"]
 
 _MAX_VECTORS = 8
 _WARPS = 8
-_BLOCKS_EACH = 1  # of a multiprocessor; the next kernel's blocks take the rest of its registers
-_IN_FLIGHT = 16  # loads of 16 bytes that a thread has on their way
+_BLOCKS_EACH = 2  # of a multiprocessor, as many as its registers hold
+_IN_FLIGHT = 12  # loads of 16 bytes that a thread has on their way
 _SHARE_COST = 2  # of putting the parts of several warps together, in loads
 _MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
 _PREFIX = "v"

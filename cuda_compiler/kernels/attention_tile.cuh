@@ -205,6 +205,9 @@ __device__ __forceinline__ int state_of(
     int tile, int row, const unsigned char* states, int batch, int group, const Params& p)
 {
     int last = min(row + TILE_M, p.rows * SHARED);
+    if (p.state_head == 0) {
+        last = min(last, row + p.rows); // every head is the same
+    }
     bool any = false, all = (tile + 1) * BLOCK <= LENGTH;
     for (int r = row; r < last;) {
         int own = r % p.rows, end = min(r - own + p.rows, last), state = 2;
@@ -230,10 +233,16 @@ __device__ __forceinline__ int list_tiles(
     unsigned short* list, int row, const unsigned char* states, int batch, int group, const Params& p)
 {
     __shared__ int total;
+    __shared__ unsigned char known[TILES];
+    #pragma unroll 4
+    for (int tile = int(threadIdx.x); tile < TILES; tile += THREADS) {
+        known[tile] = (unsigned char)state_of(tile, row, states, batch, group, p);
+    }
+    __syncthreads();
     if (threadIdx.x < 32) {
         int lane = int(threadIdx.x), found = 0;
         for (int base = 0; base < TILES; base += 32) {
-            int tile = base + lane, state = tile < TILES ? state_of(tile, row, states, batch, group, p) : 0;
+            int tile = base + lane, state = tile < TILES ? known[tile] : 0;
             uint open = __ballot_sync(0xffffffffu, state != 0);
             if (state) {
                 list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + (state == 2));
