@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from cuda_compiler.anchors import TILE_FILES, anchor_launch
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matvec import as_vectors, lower_vectors
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.products import Product, offset_function, product_of
 from cuda_compiler.tiles import choose_tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.target import Launch, Library, Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 
 __all__ = ["lower_matmul"]
 
 _PLAIN_SIDE = 64
+_LIBRARY_ROWS, _LIBRARY_COLUMNS = 256, 1024
 _CHUNK = 8  # columns that a thread stores at a time
 
 
-def lower_matmul(group: Group, lowering: Lowering) -> list[Launch]:
-    """One launch, for operands of any strides.
+def lower_matmul(group: Group, lowering: Lowering) -> list[Launch | Library]:
+    """One launch, for operands of any strides; the vendor's library, and a launch for the epilogue, for large ones.
 
     Raises:
         OpRefusal: A tensor is too large.
     """
     found = product_of(group, lowering)
+    if _suits_library(found):
+        return _lower_to_library(found, group, lowering)
     rank = len(group.shape)
     positions = resolve_anchor(group, lowering, (range(rank - 2), (rank - 2,), (rank - 1,)))
     vectors = as_vectors(found, group)
@@ -37,6 +42,40 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Launch]:
     if half and found.a.fits_chunks(found.m, found.k) and found.b.fits_chunks(found.n, found.k):
         return [_lower_tiled(found, group, lowering, positions)]
     return [_lower_plain(found, group, lowering, positions)]
+
+
+def _suits_library(found: Product) -> bool:
+    """Whether a product is large enough for the library to win more than an epilogue of its own costs."""
+    half = found.a.tensor.dtype == found.b.tensor.dtype and found.a.tensor.dtype in (FLOAT16, BFLOAT16)
+    plain = found.a.k == found.b.k == 1 and prod(found.batch) == 1
+    aligned = found.a.fits_chunks(found.m, found.k) and found.b.fits_chunks(found.n, found.k)
+    return half and plain and aligned and found.m >= _LIBRARY_ROWS and found.n >= _LIBRARY_COLUMNS
+
+
+def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[Launch | Library]:
+    """The product in its own data type, and what follows it as an elementwise kernel."""
+    assert group.anchor is not None
+    product = lowering.tensors[group.anchor.index]
+    attrs = {
+        "dtype": product.dtype.name,
+        "m": found.m,
+        "n": found.n,
+        "k": found.k,
+        "a_row": found.a.along,
+        "b_column": found.b.along,
+        "out_row": found.n,
+    }
+    call = Library(
+        label=" + ".join(group.nodes),
+        routine="matmul",
+        args=(found.a.argument, found.b.argument, TensorArg(product.index, writes=True)),
+        attrs=attrs,
+        flops=found.flops,
+        nbytes=(found.m * found.k + found.k * found.n + found.m * found.n) * product.dtype.size,
+    )
+    if group.output.index == product.index:
+        return [call]
+    return [call, *lower_elementwise(replace(group, anchor=None, pairs=1), lowering)]
 
 
 def _offsets(found: Product) -> str:

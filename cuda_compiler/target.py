@@ -5,7 +5,7 @@ Only weights of convolutions are padded: zeros fill up their taps to chunks that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cuda_compiler.attention import lower_attention
 from cuda_compiler.convolution import lower_conv2d, packed_weight
@@ -25,7 +25,13 @@ from npu_compiler.trace import Anchor
 
 __all__ = ["CUDATarget"]
 
-_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d, "attention": lower_attention}
+_Lower = Callable[[Group, Lowering], Sequence[Launch | Library]]
+_ANCHORS: Mapping[str, _Lower] = {
+    "matmul": lower_matmul,
+    "conv2d": lower_conv2d,
+    "pool2d": lower_pool2d,
+    "attention": lower_attention,
+}
 _CHANNELS_LAST = (0, 2, 3, 1)
 
 

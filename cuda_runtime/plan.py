@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module
 from cuda_runtime.kernel_cache import compiled_kernels
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, LibraryCall, Role
+from cuda_runtime.library import check_call, launch_call
+from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, LibraryCall, Role, Step
 from npu_compiler.errors import DeviceError, InputError
 from npu_runtime.backend import DeviceBuffer, PreparedPlan
 
@@ -38,7 +39,10 @@ class CUDAPlan(PreparedPlan):
             OutOfMemoryError: The device has too little memory for inputs and outputs.
         """
         self._backend = backend
-        self._steps = _kernel_calls(plan)
+        self._steps = plan.steps
+        for step in plan.steps:
+            if isinstance(step, LibraryCall):
+                check_call(step)
         with backend.active():
             self._kernels = _load(plan, backend.capability)
         in_place = _in_place(plan)
@@ -120,18 +124,22 @@ class CUDAPlan(PreparedPlan):
         stream.begin_capture()
         try:
             for number, step in enumerate(self._steps):
-                overlapping = number > 0 and self._backend.capability >= _OVERLAP_CAPABILITY
-                self._launch(step, pointers, overlapping)
+                after_kernel = number > 0 and isinstance(self._steps[number - 1], KernelCall)
+                self._launch(step, pointers, after_kernel and self._backend.capability >= _OVERLAP_CAPABILITY)
         finally:
             graph = stream.end_capture()
         return graph
 
-    def _launch(self, step: KernelCall, pointers: Sequence[int], overlapping: bool) -> None:
+    def _launch(self, step: Step, pointers: Sequence[int], overlapping: bool) -> None:
+        addresses = [pointers[argument.buffer] + argument.offset for argument in step.args]
+        if isinstance(step, LibraryCall):
+            launch_call(step, addresses, self._backend.stream)
+            return
         self._kernels[step.kernel].launch(
             step.grid,
             step.block,
             step.shared_bytes,
-            [pointers[argument.buffer] + argument.offset for argument in step.args],
+            addresses,
             step.params,
             self._backend.stream.ptr,
             overlapping,
@@ -149,18 +157,6 @@ class CUDAPlan(PreparedPlan):
                 f"{what} failed on {self._backend.name}: {error}; the process can use this device no "
                 "longer, the profiler names the step that fails"
             ) from error
-
-
-def _kernel_calls(plan: ExecutionPlan) -> list[KernelCall]:
-    calls = []
-    for step in plan.steps:
-        if isinstance(step, LibraryCall):
-            raise DeviceError(
-                f"step '{step.label}' calls the library routine '{step.routine}', this CUDA backend has no library; "
-                "compile the model with this release"
-            )
-        calls.append(step)
-    return calls
 
 
 def _in_place(plan: ExecutionPlan) -> set[int]:
