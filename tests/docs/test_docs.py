@@ -68,14 +68,15 @@ def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert main(shlex.split(line)[2:]) == 0, line
 
 
-def test_supported_ops_page_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("generate_ops", DOCS / "generate_ops.py")
+@pytest.mark.parametrize("generator", ["generate_ops", "generate_figures"])
+def test_generated_pages_are_current(generator: str) -> None:
+    spec = importlib.util.spec_from_file_location(generator, DOCS / f"{generator}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name, text in module.pages().items():
-        assert (DOCS / name).read_text(encoding="utf-8") == text, "run: python docs/generate_ops.py"
+        assert (DOCS / name).read_text(encoding="utf-8") == text, f"run: python docs/{generator}.py"
 
 
 @pytest.mark.parametrize("page", ["errors.md", "errors.ko.md"])

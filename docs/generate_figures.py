@@ -1,0 +1,147 @@
+"""Writes the tables of the benchmark pages from `benchmarks/results/*.json`: ``python docs/generate_figures.py``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER.parent / "benchmarks" / "results"
+LANGUAGES = {"benchmarks.md": 0, "benchmarks.ko.md": 1}
+
+Labels = Sequence[tuple[str, tuple[str, str], str]]
+"""Rows of a table: key in the results, label in English and Korean, format of the value."""
+
+_RESNET: Labels = (
+    ("lowest Pearson r", ("lowest Pearson r over 10 images", "이미지 10장 중 가장 낮은 피어슨 r"), "{:.7f}"),
+    ("same top-5", ("images with the same top-5", "상위 5개가 같은 이미지"), "{} / 10"),
+    ("dispatches", ("launches", "커널 실행 수"), "{}"),
+    ("compile IR to bytes, s", ("compile, IR to bytes, ms", "컴파일(IR에서 바이트까지), ms"), "{:.0f}"),
+    ("first start, empty cache, s", ("first start, kernels compiled, ms", "첫 시작(커널 컴파일 포함), ms"), "{:.0f}"),
+    ("start, warm cache, s", ("start, kernels cached, ms", "시작(커널 캐시 있음), ms"), "{:.0f}"),
+    ("run one image, s", ("one image on the software GPU, ms", "소프트웨어 GPU에서 이미지 한 장, ms"), "{:.1f}"),
+    (
+        "PyTorch eager float32, s",
+        ("PyTorch eager, float32, same cores, ms", "PyTorch eager, float32, 같은 코어, ms"),
+        "{:.1f}",
+    ),
+    ("ratio to PyTorch eager", ("ratio", "비"), "{:.2f}"),
+)
+_LLM: Labels = (
+    ("dispatches, prefill_128", ("launches, prefill of 128", "커널 실행 수, 128토큰 프리필"), "{}"),
+    ("dispatches, decode", ("launches, decode step", "커널 실행 수, 디코드 한 단계"), "{}"),
+    (
+        "compile decode IR to bytes, s of one core",
+        ("decode IR to bytes, s of one core", "디코드 IR에서 바이트까지, 코어 하나의 초"),
+        "{:.2f}",
+    ),
+    ("lowest Pearson r", ("lowest r against PyTorch in bfloat16", "bfloat16 PyTorch와의 가장 낮은 피어슨 r"), "{:.5f}"),
+    (
+        "lowest Pearson r against float32",
+        ("lowest r against PyTorch in float32", "float32 PyTorch와의 가장 낮은 피어슨 r"),
+        "{:.5f}",
+    ),
+    (
+        "lowest Pearson r of PyTorch against float32",
+        ("the same of PyTorch in bfloat16", "bfloat16 PyTorch의 같은 값"),
+        "{:.5f}",
+    ),
+    ("same argmax", ("same likeliest token, of 17 positions", "가장 그럴듯한 토큰이 같은 위치, 17곳 중"), "{}"),
+    ("decided positions", ("decided positions", "결정된 위치"), "{}"),
+    ("same argmax where decided", ("same likeliest token where decided", "결정된 위치 중 같은 곳"), "{}"),
+    ("same top-5, as sets", ("same five likeliest tokens, of 17", "상위 다섯 토큰이 같은 위치, 17곳 중"), "{}"),
+    ("decode, tokens/s", ("decode on the software GPU, tokens/s", "소프트웨어 GPU의 디코드, 초당 토큰"), "{:.2f}"),
+    ("prefill, tokens/s", ("prefill on the software GPU, tokens/s", "소프트웨어 GPU의 프리필, 초당 토큰"), "{:.1f}"),
+    (
+        "peak memory, ratio to weights",
+        ("peak memory of the process over the weights", "프로세스의 최대 메모리, 가중치에 대한 비"),
+        "{:.3f}",
+    ),
+    (
+        "weights on the device, ratio",
+        ("weights on the device over the weight file", "장치의 가중치, 가중치 파일에 대한 비"),
+        "{:.5f}",
+    ),
+)
+_CUDA_HEAD = (
+    ("model, batch", "this project", "PyTorch eager", "eager, captured", "ratio to the better", "TFLOP/s"),
+    ("모델, 배치", "이 프로젝트", "PyTorch eager", "eager, 캡처", "더 나은 쪽과의 비", "TFLOP/s"),
+)
+
+
+def pages() -> dict[str, str]:
+    """The text of each benchmark page with its tables as the results give them."""
+    tables: dict[str, Callable[[int], Iterable[str]]] = {"resnet": _resnet, "cuda_resnet": _cuda_resnet, "llm": _llm}
+    texts = {}
+    for page, language in LANGUAGES.items():
+        text = (FOLDER / page).read_text(encoding="utf-8")
+        for name, table in tables.items():
+            filled = "\n".join((f"<!-- figures: {name} -->", "", *table(language), "", "<!-- end of figures -->"))
+            text = re.sub(
+                rf"<!-- figures: {name} -->.*?<!-- end of figures -->", lambda _, new=filled: new, text, flags=re.S
+            )
+        texts[page] = text
+    return texts
+
+
+def _load(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return result
+
+
+def _table(columns: Mapping[str, Mapping[str, Any]], rows: Labels, language: int) -> Iterable[str]:
+    yield f"| | {' | '.join(columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for key, labels, form in rows:
+        label = labels[language]
+        scale = 1000 if label.endswith(", ms") else 1
+        cells = [form.format(column[key] * scale) if key in column else "" for column in columns.values()]
+        yield f"| {label} | {' | '.join(cells)} |"
+
+
+def _resnet(language: int) -> Iterable[str]:
+    results = _load("resnet_software_gpu.json")
+    yield _machine(results["machine"])
+    yield ""
+    yield from _table(results["models"], _RESNET, language)
+    yield ""
+    label = ("`import npu_compiler`: {:.2f} s.", "`import npu_compiler`: {:.2f}초.")[language]
+    yield label.format(results["import npu_compiler, s"])
+
+
+def _llm(language: int) -> Iterable[str]:
+    results = _load("llm_software_gpu.json")
+    names = {"one program": ("one program", "프로그램 하나"), "partitioned": ("partitioned", "분할")}
+    yield _machine(results["machine"])
+    yield ""
+    yield from _table({label[language]: results[name] for name, label in names.items()}, _LLM, language)
+    yield ""
+    label = (
+        "PyTorch eager in bfloat16 on the same cores: {:.2f} tokens/s.",
+        "같은 코어의 PyTorch eager(bfloat16): 초당 {:.2f}토큰.",
+    )
+    yield label[language].format(results["PyTorch eager, tokens/s"])
+
+
+def _cuda_resnet(language: int) -> Iterable[str]:
+    results = _load("cuda_resnet_h200.json")
+    yield _machine(results["machine"])
+    yield ""
+    yield f"| {' | '.join(_CUDA_HEAD[language])} |"
+    yield "|---" * len(_CUDA_HEAD[language]) + "|"
+    for entry in results["results"]:
+        times = " | ".join(f"{entry[key]:.3f}" for key in ("npu", "eager", "captured"))
+        ratio = f"{entry['ratio to the best peer']:.2f} | {entry['TFLOP/s']:.0f}"
+        yield f"| {entry['model']}, {entry['batch']} | {times} | {ratio} |"
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in machine.items()) + "."
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
