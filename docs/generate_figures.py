@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +65,7 @@ _LLM: Labels = (
         "{:.5f}",
     ),
 )
+_END = "<!-- end of figures -->"
 _CUDA_HEAD = (
     ("model, batch", "this project", "PyTorch eager", "eager, captured", "ratio to the better", "TFLOP/s"),
     ("모델, 배치", "이 프로젝트", "PyTorch eager", "eager, 캡처", "더 나은 쪽과의 비", "TFLOP/s"),
@@ -79,10 +79,9 @@ def pages() -> dict[str, str]:
     for page, language in LANGUAGES.items():
         text = (FOLDER / page).read_text(encoding="utf-8")
         for name, table in tables.items():
-            filled = "\n".join((f"<!-- figures: {name} -->", "", *table(language), "", "<!-- end of figures -->"))
-            text = re.sub(
-                rf"<!-- figures: {name} -->.*?<!-- end of figures -->", lambda _, new=filled: new, text, flags=re.S
-            )
+            begin = f"<!-- figures: {name} -->"
+            before, _, rest = text.partition(begin)
+            text = "\n".join((before + begin, "", *table(language), "", _END + rest.partition(_END)[2]))
         texts[page] = text
     return texts
 

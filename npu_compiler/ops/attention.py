@@ -24,7 +24,7 @@ def scaled_dot_product_attention(
     """``softmax(query @ key.T * scale + mask) @ value`` by head; several query heads may share one of key and value.
 
     Query [..., H, S, D], key [..., G, L, D], value [..., G, L, E]; G = H unless `enable_gqa`. The mask broadcasts to
-    [..., H, S, L], booleans (True is open) or floats to add. A row that is closed everywhere gives zeros, as in PyTorch.
+    [..., H, S, L], booleans (True is open) or floats to add. A row that is closed everywhere gives zeros, as PyTorch's.
     """
     if dropout_p:
         raise OpRefusal(f"given dropout_p={dropout_p}, expected 0; call model.eval() before extraction")
