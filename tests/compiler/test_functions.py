@@ -32,4 +32,4 @@ def test_weights_that_differ_under_one_name_are_refused() -> None:
 
 def test_something_else_than_irs_is_refused() -> None:
     with pytest.raises(CompileError, match="expected an IR or a mapping of names to IRs"):
-        npu_compiler.compile({"one": 1})  # type: ignore[dict-item]
+        npu_compiler.compile({"one": 1})
