@@ -27,6 +27,7 @@ _CHUNK = 8  # elements of 16 bytes
 _SLOTS = 3  # as in attention_tile.cuh
 _DIMS = ((0, 1), (2,), (3,))
 _SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
+_ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
 _STATE_THREADS = 128
 _FILES = ("mask.cuh", "tensor_cores.cuh", "attention_tile.cuh", "attention_store.cuh")
 
@@ -218,6 +219,7 @@ def _macros(found: _Attention) -> dict[str, object]:
         "WARPS_L": found.warps_l,
         "SPLITS": found.splits,
         "SPLIT_TILES": _SPLIT_TILES,
+        "ALONE_TILES": _ALONE_TILES,
         "Q_CHUNK": found.q.chunk,
         "K_CHUNK": found.k.chunk,
         "V_CHUNK": found.v.chunk,

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-import sys
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
+from cuda_runtime.toolkit import load_library
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 
 __all__ = ["OPTIONS", "architectures", "compile_kernel", "nvrtc_version"]
 
 OPTIONS = ("--std=c++17", "--fmad=true", "-default-device", "-w")
-_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
 def compile_kernel(text: str, entry: str, architecture: int) -> bytes:
@@ -82,25 +78,10 @@ def _check(status: int) -> None:
 
 @cache
 def _library() -> ctypes.CDLL:
-    for candidate in _candidates():
-        try:
-            return ctypes.CDLL(candidate)
-        except OSError:
-            continue
-    raise MissingDependencyError(
-        "CUDA kernels need NVRTC, NVIDIA's run-time compiler, which is not installed: pip install 'npu-compiler[cuda]' "
-        "and either a CUDA toolkit or pip install nvidia-cuda-nvrtc-cu12"
-    )
-
-
-def _candidates() -> Iterator[str]:
-    """Where NVRTC may be: among the packages of this Python, then wherever the system looks, then in a toolkit."""
-    for folder in map(Path, sys.path):
-        for pattern in ("nvidia/cuda_nvrtc/lib/libnvrtc.so.*", "nvidia/cu1?/lib/libnvrtc.so.*"):
-            yield from (str(path) for path in sorted(folder.glob(pattern)) if "alt" not in path.name)
-    yield from _NAMES
-    found = ctypes.util.find_library("nvrtc")
-    if found is not None:
-        yield found
-    for name in _NAMES:
-        yield f"/usr/local/cuda/lib64/{name}"
+    library = load_library("nvrtc", "cuda_nvrtc")
+    if library is None:
+        raise MissingDependencyError(
+            "CUDA kernels need NVRTC, NVIDIA's run-time compiler, which is not installed: pip install "
+            "'npu-compiler[cuda]' and either a CUDA toolkit or pip install nvidia-cuda-nvrtc-cu12"
+        )
+    return library

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module
 from cuda_runtime.kernel_cache import compiled_kernels
-from cuda_runtime.library import check_call, launch_call
+from cuda_runtime.library import Library, check_call
 from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, LibraryCall, Role, Step
 from npu_compiler.errors import DeviceError, InputError
 from npu_runtime.backend import DeviceBuffer, PreparedPlan
@@ -35,16 +35,18 @@ class CUDAPlan(PreparedPlan):
 
         Raises:
             KernelCompileError: A kernel was refused.
-            DeviceError: A step asks for more than the device has, or is a library call.
+            DeviceError: A step asks for more than the device has, or for an unknown routine of the library.
+            MissingDependencyError: The library is not installed.
             OutOfMemoryError: The device has too little memory for inputs and outputs.
         """
         self._backend = backend
         self._steps = plan.steps
-        for step in plan.steps:
-            if isinstance(step, LibraryCall):
-                check_call(step)
+        calls = [step for step in plan.steps if isinstance(step, LibraryCall)]
+        for call in calls:
+            check_call(call)
         with backend.active():
             self._kernels = _load(plan, backend.capability)
+            self._library = Library(backend.stream.ptr) if calls else None
         in_place = _in_place(plan)
         roles = [buffer.role for buffer in plan.buffers]
         self._inputs = [i for i, role in enumerate(roles) if role is Role.INPUT and i not in in_place]
@@ -133,7 +135,8 @@ class CUDAPlan(PreparedPlan):
     def _launch(self, step: Step, pointers: Sequence[int], overlapping: bool) -> None:
         addresses = [pointers[argument.buffer] + argument.offset for argument in step.args]
         if isinstance(step, LibraryCall):
-            launch_call(step, addresses, self._backend.stream)
+            assert self._library is not None
+            self._library.launch(step, addresses)
             return
         self._kernels[step.kernel].launch(
             step.grid,

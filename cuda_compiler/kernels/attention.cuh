@@ -4,8 +4,8 @@
 //
 // A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys, counted head by head, so
 // that keys and values are read once for all of them. Blocks of positions that the mask closes are not read. The open ones
-// may be shared by up to SPLITS blocks of threads, in turns, SPLIT_TILES each at the least; the last of them to finish adds
-// up what they have. A row that is closed everywhere gives zeros.
+// may be shared by up to SPLITS blocks of threads, in turns, unless they are ALONE_TILES or fewer; the last block to finish
+// adds up what they have. A row that is closed everywhere gives zeros.
 // Grid: tiles of rows (the last first) in x, splits in y, batch * heads of keys in z.
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
@@ -20,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         wait_for_previous_grid();
     }
     int open = list_tiles(list, row, states, batch, group, p);
-    int splits = max(1, min(SPLITS, (open + SPLIT_TILES - 1) / SPLIT_TILES)), count = (open - split + splits - 1) / splits;
+    int splits = open <= ALONE_TILES ? 1 : min(SPLITS, (open + SPLIT_TILES - 1) / SPLIT_TILES);
+    int count = (open - split + splits - 1) / splits;
     if (split >= splits) {
         return;
     }
