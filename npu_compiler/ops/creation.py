@@ -85,6 +85,31 @@ def ones_like(
     return full_like(self, 1, dtype)
 
 
+@op("aten.new_full.default")
+def new_full(
+    self: Tensor, size: Sequence[int], fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """A tensor of one value, with the data type of another unless one is given."""
+    return full(self.trace, tuple(size), _number(fill_value), self.dtype if dtype is None else _kind(dtype))
+
+
+@op("aten.new_zeros.default")
+def new_zeros(
+    self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Tensor:
+    """Zeros, with the data type of another tensor unless one is given."""
+    return new_full(self, size, 0, dtype)
+
+
+@op("aten.new_ones.default")
+def new_ones(
+    self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Tensor:
+    """Ones, with the data type of another tensor unless one is given."""
+    return new_full(self, size, 1, dtype)
+
+
 @op("aten.scalar_tensor.default")
 def scalar_tensor(
     trace: Trace, s: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None

@@ -53,16 +53,19 @@ def div(self: Tensor, other: Tensor | Number) -> Tensor:
 
 @op("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode")
 def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) -> Tensor:
-    """``self / other``, as it is or rounded down; integers stay integers only where they are rounded."""
+    """``self / other``, as it is, rounded down (``floor``) or towards zero (``trunc``), in floating point."""
     quotient = div(self, other)
     if rounding_mode is None:
         return quotient
     integers = not self.dtype.is_float and not (
         other.dtype.is_float if isinstance(other, Tensor) else isinstance(other, float)
     )
-    if rounding_mode != "floor" or integers:
-        raise OpRefusal(f"given rounding_mode='{rounding_mode}' and {self.dtype}, expected 'floor' and floating point")
-    return apply("floor", quotient)
+    if rounding_mode not in ("floor", "trunc") or integers:
+        raise OpRefusal(
+            f"given rounding_mode='{rounding_mode}' and {self.dtype}, expected 'floor' or 'trunc' and floating point"
+        )
+    down = apply("floor", quotient)
+    return down if rounding_mode == "floor" else where(quotient < 0, apply("ceil", quotient), down)
 
 
 @op("aten.neg.default", "aten.neg_.default")

@@ -70,6 +70,42 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     return self.gather(dim, _indices(index))
 
 
+@op("aten.index.Tensor")
+def index(self: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    """``self[indices[0], indices[1], ...]``: integer tensors, broadcast together, for as many leading dimensions."""
+    if len(indices) > len(self.shape):
+        raise OpRefusal(f"given {len(indices)} indices for {len(self.shape)} dimensions")
+    sizes = self.shape[: len(indices)]
+    found = (where(i < 0, i + size, i) for i, size in zip(map(_indices, indices), sizes, strict=True))
+    return _at(self, tuple(found))
+
+
+@op("aten.gather.default")
+def gather(self: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    """``result[i, j, ...] = self[i, index[i, j, ...], ...]`` along `dim`; the shape is that of `index`."""
+    if len(index.shape) != len(self.shape):
+        raise OpRefusal(
+            f"given an index of {len(index.shape)} dimensions, expected the {len(self.shape)} of the tensor"
+        )
+    if not self.shape:
+        return self
+    dim, rank = normalize_dim(dim, len(self.shape)), len(self.shape)
+    if any(i > size for d, (i, size) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim):
+        raise OpRefusal(f"the index {list(index.shape)} does not fit into {list(self.shape)} beside dimension {dim}")
+    places = [arange(self.trace, size).reshape((size, *(1,) * (rank - d - 1))) for d, size in enumerate(index.shape)]
+    places[dim] = _indices(index)
+    return _at(self, places)
+
+
+def _at(x: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """The elements of `x` at a position given for each of its leading dimensions; the positions broadcast."""
+    count = len(places)
+    row = places[0]
+    for place, size in zip(places[1:], x.shape[1:count], strict=True):
+        row = row * size + place
+    return x.reshape((prod(x.shape[:count]), *x.shape[count:])).gather(0, row)
+
+
 @op("aten.index_copy.default", "aten.index_copy_.default")
 def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """`self` with the slices of `source` at the positions `index` of dimension `dim`."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from npu_compiler.dtypes import BOOL, FLOAT32, INT32, INT64, DType, dtype
+from npu_compiler.dtypes import FLOAT32, INT32, INT64, UINT8, DType, dtype
 from npu_compiler.ops.registry import op
 from npu_compiler.symbolic import Tensor, apply, full, normalize_dim
 
@@ -63,17 +63,39 @@ def min_(self: Tensor) -> Tensor:
     return self.reduce("min", (), False)
 
 
-@op("aten.any.default", "aten.any.dim", "aten.any.dims")
+@op("aten.any.default", "aten.any.dim")
 def any_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """Whether any element over `dim` is nonzero."""
-    return _truth(self).reduce("max", _dims(dim), keepdim).cast(BOOL)
+    """Whether any element over `dim` is nonzero; of no elements, none is."""
+    return _as_truth(_count("ne", self, _dims(dim), keepdim) > 0, self)
 
 
-@op("aten.all.default", "aten.all.dim", "aten.all.dims")
+@op("aten.all.default", "aten.all.dim")
 def all_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """Whether all elements over `dim` are nonzero."""
-    return _truth(self).reduce("min", _dims(dim), keepdim).cast(BOOL)
+    """Whether all elements over `dim` are nonzero; of no elements, all are."""
+    return _as_truth(_count("eq", self, _dims(dim), keepdim) <= 0, self)
 
 
-def _truth(x: Tensor) -> Tensor:
-    return apply("ne", x, 0).cast(INT32) if x.dtype != BOOL else x.cast(INT32)
+@op("aten.any.dims")
+def any_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether any element over several dimensions is nonzero; over an empty list of them, whether each element is."""
+    return _as_truth(apply("ne", self, 0), self) if _is_empty(dim) else any_(self, dim, keepdim)
+
+
+@op("aten.all.dims")
+def all_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether all elements over several dimensions are nonzero; over an empty list of them, whether each element is."""
+    return _as_truth(apply("ne", self, 0), self) if _is_empty(dim) else all_(self, dim, keepdim)
+
+
+def _count(comparison: str, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """How many elements over `dims` compare so with zero."""
+    return apply(comparison, x, 0).cast(INT32).reduce("sum", dims, keepdim)
+
+
+def _is_empty(dim: Any) -> bool:
+    return dim is not None and not isinstance(dim, int) and len(dim) == 0
+
+
+def _as_truth(result: Tensor, x: Tensor) -> Tensor:
+    """Booleans; as numbers 0 and 1 for uint8, as in PyTorch."""
+    return result.cast(UINT8) if x.dtype == UINT8 else result

@@ -55,33 +55,26 @@ def test_greedy_tokens_are_those_of_pytorch(qwen: Decoder, generator: Generator)
     check_greedy(qwen, prompt, [token.id for token in generator.generate(prompt, 64)])
 
 
-def test_encoder(tmp_path: Path, device: Device) -> None:
-    """BERT, which has no cache, takes the plain path."""
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_encoder(attention: str, tmp_path: Path, device: Device) -> None:
+    """BERT, which has no cache, takes the plain path: as it is called by default, it runs whole on the device."""
     transformers = import_transformers()
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
-    bert = transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes)).eval()
-
-    class Encoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = bert
-
-        def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            types = torch.zeros_like(tokens)
-            visible = mask[:, None, None, :] > 0
-            result: torch.Tensor = self.bert(tokens, attention_mask=visible, token_type_ids=types).last_hidden_state
-            return result
-
-    tokens, mask = torch.tensor([TOKENS]), torch.ones(1, len(TOKENS), dtype=torch.long)
-    mask[0, -6:] = 0
-    npu_compiler.extract(Encoder().eval(), (tokens, mask), tmp_path / "bert.json")
+    config = transformers.BertConfig(vocab_size=VOCABULARY, attn_implementation=attention, **sizes)
+    bert = transformers.BertModel(config).eval()
+    tokens = torch.tensor([TOKENS, TOKENS[::-1]])
+    mask = torch.ones_like(tokens)
+    mask[1, -6:] = 0
+    npu_compiler.extract(bert, (tokens, mask), tmp_path / "bert.json")
     program = npu_compiler.compile(tmp_path / "bert.json", device.target)
     weights = load_weights(tmp_path / "bert.safetensors", program, device)
     arrays = dict(zip((spec.name for spec in program.input_specs), (tokens.numpy(), mask.numpy()), strict=True))
     inputs = {spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec) for spec in program.input_specs}
-    (spec,) = program.output_specs
-    hidden = torch.from_numpy(Executor(program, device).run(inputs, weights)[spec.name].to_numpy(spec))
+    results = Executor(program, device).run(inputs, weights)
+    hidden, pooled = (torch.from_numpy(results[spec.name].to_numpy(spec)) for spec in program.output_specs)
     with torch.no_grad():
-        expected = Encoder()(tokens, mask)
-    assert correlation(hidden[0, :-6], expected[0, :-6]) > 0.999
+        expected = bert(tokens, attention_mask=mask)
+    visible = mask.bool()
+    assert correlation(hidden[visible], expected.last_hidden_state[visible]) > 0.999
+    assert correlation(pooled, expected.pooler_output) > 0.999

@@ -67,7 +67,10 @@ ARITHMETIC = [
     case("div.Tensor_mode", MATRIX, floats(8, low=0.6, high=2), rounding_mode="floor"),
     case("div.Tensor_mode", MATRIX, ROW, rounding_mode=None),
     case("div.Scalar_mode", MATRIX, 0.75, rounding_mode="floor"),
-    refused("rounding_mode='trunc'", "div.Tensor_mode", MATRIX, ROW, rounding_mode="trunc"),
+    case("div.Tensor_mode", MATRIX, floats(8, low=0.6, high=2), rounding_mode="trunc"),
+    case("div.Tensor_mode", SPECIAL, 0.75, rounding_mode="trunc"),
+    case("div.Scalar_mode", MATRIX, -0.75, rounding_mode="trunc"),
+    refused("rounding_mode='trunc'", "div.Tensor_mode", integers(4), integers(4, low=1), rounding_mode="trunc"),
     refused("rounding_mode='floor'", "div.Tensor_mode", integers(4), integers(4, low=1), rounding_mode="floor"),
 ]
 

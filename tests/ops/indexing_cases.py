@@ -49,6 +49,28 @@ LOOKUPS = [
     case("index_select.default", floats(9), 0, _indices(3, below=9).through("aten.slice.Tensor", 0, 1)),
 ]
 
+_ROWS = integers(5, low=-3, high=3)
+SELECTIONS = [
+    case("index.Tensor", MATRIX, [_ROWS]),
+    case("index.Tensor", MATRIX, [integers(2, 3, low=-3, high=3, dtype="int32")]),
+    case("index.Tensor", MATRIX, [_ROWS, integers(5, low=-8, high=8)]),
+    case("index.Tensor", CUBE, [_indices(2, 1, below=2), _indices(3, below=3)]),
+    case("index.Tensor", TURNED, [_indices(below=2), _indices(4, below=3), _indices(2, 1, below=4)]),
+    case("index.Tensor", booleans(2, 7), [_indices(1, 1, 1, 1, below=2), _indices(1, 1, 1, 7, below=7)]),
+    case("index.Tensor", integers(4, 6), [integers(3, low=-4, high=4)]),
+    case("index.Tensor", MATRIX, [_indices(0, below=3)]),
+    case("gather.default", MATRIX, 1, _indices(3, 5, below=8)),
+    case("gather.default", MATRIX, 0, _indices(4, 8, below=3)),
+    case("gather.default", MATRIX, -1, _indices(2, 9, below=8)),
+    case("gather.default", CUBE, 1, _indices(2, 5, 3, below=3)),
+    case("gather.default", TURNED, 2, _indices(1, 3, 6, below=4)),
+    case("gather.default", integers(1, 9).through("aten.expand.default", (3, 9)), 1, _indices(3, 4, below=9)),
+    case("gather.default", booleans(9), 0, _indices(4, below=9)),
+    case("gather.default", floats(), 0, _indices(below=1)),
+    case("gather.default", MATRIX, 1, _indices(0, 8, below=8)),
+    case("gather.default", MATRIX, 1, _indices(3, 2, below=8), sparse_grad=True),
+]
+
 _CACHE, _ENDS = floats(2, 6, 4), Operand((2,), "int64", data=(0, 5))
 COPIES = [
     case("index_copy.default", _CACHE, 1, Operand((2,), "int64", data=(4, 1)), floats(2, 2, 4)),
@@ -97,6 +119,12 @@ CREATION = [
     case("zeros_like.default", TURNED),
     case("ones_like.default", booleans(4)),
     case("ones_like.default", integers(4), dtype=torch.float32),
+    case("new_full.default", MATRIX, (2, 2), 2.5),
+    case("new_full.default", integers(4), (3,), -INF, dtype=torch.float32),
+    case("new_zeros.default", integers(4), (2, 3)),
+    case("new_zeros.default", MATRIX, (0, 3)),
+    case("new_ones.default", integers(4), (), dtype=torch.bool, pin_memory=False),
+    case("new_ones.default", MATRIX, (5,)),
     case("scalar_tensor.default", 2.5),
     case("scalar_tensor.default", 3, dtype=torch.int64),
     case("arange.default", 7),
@@ -111,4 +139,4 @@ CREATION = [
 ]
 
 
-CASES = [*JOINS, *LOOKUPS, *COPIES, *TRIANGLES, *PADDING, *CREATION]
+CASES = [*JOINS, *LOOKUPS, *SELECTIONS, *COPIES, *TRIANGLES, *PADDING, *CREATION]

@@ -72,7 +72,16 @@ TRUTHS = [
     *(case(f"{name}.dim", booleans(4, 6), -2, True) for name in ("any", "all")),
     *(case(f"{name}.dims", booleans(2, 2, 2), [0, 2]) for name in ("any", "all")),
     *(case(f"{name}.default", values(0.0, NAN)) for name in ("any", "all")),
-    *(refused("of no elements", f"{name}.dim", floats(3, 0), 1) for name in ("any", "all")),
+    *(case(f"{name}.dim", floats(3, 0), 1) for name in ("any", "all")),
+    *(case(f"{name}.dim", booleans(3, 0), 0, True) for name in ("any", "all")),
+    *(case(f"{name}.default", booleans(0)) for name in ("any", "all")),
+    *(case(f"{name}.default", booleans(1)) for name in ("any", "all")),
+    *(case(f"{name}.dims", booleans(2, 3, 0), [1, 2]) for name in ("any", "all")),
+    *(case(f"{name}.dims", _MASK, []) for name in ("any", "all")),
+    *(case(f"{name}.dims", booleans(2, 2, 2)) for name in ("any", "all")),
+    *(case(f"{name}.dim", booleans(3, 1500), 1) for name in ("any", "all")),
+    *(case(f"{name}.dim", integers(4, 3, low=0, high=2, dtype="uint8"), 1) for name in ("any", "all")),
+    *(case(f"{name}.dims", integers(4, 3, low=0, high=2, dtype="uint8"), []) for name in ("any", "all")),
 ]
 
 _MASKED = values(-INF, -INF, 1.0, 2.0, -INF, 0.5)
