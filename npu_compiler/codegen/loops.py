@@ -130,8 +130,10 @@ def _identity(node: Reduce, dialect: Dialect) -> str:
         return dialect.literal(0, node.dtype)
     if node.dtype.is_float:
         return dialect.literal(float("-inf" if node.kind == "max" else "inf"), node.dtype)
-    if dialect.register(node.dtype) == "int":
-        return "(-2147483647 - 1)" if node.kind == "max" else "2147483647"
+    if node.dtype.is_integer:
+        register = dialect.register(node.dtype)
+        greatest = 2 ** (31 if register == "int" else 63) - 1
+        return f"({register}(-{greatest}) - 1)" if node.kind == "max" else f"{register}({greatest})"
     raise OpRefusal(f"the {node.kind}imum of {node.dtype} is not supported")
 
 

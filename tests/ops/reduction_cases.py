@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.ops.cases import Case, booleans, case, floats, integers, refused, values
+from tests.ops.cases import INT, Case, Operand, booleans, case, floats, integers, refused, values
 
 NAN, INF = float("nan"), float("inf")
 MATRIX, CUBE = floats(5, 40), floats(3, 5, 40)
@@ -53,6 +53,7 @@ SUMS = [
     case("mean.dim", floats(3, 0), [1]),
 ]
 
+_WIDE = Operand((3, 2), INT, data=(2.0**40, -(2.0**40), -(2.0**63), -(2.0**52), 2.0**52 + 1, 2.0**52))
 EXTREMA = [
     *_along("amax.default"),
     *_along("amin.default"),
@@ -61,7 +62,10 @@ EXTREMA = [
     *(case(f"{name}.default", HOLES, [0]) for name in ("amax", "amin")),
     *(case(f"{name}.default", integers(4, 5, dtype="int32"), [1]) for name in ("amax", "amin")),
     *(case(f"{name}.default", integers(4, 5, dtype="int32")) for name in ("max", "min")),
-    *(refused("of int64", f"{name}.default", integers(4, 5)) for name in ("max", "min")),
+    *(case(f"{name}.default", _WIDE, [1], True) for name in ("amax", "amin")),
+    *(case(f"{name}.default", integers(3, 1500, low=-(2**40), high=2**40), [1]) for name in ("amax", "amin")),
+    *(case(f"{name}.default", integers(4, 5)) for name in ("max", "min")),
+    *(refused("of bool", f"{name}.default", booleans(4, 5), [1]) for name in ("amax", "amin")),
     *(case(f"{name}.default", MATRIX) for name in ("max", "min")),
 ]
 
