@@ -133,13 +133,13 @@ def _extremum(fn: str, a: Tensor, b: Tensor) -> Tensor:
     return where(apply("ne", b, b), b, result) if b.dtype.is_float else result
 
 
-@op("aten.maximum.default")
+@op("aten.maximum.default", "aten.max.other")
 def maximum(self: Tensor, other: Tensor) -> Tensor:
     """The greater of two; NaN where either is."""
     return _extremum("max", self, other)
 
 
-@op("aten.minimum.default")
+@op("aten.minimum.default", "aten.min.other")
 def minimum(self: Tensor, other: Tensor) -> Tensor:
     """The lesser of two; NaN where either is."""
     return _extremum("min", self, other)

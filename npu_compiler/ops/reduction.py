@@ -78,18 +78,18 @@ def all_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
 @op("aten.any.dims")
 def any_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether any element over several dimensions is nonzero; over an empty list of them, whether each element is."""
-    return _as_truth(apply("ne", self, 0), self) if _is_empty(dim) else any_(self, dim, keepdim)
+    return _as_truth(apply("ne", self, False), self) if _is_empty(dim) else any_(self, dim, keepdim)
 
 
 @op("aten.all.dims")
 def all_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether all elements over several dimensions are nonzero; over an empty list of them, whether each element is."""
-    return _as_truth(apply("ne", self, 0), self) if _is_empty(dim) else all_(self, dim, keepdim)
+    return _as_truth(apply("ne", self, False), self) if _is_empty(dim) else all_(self, dim, keepdim)
 
 
 def _count(comparison: str, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """How many elements over `dims` compare so with zero."""
-    return apply(comparison, x, 0).cast(INT32).reduce("sum", dims, keepdim)
+    return apply(comparison, x, False).cast(INT32).reduce("sum", dims, keepdim)
 
 
 def _is_empty(dim: Any) -> bool:
