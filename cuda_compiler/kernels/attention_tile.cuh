@@ -180,22 +180,27 @@ __device__ __forceinline__ void mask_scores(
     if (is_open) {
         return;
     }
+    float added[STEP / 8][4] = {}; // all of them are on their way before the first is used
+#if MASK
     #pragma unroll
     for (int u = 0; u < 4; ++u) {
-        int r = row + int(lane / 4) + u / 2 * 8, own = r % p.rows;
+        int r = min(row + int(lane / 4) + u / 2 * 8, p.rows * SHARED - 1);
+        const mask_t* source = mask + (long long)(r / p.rows) * p.mask_head + (long long)(r % p.rows) * p.mask_row;
+        #pragma unroll
+        for (int n = 0; n < STEP / 8; ++n) {
+            int j = min(position + n * 8 + int(lane % 4) * 2 + u % 2, LENGTH - 1);
+            added[n][u] = mask_value(source[(long long)j * p.mask_step]);
+        }
+    }
+#endif
+    #pragma unroll
+    for (int u = 0; u < 4; ++u) {
+        int own = (row + int(lane / 4) + u / 2 * 8) % p.rows;
         #pragma unroll
         for (int n = 0; n < STEP / 8; ++n) {
             int j = position + n * 8 + int(lane % 4) * 2 + u % 2;
-            bool closed = j >= LENGTH || (CAUSAL && j > own);
-#if MASK
-            if (!closed && r < p.rows * SHARED) {
-                long long at = (long long)(r / p.rows) * p.mask_head + (long long)own * p.mask_row;
-                float added = mask_value(mask[at + (long long)j * p.mask_step]);
-                closed = added <= MASK_CLOSED;
-                score[n][u] += added * LOG2_E;
-            }
-#endif
-            score[n][u] = closed ? CLOSED : score[n][u];
+            bool closed = j >= LENGTH || (CAUSAL && j > own) || added[n][u] <= MASK_CLOSED;
+            score[n][u] = closed ? CLOSED : score[n][u] + added[n][u] * LOG2_E;
         }
     }
 }
