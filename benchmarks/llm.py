@@ -115,17 +115,24 @@ def _compare(given: NDArray[np.float32], wanted: NDArray[np.float32], exact: NDA
     best = np.sort(exact, axis=-1)[:, -2:]
     decided = best[:, 1] - best[:, 0] > 2 * np.abs(wanted - exact).max(-1)
     same = given.argmax(-1) == wanted.argmax(-1)
-    top = zip(np.argsort(-given, kind="stable")[:, :5], np.argsort(-wanted, kind="stable")[:, :5], strict=True)
     return {
         "positions": len(given),
         "same argmax": int(same.sum()),
         "decided positions": int(decided.sum()),
         "same argmax where decided": int(same[decided].sum()),
-        "same top-5, as sets": sum(set(a) == set(b) for a, b in top),
+        "same top-5, as sets": _same_top(given, wanted),
+        "same top-5 as float32": _same_top(given, exact),
+        "same top-5 of PyTorch as float32": _same_top(wanted, exact),
         "lowest Pearson r": _lowest_correlation(given, wanted),
         "lowest Pearson r against float32": _lowest_correlation(given, exact),
         "lowest Pearson r of PyTorch against float32": _lowest_correlation(wanted, exact),
     }
+
+
+def _same_top(a: NDArray[np.float32], b: NDArray[np.float32]) -> int:
+    """Positions where the five likeliest tokens are the same, in any order."""
+    best = (np.argsort(-logits, kind="stable")[:, :5] for logits in (a, b))
+    return sum(set(x) == set(y) for x, y in zip(*best, strict=True))
 
 
 def _lowest_correlation(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

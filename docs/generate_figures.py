@@ -52,6 +52,16 @@ _LLM: Labels = (
     ("decided positions", ("decided positions", "결정된 위치"), "{}"),
     ("same argmax where decided", ("same likeliest token where decided", "결정된 위치 중 같은 곳"), "{}"),
     ("same top-5, as sets", ("same five likeliest tokens, of 17", "상위 다섯 토큰이 같은 위치, 17곳 중"), "{}"),
+    (
+        "same top-5 as float32",
+        ("same five likeliest tokens as float32", "상위 다섯 토큰이 float32와 같은 위치"),
+        "{}",
+    ),
+    (
+        "same top-5 of PyTorch as float32",
+        ("the same of PyTorch in bfloat16", "bfloat16 PyTorch의 같은 값"),
+        "{}",
+    ),
     ("decode, tokens/s", ("decode on the software GPU, tokens/s", "소프트웨어 GPU의 디코드, 초당 토큰"), "{:.2f}"),
     ("prefill, tokens/s", ("prefill on the software GPU, tokens/s", "소프트웨어 GPU의 프리필, 초당 토큰"), "{:.1f}"),
     (
