@@ -134,9 +134,6 @@ FUNCTIONS: dict[str, Function] = {
     "xor": Function("({0} ^ {1})", np.bitwise_xor),
     "not": Function("(!{0})", np.logical_not),
     "where": Function("({0} ? {1} : {2})", np.where),
-    "fmod": Function("fmod({0}, {1})", np.fmod),
-    "remainder": Function("({0} % {1})", np.fmod),
-    "floor_divide": Function("({0} / {1})", np.floor_divide),
 }
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
