@@ -34,7 +34,7 @@ from npu_compiler.torch_frontend.cached_decoder import CachedDecoder
 from npu_runtime import Device, load_weights
 from npu_runtime.weight_loader import Weights
 
-_CONFIG = {
+_CONFIG: dict[str, Any] = {
     "vocab_size": 151936,
     "hidden_size": 1536,
     "intermediate_size": 8960,
@@ -321,7 +321,7 @@ def _milliseconds(replay: Callable[[], object], stream: int | None = None) -> fl
         end.record(on)
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return median(times)
+    return float(median(times))
 
 
 def _print(figures: dict[str, Any]) -> None:

@@ -1,0 +1,55 @@
+"""Language models as CUDA sees them: few launches, and kernels that compile, on a machine without any GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import npu_compiler
+from cuda_runtime.nvrtc import architectures, compile_kernel
+from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import MissingDependencyError
+from tests.support.decoders import make_decoder
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> CompiledProgram:
+    """A Qwen2.5 of few layers, with prefill of 16 and 48."""
+    folder: Path = make_decoder(tmp_path_factory.mktemp("qwen"), "Qwen2", prefill=(16, 48)).folder
+    names = ("decode", "prefill_16", "prefill_48")
+    irs: Mapping[str, object] = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
+    return npu_compiler.compile(irs, target="cuda")  # type: ignore[arg-type]
+
+
+def entries(program: CompiledProgram, function: str) -> list[str]:
+    plan = program.functions[function]
+    return [plan.kernels[step.kernel].entry for step in plan.steps if isinstance(step, KernelCall)]
+
+
+def test_a_layer_of_a_decode_step_is_six_launches(program: CompiledProgram) -> None:
+    found = entries(program, "decode")
+    start = found.index("attention")
+    following = found.index("attention", start + 1)
+    assert found[start:following] == ["attention", "matvec", "matvec", "matvec", "matvec", "shared"]
+
+
+def test_a_mask_is_summed_up_once(program: CompiledProgram) -> None:
+    for function in program.functions:
+        assert entries(program, function).count("mask_states") == 1
+
+
+@pytest.mark.parametrize("architecture", [70, 80, 90])
+def test_kernels_compile(program: CompiledProgram, architecture: int) -> None:
+    try:
+        known = architectures()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    if architecture not in known:
+        pytest.skip(f"this NVRTC does not compile for {architecture}; that of CUDA 12.9 does")
+    kernels = {kernel.digest: kernel for plan in program.functions.values() for kernel in plan.kernels}
+    for kernel in kernels.values():
+        assert compile_kernel(kernel.text, kernel.entry, architecture)
