@@ -106,7 +106,11 @@ def seeded_model() -> Any:
     """The model on the GPU in bfloat16."""
     torch.manual_seed(0)
     with torch.device("cuda"):
-        return Qwen2ForCausalLM(Qwen2Config(**_CONFIG)).to(torch.bfloat16).eval()
+        return _model().to(torch.bfloat16).eval()
+
+
+def _model() -> Any:
+    return Qwen2ForCausalLM(Qwen2Config(**_CONFIG))
 
 
 def compiled(model: Any, workloads: Any, folder: Path | None) -> CompiledProgram:
@@ -118,7 +122,7 @@ def compiled(model: Any, workloads: Any, folder: Path | None) -> CompiledProgram
         if kept is not None and kept.exists():
             irs[workload.function] = json.loads(kept.read_text())
         elif workload.function not in irs:
-            on_host = on_host or CachedDecoder(Qwen2ForCausalLM(Qwen2Config(**_CONFIG)).to(torch.bfloat16).eval())
+            on_host = on_host or CachedDecoder(_model().to(torch.bfloat16).eval())
             inputs = _inputs(workload, model.config, "cpu")
             irs[workload.function] = npu_compiler.extract(on_host, inputs, model_name=workload.function).ir
             if kept is not None:
@@ -185,7 +189,7 @@ def _bytes_of_a_step(model: Any, workload: Workload) -> int:
     config = model.config
     parameters = sum(parameter.numel() for parameter in model.parameters())
     width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
-    return 2 * (parameters + 2 * config.num_hidden_layers * width * (workload.position + 1))
+    return int(2 * (parameters + 2 * config.num_hidden_layers * width * (workload.position + 1)))
 
 
 def _bound(plan: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,38 +199,41 @@ def _bound(plan: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {spec.name: named[spec.name] for spec in plan.inputs}
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class _Layer(CacheLayerMixin):
     """A layer's cache, updated in place."""
 
     is_compileable = True
     is_sliding = False
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values, self._positions = keys, values, positions
+        self._cache = keys, values
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def lazy_initialization(self, *states: torch.Tensor) -> None: ...
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return int(self.keys.shape[2]), 0
+        return self.get_max_length(), 0
 
     def get_seq_length(self) -> int:
         return 0
 
     def get_max_length(self) -> int:
-        return int(self.keys.shape[2])
+        return int(self._cache[0].shape[2])
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.keys.index_copy_(2, self._positions, keys)
-        self.values.index_copy_(2, self._positions, values)
-        return self.keys, self.values
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        for cache, states in zip(self._cache, (key_states, value_states), strict=True):
+            cache.index_copy_(2, self._positions, states)
+        return self._cache
 
 
 def _logits(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     """Logits of the last token."""
     caches, positions = inputs["caches"], inputs["positions"]
-    layers = [_Layer(*caches[i : i + 2], positions) for i in range(0, len(caches), 2)]
+    layers: list[Any] = [_Layer(caches[i], caches[i + 1], positions) for i in range(0, len(caches), 2)]
     visible = torch.arange(caches[0].shape[2], device=positions.device) <= positions[:, None]
     output = model(
         input_ids=inputs["tokens"],
@@ -243,8 +250,7 @@ def _logits(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
 def _reference(model: Any, inputs: Mapping[str, Any]) -> NDArray[Any]:
     """The logits in float32."""
     with torch.inference_mode():
-        wide = Qwen2ForCausalLM(Qwen2Config(**_CONFIG)).to("meta")
-        wide = wide.to_empty(device="cuda")
+        wide = _model().to("meta").to_empty(device="cuda")
         wide.load_state_dict(model.state_dict())
         wide.model.rotary_emb = model.model.rotary_emb
         caches = tuple(cache.float() for cache in inputs["caches"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> CompiledProgram:
     """A Qwen2.5 of few layers, with prefill of 16 and 48."""
     folder: Path = make_decoder(tmp_path_factory.mktemp("qwen"), "Qwen2", prefill=(16, 48)).folder
     names = ("decode", "prefill_16", "prefill_48")
-    irs: Mapping[str, object] = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
-    return npu_compiler.compile(irs, target="cuda")  # type: ignore[arg-type]
+    irs = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
+    return npu_compiler.compile(irs, target="cuda")
 
 
 def entries(program: CompiledProgram, function: str) -> list[str]:
