@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from npu_compiler.errors import DeviceError, KernelCompileError
 from software_gpu.commands import MTLCommandBuffer, MTLCommandQueue, RecordedCommand, Runner
@@ -206,27 +206,43 @@ def _explain(failure: Failure, command: RecordedCommand) -> str:
             f"thread {failure.other_thread} waits on line {failure.other_line}. Move it out of the branch that only "
             "some threads take"
         )
-    place = _name_place(failure.address, command)
-    if failure.kind is FailureKind.RACE:
+    if (
+        failure.kind is FailureKind.RACE
+    ):  # two threads met in memory that is theirs to touch: an argument's, or the group's
+        place = _place_inside(failure.address, command) or "threadgroup memory"
         other = "several threads" if failure.other_thread == MANY_THREADS else f"thread {failure.other_thread}"
         return (
             f"{kernel}: thread {failure.thread} and {other} touch {place}, at least one writes, and no barrier "
             "orders them. Put a threadgroup_barrier with that memory's flag between the accesses"
         )
     verb = "writes" if failure.other_thread else "reads"
+    place = _nearest_place(failure.address, command)
     return f"{kernel}: thread {failure.thread} {verb} out of bounds, {place}. Compare its index with the size bound"
 
 
-def _name_place(address: int, command: RecordedCommand) -> str:
-    """An address in words: the argument that ends or begins nearest to it."""
-    arguments = command.pipeline.kernel.arguments if command.pipeline else ()
-    best: tuple[int, str] | None = None
-    for argument in arguments:
+def _arguments(command: RecordedCommand) -> Iterator[tuple[str, int, int]]:
+    """Each argument in words, with where its memory begins and how long it is."""
+    for argument in command.pipeline.kernel.arguments if command.pipeline else ():
         buffer, offset = command.bindings[argument.index]
-        start, size = buffer.address + offset, buffer.length() - offset
         name = f"argument '{argument.name}' [[buffer({argument.index})]]"
+        yield name, buffer.address + offset, buffer.length() - offset
+
+
+def _place_inside(address: int, command: RecordedCommand) -> str | None:
+    """An address in words, where it lies in the memory of an argument."""
+    for name, start, size in _arguments(command):
         if start <= address < start + size:
             return f"byte {address - start} of {name}"
+    return None
+
+
+def _nearest_place(address: int, command: RecordedCommand) -> str:
+    """An address in words: inside an argument, or by the argument that ends or begins nearest to it."""
+    inside = _place_inside(address, command)
+    if inside is not None:
+        return inside
+    best: tuple[int, str] | None = None
+    for name, start, size in _arguments(command):
         past_end = address - (start + size)
         distance = past_end if past_end >= 0 else start - address
         where = f"{past_end} bytes past the end of" if past_end >= 0 else f"{distance} bytes before the start of"
