@@ -81,10 +81,16 @@ _CUDA_HEAD = (
     ("모델, 배치", "이 프로젝트", "PyTorch eager", "eager, 캡처", "더 나은 쪽과의 비", "TFLOP/s"),
 )
 
+_CUDA_LLM_HEAD = (
+    ("workload", "this project", "PyTorch captured", "torch.compile, captured", "ratio to the better", "r", "of top-5"),
+    ("작업", "이 프로젝트", "PyTorch 캡처", "torch.compile 캡처", "더 나은 쪽과의 비", "r", "상위 5개 중"),
+)
+
 
 def pages() -> dict[str, str]:
     """The text of each benchmark page with its tables as the results give them."""
     tables: dict[str, Callable[[int], Iterable[str]]] = {"resnet": _resnet, "cuda_resnet": _cuda_resnet, "llm": _llm}
+    tables["cuda_llm"] = _cuda_llm
     texts = {}
     for page, language in LANGUAGES.items():
         text = (FOLDER / page).read_text(encoding="utf-8")
@@ -145,6 +151,18 @@ def _cuda_resnet(language: int) -> Iterable[str]:
         times = " | ".join(f"{entry[key]:.3f}" for key in ("npu", "eager", "captured"))
         ratio = f"{entry['ratio to the best peer']:.2f} | {entry['TFLOP/s']:.0f}"
         yield f"| {entry['model']}, {entry['batch']} | {times} | {ratio} |"
+
+
+def _cuda_llm(language: int) -> Iterable[str]:
+    results = _load("cuda_llm_h200.json")
+    yield _machine(results["machine"])
+    yield ""
+    yield f"| {' | '.join(_CUDA_LLM_HEAD[language])} |"
+    yield "|---" * len(_CUDA_LLM_HEAD[language]) + "|"
+    for entry in results["results"]:
+        times = " | ".join(f"{entry[key]:.2f}" for key in ("npu", "captured", "compiled"))
+        ratio = f"{entry['ratio to the best peer']:.2f} | {entry['Pearson r']:.5f} | {entry['of top-5']}"
+        yield f"| {entry['workload']} | {times} | {ratio} |"
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
