@@ -155,16 +155,12 @@ def _linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Iter
             continue
         parameters = [str(value) for key, value in node.inputs.items() if key != "input"]
         own = all(
-            name in graph.weights and len(users[name]) == 1 and _is_plain(graph.weights[name]) for name in parameters
+            name in graph.weights and len(users[name]) == 1 and graph.weights[name].is_plain for name in parameters
         )
         if own:
             kind = graph.tensors[parameters[0]].dtype.name
             groups.setdefault((str(node.inputs["input"]), "bias" in node.inputs, kind), []).append(node)
     return (members for members in groups.values() if len(members) > 1)
-
-
-def _is_plain(recipe: WeightRecipe) -> bool:
-    return recipe.transform == "identity" and not recipe.data
 
 
 def _pairs(members: list[OpNode], graph: IRGraph) -> bool:

@@ -169,7 +169,7 @@ def _foldable(
     statistics = [value for key, value in norm.inputs.items() if key != "input"]
     parameters = [value for key, value in convolution.inputs.items() if key != "input"]
     plain = all(
-        isinstance(n, str) and n in graph.weights and _is_plain(graph.weights[n]) for n in statistics + parameters
+        isinstance(n, str) and n in graph.weights and graph.weights[n].is_plain for n in statistics + parameters
     )
     fits = _fits(norm, convolution, graph.tensors) and type(norm.attrs.get("eps", 1e-5)) in (int, float)
     only_shift = "bias" in norm.inputs and "weight" not in norm.inputs  # no recipe takes one without the other
@@ -183,10 +183,6 @@ def _fits(norm: OpNode, convolution: OpNode, tensors: Mapping[str, TensorSpec]) 
     by_channel = [value for key, value in norm.inputs.items() if key != "input"]
     by_channel += [value for key, value in convolution.inputs.items() if key == "bias"]
     return len(weight) == 4 and all(tensors[str(name)].shape == weight[:1] for name in by_channel)
-
-
-def _is_plain(recipe: WeightRecipe) -> bool:
-    return recipe.transform == "identity" and not recipe.data
 
 
 def _add_folded(

@@ -45,6 +45,11 @@ class WeightRecipe:
     attrs: tuple[tuple[str, float], ...] = ()
     data: bytes = b""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the result is a tensor of the weight file as it is there, so that other recipes may start from it."""
+        return self.transform == "identity" and not self.data
+
     def compute(self, arrays: Sequence[Array]) -> Array:
         """The tensor of shape `spec.shape`, in the precision that the transform computes in.
 

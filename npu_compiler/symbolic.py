@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -313,6 +313,3 @@ def full(trace: Trace, shape: tuple[int, ...], value: Number, dtype: DType) -> T
 def arange(trace: Trace, length: int) -> Tensor:
     """0, 1, ... `length` - 1 as int64."""
     return Tensor(trace, (length,), INT64, Iota(View((length,), (1,)), INT64))
-
-
-Definition = Callable[..., Tensor | tuple[Tensor, ...]]
