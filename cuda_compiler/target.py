@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cuda_compiler.attention import lower_attention
-from cuda_compiler.convolution import lower_conv2d, packed_weight
+from cuda_compiler.convolution import lower_conv2d
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.image_packing import packed_weight
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matmul import lower_matmul
 from cuda_compiler.matvec import takes_vector_prologue

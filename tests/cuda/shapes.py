@@ -59,6 +59,8 @@ def _convolutions() -> list[Case]:
     x = floats(2, 64, 12, 12, low=-0.5, high=0.5)
     found.append(case("conv2d.default", x, floats(128, 32, 3, 3, low=-0.5, high=0.5), None, [1, 1], [1, 1], [1, 1], 2))
     found.append(case("conv2d.default", x, floats(64, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 64))
+    turned = floats(2, 32, 9, 10, low=-0.5, high=0.5).through("aten.transpose.int", 2, 3)
+    found.append(case("conv2d.default", turned, floats(32, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], 2))
     found.append(case("conv2d.default", x, floats(64, 64, 3, 3, low=-0.5, high=0.5), None, [1, 1], [2, 2], [2, 2]))
     return found
 

@@ -1,0 +1,115 @@
+"""Images and weights as convolutions on tensor cores read them: channels-last, channels filled up to whole chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.skeleton import assemble
+from npu_compiler.codegen.operands import MAX_ELEMENTS, TensorArg
+from npu_compiler.codegen.params import ParamStruct
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.expr import Ref
+from npu_compiler.symbolic import OpRefusal
+from npu_compiler.trace import TracedTensor
+
+__all__ = ["CHUNK", "is_packed_image", "is_packed_weight", "pack_image", "packed_weight"]
+
+CHUNK = 8  # elements that are copied at a time: 16 bytes
+_FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
+_PACK_THREADS = 256
+
+
+def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape [O, I, KH, KW] of a weight whose taps are filled up with zeros to whole chunks."""
+    outputs, channels, height, width = shape
+    if channels <= _FEW_CHANNELS:
+        return outputs, _FEW_CHANNELS, height, -(-width // 2) * 2
+    return outputs, -(-channels // CHUNK) * CHUNK, height, width
+
+
+def is_packed_weight(ref: Ref) -> bool:
+    """Whether a weight lies as [O, KH, KW, I], with its taps filled up."""
+    _, channels, height, width = packed_weight(ref.view.shape)
+    expected = (channels * height * width, 1, width * channels, channels)
+    pairs = zip(ref.view.shape, ref.view.strides, expected, strict=True)
+    return ref.view.offset == 0 and all(n == 1 or stride == wanted for n, stride, wanted in pairs)
+
+
+def is_packed_image(ref: Ref, channels: int) -> bool:
+    """Whether pixels follow each other without gaps between rows or images, each from a 16-byte border on."""
+    image_stride, channel_stride, y_stride, x_stride = ref.view.strides
+    batch, total, height, width = ref.view.shape
+    followed = (width == 1 or x_stride == total) and (height == 1 or y_stride == width * total)
+    followed &= batch == 1 or image_stride == height * width * total
+    return followed and channel_stride == 1 and channels % CHUNK == 0 and ref.view.offset % CHUNK == 0
+
+
+def pack_image(
+    image: TracedTensor, ref: Ref, geometry: Mapping[str, int], lowering: Lowering
+) -> tuple[Launch, TensorArg, dict[str, int]]:
+    """A launch that brings an image to channels-last with filled-up channels, its result, and the geometry of that.
+
+    Args:
+        image: The tensor that holds it.
+        ref: Where its [N, C, H, W] lie.
+        geometry: What the convolution knows of the image and of the taps, the channels filled up.
+        lowering: Where the trace's tensors are.
+
+    Raises:
+        OpRefusal: The result is too large.
+    """
+    packed, first, width = _packed_geometry(geometry)
+    batch, given, height, _ = ref.view.shape
+    channels = geometry["PIXEL_STRIDE"]
+    pixels = batch * height * width
+    if pixels * channels >= MAX_ELEMENTS:
+        raise OpRefusal(f"'{image.name}' takes {pixels * channels} elements with {channels} channels, at most 2^31")
+    piece = min(channels, CHUNK)
+    result = TensorArg(lowering.scratch(pixels * channels * image.dtype.size), writes=True)
+    strides = zip(("image_stride", "channel_stride", "y_stride", "x_stride"), ref.view.strides, strict=True)
+    values = {**dict(strides), "pixels": pixels}
+    macros = {
+        "a_t": CUDA.storage[image.dtype.name],
+        "PIECE": piece,
+        "PIECES": channels // piece,
+        "CHANNELS": given,
+        "FIRST": first,
+        "PACKED_WIDTH": width,
+        "WIDTH": ref.view.shape[3],
+        "HEIGHT": height,
+    }
+    struct = ParamStruct("Params", tuple(("int", name) for name in values))
+    launch = Launch(
+        label=f"channels of {image.name}",
+        kernel=assemble("pack_channels", struct, macros, ""),
+        args=(TensorArg(image.index, ref.view.offset * image.dtype.size), result),
+        params=struct.pack(values),
+        grid=(-(-pixels * (channels // piece) // _PACK_THREADS), 1, 1),
+        block=(_PACK_THREADS, 1, 1),
+        nbytes=(pixels * channels + prod(ref.view.shape)) * image.dtype.size,
+    )
+    return launch, TensorArg(result.tensor), packed
+
+
+def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, int]:
+    """The geometry of a packed image, the pixels of zeros that come before each of its lines, and its width in pixels.
+
+    Where images of few channels are walked two pixels at a time, two pixels become one of twice the channels, and so do
+    two taps; a window that begins at an odd pixel begins at an even one when a pixel of zeros comes first.
+    """
+    channels, width, pad = geometry["CHANNELS"], geometry["WIDTH"], geometry["PAD_X"]
+    if channels != _FEW_CHANNELS or (geometry["STEP_X"], geometry["DILATION_X"]) != (2, 1):
+        return dict(geometry), 0, width
+    first = pad % 2
+    pairs = -(-(width + first) // 2)
+    paired = {
+        "CHANNELS": 2 * channels,
+        "PIXEL_STRIDE": 2 * channels,
+        "TAPS_X": geometry["TAPS_X"] // 2,
+        "STEP_X": 1,
+        "PAD_X": (pad - first) // 2,
+        "WIDTH": pairs,
+    }
+    return {**geometry, **paired}, first, 2 * pairs
