@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.dialect import Dialect
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.metal.epilogue import Dims, anchor_kernel, anchor_of
 from npu_compiler.codegen.metal.skeleton import assemble, kernel_file
-from npu_compiler.codegen.metal.tiles import GROUP, MAX_GRID, TILE_THREADS, check_size, chunk_of
+from npu_compiler.codegen.metal.tiles import GROUP, MAX_GRID, TILE_THREADS, chunk_of
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.symbolic import OpRefusal
-from npu_compiler.trace import TracedTensor
-from npu_compiler.view import View
 
 __all__ = ["ATTENTION_FIELDS", "COMBINE_FIELDS", "lower_attention"]
 
@@ -29,7 +28,6 @@ ATTENTION_FIELDS = (
 )
 COMBINE_FIELDS = ("rows", "all_rows", "parts")
 
-_MAX_HEAD_SIZE = 256
 _FEW_ROWS = 16  # so many that threadgroup memory holds their scores for large blocks
 _LONG = 4096  # positions from which on they are shared out
 _MIN_PART = 512  # positions that are worth a threadgroup
@@ -39,36 +37,11 @@ _MASK_NONE, _MASK_BOOLEAN, _MASK_ADDED = range(3)
 
 
 @dataclass(frozen=True)
-class _Operand:
-    """A tensor [batch, heads, rows, size] as the kernel reads it."""
-
-    tensor: TracedTensor
-    view: View
-
-    @property
-    def argument(self) -> TensorArg:
-        return TensorArg(self.tensor.index, self.view.offset * self.tensor.dtype.size)
-
-    def strides(self, name: str) -> dict[str, int]:
-        parts = ("batch", "head", "row", "step")
-        return {f"{name}_{part}": stride for part, stride in zip(parts, self.view.strides, strict=True)}
-
-    def is_matrices(self, tile: DType) -> bool:
-        """Whether it can be loaded as 8x8 matrices of `tile`, and nothing but that."""
-        _, _, rows, size = self.view.shape
-        return self.tensor.dtype == tile and self.view.strides[3] == 1 and rows % 8 == 0 and size % 8 == 0
-
-    def chunk(self, tile: DType) -> int:
-        """Elements that the kernel copies at a time along a row."""
-        *outer, step = self.view.strides
-        return chunk_of(self.tensor.dtype, tile, step, (self.view.offset, *outer, self.view.shape[-1]))
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """What is to be computed, and how it is divided.
+class _Division:
+    """How the work is divided.
 
     Attributes:
+        problem: What is to be computed.
         tile: Data type that operands are multiplied in.
         tile_rows, block: Query rows and positions of a step.
         direct: Whether keys and values are read as matrices where they lie.
@@ -76,12 +49,7 @@ class _Attention:
         parts: Threadgroups that share the positions of a row.
     """
 
-    q: _Operand
-    k: _Operand
-    v: _Operand
-    mask: _Operand | None
-    scale: float
-    causal: bool
+    problem: AttentionProblem
     tile: DType
     tile_rows: int
     block: int
@@ -90,27 +58,14 @@ class _Attention:
     parts: int
 
     @property
-    def shared(self) -> int:
-        """Query heads that share a head of keys and values."""
-        return self.q.view.shape[1] // self.k.view.shape[1]
-
-    @property
-    def length(self) -> int:
-        return self.k.view.shape[2]
-
-    @property
     def all_rows(self) -> int:
-        batch, heads, rows, _ = self.q.view.shape
+        batch, heads, rows, _ = self.problem.q.view.shape
         return batch * heads * rows
 
     @property
     def part(self) -> int:
         """Positions of a part, whole blocks."""
-        return -(-self.length // (self.parts * self.block)) * self.block
-
-    @property
-    def value_size(self) -> int:
-        return self.v.view.shape[3]
+        return -(-self.problem.length // (self.parts * self.block)) * self.block
 
 
 def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
@@ -119,42 +74,43 @@ def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[
     Raises:
         OpRefusal: A head is larger than 256, or a tensor is too large.
     """
-    found = _attention(group, lowering)
-    if found.parts > 1:
-        return _lower_parts(found, group, lowering, dialect)
-    inputs = _inputs(found)
+    problem = AttentionProblem.of(anchor_of(group), lowering.tensors)
+    division = _divide(problem)
+    if division.parts > 1:
+        return _lower_parts(division, group, lowering, dialect)
+    inputs = _inputs(problem)
     kernel = anchor_kernel(
         *("attention", group, lowering, dialect, _DIMS, len(inputs), ATTENTION_FIELDS),
-        {**_definitions(found, dialect), "PARTIAL": 0},
+        {**_definitions(division, dialect), "PARTIAL": 0},
         ("store.metal", "tile.metal"),
     )
-    return [kernel.launch(inputs, _values(found), _grid(found), 32 * found.simdgroups, _flops(found))]
+    return [kernel.launch(inputs, _values(division), _grid(division), 32 * division.simdgroups, problem.flops)]
 
 
-def _attention(group: Group, lowering: Lowering) -> _Attention:
-    anchor = anchor_of(group)
-    operands = [_Operand(lowering.tensors[ref.tensor], ref.view) for ref in anchor.operands]
-    for operand in operands:
-        check_size(operand.tensor)
-    q, k, v, *masks = operands
-    size, value_size = q.view.shape[3], v.view.shape[3]
-    if min(size, value_size, k.view.shape[2]) < 1 or max(size, value_size) > _MAX_HEAD_SIZE:
-        given = f"heads of {size} and {value_size} over {k.view.shape[2]} positions"
-        raise OpRefusal(f"given {given}, expected heads of 1 to {_MAX_HEAD_SIZE} and at least one position")
-    dtypes = {operand.tensor.dtype for operand in (q, k, v)}
-    tile = q.tensor.dtype if len(dtypes) == 1 else FLOAT32
-    rows = q.view.shape[1] // k.view.shape[1] * q.view.shape[2]
-    direct = rows <= _FEW_ROWS and value_size % 64 == 0 and k.is_matrices(tile) and v.is_matrices(tile)
-    tile_rows, block = _tile(rows, max(size, value_size) * tile.size)
+def _divide(problem: AttentionProblem) -> _Division:
+    tile = problem.q.tensor.dtype if len(problem.dtypes) == 1 else FLOAT32
+    rows, value_size = problem.shared * problem.rows, problem.value_size
+    matrices = _is_matrices(problem.k, tile) and _is_matrices(problem.v, tile)
+    direct = rows <= _FEW_ROWS and value_size % 64 == 0 and matrices
+    tile_rows, block = _tile(rows, max(problem.size, value_size) * tile.size)
     simdgroups = TILE_THREADS // 32
     if direct:  # as many as there are matrices side by side in the result, and in the scores
         simdgroups = 16 if value_size % 128 == 0 else 8
         block = 8 * simdgroups
-    threadgroups = q.view.shape[0] * k.view.shape[1] * -(-rows // tile_rows)
-    return _Attention(
-        *(q, k, v, masks[0] if masks else None, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"])),
-        *(tile, tile_rows, block, direct, simdgroups, _parts(k.view.shape[2], threadgroups)),
-    )
+    threadgroups = problem.batch * problem.groups * -(-rows // tile_rows)
+    return _Division(problem, tile, tile_rows, block, direct, simdgroups, _parts(problem.length, threadgroups))
+
+
+def _is_matrices(operand: AttentionOperand, tile: DType) -> bool:
+    """Whether it can be loaded as 8x8 matrices of `tile`, and nothing but that."""
+    _, _, rows, size = operand.view.shape
+    return operand.tensor.dtype == tile and operand.view.strides[3] == 1 and rows % 8 == 0 and size % 8 == 0
+
+
+def _chunk(operand: AttentionOperand, tile: DType) -> int:
+    """Elements that the kernel copies at a time along a row."""
+    *outer, step = operand.view.strides
+    return chunk_of(operand.tensor.dtype, tile, step, (operand.view.offset, *outer, operand.view.shape[-1]))
 
 
 def _tile(rows: int, row_bytes: int) -> tuple[int, int]:
@@ -170,79 +126,75 @@ def _parts(length: int, threadgroups: int) -> int:
     return max(1, min(length // _MIN_PART, _ENOUGH_THREADGROUPS // threadgroups))
 
 
-def _inputs(found: _Attention) -> list[TensorArg]:
-    masks = [] if found.mask is None else [found.mask]
-    return [operand.argument for operand in (found.q, found.k, found.v, *masks)]
+def _inputs(problem: AttentionProblem) -> list[TensorArg]:
+    masks = [] if problem.mask is None else [problem.mask]
+    return [operand.argument for operand in (problem.q, problem.k, problem.v, *masks)]
 
 
-def _definitions(found: _Attention, dialect: Dialect) -> dict[str, object]:
-    size, tile = found.q.view.shape[3], found.tile
+def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
+    problem, tile = division.problem, division.tile
     definitions: dict[str, object] = {
-        "q_t": dialect.storage[found.q.tensor.dtype.name],
-        "k_t": dialect.storage[found.k.tensor.dtype.name],
-        "v_t": dialect.storage[found.v.tensor.dtype.name],
+        "q_t": dialect.storage[problem.q.tensor.dtype.name],
+        "k_t": dialect.storage[problem.k.tensor.dtype.name],
+        "v_t": dialect.storage[problem.v.tensor.dtype.name],
         "tile_t": dialect.storage[tile.name],
-        "HEAD_SIZE": size,
-        "VALUE_SIZE": found.value_size,
-        "TILE_M": found.tile_rows,
-        "TILE_N": -(-found.value_size // 32) * 32,
-        "BLOCK": found.block,
-        "SIMDGROUPS": found.simdgroups,
-        "DIRECT": int(found.direct),
-        "K_CHUNK": found.k.chunk(tile),
-        "V_CHUNK": found.v.chunk(tile),
-        "SCALE": dialect.literal(found.scale, FLOAT32),
-        "CAUSAL": int(found.causal),
+        "HEAD_SIZE": problem.size,
+        "VALUE_SIZE": problem.value_size,
+        "TILE_M": division.tile_rows,
+        "TILE_N": -(-problem.value_size // 32) * 32,
+        "BLOCK": division.block,
+        "SIMDGROUPS": division.simdgroups,
+        "DIRECT": int(division.direct),
+        "K_CHUNK": _chunk(problem.k, tile),
+        "V_CHUNK": _chunk(problem.v, tile),
+        "SCALE": dialect.literal(problem.scale, FLOAT32),
+        "CAUSAL": int(problem.causal),
         "MASK": _MASK_NONE,
     }
-    if found.mask is not None:
-        kind = found.mask.tensor.dtype
+    if problem.mask is not None:
+        kind = problem.mask.tensor.dtype
         definitions["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED
-        definitions["MASK_STEP"] = found.mask.view.strides[3]
+        definitions["MASK_STEP"] = problem.mask.view.strides[3]
         definitions["mask_t"] = dialect.storage[kind.name]
     return definitions
 
 
-def _values(found: _Attention) -> dict[str, int]:
+def _values(division: _Division) -> dict[str, int]:
+    problem = division.problem
     mask = {"mask_batch": 0, "mask_head": 0, "mask_row": 0}
-    if found.mask is not None:
-        mask = {name: stride for name, stride in found.mask.strides("mask").items() if name in mask}
+    if problem.mask is not None:
+        mask = {name: stride for name, stride in problem.mask.strides("mask").items() if name in mask}
     return {
-        "rows": found.q.view.shape[2],
-        "length": found.length,
-        "heads": found.shared,
-        "groups": found.k.view.shape[1],
-        "part": found.part,
-        "all_rows": found.all_rows,
-        **found.q.strides("q"),
-        **found.k.strides("k"),
-        **found.v.strides("v"),
+        "rows": problem.rows,
+        "length": problem.length,
+        "heads": problem.shared,
+        "groups": problem.groups,
+        "part": division.part,
+        "all_rows": division.all_rows,
+        **problem.q.strides("q"),
+        **problem.k.strides("k"),
+        **problem.v.strides("v"),
         **mask,
     }
 
 
-def _grid(found: _Attention) -> tuple[int, int, int]:
-    batch, groups = found.k.view.shape[:2]
-    if batch * groups > MAX_GRID:
-        raise OpRefusal(f"given {batch} * {groups} heads of keys, expected at most {MAX_GRID}")
-    rows = found.shared * found.q.view.shape[2]
-    return -(-rows // found.tile_rows), batch * groups, -(-found.length // found.part)
+def _grid(division: _Division) -> tuple[int, int, int]:
+    problem = division.problem
+    if problem.batch * problem.groups > MAX_GRID:
+        raise OpRefusal(f"given {problem.batch} * {problem.groups} heads of keys, expected at most {MAX_GRID}")
+    rows = problem.shared * problem.rows
+    return -(-rows // division.tile_rows), problem.batch * problem.groups, -(-problem.length // division.part)
 
 
-def _flops(found: _Attention) -> int:
-    """Arithmetic of both products, whatever a mask closes."""
-    return 2 * found.all_rows * found.length * (found.q.view.shape[3] + found.value_size)
-
-
-def _lower_parts(found: _Attention, group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
     """Each part stores its sums, its largest score and the sum of its weights; a second launch puts them together."""
-    grid = _grid(found)
-    part_rows = grid[2] * found.all_rows
-    scratch = lowering.scratch(part_rows * (found.value_size + 2) * FLOAT32.size)
-    sums, rows = scratch, part_rows * found.value_size * FLOAT32.size
-    inputs = _inputs(found)
+    problem, grid = division.problem, _grid(division)
+    part_rows = grid[2] * division.all_rows
+    scratch = lowering.scratch(part_rows * (problem.value_size + 2) * FLOAT32.size)
+    sums, rows = scratch, part_rows * problem.value_size * FLOAT32.size
+    inputs = _inputs(problem)
     bindings = {name: len(inputs) + i for i, name in enumerate(("OUT_BUFFER", "PART_ROWS_BUFFER", "PARAMS_BUFFER"))}
-    macros = {"GENERATED": "", **_definitions(found, dialect), "PARTIAL": 1, **bindings}
+    macros = {"GENERATED": "", **_definitions(division, dialect), "PARTIAL": 1, **bindings}
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     params = ParamStruct("Params", tuple(("int", name) for name in ATTENTION_FIELDS))
     body = "\n".join(map(kernel_file, ("tile.metal", "attention.metal")))
@@ -250,19 +202,19 @@ def _lower_parts(found: _Attention, group: Group, lowering: Lowering, dialect: D
         label=" + ".join(group.nodes),
         kernel=assemble("attention", params, body, defined),
         args=(*inputs, TensorArg(sums, writes=True), TensorArg(scratch, rows, writes=True)),
-        params=params.pack(_values(found)),
+        params=params.pack(_values(division)),
         grid=grid,
-        block=(32 * found.simdgroups, 1, 1),
-        flops=_flops(found),
+        block=(32 * division.simdgroups, 1, 1),
+        flops=problem.flops,
         nbytes=traffic_of(group, lowering.tensors),
     )
     combine = anchor_kernel(
         *("attention_combine", group, lowering, dialect, _DIMS, 2, COMBINE_FIELDS),
-        {"VALUE_SIZE": found.value_size},
+        {"VALUE_SIZE": problem.value_size},
         ("store.metal",),
     )
-    values = {"rows": found.q.view.shape[2], "all_rows": found.all_rows, "parts": grid[2]}
-    threads = found.all_rows * -(-found.value_size // GROUP)
-    flops = 4 * part_rows * found.value_size
+    values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
+    threads = division.all_rows * -(-problem.value_size // GROUP)
+    flops = 4 * part_rows * problem.value_size
     arguments = [TensorArg(sums), TensorArg(scratch, rows)]
     return [first, combine.launch(arguments, values, (-(-threads // TILE_THREADS), 1, 1), TILE_THREADS, flops)]

@@ -1,0 +1,102 @@
+"""What blocks of an attention's mask do, found out once for all layers that share the mask."""
+
+from __future__ import annotations
+
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.skeleton import assemble
+from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
+from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.params import ParamStruct
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
+from npu_compiler.symbolic import OpRefusal
+from npu_compiler.view import View
+
+__all__ = ["STATE_FIELDS", "mask_macros", "mask_states", "mask_values"]
+
+STATE_FIELDS = ("state_batch", "state_head", "state_parts")
+
+_MAX_GRID = 65535
+_THREADS = 128
+
+
+def mask_macros(problem: AttentionProblem) -> dict[str, object]:
+    """What `mask.cuh` and the kernels that read a mask expect to be defined."""
+    mask = problem.mask.tensor.dtype if problem.mask is not None else BOOL
+    # minus infinity, or a number so low that the weight vanishes beside any position that is open
+    closed = -65504.0 if mask == FLOAT16 else -1e37
+    return {
+        "mask_t": CUDA.storage[mask.name],
+        "MASK": int(problem.mask is not None),
+        "MASK_CLOSED": CUDA.literal(closed, FLOAT32),
+    }
+
+
+def mask_values(problem: AttentionProblem, state_rows: int) -> dict[str, int]:
+    """Parameters that say where a mask's numbers and the states of its blocks lie; zeros without a mask."""
+    if problem.mask is None:
+        return dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_step", *STATE_FIELDS), 0)
+    _, heads = _distinct(problem.mask.view)
+    return {
+        **problem.mask.strides("mask"),
+        "state_batch": heads if problem.mask.view.strides[0] else 0,
+        "state_head": 1 if heads > 1 else 0,
+        "state_parts": -(-problem.rows // state_rows),
+    }
+
+
+def mask_states(
+    problem: AttentionProblem, lowering: Lowering, state_rows: int, block: int
+) -> tuple[list[Launch], TensorArg]:
+    """The state of each block of the mask, and the launch that finds it out unless an earlier layer's did.
+
+    Args:
+        problem: Whose mask; without one nothing is launched, and the states are never read.
+        lowering: Where the trace's tensors are.
+        state_rows, block: Rows and positions of a block.
+
+    Raises:
+        OpRefusal: There are too many masks or rows.
+    """
+    if problem.mask is None:
+        return [], problem.k.argument
+    batch, heads = _distinct(problem.mask.view)
+    parts, tiles = -(-problem.rows // state_rows), -(-problem.length // block)
+    if batch * heads > _MAX_GRID or parts > _MAX_GRID:
+        raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {_MAX_GRID} of each")
+    key = ("mask states", problem.mask.tensor.index, problem.mask.view, state_rows, block)
+    buffer, is_new = lowering.common_scratch(key, batch * heads * parts * tiles)
+    if not is_new:
+        return [], TensorArg(buffer)
+    grid = (tiles, parts, batch * heads)
+    launch = _launch(problem, problem.mask, TensorArg(buffer, writes=True), grid, state_rows, block)
+    return [launch], TensorArg(buffer)
+
+
+def _launch(
+    problem: AttentionProblem,
+    mask: AttentionOperand,
+    states: TensorArg,
+    grid: tuple[int, int, int],
+    state_rows: int,
+    block: int,
+) -> Launch:
+    _, heads = _distinct(mask.view)
+    values = {"rows": problem.rows, "length": problem.length, "heads": heads, **mask.strides("mask")}
+    struct = ParamStruct("Params", tuple(("int", name) for name in values))
+    macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block}
+    return Launch(
+        label=f"open blocks of {mask.tensor.name}",
+        kernel=assemble("mask_states", struct, macros, "", after=("mask.cuh",)),
+        args=(mask.argument, states),
+        params=struct.pack(values),
+        grid=grid,
+        block=(_THREADS, 1, 1),
+        nbytes=grid[2] * problem.rows * problem.length * mask.tensor.dtype.size,
+    )
+
+
+def _distinct(mask: View) -> tuple[int, int]:
+    """How many masks there are along the batch and along the heads."""
+    batch, heads = (n if stride else 1 for n, stride in zip(mask.shape[:2], mask.strides[:2], strict=True))
+    return batch, heads
