@@ -167,7 +167,7 @@ def measure(
     executor = CUDAExecutor(program, device, workload.function)
     plan = program.functions[workload.function]
     given = executor.run(_bound(plan, inputs), weights)[plan.outputs[0].name].to_numpy().astype(np.float32).reshape(-1)
-    launches = len(plan.steps)
+    launches = len(plan.calls)
     figures: dict[str, Any] = {"workload": str(workload), "launches": launches, **_accuracy(given, wanted)}
     figures["npu"] = _milliseconds(executor.replay, stream=executor.stream)
     if workload.tokens == 1:

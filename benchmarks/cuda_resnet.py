@@ -88,7 +88,7 @@ def _measure(name: str, batch: int, device: Device, peers: list[str]) -> dict[st
     figures: dict[str, Any] = {
         "model": name,
         "batch": batch,
-        "launches": len(program.main.steps),
+        "launches": len(program.main.calls),
         **_accuracy(output, wanted),
     }
     figures["npu"] = _milliseconds(executor.replay, stream=executor.stream)
@@ -103,7 +103,7 @@ def _measure(name: str, batch: int, device: Device, peers: list[str]) -> dict[st
     measured = [figures[peer] for peer in peers]
     if measured:
         figures["ratio to the best peer"] = figures["npu"] / min(measured)
-    figures["TFLOP/s"] = sum(step.flops for step in program.main.steps) / figures["npu"] / 1e9
+    figures["TFLOP/s"] = sum(step.flops for step in program.main.calls) / figures["npu"] / 1e9
     return figures
 
 

@@ -63,7 +63,7 @@ def main() -> None:
     }
     if isinstance(model.functions, ProgramFunctions):
         compiled = model.functions.program.functions
-        figures |= {f"dispatches, {name}": len(plan.steps) for name, plan in compiled.items()}
+        figures |= {f"dispatches, {name}": len(plan.calls) for name, plan in compiled.items()}
         figures["weights on the device, ratio"] = model.functions.weights.nbytes / weights
         figures["compile decode IR to bytes, s of one core"] = _compile_seconds(
             args.folder / "decode.json", device.target

@@ -116,7 +116,7 @@ def _measure(name: str, device: Device, folder: Path, runs: int) -> dict[str, An
         "same top-5": sum(_top5(given) == _top5(wanted) for given, wanted in pairs),
         "images": _IMAGES,
         "images left out for ties in PyTorch": ties,
-        "dispatches": len(program.main.steps),
+        "dispatches": len(program.main.calls),
         "kernels": len(program.main.kernels),
         "artifact, bytes": len(data),
         "working memory, bytes": program.main.arena_bytes,

@@ -18,7 +18,7 @@ from cuda_compiler.pooling import lower_pool2d
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
+from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
 from npu_compiler.expr import Expr, has_reduce
 from npu_compiler.layout import Layout, dense
 from npu_compiler.symbolic import OpRefusal
@@ -26,7 +26,7 @@ from npu_compiler.trace import Anchor
 
 __all__ = ["CUDATarget"]
 
-_Lower = Callable[[Group, Lowering], Sequence[Launch | Library]]
+_Lower = Callable[[Group, Lowering], Sequence[Emitted]]
 _ANCHORS: Mapping[str, _Lower] = {
     "matmul": lower_matmul,
     "conv2d": lower_conv2d,
@@ -58,10 +58,10 @@ class CUDATarget(CodegenTarget):
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         return takes_vector_prologue(group, position, expr)
 
-    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Launch | Library]:
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
         return [*lower_shared(groups, lowering)]
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
+    def lower(self, group: Group, lowering: Lowering) -> list[Emitted]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
             kind = group.anchor.source.kind
             if kind not in _ANCHORS:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cuda_runtime.capability import meets
 from cuda_runtime.cupy_api import cupy, open_device
 from cuda_runtime.plan import CUDAPlan
-from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.describe import format_bytes
 from npu_compiler.errors import OutOfMemoryError
 from npu_compiler.layout import BufferSpec
@@ -108,6 +109,9 @@ class CUDABackend(Backend):
         """Host memory that the device copies from and to at full speed."""
         memory = cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
         return np.frombuffer(memory, np.uint8, nbytes)
+
+    def select(self, choice: CallChoice, kernels: Sequence[KernelSource]) -> int:
+        return next(i for i, option in enumerate(choice.options) if meets(option.requires, self.capability))
 
     def prepare(self, plan: ExecutionPlan) -> CUDAPlan:
         return CUDAPlan(self, plan)

@@ -12,6 +12,7 @@ __all__ = ["Kernel", "Module"]
 
 _OUT_OF_MEMORY = 2
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -61,6 +62,7 @@ class Kernel:
         self,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
+        cluster: tuple[int, int, int],
         shared_bytes: int,
         pointers: Sequence[int],
         params: bytes,
@@ -71,6 +73,7 @@ class Kernel:
 
         Args:
             grid, block: Blocks of the grid, threads of a block.
+            cluster: Blocks of a cluster; from compute capability 9.0 on it may be more than one.
             shared_bytes: Dynamic shared memory of a block.
             pointers: The addresses that it takes.
             params: Its last parameter, a struct; empty where it has none.
@@ -85,14 +88,18 @@ class Kernel:
         if params:
             holders.append(ctypes.create_string_buffer(params, len(params)))
         arguments = (ctypes.c_void_p * len(holders))(*(ctypes.addressof(holder) for holder in holders))
-        attribute = _Attribute(_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+        attributes = []
+        if cluster != (1, 1, 1):
+            attributes.append(_Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_int * 16)(*cluster)))
+        if overlapping:
+            attributes.append(_Attribute(_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1)))
         config = _Config(
             (ctypes.c_uint * 3)(*grid),
             (ctypes.c_uint * 3)(*block),
             shared_bytes,
             ctypes.c_void_p(stream),
-            ctypes.pointer(attribute),
-            int(overlapping),
+            (_Attribute * len(attributes))(*attributes),
+            len(attributes),
         )
         status = _library().cuLaunchKernelEx(ctypes.byref(config), self._function, arguments, None)
         _check(status, f"launching '{self._entry}'")

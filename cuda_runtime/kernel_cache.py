@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from cuda_runtime.capability import architecture_name
 from cuda_runtime.nvrtc import OPTIONS, compile_kernel, nvrtc_version
 from npu_compiler.codegen.plan import KernelSource
 
@@ -44,7 +45,7 @@ def compiled_kernels(kernels: Sequence[KernelSource], architecture: int) -> list
 
 def _load_or_compile(kernel: KernelSource, architecture: int) -> bytes:
     version = nvrtc_version()
-    described = "\0".join((kernel.digest, *OPTIONS, f"{version[0]}.{version[1]}", str(architecture)))
+    described = "\0".join((kernel.digest, *OPTIONS, f"{version[0]}.{version[1]}", architecture_name(architecture)))
     path = cache_directory() / f"{hashlib.sha256(described.encode()).hexdigest()}.cubin"
     code = _read_verified(path)
     if code is None:

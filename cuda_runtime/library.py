@@ -21,9 +21,7 @@ _AS_IT_IS, _TRANSPOSED = 0, 1  # CUBLAS_OP_N, CUBLAS_OP_T
 _COMPUTE_FLOAT32 = 68  # CUBLAS_COMPUTE_32F
 _DEFAULT_ALGORITHM = -1
 _SIZES = ("m", "n", "k", "a_row", "b_column", "out_row")
-_WORKSPACE_BYTES = (
-    32 << 20
-)  # what cuBLAS recommends for 9.0; a stream runs in order, so that graphs share it
+_WORKSPACE_BYTES = 32 << 20  # what cuBLAS recommends for 9.0; a stream runs in order, so that graphs share it
 
 
 class Library:

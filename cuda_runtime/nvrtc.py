@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from cuda_runtime.capability import architecture_name
 from cuda_runtime.toolkit import load_library
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 
@@ -29,7 +30,7 @@ def compile_kernel(text: str, entry: str, architecture: int) -> bytes:
     program = ctypes.c_void_p()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{entry}.cu".encode(), 0, None, None))
     try:
-        options = [f"--gpu-architecture=sm_{architecture}".encode(), *(option.encode() for option in OPTIONS)]
+        options = [option.encode() for option in (f"--gpu-architecture={architecture_name(architecture)}", *OPTIONS)]
         array = (ctypes.c_char_p * len(options))(*options)
         if library.nvrtcCompileProgram(program, len(options), array) != 0:
             raise KernelCompileError(

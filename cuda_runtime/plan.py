@@ -9,7 +9,7 @@ from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module
 from cuda_runtime.kernel_cache import compiled_kernels
 from cuda_runtime.library import Library, check_call
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, LibraryCall, Role, Step
+from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, LibraryCall, Role
 from npu_compiler.errors import DeviceError, InputError
 from npu_runtime.backend import DeviceBuffer, PreparedPlan
 
@@ -40,13 +40,13 @@ class CUDAPlan(PreparedPlan):
             OutOfMemoryError: The device has too little memory for inputs and outputs.
         """
         self._backend = backend
-        self._steps = plan.steps
-        calls = [step for step in plan.steps if isinstance(step, LibraryCall)]
-        for call in calls:
+        self._calls = plan.calls
+        library_calls = [call for call in plan.calls if isinstance(call, LibraryCall)]
+        for call in library_calls:
             check_call(call)
         with backend.active():
             self._kernels = _load(plan, backend.capability)
-            self._library = Library(backend.stream.ptr) if calls else None
+            self._library = Library(backend.stream.ptr) if library_calls else None
         in_place = _in_place(plan)
         roles = [buffer.role for buffer in plan.buffers]
         self._inputs = [i for i, role in enumerate(roles) if role is Role.INPUT and i not in in_place]
@@ -100,7 +100,7 @@ class CUDAPlan(PreparedPlan):
         event = cupy().cuda.Event
         seconds = []
         with self._backend.active():
-            for step in self._steps:
+            for step in self._calls:
                 start, end = event(), event()
                 start.record(self._backend.stream)
                 self._launch(step, pointers, overlapping=False)
@@ -120,19 +120,19 @@ class CUDAPlan(PreparedPlan):
 
     def _capture(self, pointers: Sequence[int]) -> Any:
         """All steps as one graph; None where there are none."""
-        if not self._steps:
+        if not self._calls:
             return None
         stream = self._backend.stream
         stream.begin_capture()
         try:
-            for number, step in enumerate(self._steps):
-                after_kernel = number > 0 and isinstance(self._steps[number - 1], KernelCall)
+            for number, step in enumerate(self._calls):
+                after_kernel = number > 0 and isinstance(self._calls[number - 1], KernelCall)
                 self._launch(step, pointers, after_kernel and self._backend.capability >= _OVERLAP_CAPABILITY)
         finally:
             graph = stream.end_capture()
         return graph
 
-    def _launch(self, step: Step, pointers: Sequence[int], overlapping: bool) -> None:
+    def _launch(self, step: Call, pointers: Sequence[int], overlapping: bool) -> None:
         addresses = [pointers[argument.buffer] + argument.offset for argument in step.args]
         if isinstance(step, LibraryCall):
             assert self._library is not None
@@ -141,6 +141,7 @@ class CUDAPlan(PreparedPlan):
         self._kernels[step.kernel].launch(
             step.grid,
             step.block,
+            step.cluster,
             step.shared_bytes,
             addresses,
             step.params,
@@ -164,7 +165,7 @@ class CUDAPlan(PreparedPlan):
 
 def _in_place(plan: ExecutionPlan) -> set[int]:
     """The input buffers that the plan writes to."""
-    written = {argument.buffer for step in plan.steps for argument in step.args if argument.writes}
+    written = {argument.buffer for call in plan.calls for argument in call.args if argument.writes}
     states = {source for _, source in plan.state}
     return {
         index
@@ -177,9 +178,9 @@ def _load(plan: ExecutionPlan, capability: int) -> list[Kernel]:
     """The plan's kernels, each in a module of its own: its variables are shared with no other plan."""
     codes = compiled_kernels(plan.kernels, capability)
     shared = [0] * len(plan.kernels)
-    for step in plan.steps:
-        if isinstance(step, KernelCall):
-            shared[step.kernel] = max(shared[step.kernel], step.shared_bytes)
+    for call in plan.calls:
+        if isinstance(call, KernelCall):
+            shared[call.kernel] = max(shared[call.kernel], call.shared_bytes)
     return [
         Module(code).kernel(kernel.entry, nbytes)
         for kernel, code, nbytes in zip(plan.kernels, codes, shared, strict=True)

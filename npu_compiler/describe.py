@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from npu_compiler.codegen.plan import Argument, ExecutionPlan, KernelCall, LibraryCall, Step
+from npu_compiler.codegen.plan import Argument, Call, CallChoice, ExecutionPlan, KernelCall, LibraryCall, Step
 from npu_compiler.layout import BufferSpec
 from npu_compiler.recipes import WeightRecipe
 
@@ -67,7 +67,7 @@ def _recipe(recipe: WeightRecipe) -> str:
 
 
 def _function(name: str, plan: ExecutionPlan) -> Iterator[str]:
-    flops, nbytes = sum(step.flops for step in plan.steps), sum(step.nbytes for step in plan.steps)
+    flops, nbytes = sum(call.flops for call in plan.calls), sum(call.nbytes for call in plan.calls)
     yield ""
     yield f"function {name}: {len(plan.steps)} steps, {_flops(flops)}, {format_bytes(nbytes)} moved at the least"
     yield f"  arena {format_bytes(plan.arena_bytes)} ({plan.arena_bytes} bytes)"
@@ -93,9 +93,21 @@ def _listed(title: str, items: Sequence[str]) -> Iterator[str]:
 
 def _step(index: int, step: Step, plan: ExecutionPlan) -> Iterator[str]:
     yield f"    {index}: {step.label}"
+    if not isinstance(step, CallChoice):
+        yield from _call(step, plan)
+        return
+    for call in step.preferred.calls:
+        yield from _call(call, plan)
+    devices = step.preferred.requires or "any device"
+    yield f"       preferred of {len(step.options)} options, for {devices}"
+
+
+def _call(step: Call, plan: ExecutionPlan) -> Iterator[str]:
     if isinstance(step, KernelCall):
         kernel = plan.kernels[step.kernel]
         launch = f"grid {_shape(step.grid)} block {_shape(step.block)}"
+        if step.cluster != (1, 1, 1):
+            launch += f" cluster {_shape(step.cluster)}"
         yield f"       kernel {kernel.entry} ({kernel.digest[:12]}), {launch}, {len(step.params)} parameter bytes"
     else:
         yield f"       library {step.routine}{_attrs(step)}"
@@ -114,7 +126,7 @@ def _argument(argument: Argument, plan: ExecutionPlan) -> str:
 
 
 def _kernels(plan: ExecutionPlan) -> list[str]:
-    launches = Counter(step.kernel for step in plan.steps if isinstance(step, KernelCall))
+    launches = Counter(call.kernel for call in plan.calls if isinstance(call, KernelCall))
     return [
         f"{kernel.entry} ({kernel.digest[:12]}), {len(kernel.text.splitlines())} lines, {launches[index]} launches"
         for index, kernel in enumerate(plan.kernels)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import TYPE_CHECKING
 
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, Role, Step
+from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role
 from npu_compiler.errors import ProgramFormatError
 from npu_compiler.layout import BufferSpec
 
@@ -17,6 +18,7 @@ __all__ = ["check_program"]
 _MAX_BYTES = 1 << 48
 _MAX_RANK = 16
 _MAX_SHARED = 1 << 20
+_MAX_CLUSTER = 8  # threadgroups; what every device that has clusters takes
 _MAX_PARAMS = 4096  # Metal's limit for setBytes, CUDA's for kernel parameters
 
 
@@ -67,14 +69,36 @@ def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> No
     written = {buffer.name for buffer in plan.buffers if buffer.role is Role.OUTPUT} | dict(plan.state).keys()
     _require(outputs.keys() <= written, origin, f"no step can write the outputs {sorted(outputs.keys() - written)}")
     for step in plan.steps:
-        _check_step(plan, step, origin)
+        if isinstance(step, CallChoice):
+            _check_choice(plan, step, origin)
+        else:
+            _check_call(plan, step, origin)
 
 
 def _sizes(specs: Iterable[BufferSpec]) -> dict[str, int]:
     return {spec.name: spec.nbytes for spec in specs}
 
 
-def _check_step(plan: ExecutionPlan, step: Step, origin: str) -> None:
+def _check_choice(plan: ExecutionPlan, choice: CallChoice, origin: str) -> None:
+    possible = bool(choice.options) and all(option.calls for option in choice.options)
+    _require(possible, origin, "a choice has no options, or one that does nothing")
+    for option in choice.options:
+        for call in option.calls:
+            _check_call(plan, call, origin)
+    written = {frozenset(_written(plan, option.calls)) for option in choice.options}
+    _require(len(written) == 1, origin, f"the options of '{choice.label}' write different buffers")
+    _require(not choice.options[-1].requires, origin, f"no option of '{choice.label}' runs on every device")
+
+
+def _written(plan: ExecutionPlan, calls: Iterable[Call]) -> Iterable[tuple[int, int]]:
+    """The places that others see written; in the arena, options may have scratch of their own."""
+    for call in calls:
+        for argument in call.args:
+            if argument.writes and plan.buffers[argument.buffer].role is not Role.ARENA:
+                yield argument.buffer, argument.offset
+
+
+def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
     for argument in step.args:
         inside = 0 <= argument.buffer < len(plan.buffers)
         _require(inside, origin, f"step '{step.label}' binds buffer {argument.buffer} of {len(plan.buffers)}")
@@ -84,5 +108,7 @@ def _check_step(plan: ExecutionPlan, step: Step, origin: str) -> None:
         _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a missing kernel")
         _require(min(*step.grid, *step.block) >= 1, origin, f"step '{step.label}' launches an empty grid")
         _require(max(step.grid) < 1 << 31 and max(step.block) <= 1024, origin, f"step '{step.label}' launches too much")
+        clusters = all(size >= 1 and blocks % size == 0 for size, blocks in zip(step.cluster, step.grid, strict=True))
+        _require(clusters and prod(step.cluster) <= _MAX_CLUSTER, origin, f"step '{step.label}' has broken clusters")
         _require(0 <= step.shared_bytes <= _MAX_SHARED, origin, f"step '{step.label}' shares an impossible size")
         _require(len(step.params) <= _MAX_PARAMS, origin, f"step '{step.label}' has {len(step.params)} parameter bytes")

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.layout import BufferSpec
 
 __all__ = ["Backend", "DeviceBuffer", "PreparedPlan", "Traffic", "Transfers"]
@@ -108,9 +108,20 @@ class Backend(ABC):
             OutOfMemoryError: The device has not that much.
         """
 
+    def select(self, choice: CallChoice, kernels: Sequence[KernelSource]) -> int:
+        """Which option of a choice this device takes; `kernels` are those of the plan.
+
+        Raises:
+            DeviceError: An option requires what this release does not know.
+        """
+        return len(choice.options) - 1
+
     @abstractmethod
     def prepare(self, plan: ExecutionPlan) -> PreparedPlan:
         """Does everything expensive once: compiles kernels, resolves bindings.
+
+        Args:
+            plan: A plan without choices (`ExecutionPlan.resolved`).
 
         Raises:
             KernelCompileError: The device's compiler refused a kernel.

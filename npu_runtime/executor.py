@@ -27,7 +27,7 @@ class Executor:
 
     Attributes:
         device: Where it runs.
-        plan: What it replays.
+        plan: What it replays; of each choice in the program, what this device takes.
     """
 
     def __init__(self, program: CompiledProgram, device: Device, function: str | None = None) -> None:
@@ -49,8 +49,8 @@ class Executor:
                 f"npu_compiler.compile(ir, target='{device.target}') or `npu compile IR.json --target {device.target}`"
             )
         self.device = device
-        self.plan = _plan(program, function)
         self._backend = device.backend
+        self.plan = _plan(program, function).resolved(self._backend.select)
         self._arena = {
             index: self._backend.allocate(buffer.nbytes)
             for index, buffer in enumerate(self.plan.buffers)

@@ -124,7 +124,7 @@ def _resolve(api: MetalApi, plan: ExecutionPlan, pipelines: Sequence[Any]) -> li
     size = api.module.MTLSizeMake
     bound: dict[int, _Binding] = {}
     dispatches = []
-    for step in plan.steps:
+    for step in plan.calls:
         if isinstance(step, LibraryCall):
             raise DeviceError(
                 f"step '{step.label}' calls the library routine '{step.routine}', this Metal backend has no library; "

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, Step
+from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall
 from npu_runtime.backend import Traffic
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.executor import Executor
@@ -96,7 +96,7 @@ class Profiler:
         elapsed = perf_counter() - started
         outputs, seconds = self._executor.run_timed(inputs, weights)
         self._runs.append(elapsed)
-        for step, duration in zip(self._executor.plan.steps, seconds, strict=True):
+        for step, duration in zip(self._executor.plan.calls, seconds, strict=True):
             self._add(step, duration)
         return outputs
 
@@ -124,7 +124,7 @@ class Profiler:
             memory[:] = buffer.data.reading()
         return NPUBuffer(buffer.device, data, buffer.spec)
 
-    def _add(self, step: Step, seconds: float) -> None:
+    def _add(self, step: Call, seconds: float) -> None:
         name = _name(step, self._executor.plan)
         kernel = self._kernels.setdefault(name, KernelProfile(name))
         kernel.count += 1
@@ -133,7 +133,7 @@ class Profiler:
         kernel.nbytes += step.nbytes
 
 
-def _name(step: Step, plan: ExecutionPlan) -> str:
+def _name(step: Call, plan: ExecutionPlan) -> str:
     return plan.kernels[step.kernel].entry if isinstance(step, KernelCall) else step.routine
 
 

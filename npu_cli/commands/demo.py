@@ -108,7 +108,7 @@ def _show(
         "weights": sample.weights,
         "device": outcome.device.backend.name,
         "Pearson r against PyTorch": f"{correlation:.7f}",
-        "kernels launched": str(len(outcome.program.main.steps)),
+        "kernels launched": str(len(outcome.program.main.calls)),
         "extract": f"{outcome.extract:.2f} s",
         "compile": f"{outcome.compile * 1000:.0f} ms",
         "load (kernels and weights)": f"{outcome.load:.2f} s",

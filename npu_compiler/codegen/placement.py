@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.plan import Argument, Buffer, KernelCall, KernelSource, LibraryCall, Role, Step
-from npu_compiler.codegen.target import Launch, Library, Lowering
+from npu_compiler.codegen.plan import (
+    Argument,
+    Buffer,
+    Call,
+    CallChoice,
+    CallOption,
+    KernelCall,
+    KernelSource,
+    LibraryCall,
+    Role,
+    Step,
+)
+from npu_compiler.codegen.target import Choice, Emitted, Launch, Library, Lowering
 from npu_compiler.memory import Lifetime, plan_arena
 from npu_compiler.trace import TracedTensor
 
@@ -34,11 +46,11 @@ class Placement:
         self.buffers: list[Buffer] = []
         self.slots: dict[int, tuple[int, int]] = {}
 
-    def place(self, launches: Sequence[Launch | Library], lowering: Lowering) -> None:
+    def place(self, emitted: Sequence[Emitted], lowering: Lowering) -> None:
         """Declares the buffers in use, and shares the arena among all that is neither the caller's nor a weight."""
         ranges: dict[int, tuple[int, int]] = {}
-        for step, launch in enumerate(launches):
-            for arg in launch.args:
+        for step, item in enumerate(emitted):
+            for arg in (arg for launch in _launches(item) for arg in launch.args):
                 index = self._aliases.get(arg.tensor, arg.tensor)
                 start, _ = ranges.get(index, (step, step))
                 ranges[index] = (start, step)
@@ -71,27 +83,43 @@ class Placement:
         self.slots[index] = (len(self.buffers), 0)
         self.buffers.append(Buffer(role, name, nbytes))
 
-    def steps(self, launches: Sequence[Launch | Library]) -> tuple[tuple[Step, ...], tuple[KernelSource, ...]]:
-        """The launches with their tensors as buffers and offsets, and the distinct kernels."""
-        kernels: dict[tuple[str, str], int] = {}
-        sources: list[KernelSource] = []
-        steps: list[Step] = []
-        for launch in launches:
-            args = tuple(self._argument(arg) for arg in launch.args)
-            work = (launch.flops, launch.nbytes)
-            if isinstance(launch, Library):
-                steps.append(LibraryCall(launch.label, launch.routine, args, dict(launch.attrs), *work))
-                continue
-            key = (launch.kernel.entry, launch.kernel.text)
-            if key not in kernels:
-                kernels[key] = len(sources)
-                sources.append(launch.kernel)
-            shape = (launch.grid, launch.block)
-            steps.append(
-                KernelCall(launch.label, kernels[key], args, launch.params, *shape, *work, launch.shared_bytes)
+    def steps(self, emitted: Sequence[Emitted]) -> tuple[tuple[Step, ...], tuple[KernelSource, ...]]:
+        """What was emitted, with tensors as buffers and offsets, and the distinct kernels."""
+        kernels: dict[KernelSource, int] = {}
+        steps = tuple(self._step(item, kernels) for item in emitted)
+        return steps, tuple(kernels)
+
+    def _step(self, item: Emitted, kernels: dict[KernelSource, int]) -> Step:
+        if not isinstance(item, Choice):
+            return self._call(item, kernels)
+        return CallChoice(
+            tuple(
+                CallOption(option.requires, tuple(self._call(launch, kernels) for launch in option.launches))
+                for option in item.options
             )
-        return tuple(steps), tuple(sources)
+        )
+
+    def _call(self, launch: Launch | Library, kernels: dict[KernelSource, int]) -> Call:
+        args = tuple(self._argument(arg) for arg in launch.args)
+        if isinstance(launch, Library):
+            return LibraryCall(launch.label, launch.routine, args, dict(launch.attrs), launch.flops, launch.nbytes)
+        return KernelCall(
+            launch.label,
+            kernels.setdefault(launch.kernel, len(kernels)),
+            args,
+            launch.params,
+            launch.grid,
+            launch.block,
+            launch.flops,
+            launch.nbytes,
+            launch.shared_bytes,
+            launch.cluster,
+        )
 
     def _argument(self, arg: TensorArg) -> Argument:
         buffer, base = self.slots[self._aliases.get(arg.tensor, arg.tensor)]
         return Argument(buffer, base + arg.offset, arg.writes)
+
+
+def _launches(item: Emitted) -> tuple[Launch | Library, ...]:
+    return tuple(chain.from_iterable(o.launches for o in item.options)) if isinstance(item, Choice) else (item,)

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from itertools import chain
 
 from npu_compiler.layout import BufferSpec
 
-__all__ = ["Argument", "Buffer", "ExecutionPlan", "KernelCall", "KernelSource", "LibraryCall", "Role", "Step"]
+__all__ = [
+    "Argument",
+    "Buffer",
+    "Call",
+    "CallChoice",
+    "CallOption",
+    "ExecutionPlan",
+    "KernelCall",
+    "KernelSource",
+    "LibraryCall",
+    "Role",
+    "Select",
+    "Step",
+]
 
 
 class Role(Enum):
@@ -64,6 +79,7 @@ class KernelCall:
         flops: Floating-point operations done.
         nbytes: Bytes that must move through device memory at the least.
         shared_bytes: Memory that a threadgroup's threads share, beyond what the kernel's text declares.
+        cluster: Threadgroups in x, y, z that run at once and reach each other's shared memory.
     """
 
     label: str
@@ -75,6 +91,7 @@ class KernelCall:
     flops: int = 0
     nbytes: int = 0
     shared_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -94,7 +111,55 @@ class LibraryCall:
     nbytes: int = 0
 
 
-Step = KernelCall | LibraryCall
+Call = KernelCall | LibraryCall
+
+
+@dataclass(frozen=True)
+class CallOption:
+    """One way to do what a choice is about.
+
+    Attributes:
+        requires: What a device must offer, in the target's own vocabulary; empty for any device.
+        calls: What is done, in order.
+    """
+
+    requires: str
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class CallChoice:
+    """Several ways to compute the same tensors, the preferred first. The last runs on any device.
+
+    All of them live in memory at the same time; what only one of them writes is its own scratch.
+    """
+
+    options: tuple[CallOption, ...]
+
+    @property
+    def preferred(self) -> CallOption:
+        return self.options[0]
+
+    @property
+    def label(self) -> str:
+        return self.preferred.calls[0].label
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """What any of the options binds."""
+        return tuple(argument for option in self.options for call in option.calls for argument in call.args)
+
+    @property
+    def flops(self) -> int:
+        return sum(call.flops for call in self.preferred.calls)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(call.nbytes for call in self.preferred.calls)
+
+
+Step = KernelCall | LibraryCall | CallChoice
+Select = Callable[[CallChoice, Sequence[KernelSource]], int]  # the option to take, given the plan's kernels
 
 
 @dataclass(frozen=True)
@@ -104,7 +169,7 @@ class ExecutionPlan:
     Attributes:
         buffers: Everything that steps bind.
         kernels: The distinct kernels.
-        steps: Launches in order; each may rely on the ones before it being complete.
+        steps: Launches, and choices between some, in order; each may rely on the ones before it being complete.
         inputs, outputs: What the caller gives and gets, in the model's order.
         state: Pairs (output name, input name): the output is the input's own buffer, updated in place.
         notes: What the compiler could not do and why, for `describe()`.
@@ -121,3 +186,25 @@ class ExecutionPlan:
     @property
     def arena_bytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.buffers if buffer.role is Role.ARENA)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The launches in order; of each choice that is left, those of the preferred option."""
+        taken = (step.preferred.calls if isinstance(step, CallChoice) else (step,) for step in self.steps)
+        return tuple(chain.from_iterable(taken))
+
+    def resolved(self, select: Select) -> ExecutionPlan:
+        """The plan with one option in the place of each choice, and only the kernels that it then launches."""
+        calls = tuple(chain.from_iterable(self._taken(step, select) for step in self.steps))
+        launched = sorted({call.kernel for call in calls if isinstance(call, KernelCall)})
+        position = {kernel: index for index, kernel in enumerate(launched)}
+        return replace(
+            self,
+            kernels=tuple(self.kernels[kernel] for kernel in launched),
+            steps=tuple(
+                replace(call, kernel=position[call.kernel]) if isinstance(call, KernelCall) else call for call in calls
+            ),
+        )
+
+    def _taken(self, step: Step, select: Select) -> tuple[Call, ...]:
+        return step.options[select(step, self.kernels)].calls if isinstance(step, CallChoice) else (step,)

@@ -9,7 +9,7 @@ from npu_compiler.codegen.grouping import Group, group
 from npu_compiler.codegen.placement import Placement
 from npu_compiler.codegen.plan import ExecutionPlan
 from npu_compiler.codegen.schedule import find_in_place, schedule, with_prologues
-from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
+from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.ir import IRGraph
@@ -47,11 +47,11 @@ def plan_graph(
     groups = group(trace, stored, in_place.aliases, target.pairs_columns)
     groups = with_prologues(groups, stored, target.takes_prologue)
     lowering = Lowering(trace.tensors)
-    launches = [launch for groups_ in schedule(groups, stored) for launch in _lower(groups_, target, lowering, graph)]
+    emitted = [item for groups_ in schedule(groups, stored) for item in _lower(groups_, target, lowering, graph)]
     names = dict(zip(stored, output_names, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)
-    placement.place(launches, lowering)
-    steps, kernels = placement.steps(launches)
+    placement.place(emitted, lowering)
+    steps, kernels = placement.steps(emitted)
     plan = ExecutionPlan(
         buffers=tuple(placement.buffers),
         kernels=kernels,
@@ -98,9 +98,7 @@ def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) 
     return list(taken.items())
 
 
-def _lower(
-    groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering, graph: IRGraph
-) -> list[Launch | Library]:
+def _lower(groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Emitted]:
     try:
         return target.lower(groups[0], lowering) if len(groups) == 1 else target.lower_shared(groups, lowering)
     except OpRefusal as refusal:

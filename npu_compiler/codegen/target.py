@@ -15,7 +15,7 @@ from npu_compiler.expr import Expr
 from npu_compiler.layout import Layout
 from npu_compiler.trace import TracedTensor
 
-__all__ = ["CodegenTarget", "Launch", "Library", "Lowering", "TARGETS", "target_named"]
+__all__ = ["Choice", "CodegenTarget", "Emitted", "Launch", "Library", "Lowering", "Option", "TARGETS", "target_named"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Launch:
     flops: int = 0
     nbytes: int = 0
     shared_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,27 @@ class Library:
     attrs: Mapping[str, object]
     flops: int = 0
     nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to compute a group. See `plan.CallOption`."""
+
+    requires: str
+    launches: tuple[Launch | Library, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Several ways to compute a group, of which a device takes one; the preferred first. See `plan.CallChoice`.
+
+    What other groups use too (`Lowering.common_scratch`) is written outside of a choice: an option may never run.
+    """
+
+    options: tuple[Option, ...]
+
+
+Emitted = Launch | Library | Choice
 
 
 @dataclass
@@ -96,12 +118,12 @@ class CodegenTarget(ABC):
         """Whether it can compute an operand of a group's anchor, given by its position, inside the anchor's kernel."""
         return False
 
-    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Launch | Library]:
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
         """The launches of elementwise groups that do not depend on each other; one, where the target can share it."""
         return [launch for group in groups for launch in self.lower(group, lowering)]
 
     @abstractmethod
-    def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
+    def lower(self, group: Group, lowering: Lowering) -> list[Emitted]:
         """The launches that compute a group.
 
         Raises:

@@ -11,12 +11,21 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from npu_compiler.codegen.plan import Argument, Buffer, ExecutionPlan, KernelCall, LibraryCall, Role
+from npu_compiler.codegen.plan import (
+    Argument,
+    Buffer,
+    CallChoice,
+    CallOption,
+    ExecutionPlan,
+    KernelCall,
+    LibraryCall,
+    Role,
+)
 from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram
 from npu_compiler.dtypes import FLOAT16
 from npu_compiler.errors import ProgramFormatError
 from npu_compiler.layout import BufferSpec, Layout, dense
-from tests.runtime.plans import axpy_plan, axpy_program, counter_program
+from tests.runtime.plans import axpy_plan, axpy_program, choice_plan, choice_program, counter_program
 
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 
@@ -28,7 +37,11 @@ def library_program() -> CompiledProgram:
     return replace(axpy_program(), functions={"prefill": axpy_plan(), "decode": plan})
 
 
-@pytest.mark.parametrize("program", [axpy_program(), counter_program(), library_program()], ids=lambda p: str(p.model))
+@pytest.mark.parametrize(
+    "program",
+    [axpy_program(), counter_program(), choice_program(), library_program()],
+    ids=lambda p: str(p.model),
+)
 def test_a_program_is_read_back_as_it_was_written(program: CompiledProgram, tmp_path: Path) -> None:
     path = tmp_path / "model.npubin"
     program.save(path)
@@ -163,6 +176,8 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "kernel index": (_step(lambda s: replace(s, kernel=1)), "launches a missing kernel"),
     "empty grid": (_step(lambda s: replace(s, grid=(0, 1, 1))), "empty grid"),
     "huge block": (_step(lambda s: replace(s, block=(2048, 1, 1))), "launches too much"),
+    "cluster": (_step(lambda s: replace(s, grid=(6, 1, 1), cluster=(4, 1, 1))), "broken clusters"),
+    "huge cluster": (_step(lambda s: replace(s, grid=(16, 1, 1), cluster=(16, 1, 1))), "broken clusters"),
     "huge params": (_step(lambda s: replace(s, params=bytes(5000))), "5000 parameter bytes"),
     "rank": (_input(Layout((4, 5), (4,), (0, 1))), "mismatched shapes"),
     "order": (_input(Layout((4, 5), (4, 5), (0, 0))), "no permutation"),
@@ -184,6 +199,38 @@ def test_a_program_that_contradicts_itself_is_refused(name: str) -> None:
     program = replace(axpy_program(), functions={"main": change(axpy_plan())})
     with pytest.raises(ProgramFormatError, match=message):
         CompiledProgram.from_bytes(program.to_bytes())
+
+
+def _options(change: Callable[[tuple[CallOption, ...]], tuple[CallOption, ...]]) -> ExecutionPlan:
+    (choice,) = choice_plan().steps
+    assert isinstance(choice, CallChoice)
+    return replace(choice_plan(), steps=(CallChoice(change(choice.options)),))
+
+
+BROKEN_CHOICES: dict[str, tuple[ExecutionPlan, str]] = {
+    "none": (_options(lambda options: ()), "has no options"),
+    "nothing to do": (_options(lambda options: (CallOption("", ()), *options)), "one that does nothing"),
+    "only for some": (_options(lambda options: options[:1]), "no option of 'both' runs on every device"),
+    "other result": (
+        _options(lambda options: (options[0], CallOption("", options[1].calls[:1]))),
+        "the options of 'both' write different buffers",
+    ),
+    "a call": (replace(choice_plan(), kernels=choice_plan().kernels[:1]), "launches a missing kernel"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_CHOICES)
+def test_a_broken_choice_is_refused(name: str) -> None:
+    plan, message = BROKEN_CHOICES[name]
+    with pytest.raises(ProgramFormatError, match=message):
+        CompiledProgram.from_bytes(replace(axpy_program(), functions={"main": plan}).to_bytes())
+
+
+def test_a_description_shows_the_preferred_option() -> None:
+    text = choice_program().describe()
+    assert "grid [2, 2, 1] block [32, 1, 1] cluster [2, 1, 1]" in text
+    assert "preferred of 2 options, for tensor cores" in text
+    assert "axpy (" in text
 
 
 def test_a_state_of_another_size_than_its_input_is_refused() -> None:

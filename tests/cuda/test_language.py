@@ -12,6 +12,7 @@ from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
+from tests.cuda.kernels import kernels_for
 from tests.support.decoders import make_decoder
 
 
@@ -26,7 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> CompiledProgram:
 
 def entries(program: CompiledProgram, function: str) -> list[str]:
     plan = program.functions[function]
-    return [plan.kernels[step.kernel].entry for step in plan.steps if isinstance(step, KernelCall)]
+    return [plan.kernels[step.kernel].entry for step in plan.calls if isinstance(step, KernelCall)]
 
 
 def test_a_layer_of_a_decode_step_is_six_launches(program: CompiledProgram) -> None:
@@ -49,6 +50,8 @@ def test_kernels_compile(program: CompiledProgram, architecture: int) -> None:
         pytest.skip(str(error))
     if architecture not in known:
         pytest.skip(f"this NVRTC does not compile for {architecture}; that of CUDA 12.9 does")
-    kernels = {kernel.digest: kernel for plan in program.functions.values() for kernel in plan.kernels}
+    kernels = {
+        kernel.digest: kernel for plan in program.functions.values() for kernel in kernels_for(plan, architecture)
+    }
     for kernel in kernels.values():
         assert compile_kernel(kernel.text, kernel.entry, architecture)

@@ -21,7 +21,7 @@ class CUDAGraph(Graph):
 
 
 def entries(program: CompiledProgram) -> list[str]:
-    return [program.main.kernels[step.kernel].entry for step in program.main.steps]  # type: ignore[union-attr]
+    return [program.main.kernels[step.kernel].entry for step in program.main.calls]  # type: ignore[union-attr]
 
 
 def rms_norm(graph: Graph, x: Node) -> Node:

@@ -11,10 +11,10 @@ import torch
 
 import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
-from npu_compiler.codegen.plan import KernelSource
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 from tests.cuda import shapes
+from tests.cuda.kernels import kernels_for
 from tests.cuda.resnets import compiled_resnet
 from tests.ops.cases import Case
 from tests.ops.test_ops import COMPUTED
@@ -34,14 +34,11 @@ def nvrtc() -> None:
         pytest.skip(f"this NVRTC compiles for none of {sorted(missing)}; that of CUDA 12.9 does")
 
 
-def _compile_all(kernels: dict[str, KernelSource], architecture: int) -> None:
+def _compile_all(programs: list[CompiledProgram], architecture: int) -> None:
+    kernels = {kernel.digest: kernel for program in programs for kernel in kernels_for(program.main, architecture)}
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         codes = workers.map(lambda kernel: compile_kernel(kernel.text, kernel.entry, architecture), kernels.values())
         assert all(codes)
-
-
-def _kernels(programs: list[CompiledProgram]) -> dict[str, KernelSource]:
-    return {kernel.digest: kernel for program in programs for kernel in program.main.kernels}
 
 
 def _samples() -> list[Case]:
@@ -57,13 +54,13 @@ def test_kernels_of_op_samples_compile(architecture: int) -> None:
     programs = [
         npu_compiler.compile(case.ir(torch.float32), "cuda", name) for case in _samples()[architecture // 10 :: 3]
     ]
-    _compile_all(_kernels(programs), architecture)
+    _compile_all(programs, architecture)
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_kernels_of_all_sizes_compile(architecture: int) -> None:
     chosen = shapes.CASES[architecture // 10 % 3 :: 3]
-    _compile_all(_kernels([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen]), architecture)
+    _compile_all([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen], architecture)
 
 
 def test_refused_kernel_names_itself_and_the_reason() -> None:
@@ -74,10 +71,10 @@ def test_refused_kernel_names_itself_and_the_reason() -> None:
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_kernels_of_resnets_compile(architecture: int) -> None:
     programs = [compiled_resnet("resnet18", 1), compiled_resnet("resnet50", 1), compiled_resnet("resnet50", 64)]
-    _compile_all(_kernels(programs), architecture)
+    _compile_all(programs, architecture)
 
 
 @pytest.mark.parametrize(("name", "launches"), [("resnet18", 24), ("resnet50", 57)])
 def test_each_convolution_takes_its_norm_addition_and_activation_along(name: str, launches: int) -> None:
     """One launch more than operators: it brings the three channels of the photograph to chunks."""
-    assert len(compiled_resnet(name, 1).main.steps) == launches
+    assert len(compiled_resnet(name, 1).main.calls) == launches

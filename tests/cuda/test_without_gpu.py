@@ -13,6 +13,7 @@ from cuda_compiler import compile_subgraph, is_cuda_op_supported
 from cuda_compiler.target import CUDATarget
 from cuda_compiler.tiles import CANDIDATES, choose_tiling
 from cuda_runtime import CUDABackend, kernel_cache
+from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
 from npu_compiler.codegen.plan import KernelSource
 from npu_compiler.errors import DeviceError, MissingDependencyError
@@ -77,6 +78,24 @@ def test_tilings_fit_every_gpu(tiling: Any) -> None:
 def test_splits_leave_every_block_some_steps(m: int, n: int, k: int) -> None:
     tiling = choose_tiling(m, n, k, 1)
     assert tiling.splits == 1 or tiling.splits * tiling.depth * 2 <= k + tiling.depth
+
+
+@pytest.mark.parametrize(
+    ("requires", "fitting"),
+    [("", {70, 80, 90, 100}), ("sm_80", {80, 90, 100}), ("sm_90", {90, 100}), ("sm_90a", {90})],
+)
+def test_options_run_on_the_devices_that_meet_them(requires: str, fitting: set[int]) -> None:
+    assert {capability for capability in (70, 80, 90, 100) if meets(requires, capability)} == fitting
+
+
+@pytest.mark.parametrize("requires", ["sm_", "sm_9", "sm90", "metal4", "sm_90ab", "sm_٩٠"])
+def test_requirement_that_nobody_knows_is_refused(requires: str) -> None:
+    with pytest.raises(DeviceError, match=f"requires '{requires}'"):
+        meets(requires, 90)
+
+
+def test_hopper_has_an_architecture_of_its_own() -> None:
+    assert [architecture_name(capability) for capability in (70, 90, 100)] == ["sm_70", "sm_90a", "sm_100"]
 
 
 def test_kernel_cache_survives_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ class Counter(nn.Module):
         return x + self.count.add_(1)
 
 
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [

@@ -13,7 +13,7 @@ import torch
 
 import npu_compiler
 from npu_cli.extras import import_torchvision
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall
+from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelCall
 from tests.support.decoders import make_decoder
 
 FOLDER = Path(__file__).parent
@@ -32,12 +32,15 @@ def plan_of(name: str) -> ExecutionPlan:
 
 def rendered(plan: ExecutionPlan) -> str:
     """One line a launch: kernel, grid, block, bytes that must move, arithmetic, and the nodes it covers."""
-    lines = [f"{len(plan.steps)} launches of {len(plan.kernels)} kernels, arena of {plan.arena_bytes} bytes"]
+    lines = [f"{len(plan.calls)} launches of {len(plan.kernels)} kernels, arena of {plan.arena_bytes} bytes"]
     for step in plan.steps:
-        assert isinstance(step, KernelCall)
-        grid, block = ("x".join(map(str, sizes)) for sizes in (step.grid, step.block))
-        kernel = plan.kernels[step.kernel].entry
-        lines.append(f"{kernel:<14} {grid:>11} {block:>8} {step.nbytes:>9} B {step.flops:>11} FLOP  {step.label}")
+        options = step.options if isinstance(step, CallChoice) else ()
+        for call in options[0].calls if options else (step,):
+            assert isinstance(call, KernelCall)
+            grid, block = ("x".join(map(str, sizes)) for sizes in (call.grid, call.block))
+            kernel = plan.kernels[call.kernel].entry
+            label = f"{call.label} ({len(options)} options)" if options else call.label
+            lines.append(f"{kernel:<14} {grid:>11} {block:>8} {call.nbytes:>9} B {call.flops:>11} FLOP  {label}")
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-from npu_compiler.codegen.plan import Argument, Buffer, ExecutionPlan, KernelCall, KernelSource, Role, Step
+from npu_compiler.codegen.plan import (
+    Argument,
+    Buffer,
+    CallChoice,
+    CallOption,
+    ExecutionPlan,
+    KernelCall,
+    KernelSource,
+    Role,
+    Step,
+)
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import FLOAT16, FLOAT32, INT32, INT64
 from npu_compiler.layout import BufferSpec, Layout, dense
@@ -75,6 +85,22 @@ def axpy_plan() -> ExecutionPlan:
         axpy_step("outer", Argument(2, _OFFSET), Argument(0, 0), Argument(3, 0, writes=True), 3.0),
     )
     return ExecutionPlan(buffers, (AXPY,), steps, (x,), (out,), notes=("a note",))
+
+
+def choice_plan() -> ExecutionPlan:
+    """`axpy_plan` with a choice: the same as one step, with a kernel that no device has, or as two."""
+    plan = axpy_plan()
+    first, second = plan.steps
+    assert isinstance(first, KernelCall)
+    assert isinstance(second, KernelCall)
+    args = (Argument(0, 0), Argument(1, 0), Argument(3, 0, writes=True))
+    fused = KernelCall("both", 1, args, b"", (2, 2, 1), (32, 1, 1), 4 * COUNT, 6 * COUNT, cluster=(2, 1, 1))
+    options = (CallOption("tensor cores", (fused,)), CallOption("", (first, second)))
+    return replace(plan, kernels=(AXPY, KernelSource("fused", "not a kernel")), steps=(CallChoice(options),))
+
+
+def choice_program() -> CompiledProgram:
+    return replace(axpy_program(), model="choice", functions={"main": choice_plan()})
 
 
 def weight_recipe() -> WeightRecipe:

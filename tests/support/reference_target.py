@@ -164,9 +164,9 @@ def _conv(x: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], attrs: Mappi
 _ANCHORS: dict[str, Callable[..., torch.Tensor]] = {"matmul": _matmul, "conv2d": _conv, "pool2d": _pool}
 
 
-def plan_ir(ir: Mapping[str, Any]) -> Planned:
+def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Planned:
     """Compiles an IR for the reference target, through all passes."""
-    target = ReferenceTarget()
+    target = target or ReferenceTarget()
     graph = read_graph(ir)
     optimized = assign_dtypes(optimize(graph, target.pairs_columns), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}

@@ -12,7 +12,7 @@ from npu_compiler.codegen.metal.maps import lower_elementwise, lower_rows, lower
 from npu_compiler.codegen.metal.matmul import lower_matmul
 from npu_compiler.codegen.metal.pooling import lower_pool2d
 from npu_compiler.codegen.metal.prologue import takes_vector_prologue
-from npu_compiler.codegen.target import CodegenTarget, Launch, Library, Lowering
+from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
 from npu_compiler.expr import Expr, has_reduce
 from npu_compiler.layout import Layout, dense
 from npu_compiler.symbolic import OpRefusal
@@ -41,13 +41,13 @@ class MetalTarget(CodegenTarget):
             return Layout(shape, (_aligned(outputs), inputs, height, width), (2, 3, 1, 0))
         return dense(shape)
 
-    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Launch | Library]:
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
         return [*lower_shared(groups, lowering, METAL)]
 
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         return takes_vector_prologue(group, position)
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Launch | Library]:
+    def lower(self, group: Group, lowering: Lowering) -> list[Emitted]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
             kind = group.anchor.source.kind
             if kind not in _ANCHORS:

@@ -1,0 +1,39 @@
+"""What a compute capability offers: the architecture that kernels are compiled for, and the options that it can run."""
+
+from __future__ import annotations
+
+import re
+
+from npu_compiler.errors import DeviceError
+
+__all__ = ["architecture_name", "meets"]
+
+_REQUIREMENT = re.compile(r"sm_([0-9]+)([0-9])(a?)")
+_WITH_EXTENSIONS = frozenset({90})  # instructions that no later capability has belong to an architecture of its own
+
+
+def architecture_name(capability: int) -> str:
+    """What the compiler calls the architecture of a device; `capability` is its compute capability times ten."""
+    return f"sm_{capability}{'a' if capability in _WITH_EXTENSIONS else ''}"
+
+
+def meets(requires: str, capability: int) -> bool:
+    """Whether a device can run an option.
+
+    Args:
+        requires: Empty for any device, ``sm_80`` for compute capability 8.0 and up, ``sm_90a`` for exactly 9.0.
+        capability: The device's compute capability times ten.
+
+    Raises:
+        DeviceError: The requirement is none of these.
+    """
+    if not requires:
+        return True
+    found = _REQUIREMENT.fullmatch(requires)
+    if found is None:
+        raise DeviceError(
+            f"an option requires '{requires}', expected nothing or an architecture such as 'sm_80' or 'sm_90a'; "
+            "compile the model with this release"
+        )
+    needed = int(found[1] + found[2])
+    return capability == needed if found[3] else capability >= needed
