@@ -8,7 +8,14 @@ from math import prod
 
 from cuda_compiler.anchors import TILE_FILES, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.image_packing import CHUNK, is_packed_image, is_packed_weight, pack_image, packed_weight
+from cuda_compiler.image_packing import (
+    CHUNK,
+    chunks_follow_steps,
+    is_packed_image,
+    is_packed_weight,
+    pack_image,
+    packed_weight,
+)
 from cuda_compiler.packing import pack_size, resolve_anchor
 from cuda_compiler.tiles import choose_tiling
 from npu_compiler.codegen.grouping import Group
@@ -65,7 +72,9 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
     groups = source.attrs["groups"]
     tensors = lowering.tensors[image.tensor], lowering.tensors[weight.tensor]
     found = _Convolution(*tensors, image, weight, groups, weight.view.shape[0] // groups)
-    if not _fits_tiles(found):
+    if not _fits_tiles(found) or not chunks_follow_steps(
+        found.channels, source.attrs["stride"][1], source.attrs["dilation"][1]
+    ):
         return [_lower_plain(found, group, lowering)]
     if is_packed_image(found.image_ref, found.channels):
         given = _argument(found.image, found.image_ref)

@@ -14,7 +14,7 @@ from npu_compiler.expr import Ref
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
 
-__all__ = ["CHUNK", "is_packed_image", "is_packed_weight", "pack_image", "packed_weight"]
+__all__ = ["CHUNK", "chunks_follow_steps", "is_packed_image", "is_packed_weight", "pack_image", "packed_weight"]
 
 CHUNK = 8  # elements that are copied at a time: 16 bytes
 _FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
@@ -35,6 +35,17 @@ def is_packed_weight(ref: Ref) -> bool:
     expected = (channels * height * width, 1, width * channels, channels)
     pairs = zip(ref.view.shape, ref.view.strides, expected, strict=True)
     return ref.view.offset == 0 and all(n == 1 or stride == wanted for n, stride, wanted in pairs)
+
+
+def chunks_follow_steps(channels: int, step: int, dilation: int) -> bool:
+    """Whether every window begins at a chunk: where two pixels make one, it must move on by two.
+
+    Args:
+        channels: Channels of the image.
+        step: Pixels of a line from one window to the next.
+        dilation: Pixels of a line from one tap to the next.
+    """
+    return channels > _FEW_CHANNELS or (step, dilation) == (2, 1)
 
 
 def is_packed_image(ref: Ref, channels: int) -> bool:
@@ -100,7 +111,7 @@ def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, 
     two taps; a window that begins at an odd pixel begins at an even one when a pixel of zeros comes first.
     """
     channels, width, pad = geometry["CHANNELS"], geometry["WIDTH"], geometry["PAD_X"]
-    if channels != _FEW_CHANNELS or (geometry["STEP_X"], geometry["DILATION_X"]) != (2, 1):
+    if channels != _FEW_CHANNELS:
         return dict(geometry), 0, width
     first = pad % 2
     pairs = -(-(width + first) // 2)
