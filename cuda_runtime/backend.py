@@ -9,9 +9,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_runtime.capability import meets
+from cuda_runtime.capability import fitting_options
 from cuda_runtime.cupy_api import cupy, open_device
 from cuda_runtime.plan import CUDAPlan
+from cuda_runtime.tuning_results import TuningResults
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.describe import format_bytes
 from npu_compiler.errors import OutOfMemoryError
@@ -51,6 +52,11 @@ class CUDABuffer(DeviceBuffer):
         content.flags.writeable = False
         return content
 
+    def copy_from(self, source: CUDABuffer) -> None:
+        """Asks the device to copy what a buffer of the same size holds."""
+        with self.backend.active():
+            self.array.data.copy_from_device_async(source.array.data, self.nbytes, self.backend.stream)
+
     def view(self, spec: BufferSpec) -> Any:
         """The tensor in this memory as a CuPy array of shape `spec.shape`, without a copy."""
         with self.backend.active():
@@ -65,6 +71,7 @@ class CUDABackend(Backend):
         ordinal: Which of the machine's devices.
         capability: Compute capability times ten.
         stream: CuPy's stream that everything runs on.
+        results: What tuning found for this kind of device.
     """
 
     target = "cuda"
@@ -79,6 +86,7 @@ class CUDABackend(Backend):
         self.ordinal = ordinal
         self.name, self.capability = open_device(ordinal)
         self.transfers = Transfers()
+        self.results = TuningResults(self.name, self.capability)
         self._device = cupy().cuda.Device(ordinal)
         with self._device:
             self.stream = cupy().cuda.Stream(non_blocking=True)
@@ -111,7 +119,10 @@ class CUDABackend(Backend):
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def select(self, choice: CallChoice, kernels: Sequence[KernelSource]) -> int:
-        return next(i for i, option in enumerate(choice.options) if meets(option.requires, self.capability))
+        """The winner where this kind of device was tuned, else the first option that it can run."""
+        fitting = fitting_options(choice, self.capability)
+        known = self.results.times(choice, kernels) if len(fitting) > 1 else None
+        return known.winner if known is not None and known.winner in fitting else fitting[0]
 
     def prepare(self, plan: ExecutionPlan) -> CUDAPlan:
         return CUDAPlan(self, plan)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from npu_compiler.codegen.plan import CallChoice
 from npu_compiler.errors import DeviceError
 
-__all__ = ["architecture_name", "meets"]
+__all__ = ["architecture_name", "fitting_options", "meets"]
 
 _REQUIREMENT = re.compile(r"sm_([0-9]+)([0-9])(a?)")
 _WITH_EXTENSIONS = frozenset({90})  # instructions that no later capability has belong to an architecture of its own
@@ -37,3 +38,12 @@ def meets(requires: str, capability: int) -> bool:
         )
     needed = int(found[1] + found[2])
     return capability == needed if found[3] else capability >= needed
+
+
+def fitting_options(choice: CallChoice, capability: int) -> list[int]:
+    """The options of a choice that a device can run, the preferred one first.
+
+    Raises:
+        DeviceError: As `meets` does.
+    """
+    return [index for index, option in enumerate(choice.options) if meets(option.requires, capability)]

@@ -8,11 +8,12 @@ from functools import cache
 
 from npu_compiler.errors import DeviceError, OutOfMemoryError
 
-__all__ = ["Kernel", "Module"]
+__all__ = ["Kernel", "Module", "record_event"]
 
 _OUT_OF_MEMORY = 2
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -103,6 +104,16 @@ class Kernel:
         )
         status = _library().cuLaunchKernelEx(ctypes.byref(config), self._function, arguments, None)
         _check(status, f"launching '{self._entry}'")
+
+
+def record_event(event: int, stream: int) -> None:
+    """Asks a stream that is being captured to note the time in each run of the graph; takes their handles.
+
+    Raises:
+        DeviceError: The driver refused it.
+    """
+    handles = ctypes.c_void_p(event), ctypes.c_void_p(stream)
+    _check(_library().cuEventRecordWithFlags(*handles, _RECORD_EXTERNAL), "recording an event")
 
 
 def _check(status: int, what: str) -> None:

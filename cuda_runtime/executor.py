@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from cuda_runtime.backend import CUDABackend
+from cuda_runtime.backend import CUDABackend, CUDABuffer
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor
+from cuda_runtime.tuning import Tuner, Tuning
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, TargetMismatchError
 from npu_compiler.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
-from npu_runtime.executor import Executor
+from npu_runtime.executor import Executor, choose_function
 from npu_runtime.weight_loader import Weights
 
 __all__ = ["CUDAExecutor"]
@@ -25,12 +27,27 @@ class CUDAExecutor(Executor):
 
     _prepared: CUDAPlan
 
-    def __init__(self, program: CompiledProgram, device: Device, function: str | None = None) -> None:
-        """As `Executor`'s; raises `TargetMismatchError` for another device than a CUDA one, too."""
+    def __init__(
+        self, program: CompiledProgram, device: Device, function: str | None = None, *, tune: bool = False
+    ) -> None:
+        """Does as `Executor`'s.
+
+        Args:
+            program: The program.
+            device: A CUDA device.
+            function: Which of the program's functions; ``main``, or the only one, when omitted.
+            tune: Whether the first run is preceded by `tune` on its inputs.
+
+        Raises:
+            TargetMismatchError: The device is no CUDA device, or the program was compiled for another target.
+            NPUError: As `Executor`'s.
+        """
         if not isinstance(device.backend, CUDABackend):
             raise TargetMismatchError(f"given {device!r}, expected a CUDA device: Device('cuda')")
         super().__init__(program, device, function)
         self._cuda = device.backend
+        self._choices = choose_function(program, function)
+        self._tunes = tune
 
     def run(  # type: ignore[override]  # inputs may be more than NPUBuffer
         self,
@@ -54,15 +71,14 @@ class CUDAExecutor(Executor):
             The outputs by name, each in memory of its own that no later run touches.
 
         Raises:
-            InputError: An input is missing or not expected, or has another shape, dtype or device.
+            InputError: An input is missing or not expected, or has another shape, dtype or device; or another run
+                updates it in place.
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed, or another thread is inside of this executor.
         """
-        adopted = {name: self._adopted(name, value) for name, value in inputs.items()}
-        if not self._lock.acquire(blocking=False):
-            raise DeviceError("another thread is running this executor; give each thread an executor of its own")
-        try:
-            buffers, outputs = self._bind(adopted, weights)
+        if self._tunes:
+            self.tune(inputs, weights)
+        with self._running(inputs, weights) as (buffers, outputs):
             if stream is not None:
                 self._order(_handle(stream), self.stream)
             self._prepared.launch(buffers)
@@ -70,9 +86,43 @@ class CUDAExecutor(Executor):
                 self._order(self.stream, _handle(stream))
             elif sync:
                 self._prepared.wait()
+        return {name: output for name, output in outputs.items() if isinstance(output, CUDATensor)}
+
+    def tune(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> Tuning:
+        """Times what the compiler left to choose, keeps the winners for this kind of device, and takes them.
+
+        Args:
+            inputs: As for `run`; what the program updates in place is left as it was.
+            weights: As for `run`.
+
+        Raises:
+            NPUError: As `run` does.
+        """
+        with self._running(inputs, weights) as (buffers, _):
+            tuning = Tuner(self._choices, self._cuda, buffers).tune()
+            self.plan = self._choices.resolved(self._cuda.select)
+            self._prepared = self._cuda.prepare(self.plan)
+            self._tunes = False
+        return tuning
+
+    @contextmanager
+    def _running(
+        self, inputs: Mapping[str, Any], weights: Weights | None
+    ) -> Iterator[tuple[list[CUDABuffer], dict[str, NPUBuffer]]]:
+        """The executor and what it updates, for this thread alone: the memory of the plan's buffers, and the outputs.
+
+        Raises:
+            NPUError: As `run` does.
+        """
+        adopted = {name: self._adopted(name, value) for name, value in inputs.items()}
+        if not self._lock.acquire(blocking=False):
+            raise DeviceError("another thread is running this executor; give each thread an executor of its own")
+        try:
+            buffers, outputs = self._bind(adopted, weights)
+            with self._updating(adopted):
+                yield [buffer for buffer in buffers if isinstance(buffer, CUDABuffer)], outputs
         finally:
             self._lock.release()
-        return {name: output for name, output in outputs.items() if isinstance(output, CUDATensor)}
 
     @property
     def stream(self) -> int:

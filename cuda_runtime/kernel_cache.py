@@ -14,7 +14,7 @@ from cuda_runtime.capability import architecture_name
 from cuda_runtime.nvrtc import OPTIONS, compile_kernel, nvrtc_version
 from npu_compiler.codegen.plan import KernelSource
 
-__all__ = ["cache_directory", "compiled_kernels"]
+__all__ = ["cache_directory", "compiled_kernels", "write_entry"]
 
 _DIGEST_BYTES = 32
 
@@ -50,7 +50,7 @@ def _load_or_compile(kernel: KernelSource, architecture: int) -> bytes:
     code = _read_verified(path)
     if code is None:
         code = compile_kernel(kernel.text, kernel.entry, architecture)
-        _write(path, hashlib.sha256(code).digest() + code)
+        write_entry(path, hashlib.sha256(code).digest() + code)
     return code
 
 
@@ -64,7 +64,7 @@ def _read_verified(path: Path) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_entry(path: Path, content: bytes) -> None:
     """Writes an entry under a temporary name and renames it. A cache that cannot be written is done without."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with suppress(OSError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cuda_runtime.cupy_api import cupy
-from cuda_runtime.driver import Kernel, Module
+from cuda_runtime.driver import Kernel, Module, record_event
 from cuda_runtime.kernel_cache import compiled_kernels
 from cuda_runtime.library import Library, check_call
 from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, LibraryCall, Role
@@ -16,7 +17,7 @@ from npu_runtime.backend import DeviceBuffer, PreparedPlan
 if TYPE_CHECKING:
     from cuda_runtime.backend import CUDABackend, CUDABuffer
 
-__all__ = ["CUDAPlan"]
+__all__ = ["CUDAPlan", "updated_inputs"]
 
 _OVERLAP_CAPABILITY = 90  # from here on a kernel may be launched before the one ahead of it has finished
 _MAX_GRAPHS = 4
@@ -47,9 +48,9 @@ class CUDAPlan(PreparedPlan):
         with backend.active():
             self._kernels = _load(plan, backend.capability)
             self._library = Library(backend.stream.ptr) if library_calls else None
-        in_place = _in_place(plan)
+        updated = updated_inputs(plan)
         roles = [buffer.role for buffer in plan.buffers]
-        self._inputs = [i for i, role in enumerate(roles) if role is Role.INPUT and i not in in_place]
+        self._inputs = [i for i, role in enumerate(roles) if role is Role.INPUT and i not in updated]
         self._outputs = [i for i, role in enumerate(roles) if role is Role.OUTPUT]
         self._own = {i: backend.allocate(plan.buffers[i].nbytes) for i in (*self._inputs, *self._outputs)}
         self._bound = [i for i in range(len(roles)) if i not in self._own]
@@ -109,28 +110,71 @@ class CUDAPlan(PreparedPlan):
                 seconds.append(cupy().cuda.get_elapsed_time(start, end) * 1e-3)
         return seconds
 
+    def timer(self, buffers: Sequence[Any], spans: Sequence[range]) -> Callable[[], list[float]]:
+        """A run of the whole plan that can be repeated, and gives the seconds that some of its steps took.
+
+        Args:
+            buffers: As for `run`.
+            spans: Numbers of steps that are timed together, at least one each; in order, without overlap.
+
+        Raises:
+            DeviceError: The device refused a command.
+        """
+        with self._backend.active():
+            events = [(cupy().cuda.Event(), cupy().cuda.Event()) for _ in spans]
+            marks: dict[int, list[Any]] = defaultdict(list)
+            for span, (start, end) in zip(spans, events, strict=True):
+                marks[span.start].append(start)
+                marks[span.stop].append(end)
+            graph = self._capture(self._pointers(buffers), marks)
+
+        def run() -> list[float]:
+            with self._backend.active():
+                for index in self._inputs:
+                    self._copy(buffers[index], self._own[index])
+                graph.launch(self._backend.stream)
+                self._synchronize("a timed run")
+                return [cupy().cuda.get_elapsed_time(start, end) * 1e-3 for start, end in events]
+
+        return run
+
     def _graph(self, buffers: Sequence[Any]) -> Any:
         key = tuple(buffers[index].pointer for index in self._bound)
         if key not in self._graphs:
             if len(self._graphs) == _MAX_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            pointers = [self._own.get(i, buffer).pointer for i, buffer in enumerate(buffers)]
-            self._graphs[key] = self._capture(pointers)
+            self._graphs[key] = self._capture(self._pointers(buffers))
         return self._graphs[key]
 
-    def _capture(self, pointers: Sequence[int]) -> Any:
-        """All steps as one graph; None where there are none."""
+    def _pointers(self, buffers: Sequence[Any]) -> list[int]:
+        """The addresses that a graph holds."""
+        return [self._own.get(index, buffer).pointer for index, buffer in enumerate(buffers)]
+
+    def _capture(self, pointers: Sequence[int], marks: Mapping[int, Sequence[Any]] | None = None) -> Any:
+        """All steps as one graph; None where there are none.
+
+        Args:
+            pointers: The address of each buffer.
+            marks: Events to record before the step of a number; before what comes after the last, too.
+        """
+        marks = marks or {}
         if not self._calls:
             return None
         stream = self._backend.stream
         stream.begin_capture()
         try:
             for number, step in enumerate(self._calls):
-                after_kernel = number > 0 and isinstance(self._calls[number - 1], KernelCall)
+                self._mark(marks.get(number, ()))
+                after_kernel = number > 0 and number not in marks and isinstance(self._calls[number - 1], KernelCall)
                 self._launch(step, pointers, after_kernel and self._backend.capability >= _OVERLAP_CAPABILITY)
+            self._mark(marks.get(len(self._calls), ()))
         finally:
             graph = stream.end_capture()
         return graph
+
+    def _mark(self, events: Sequence[Any]) -> None:
+        for event in events:
+            record_event(event.ptr, self._backend.stream.ptr)
 
     def _launch(self, step: Call, pointers: Sequence[int], overlapping: bool) -> None:
         addresses = [pointers[argument.buffer] + argument.offset for argument in step.args]
@@ -151,7 +195,7 @@ class CUDAPlan(PreparedPlan):
 
     def _copy(self, source: CUDABuffer, target: CUDABuffer) -> None:
         if source.pointer != target.pointer and source.nbytes:
-            target.array.data.copy_from_device_async(source.array.data, source.nbytes, self._backend.stream)
+            target.copy_from(source)
 
     def _synchronize(self, what: str) -> None:
         try:
@@ -163,7 +207,7 @@ class CUDAPlan(PreparedPlan):
             ) from error
 
 
-def _in_place(plan: ExecutionPlan) -> set[int]:
+def updated_inputs(plan: ExecutionPlan) -> set[int]:
     """The input buffers that the plan writes to."""
     written = {argument.buffer for call in plan.calls for argument in call.args if argument.writes}
     states = {source for _, source in plan.state}

@@ -19,6 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_describe(commands.add_parser("describe", help="print everything a program holds"))
     _add_partition(commands.add_parser("partition", help="show what runs on the device, what on the CPU, and why"))
     _add_run(commands.add_parser("run", help="run a program on images or arrays"))
+    _add_tune(commands.add_parser("tune", help="time what the compiler left to choose, and keep the winners"))
     _add_extract_llm(commands.add_parser("extract-llm", help="take a language model of Hugging Face to IR"))
     _add_generate(commands.add_parser("generate", help="generate text with a language model"))
     _add_demo(commands.add_parser("demo", help="take a ResNet from PyTorch to a device and compare"))
@@ -56,6 +57,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each output there as NAME.npy")
     parser.add_argument("--device", help=_DEVICE_HELP)
     parser.add_argument("--top", type=_positive, default=5, metavar="N", help="how many of the highest values to print")
+    parser.add_argument("--tune", action="store_true", help="on CUDA: first time what the compiler left to choose")
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", type=Path, metavar="M.npubin", help="compiled for cuda")
+    parser.add_argument("--weights", type=Path, metavar="W.safetensors", help="default: random ones")
+    parser.add_argument("--device", help="cuda or cuda:1; the best of this machine when omitted")
 
 
 def _add_extract_llm(parser: argparse.ArgumentParser) -> None:

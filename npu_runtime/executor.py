@@ -16,7 +16,7 @@ from npu_runtime.device import Device
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "choose_function"]
 
 
 class Executor:
@@ -50,7 +50,7 @@ class Executor:
             )
         self.device = device
         self._backend = device.backend
-        self.plan = _plan(program, function).resolved(self._backend.select)
+        self.plan = choose_function(program, function).resolved(self._backend.select)
         self._arena = {
             index: self._backend.allocate(buffer.nbytes)
             for index, buffer in enumerate(self.plan.buffers)
@@ -173,7 +173,12 @@ class Executor:
         self._weights = weights
 
 
-def _plan(program: CompiledProgram, function: str | None) -> ExecutionPlan:
+def choose_function(program: CompiledProgram, function: str | None) -> ExecutionPlan:
+    """The plan of a program's function; of ``main``, or of the only one, where no name is given.
+
+    Raises:
+        InputError: The program has no such function.
+    """
     if function is None:
         return program.main
     if function not in program.functions:

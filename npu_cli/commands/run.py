@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cuda_runtime.executor import CUDAExecutor
 from npu_cli.images import load_image, preprocess
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, WeightError
@@ -29,8 +30,8 @@ def execute(args: argparse.Namespace) -> int:
     specs = {spec.name: spec for spec in program.input_specs}
     inputs = {name: NPUBuffer.from_numpy(array, device, spec=specs[name]) for name, array in arrays.items()}
     weights = load_weights(args.weights if args.weights else {}, program, device)
-    executor = Executor(program, device)
-    outputs = executor.run(inputs=inputs, weights=weights)
+    executor = CUDAExecutor(program, device, tune=True) if args.tune else Executor(program, device)
+    outputs = executor.run(inputs, weights)
     for spec in program.output_specs:
         array = outputs[spec.name].to_numpy(spec=spec)
         print(f"{spec.name}: {spec.host_dtype} {list(array.shape)} on {device.backend.name}")
