@@ -6,18 +6,21 @@ import argparse
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cuda_runtime import kernel_cache
+from cuda_runtime.tuning_results import tuning_directory
 from npu_compiler.errors import NPUError
 from npu_runtime import Device
 from npu_runtime.device import DEVICE_NAMES
-from software_gpu.cache import cache_directory
+from software_gpu import cache as software_gpu_cache
 from software_gpu.toolchain import find_toolchain
 
 __all__ = ["execute"]
@@ -27,6 +30,11 @@ _EXTRAS = {
     "llm": ("transformers",),
     "text": ("tokenizers",),
     "examples": ("torchvision", "pillow", "scikit-image"),
+}
+_CACHES: Mapping[str, Callable[[], Path]] = {
+    "kernel cache of the software GPU": software_gpu_cache.cache_directory,
+    "kernel cache of CUDA": kernel_cache.cache_directory,
+    "tuning results of CUDA": tuning_directory,
 }
 
 
@@ -43,7 +51,7 @@ def execute(args: argparse.Namespace) -> int:
     table = Table(title=f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for heading in ("", "works", "found, or remedy"):
         table.add_column(heading, overflow="fold")
-    for subject, works, detail in (*devices, _compiler(), _cache(), *_packages()):
+    for subject, works, detail in (*devices, _compiler(), *_caches(), *_packages()):
         table.add_row(subject, Text("yes", "green") if works else Text("no", "yellow"), Text(detail))
     Console().print(table)
     return 0 if any(finding.works for finding in devices) else 1
@@ -65,15 +73,19 @@ def _compiler() -> _Finding:
         return _Finding(subject, False, str(error))
 
 
-def _cache() -> _Finding:
-    folder = cache_directory()
+def _caches() -> Iterator[_Finding]:
+    for subject, folder in _CACHES.items():
+        yield _cache(subject, folder())
+
+
+def _cache(subject: str, folder: Path) -> _Finding:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            sizes = [entry.stat().st_size for entry in os.scandir(folder)]
+            sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()]
     except OSError as error:
-        return _Finding("kernel cache", False, f"{folder}: {error.strerror}; name another folder in NPU_CACHE_DIR")
-    return _Finding("kernel cache", True, f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+        return _Finding(subject, False, f"{folder}: {error.strerror}; name another folder in NPU_CACHE_DIR")
+    return _Finding(subject, True, f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
 
 
 def _packages() -> Iterator[_Finding]:
