@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,12 +76,14 @@ class CompiledProgram:
             kernels.update({kernel.digest: kernel for kernel in plan.kernels})
             digests = [kernel.digest for kernel in plan.kernels]
             functions[name] = [digests, encode(replace(plan, kernels=()))]
+        lines, sources = _shared_lines(kernels)
         body: bytes = msgpack.packb(
             {
                 "target": self.target,
                 "model": self.model,
                 "compute_dtype": self.compute_dtype,
-                "kernels": {digest: [k.entry, k.text] for digest, k in sorted(kernels.items())},
+                "lines": lines,
+                "kernels": sources,
                 "functions": functions,
                 "recipes": encode(self.recipes),
             }
@@ -127,6 +130,30 @@ class CompiledProgram:
         return cls.from_bytes(data, str(path))
 
 
+def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:
+    """The distinct lines of all kernels, which have most in common; and by digest each kernel's entry and its lines."""
+    lines: dict[str, int] = {}
+    sources: dict[str, list[object]] = {}
+    for digest, kernel in sorted(kernels.items()):
+        numbers = [lines.setdefault(line, len(lines)) for line in kernel.text.split("\n")]
+        sources[digest] = [kernel.entry, numbers]
+    return list(lines), sources
+
+
+def _kernels(fields: Mapping[object, object], origin: str) -> dict[str, KernelSource]:
+    """The inverse of `_shared_lines`."""
+    lines = decode(tuple[str, ...], fields["lines"], f"{origin}.lines")
+    sources = decode(dict[str, tuple[str, tuple[int, ...]]], fields["kernels"], f"{origin}.kernels")
+    kernels = {}
+    for digest, (entry, numbers) in sources.items():
+        if not all(0 <= number < len(lines) for number in numbers):
+            raise ProgramFormatError(
+                f"{origin}: the kernel '{entry}' has lines that the file has not; compile it again"
+            )
+        kernels[digest] = KernelSource(entry, "\n".join([lines[number] for number in numbers]))
+    return kernels
+
+
 def _checked_body(data: bytes, origin: str) -> bytes:
     if len(data) < _HEADER.size or data[:8] != _MAGIC:
         raise ProgramFormatError(
@@ -150,11 +177,10 @@ def _checked_body(data: bytes, origin: str) -> bytes:
 
 
 def _program_from_fields(fields: dict[object, object], origin: str) -> CompiledProgram:
-    expected = {"target", "model", "compute_dtype", "kernels", "functions", "recipes"}
+    expected = {"target", "model", "compute_dtype", "lines", "kernels", "functions", "recipes"}
     if set(fields) != expected:
         raise ProgramFormatError(f"{origin}: given the fields {sorted(map(str, fields))}, expected {sorted(expected)}")
-    sources = decode(dict[str, tuple[str, str]], fields["kernels"], f"{origin}.kernels")
-    kernels = {digest: KernelSource(*source) for digest, source in sources.items()}
+    kernels = _kernels(fields, origin)
     raw = decode(dict[str, tuple[tuple[str, ...], object]], fields["functions"], f"{origin}.functions")
     functions = {}
     for name, (digests, data) in raw.items():

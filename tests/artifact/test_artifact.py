@@ -155,6 +155,23 @@ def test_a_kernel_that_the_file_does_not_hold_is_refused() -> None:
         CompiledProgram.from_bytes(repack(fields))
 
 
+@pytest.mark.parametrize("number", [-1, 1000])
+def test_a_line_that_the_file_does_not_hold_is_refused(number: int) -> None:
+    fields = msgpack.unpackb(axpy_program().to_bytes()[52:])
+    (kernel,) = fields["kernels"].values()
+    kernel[1][0] = number
+    with pytest.raises(ProgramFormatError, match="kernel 'axpy' has lines that the file has not"):
+        CompiledProgram.from_bytes(repack(fields))
+
+
+def test_kernels_share_their_lines() -> None:
+    plan = axpy_plan()
+    kernels = tuple(replace(plan.kernels[0], text=f"{plan.kernels[0].text}// {number}\n") for number in range(99))
+    program = replace(axpy_program(), functions={"main": replace(plan, kernels=kernels)})
+    assert CompiledProgram.from_bytes(program.to_bytes()) == program
+    assert len(program.to_bytes()) < 20 * len(axpy_program().to_bytes())
+
+
 def _step(change: Callable[[KernelCall], KernelCall]) -> Change:
     def run(plan: ExecutionPlan) -> ExecutionPlan:
         first = plan.steps[0]
