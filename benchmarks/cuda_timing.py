@@ -25,6 +25,7 @@ from npu_runtime import Device
 
 __all__ = [
     "PEERS",
+    "Expired",
     "Peers",
     "add_arguments",
     "best_peer",
@@ -34,6 +35,7 @@ __all__ = [
     "print_table",
     "repeated_milliseconds",
     "shares",
+    "time_limit",
     "write_run",
 ]
 
@@ -41,9 +43,13 @@ PEERS = {
     "eager": "PyTorch eager",
     "captured": "PyTorch eager, captured in a CUDA graph",
     "compiled": "torch.compile, captured in a CUDA graph",
-    "autotuned": "torch.compile in its mode max-autotune, captured in a CUDA graph",
+    "autotuned": "torch.compile with max-autotune, captured in a CUDA graph",
 }
-_MODES = {"compiled": "default", "autotuned": "max-autotune-no-cudagraphs"}
+_OPTIONS: dict[str, dict[str, str | int | bool | Callable[..., object]]] = {
+    "compiled": {},
+    # max-autotune, but for other kernels than cuDNN's for convolutions: 18 candidates of each take minutes to try
+    "autotuned": {"max_autotune": True, "coordinate_descent_tuning": True, "max_autotune_conv_backends": "ATEN"},
+}
 _WARM_UP = 10
 _REPLAYS = 40
 _ROUNDS = 3
@@ -65,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser, peers: Sequence[str] = tuple(
 
 def milliseconds(replay: Callable[[], object], stream: int | None = None) -> float:
     """Median time of a replay on a stream, PyTorch's own when not given."""
+    return float(median(_times(replay, stream)))
+
+
+def _times(replay: Callable[[], object], stream: int | None = None) -> list[float]:
     on = torch.cuda.current_stream() if stream is None else torch.cuda.ExternalStream(stream)
     for _ in range(_WARM_UP):
         replay()
@@ -76,7 +86,7 @@ def milliseconds(replay: Callable[[], object], stream: int | None = None) -> flo
         end.record(on)
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return float(median(times))
+    return times
 
 
 def repeated_milliseconds(replay: Callable[[], object], stream: int | None = None) -> dict[str, float]:
@@ -129,9 +139,9 @@ def _prepared(
 ) -> Callable[[], torch.Tensor] | None:
     """What runs a peer once more and gives its output; None if it is not compiled in time."""
     called = function
-    if peer in _MODES:
+    if peer in _OPTIONS:
         torch._dynamo.reset()
-        called = torch.compile(function, mode=_MODES[peer])
+        called = torch.compile(function, options=_OPTIONS[peer])
 
     def once() -> torch.Tensor:
         with torch.inference_mode():
@@ -140,10 +150,10 @@ def _prepared(
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(side), _time_limit(limit):
+        with torch.cuda.stream(side), time_limit(limit):
             for _ in range(3):
                 once()
-    except _Expired:
+    except Expired:
         return None
     torch.cuda.current_stream().wait_stream(side)
     if peer == "eager":
@@ -159,14 +169,16 @@ def _prepared(
     return replay
 
 
-class _Expired(BaseException):
+class Expired(BaseException):
     """A time limit is over. No `Exception`, because torch.compile catches those and goes on."""
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises `Expired` in this, the main thread where the block takes longer."""
+
     def expire(*_: object) -> None:
-        raise _Expired
+        raise Expired
 
     before = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -178,7 +190,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def ceilings(dtype: torch.dtype) -> dict[str, float]:
-    """What this machine reaches: memory traffic of a copy, reading by a matrix-vector product, a large product."""
+    """The most that this machine reaches: traffic of a copy, reading by a matrix-vector product, a large product."""
     figures = {
         "copy, GB/s": _copy_rate(),
         "matrix-vector product, GB/s": _reading_rate(dtype),
@@ -192,18 +204,18 @@ def _copy_rate() -> float:
     """Bytes read and written counted."""
     source = torch.empty(_COPIED, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
-    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) / 1e6
+    return 2 * source.nbytes / min(_times(lambda: target.copy_(source))) / 1e6
 
 
 def _reading_rate(dtype: torch.dtype) -> float:
     matrix = torch.randn(1 << 18, 1 << 14, dtype=dtype, device="cuda")
     vector = torch.randn(1 << 14, dtype=dtype, device="cuda")
-    return matrix.nbytes / milliseconds(lambda: matrix @ vector) / 1e6
+    return matrix.nbytes / min(_times(lambda: matrix @ vector)) / 1e6
 
 
 def _product_rate(dtype: torch.dtype) -> float:
     left, right = (torch.randn(_PRODUCT, _PRODUCT, dtype=dtype, device="cuda") for _ in range(2))
-    return 2 * _PRODUCT**3 / milliseconds(lambda: left @ right) / 1e9
+    return 2 * _PRODUCT**3 / min(_times(lambda: left @ right)) / 1e9
 
 
 def shares(milliseconds: float, nbytes: int, flops: int, measured: Mapping[str, float]) -> dict[str, float]:
