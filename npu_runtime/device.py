@@ -13,18 +13,19 @@ __all__ = ["DEVICE_NAMES", "Device"]
 
 
 class _Entry(NamedTuple):
-    """Where a backend is defined; `extra` is the optional dependency that brings what it imports."""
+    """Where a backend is defined, and what it runs; `extra` is the optional dependency that brings what it imports."""
 
     module: str
     attribute: str
     extra: str
+    target: str
 
 
 # Best first: `Device()` takes the first that opens.
 _BACKENDS = {
-    "metal": _Entry("npu_runtime.metal_backend", "MetalBackend", ""),
-    "cuda": _Entry("cuda_runtime", "CUDABackend", "cuda"),
-    "software-metal": _Entry("npu_runtime.metal_backend", "MetalBackend", ""),
+    "metal": _Entry("npu_runtime.metal_backend", "MetalBackend", "", "metal"),
+    "cuda": _Entry("cuda_runtime", "CUDABackend", "cuda", "cuda"),
+    "software-metal": _Entry("npu_runtime.metal_backend", "MetalBackend", "", "metal"),
 }
 DEVICE_NAMES = tuple(_BACKENDS)
 
@@ -61,6 +62,16 @@ class Device:
             self.name, self.backend = which, _open(*_parse(which))
         self.target = self.backend.target
 
+    @classmethod
+    def for_target(cls, target: str) -> Device:
+        """The best device of the machine that runs programs of a target.
+
+        Raises:
+            DeviceError: There is none.
+        """
+        name, _ = _open_best(target)
+        return cls(name)
+
     def __repr__(self) -> str:
         return f"Device({self.name!r}: {self.backend.name}, runs target {self.target!r})"
 
@@ -86,11 +97,14 @@ def _open(name: str, ordinal: int) -> Backend:
         raise MissingDependencyError(f"Device({name!r}) needs the package '{error.name}': {remedy}") from error
 
 
-def _open_best() -> tuple[str, Backend]:
+def _open_best(target: str | None = None) -> tuple[str, Backend]:
     reasons = []
-    for name in DEVICE_NAMES:
+    for name, entry in _BACKENDS.items():
+        if target not in (None, entry.target):
+            continue
         try:
             return name, _open(name, 0)
         except NPUError as error:
             reasons.append(f"{name}: {error}")
-    raise DeviceError("this machine offers no device to run on:\n  " + "\n  ".join(reasons))
+    wanted = "to run on" if target is None else f"that runs programs for the target {target!r}"
+    raise DeviceError("\n  ".join((f"this machine offers no device {wanted}:", *reasons)))

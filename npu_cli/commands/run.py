@@ -26,7 +26,7 @@ def execute(args: argparse.Namespace) -> int:
         raise WeightError(
             f"'{program.model}' has {len(program.recipes)} weights and no file was given; add --weights W.safetensors"
         )
-    device = Device(args.device)
+    device = Device(args.device) if args.device else Device.for_target(program.target)
     specs = {spec.name: spec for spec in program.input_specs}
     inputs = {name: NPUBuffer.from_numpy(array, device, spec=specs[name]) for name, array in arrays.items()}
     weights = load_weights(args.weights if args.weights else {}, program, device)

@@ -27,6 +27,12 @@ def test_the_best_device_is_found() -> None:
     assert Device().name in ("metal", "cuda", "software-metal")
 
 
+def test_the_best_device_for_a_target_is_found() -> None:
+    assert Device.for_target("metal").name in ("metal", "software-metal")
+    with pytest.raises(DeviceError, match="no device that runs programs for the target 'abacus'"):
+        Device.for_target("abacus")
+
+
 def test_a_backend_that_is_open_makes_a_device() -> None:
     backend = MetalBackend(software_metal())
     assert Device(backend).backend is backend
@@ -50,7 +56,7 @@ def test_metal_without_an_apple_gpu_names_the_software_gpu() -> None:
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = device_module._Entry("no_such_package.backend", "Missing", "cuda")
+    entry = device_module._Entry("no_such_package.backend", "Missing", "cuda", "cuda")
     monkeypatch.setitem(device_module._BACKENDS, "cuda", entry)
     device_module._open.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"needs the package 'no_such_package': pip install .*\[cuda\]"):
