@@ -14,9 +14,10 @@ import torch
 import npu_compiler
 from npu_cli.extras import import_torchvision
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelCall
-from tests.support.decoders import make_decoder
+from tests.support.decoders import import_transformers, make_decoder
 
 FOLDER = Path(__file__).parent
+TRANSFORMERS = (5, 23)  # older ones compute the angles of rotary embedding by a matrix product
 DISPATCHES = {"resnet18": 23, "resnet50": 56}
 LAYERS = 2
 A_LAYER = {"decode": 6, "prefill_16": 8}  # launches of a layer: what keeps 28 layers within 170 and 230
@@ -47,6 +48,9 @@ def rendered(plan: ExecutionPlan) -> str:
 @pytest.fixture(scope="module")
 def decoder_plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExecutionPlan]:
     """The functions of a Qwen2 of two layers."""
+    version = import_transformers().__version__
+    if tuple(map(int, version.split(".")[:2])) < TRANSFORMERS:
+        pytest.skip(f"plans of decoders are recorded with transformers 5.23 or newer, and this is {version}")
     folder = make_decoder(tmp_path_factory.mktemp("qwen2"), "Qwen2").folder
     return dict(npu_compiler.compile({name: folder / f"{name}.json" for name in A_LAYER}).functions)
 
