@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -90,11 +91,14 @@ class _Bench:
     def _row(
         self, step: Step, position: int, inputs: dict[str, Any], executor: CUDAExecutor, peers: cuda_timing.Peers
     ) -> dict[str, Any]:
-        compared = partial(accuracy, wanted=self._reference.logits(inputs))
+        wanted = self._reference.logits(inputs)
+        compared = partial(accuracy, wanted=wanted)
         plan = executor.plan
         output = executor.run(bound(plan, inputs), self._weights)[plan.outputs[0].name]
         figures: dict[str, Any] = {"workload": step.function, "position": position, "launches": len(plan.calls)}
         figures |= compared(from_dlpack(output))
+        second, best = np.sort(wanted)[-2:]
+        figures["gap of the best two"] = float(best - second)
         figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
         moved, done = self._qwen.nbytes(step, position), self._qwen.flops(step, position)
         figures |= cuda_timing.shares(figures["npu"], moved, done, self._ceilings)

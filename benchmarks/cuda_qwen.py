@@ -215,4 +215,5 @@ def accuracy(output: torch.Tensor, wanted: NDArray[np.float32]) -> dict[str, Any
         "Pearson r": float(np.corrcoef(given.astype(np.float64), wanted.astype(np.float64))[0, 1]),
         "same argmax": bool(given.argmax() == wanted.argmax()),
         "of top-5": len(best[0] & best[1]),
+        "largest error": float(np.abs(given - wanted).max()),
     }

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ _REPLAYS = 40
 _ROUNDS = 3
 _COPIED = 1 << 32  # bytes, far beyond the level-2 cache
 _PRODUCT = 8192
+_COLUMNS = 8  # of a printed table
 
 Compared = Callable[[torch.Tensor], Mapping[str, Any]]
 """How a peer's output compares with the reference: figures by name."""
@@ -114,7 +116,12 @@ class Peers:
             limit: Seconds that compilation may take. What is not compiled by then is not timed, and said to be so.
         """
         self._limit = limit
-        self._calls = {name: _prepared(name, function, arguments, limit) for name in names}
+        self._calls: dict[str, Callable[[], torch.Tensor] | None] = {}
+        self._seconds: dict[str, float] = {}
+        for name in names:
+            start = perf_counter()
+            self._calls[name] = _prepared(name, function, arguments, limit)
+            self._seconds[name] = perf_counter() - start
 
     def figures(self, compared: Compared) -> dict[str, Any]:
         """Each peer's comparison with the reference and its time in milliseconds, None where it was not compiled."""
@@ -124,7 +131,7 @@ class Peers:
                 figures |= {name: None, f"{name}, not compiled within, s": self._limit}
                 continue
             figures |= {f"{name}, {key}": value for key, value in compared(call()).items()}
-            figures[name] = milliseconds(call)
+            figures |= {f"{name}, prepared in, s": self._seconds[name], name: milliseconds(call)}
         return figures
 
 
@@ -261,15 +268,18 @@ def write_run(path: Path | None, run: Mapping[str, Any], keys: Sequence[str]) ->
 
 
 def print_table(run: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """A column for each workload, named by the values of `keys`."""
-    table = Table(title=", ".join(run["machine"].values()))
+    """A column for each workload, named by the values of `keys`; several tables where there are many."""
     rows = run["results"]
-    table.add_column("; ".join(f"{name}: {value:.0f}" for name, value in run["ceilings"].items()))
-    for row in rows:
-        table.add_column(", ".join(str(row[key]) for key in keys), justify="right")
-    for name in dict.fromkeys(name for row in rows for name in row if name not in keys):
-        table.add_row(name, *(_text(row.get(name, "")) for row in rows))
-    Console(width=60 + 14 * len(rows)).print(table)
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in keys]
+    for first in range(0, len(rows), _COLUMNS):
+        table = Table(title=", ".join(run["machine"].values()))
+        table.add_column("; ".join(f"{name}: {value:.0f}" for name, value in run["ceilings"].items()))
+        shown = rows[first : first + _COLUMNS]
+        for row in shown:
+            table.add_column(", ".join(str(row[key]) for key in keys), justify="right")
+        for name in names:
+            table.add_row(name, *(_text(row.get(name, "")) for row in shown))
+        Console(width=180).print(table)
 
 
 def _text(value: object) -> str:

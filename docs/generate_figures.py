@@ -1,4 +1,8 @@
-"""Writes the tables of the benchmark pages from `benchmarks/results/*.json`: ``python docs/generate_figures.py``."""
+"""Writes tables and pictures of the benchmark pages from `benchmarks/results/*.json`.
+
+Run it as ``python -m docs.generate_figures``. A picture is written as text by `docs.line_chart`, so that a test tells
+whether it is current, and nothing has to be installed to draw it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from docs import cuda_figures
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
@@ -76,21 +82,17 @@ _LLM: Labels = (
     ),
 )
 _END = "<!-- end of figures -->"
-_CUDA_HEAD = (
-    ("model, batch", "this project", "PyTorch eager", "eager, captured", "ratio to the better", "TFLOP/s"),
-    ("모델, 배치", "이 프로젝트", "PyTorch eager", "eager, 캡처", "더 나은 쪽과의 비", "TFLOP/s"),
-)
-
-_CUDA_LLM_HEAD = (
-    ("workload", "this project", "PyTorch captured", "torch.compile, captured", "ratio to the better", "r", "of top-5"),
-    ("작업", "이 프로젝트", "PyTorch 캡처", "torch.compile 캡처", "더 나은 쪽과의 비", "r", "상위 5개 중"),
-)
+_PICTURES = {"decode-time-en.svg": 0, "decode-time-ko.svg": 1}
 
 
 def pages() -> dict[str, str]:
-    """The text of each benchmark page with its tables as the results give them."""
-    tables: dict[str, Callable[[int], Iterable[str]]] = {"resnet": _resnet, "cuda_resnet": _cuda_resnet, "llm": _llm}
-    tables["cuda_llm"] = _cuda_llm
+    """The text of each benchmark page with its tables as the results give them, and the pictures."""
+    tables: dict[str, Callable[[int], Iterable[str]]] = {
+        "resnet": _resnet,
+        "cuda_resnet": lambda language: cuda_figures.resnet_table(_load("cuda_resnet_h200.json"), language),
+        "llm": _llm,
+        "cuda_llm": lambda language: cuda_figures.llm_table(_load("cuda_llm_h200.json"), language),
+    }
     texts = {}
     for page, language in LANGUAGES.items():
         text = (FOLDER / page).read_text(encoding="utf-8")
@@ -99,7 +101,8 @@ def pages() -> dict[str, str]:
             before, _, rest = text.partition(begin)
             text = "\n".join((before + begin, "", *table(language), "", _END + rest.partition(_END)[2]))
         texts[page] = text
-    return texts
+    sweep = _load("cuda_sweep_h200.json")
+    return texts | {name: cuda_figures.decode_chart(sweep, language) for name, language in _PICTURES.items()}
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -139,30 +142,6 @@ def _llm(language: int) -> Iterable[str]:
         "같은 코어의 PyTorch eager(bfloat16): 초당 {:.2f}토큰.",
     )
     yield label[language].format(results["PyTorch eager, tokens/s"])
-
-
-def _cuda_resnet(language: int) -> Iterable[str]:
-    results = _load("cuda_resnet_h200.json")
-    yield _machine(results["machine"])
-    yield ""
-    yield f"| {' | '.join(_CUDA_HEAD[language])} |"
-    yield "|---" * len(_CUDA_HEAD[language]) + "|"
-    for entry in results["results"]:
-        times = " | ".join(f"{entry[key]:.3f}" for key in ("npu", "eager", "captured"))
-        ratio = f"{entry['ratio to the best peer']:.2f} | {entry['TFLOP/s']:.0f}"
-        yield f"| {entry['model']}, {entry['batch']} | {times} | {ratio} |"
-
-
-def _cuda_llm(language: int) -> Iterable[str]:
-    results = _load("cuda_llm_h200.json")
-    yield _machine(results["machine"])
-    yield ""
-    yield f"| {' | '.join(_CUDA_LLM_HEAD[language])} |"
-    yield "|---" * len(_CUDA_LLM_HEAD[language]) + "|"
-    for entry in results["results"]:
-        times = " | ".join(f"{entry[key]:.2f}" for key in ("npu", "captured", "compiled"))
-        ratio = f"{entry['ratio to the best peer']:.2f} | {entry['Pearson r']:.5f} | {entry['of top-5']}"
-        yield f"| {entry['workload']} | {times} | {ratio} |"
 
 
 def _machine(machine: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Writes the pages of supported ops from the op registry: ``python docs/generate_ops.py``."""
+"""Writes the pages of supported ops from the op registry: ``python -m docs.generate_ops``."""
 
 from __future__ import annotations
 

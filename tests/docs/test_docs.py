@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -70,13 +70,9 @@ def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("generator", ["generate_ops", "generate_figures"])
 def test_generated_pages_are_current(generator: str) -> None:
-    spec = importlib.util.spec_from_file_location(generator, DOCS / f"{generator}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module(f"docs.{generator}")
     for name, text in module.pages().items():
-        assert (DOCS / name).read_text(encoding="utf-8") == text, f"run: python docs/{generator}.py"
+        assert (DOCS / name).read_text(encoding="utf-8") == text, f"run: python -m docs.{generator}"
 
 
 @pytest.mark.parametrize("page", ["errors.md", "errors.ko.md"])

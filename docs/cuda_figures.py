@@ -1,0 +1,148 @@
+"""Tables and the picture of the CUDA benchmarks, from `benchmarks/results/cuda_*.json`; texts are (English, Korean)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from docs.line_chart import Line, line_chart
+
+__all__ = ["decode_chart", "llm_table", "resnet_table"]
+
+Row = Mapping[str, Any]
+Texts = tuple[str, str]
+Column = tuple[Texts, Callable[[Row], str]]
+
+_PEERS: Mapping[str, Texts] = {
+    "eager": ("PyTorch eager", "PyTorch eager"),
+    "captured": ("PyTorch eager, captured", "PyTorch eager, 캡처"),
+    "compiled": ("torch.compile, captured", "torch.compile, 캡처"),
+    "autotuned": ("max-autotune, captured", "max-autotune, 캡처"),
+}
+_CEILINGS: Mapping[str, Texts] = {
+    "copy, GB/s": ("copy {} GB/s (read and written)", "복사 {} GB/s(읽기와 쓰기)"),
+    "matrix-vector product, GB/s": ("matrix-vector product {} GB/s", "행렬-벡터 곱 {} GB/s"),
+    "matmul, TFLOP/s": ("matrix product {} TFLOP/s", "행렬 곱 {} TFLOP/s"),
+}
+_X_TICKS = (0, 4096, 8192, 12288, 16384, 20480, 24576, 28672, 32768)
+_Y_TICKS = (0.5, 1, 2, 5, 10, 20)
+
+
+def _peer(name: str) -> Column:
+    def cell(row: Row) -> str:
+        if row.get(name) is not None:
+            return f"{row[name]:.3f}"
+        limit = row.get(f"{name}, not compiled within, s")
+        return "-" if limit is None else f"> {limit:.0f} s"
+
+    return _PEERS[name], cell
+
+
+def _number(texts: Texts, key: str, form: str) -> Column:
+    return texts, lambda row: form.format(row[key]) if key in row else "-"
+
+
+def _argmax(row: Row) -> str:
+    if row["same argmax"]:
+        return "✓"
+    tied = row.get("gap of the best two", 1.0) < 2 * row.get("captured, largest error", 0.0)
+    return "=" if tied else "✗"
+
+
+_RATIO = _number(("ratio to the best of them", "그중 가장 빠른 것과의 비"), "ratio to the best peer", "{:.2f}")
+_OWN: Column = (("this project", "이 프로젝트"), lambda row: f"**{row['npu']:.3f}**")
+_MATMUL = _number(("of the matrix product", "행렬 곱 대비"), "share of the matmul ceiling", "{:.0%}")
+_MEMORY = _number(("of the memory bandwidth", "메모리 대역폭 대비"), "share of the memory bandwidth", "{:.0%}")
+
+_RESNET: Sequence[Column] = (
+    (("model, batch", "모델, 배치"), lambda row: f"{row['model']}, {row['batch']}"),
+    _OWN,
+    *map(_peer, ("eager", "captured", "compiled", "autotuned")),
+    _RATIO,
+    _MATMUL,
+    _MEMORY,
+    _number(("lowest r", "가장 낮은 r"), "lowest Pearson r", "{:.6f}"),
+    _number(("of PyTorch", "PyTorch의 r"), "captured, lowest Pearson r", "{:.6f}"),
+    _number(("same top-5", "같은 상위 5개"), "same top-5", "{:.1%}"),
+    _number(("of PyTorch", "PyTorch의 상위 5개"), "captured, same top-5", "{:.1%}"),
+)
+_LLM: Sequence[Column] = (
+    (("step", "단계"), lambda row: row["workload"].replace("_", " ")),
+    (("position", "위치"), lambda row: str(row["position"])),
+    _OWN,
+    *map(_peer, ("eager", "captured", "compiled")),
+    _RATIO,
+    _MEMORY,
+    _MATMUL,
+    _number(("r", "r"), "Pearson r", "{:.5f}"),
+    _number(("of PyTorch", "PyTorch의 r"), "captured, Pearson r", "{:.5f}"),
+    (("same argmax", "같은 argmax"), _argmax),
+    _number(("of top-5", "상위 5개 중"), "of top-5", "{}"),
+    _number(("of PyTorch", "PyTorch의 상위 5개"), "captured, of top-5", "{}"),
+)
+
+
+def resnet_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
+    """The ResNets of a file of results."""
+    yield from _table(results, _RESNET, language)
+
+
+def llm_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
+    """The steps of a language model of a file of results."""
+    yield from _table(results, _LLM, language)
+
+
+def _table(results: Mapping[str, Any], columns: Sequence[Column], language: int) -> Iterable[str]:
+    yield from _machines(results["runs"], language)
+    yield ""
+    yield f"| {' | '.join(texts[language] for texts, _ in columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row in _rows(results):
+        yield f"| {' | '.join(cell(row) for _, cell in columns)} |"
+    yield ""
+    spread = [(row["npu, greatest"] - row["npu, least"]) / row["npu"] for row in _rows(results) if "npu, least" in row]
+    if spread:
+        text = (
+            "Three medians of this project's time, taken one after another, differ by {:.1%} at most.",
+            "이 프로젝트의 시간을 이어서 세 번 잰 중앙값들은 최대 {:.1%} 차이 납니다.",
+        )
+        yield text[language].format(max(spread))
+
+
+def _rows(results: Mapping[str, Any]) -> list[Row]:
+    return [row for run in results["runs"] for row in run["results"]]
+
+
+def _machines(runs: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]:
+    """Each machine once, and the ceilings of all runs, as a range where they differ."""
+    machines = dict.fromkeys(", ".join(f"{key}: {value}" for key, value in run["machine"].items()) for run in runs)
+    ceilings = []
+    for key, texts in _CEILINGS.items():
+        values = [f"{run['ceilings'][key]:,.0f}" for run in runs if key in run["ceilings"]]
+        if values:
+            ends = sorted(set(values), key=lambda text: float(text.replace(",", "")))
+            ceilings.append(texts[language].format("–".join(dict.fromkeys((ends[0], ends[-1])))))
+    label = ("Ceilings measured beside it: {}.", "함께 잰 한계: {}.")[language]
+    yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}"
+
+
+def decode_chart(results: Mapping[str, Any], language: int) -> str:
+    """Milliseconds of a decode step over its position in the cache, as SVG."""
+    rows = sorted(_rows(results), key=lambda row: row["position"])
+    long, short = ([row for row in rows if row["workload"] == f"decode_{cache}"] for cache in (32768, 2048))
+    own = ("this project, cache {:,}", "이 프로젝트, 캐시 {:,}")[language]
+    floor = [(row["position"], row["npu"] * row["share of the memory bandwidth"]) for row in long]
+    lines = [
+        *(_peer_line(long, peer, color, language) for peer, color in (("captured", "#999"), ("compiled", "#d95f02"))),
+        Line(("bytes / memory bandwidth", "바이트 / 메모리 대역폭")[language], floor, "#222", dashed=True),
+        Line(own.format(32768), [(row["position"], row["npu"]) for row in long], "#1b6ca8"),
+        Line(own.format(2048), [(row["position"], row["npu"]) for row in short], "#1b9e77"),
+    ]
+    labels = ("position in the cache, tokens", "캐시 안의 위치, 토큰"), ("a decode step, ms", "디코드 한 단계, ms")
+    drawn = [line for line in lines if line.points]
+    return line_chart(drawn, _X_TICKS, _Y_TICKS, labels[0][language], labels[1][language])
+
+
+def _peer_line(rows: Sequence[Row], peer: str, color: str, language: int) -> Line:
+    points = [(row["position"], row[peer]) for row in rows if row.get(peer) is not None]
+    return Line(_PEERS[peer][language], points, color)
