@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from docs.line_chart import Line, line_chart
 
-__all__ = ["decode_chart", "llm_table", "resnet_table"]
+__all__ = ["decode_chart", "llm_table", "resnet_table", "sweep_text"]
 
 Row = Mapping[str, Any]
 Texts = tuple[str, str]
@@ -110,7 +111,13 @@ def _table(results: Mapping[str, Any], columns: Sequence[Column], language: int)
 
 
 def _rows(results: Mapping[str, Any]) -> list[Row]:
-    return [row for run in results["runs"] for row in run["results"]]
+    """The rows of all runs, by model or kind of step, size and position."""
+
+    def place(row: Row) -> tuple[str, int, int]:
+        kind, _, size = row["workload"].partition("_") if "workload" in row else (row["model"], "", row["batch"])
+        return kind, int(size), row.get("position", 0)
+
+    return sorted((row for run in results["runs"] for row in run["results"]), key=place)
 
 
 def _machines(runs: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]:
@@ -126,9 +133,24 @@ def _machines(runs: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]
     yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}"
 
 
+def sweep_text(results: Mapping[str, Any], language: int) -> Iterable[str]:
+    """The slowest position of each length of the cache."""
+    yield from _machines(results["runs"], language)
+    yield ""
+    text = (
+        "Cache of {}: {:.3f} ms at the slowest of {} positions, {}, and {:.3f} ms at the fastest.",
+        "캐시 {0}: 위치 {2}곳 중 가장 느린 {3}에서 {1:.3f}ms, 가장 빠른 곳에서 {4:.3f}ms.",
+    )
+    for workload, rows in groupby(_rows(results), key=lambda row: row["workload"]):
+        of_cache = sorted(rows, key=lambda row: row["npu"])
+        slowest, fastest = of_cache[-1], of_cache[0]
+        cache = workload.removeprefix("decode_")
+        yield "- " + text[language].format(cache, slowest["npu"], len(of_cache), slowest["position"], fastest["npu"])
+
+
 def decode_chart(results: Mapping[str, Any], language: int) -> str:
     """Milliseconds of a decode step over its position in the cache, as SVG."""
-    rows = sorted(_rows(results), key=lambda row: row["position"])
+    rows = _rows(results)
     long, short = ([row for row in rows if row["workload"] == f"decode_{cache}"] for cache in (32768, 2048))
     own = ("this project, cache {:,}", "이 프로젝트, 캐시 {:,}")[language]
     floor = [(row["position"], row["npu"] * row["share of the memory bandwidth"]) for row in long]

@@ -87,11 +87,13 @@ _PICTURES = {"decode-time-en.svg": 0, "decode-time-ko.svg": 1}
 
 def pages() -> dict[str, str]:
     """The text of each benchmark page with its tables as the results give them, and the pictures."""
+    sweep = _load("cuda_sweep_h200.json")
     tables: dict[str, Callable[[int], Iterable[str]]] = {
         "resnet": _resnet,
         "cuda_resnet": lambda language: cuda_figures.resnet_table(_load("cuda_resnet_h200.json"), language),
         "llm": _llm,
         "cuda_llm": lambda language: cuda_figures.llm_table(_load("cuda_llm_h200.json"), language),
+        "cuda_sweep": lambda language: cuda_figures.sweep_text(sweep, language),
     }
     texts = {}
     for page, language in LANGUAGES.items():
@@ -101,7 +103,6 @@ def pages() -> dict[str, str]:
             before, _, rest = text.partition(begin)
             text = "\n".join((before + begin, "", *table(language), "", _END + rest.partition(_END)[2]))
         texts[page] = text
-    sweep = _load("cuda_sweep_h200.json")
     return texts | {name: cuda_figures.decode_chart(sweep, language) for name, language in _PICTURES.items()}
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from docs.cuda_figures import decode_chart, llm_table, resnet_table
+from docs.cuda_figures import decode_chart, llm_table, resnet_table, sweep_text
 from docs.line_chart import Line, line_chart
 
 _MACHINE = {"device": "a GPU", "date": "2026-01-01"}
@@ -46,6 +46,13 @@ def test_the_chart_draws_what_was_measured(language: int) -> None:
     lines = chart.findall(f"{_SVG}polyline")
     assert len(lines) == 3  # PyTorch captured, the floor, this project
     assert all(len(line.attrib["points"].split()) == 2 for line in lines)
+
+
+@pytest.mark.parametrize(("language", "expected"), [(0, "1.400 ms at the slowest of 2 positions, 32640"), (1, "32640")])
+def test_the_slowest_position_is_named(language: int, expected: str) -> None:
+    row = {"workload": "decode_32768", "position": 1, "npu": 1.0}
+    (line,) = list(sweep_text(_results({**row, "position": 32640, "npu": 1.4}, row), language))[2:]
+    assert expected in line
 
 
 def test_lines_lie_between_the_axes() -> None:
