@@ -18,6 +18,7 @@ from cuda_compiler.image_packing import (
 )
 from cuda_compiler.packing import pack_size, resolve_anchor
 from cuda_compiler.tiles import choose_tiling
+from cuda_compiler.window_convolution import fits_windows, lower_windows
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Launch, Lowering
@@ -76,6 +77,8 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
         found.channels, source.attrs["stride"][1], source.attrs["dilation"][1]
     ):
         return [_lower_plain(found, group, lowering)]
+    if fits_windows(group):
+        return [lower_windows(group, lowering)]
     if is_packed_image(found.image_ref, found.channels):
         given = _argument(found.image, found.image_ref)
         return [_lower_tiled(found, group, lowering, given, _geometry(group, found))]

@@ -50,37 +50,38 @@ class Positions:
     inner: str
 
 
-def pack_size(group: Group, operands: Operands, width: int) -> int:
+def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> int:
     """Elements of a pack: the most for which the output, and best all contiguous operands, are aligned; else 1.
 
     Args:
         group: What is computed.
         operands: Its operands.
         width: Extent of the dimension that packs run along.
+        axis: That dimension, counted from the last.
     """
     if group.index is not None:
         return 1
-    outer, item, offset = operands.walks[None][:-1], group.output.dtype.size, output_argument(group).offset
-    contiguous = operands.walks[None][-1] == 1
-    fitting = [s for s in PACK_SIZES if contiguous and width % s == 0 and _aligned(outer, offset, s, item)]
-    loads = [load for load in _loads([group.expr]) if operands.walks.get(id(load), (0,))[-1] == 1]
-    wanted = sum(not _guarded(operands, load) for load in loads)
+    along, outer = _split(operands.walks[None], axis)
+    item, offset = group.output.dtype.size, output_argument(group).offset
+    fitting = [s for s in PACK_SIZES if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
+    walks = [(load, operands.walks.get(id(load))) for load in _loads([group.expr])]
+    wanted = sum(walk is not None and walk[axis] == 1 and not _guarded(operands, load) for load, walk in walks)
     for size in fitting:
-        if len(packed_loads(operands, [group.expr], size)) == wanted:
+        if len(packed_loads(operands, [group.expr], size, axis)) == wanted:
             return size
     return fitting[0] if fitting else 1
 
 
-def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int) -> list[PackedLoad]:
-    """The loads that may read `size` neighbours at once."""
+def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int = -1) -> list[PackedLoad]:
+    """The loads that may read `size` neighbours along a dimension at once."""
     found = []
     for load in _loads(exprs):
-        strides = operands.walks.get(id(load))
-        if strides is None or size == 1 or load.index is not None or _guarded(operands, load) or strides[-1] != 1:
+        walk = operands.walks.get(id(load))
+        if walk is None or size == 1 or load.index is not None or _guarded(operands, load) or walk[axis] != 1:
             continue
         pointer, address, _ = operands.names.loads[id(load)]
         argument, tensor = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
-        if load.ref.view.offset >= 0 and _aligned(strides[:-1], argument.offset, size, tensor.dtype.size):
+        if load.ref.view.offset >= 0 and _aligned(_split(walk, axis)[1], argument.offset, size, tensor.dtype.size):
             storage = CUDA.storage[tensor.dtype.name]
             found.append(PackedLoad(load, f"load_pack<{size}>({pointer} + {address})", storage))
     return found
@@ -93,6 +94,11 @@ def _loads(exprs: Sequence[Expr]) -> list[Load]:
 
 def _guarded(operands: Operands, load: Load) -> bool:
     return operands.names.loads[id(load)][2]
+
+
+def _split(walk: Sequence[int], axis: int) -> tuple[int, list[int]]:
+    """The stride along a dimension, counted from the last, and those along all others."""
+    return walk[axis], [stride for dim, stride in enumerate(walk) if dim != len(walk) + axis]
 
 
 def _aligned(outer_strides: Sequence[int], offset: int, size: int, item: int) -> bool:
