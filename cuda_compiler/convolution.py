@@ -21,7 +21,7 @@ from cuda_compiler.tiles import choose_tiling
 from cuda_compiler.window_convolution import fits_windows, lower_windows
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.target import Choice, Launch, Lowering, Option
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import TracedTensor
@@ -62,7 +62,7 @@ class _Convolution:
         return prod(self.weight_ref.view.shape[1:])
 
 
-def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
+def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch | Choice]:
     """One launch, and one before it where the image's channels must be packed.
 
     Raises:
@@ -77,13 +77,14 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
         found.channels, source.attrs["stride"][1], source.attrs["dilation"][1]
     ):
         return [_lower_plain(found, group, lowering)]
-    if fits_windows(group):
-        return [lower_windows(group, lowering)]
     if is_packed_image(found.image_ref, found.channels):
         given = _argument(found.image, found.image_ref)
         return [_lower_tiled(found, group, lowering, given, _geometry(group, found))]
     packing, packed, geometry = pack_image(found.image, found.image_ref, _geometry(group, found), lowering)
-    return [packing, _lower_tiled(found, group, lowering, packed, geometry)]
+    tiled = (packing, _lower_tiled(found, group, lowering, packed, geometry))
+    if fits_windows(group):
+        return [Choice((Option("sm_90a", (lower_windows(group, lowering),)), Option("", tiled)))]
+    return [*tiled]
 
 
 def image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
