@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from cuda_compiler.dialect import CUDA
@@ -14,7 +15,7 @@ from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.target import Launch, Lowering
-from npu_compiler.expr import leaves, reductions
+from npu_compiler.expr import leaves, reductions, walk
 
 __all__ = ["lower_columns", "rows_side_by_side"]
 
@@ -34,22 +35,31 @@ def rows_side_by_side(group: Group, operands: Operands) -> bool:
 
 def lower_columns(group: Group, lowering: Lowering) -> list[Launch]:
     """A thread takes a pack of neighbouring rows; several share the columns of these where rows are few."""
-    operands = row_operands(group, lowering.tensors, (*AXES[1:], "c"))
-    size = pack_size(group, operands, operands.sizes[_ROWS], _ROWS)
+    operands = _without_single_columns(group, row_operands(group, lowering.tensors, (*AXES[1:], "c")))
+    size = 1 if group.index is not None else pack_size(group, operands, operands.sizes[_ROWS], _ROWS)
     counts = (*operands.sizes[:_ROWS], operands.sizes[_ROWS] // size)
     packs = prod(counts)
     slices = _slices(packs, max(reduce.extent for reduce in reductions(group.expr)))
     loads = packed_loads(operands, [group.expr], size, _ROWS)
     packed = with_packs(operands, loads)
     axes = AXES[len(AXES) - len(counts) :]
-    statements, extents = unpack("pack", axes, counts)
+    statements = unpack("pack", axes, counts)
     if size > 1:
         statements.append(f"    {axes[-1]} *= {size};")
-    found = Positions(packed, tuple(statements), {"packs": packs, **extents}, axes[-1])
+    found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
     macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
     generated = _compute_rows(group, found, row_program(group, packed, CUDA), loads, size)
     kernel, params = map_kernel("columns", found, macros, generated, ("column_reductions.cuh",))
     return [finish_map(group, lowering, found, kernel, params, -(-packs // _LANES), _LANES * slices)]
+
+
+def _without_single_columns(group: Group, operands: Operands) -> Operands:
+    """Operands whose stride along a row of one element is none: it never counts."""
+    if group.shape[-1] != 1:
+        return operands
+    reduced = {id(node) for reduce in reductions(group.expr) for node in walk(reduce.arg)}
+    walks = {key: steps if key in reduced else (*steps[:-1], 0) for key, steps in operands.walks.items()}
+    return replace(operands, walks=walks)
 
 
 def _slices(packs: int, columns: int) -> int:

@@ -82,7 +82,7 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch | Choice]:
         return [_lower_tiled(found, group, lowering, given, _geometry(group, found))]
     packing, packed, geometry = pack_image(found.image, found.image_ref, _geometry(group, found), lowering)
     tiled = (packing, _lower_tiled(found, group, lowering, packed, geometry))
-    if fits_windows(group):
+    if fits_windows(group, lowering):
         return [Choice((Option("sm_90a", (lower_windows(group, lowering),)), Option("", tiled)))]
     return [*tiled]
 

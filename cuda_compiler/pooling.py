@@ -75,14 +75,14 @@ def lower_pool2d(group: Group, lowering: Lowering) -> list[Launch]:
 
 
 def _along(group: Group, size: int) -> tuple[int, int]:
-    """Output pixels of a thread along y and x: several where windows overlap and there is work for all threads."""
+    """Output pixels of a thread along y and x: two where windows overlap and there is work for all threads."""
     source = anchor_source(group)
     if source.attrs["reduction"] == "adaptive":
         return 1, 1
-    spans = [_span(source, axis, 2) for axis in range(2)]
-    overlapping = all(source.attrs["kernel"][axis] > source.attrs["stride"][axis] for axis in range(2))
-    enough = prod(group.shape) // size >= 4 * MULTIPROCESSORS * _BUSY_THREADS
-    return (2, 2) if overlapping and enough and prod(spans) <= _MAX_UNROLLED else (1, 1)
+    spans = _span(source, 0, 2), _span(source, 1, 1)
+    overlapping = source.attrs["kernel"][0] > source.attrs["stride"][0]
+    enough = prod(group.shape) // size >= 2 * MULTIPROCESSORS * _BUSY_THREADS
+    return (2, 1) if overlapping and enough and prod(spans) <= _MAX_UNROLLED else (1, 1)
 
 
 def _span(source: Anchor, axis: int, along: int) -> int:
@@ -99,7 +99,7 @@ def _geometry(group: Group) -> dict[str, object]:
     image_stride, channel_stride, y_stride, x_stride = ref.view.strides
     names = (("TAPS", "kernel"), ("STEP", "stride"), ("PAD", "padding"), ("DILATION", "dilation"))
     window = {f"{name}_{axis}": source.attrs.get(key, (1, 1))[i] for name, key in names for i, axis in enumerate("YX")}
-    unrolled = source.attrs["reduction"] != "adaptive" and _span(source, 0, 2) * _span(source, 1, 2) <= _MAX_UNROLLED
+    unrolled = source.attrs["reduction"] != "adaptive" and _span(source, 0, 2) * _span(source, 1, 1) <= _MAX_UNROLLED
     return {
         **window,
         "UNROLL_Y": _MAX_UNROLLED if unrolled else 1,

@@ -67,8 +67,8 @@ def lower_rows(group: Group, lowering: Lowering) -> list[Launch]:
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
     program = row_program(group, packed, CUDA)
     axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
-    statements, extents = unpack("row", axes, operands.sizes[:-1])
-    found = Positions(packed, tuple(statements), {"rows": rows, **extents}, "c")
+    statements = unpack("row", axes, operands.sizes[:-1])
+    found = Positions(packed, tuple(statements), {"rows": rows}, "c")
     macros = {
         **map_macros(group, operands),
         "ROW_THREADS": shape.threads,
@@ -137,7 +137,7 @@ def _block_shape(group: Group, operands: Operands, threads: int) -> _Shape:
 
 
 def _row_pack(group: Group, operands: Operands) -> int:
-    return pack_size(group, operands, group.shape[-1]) if _is_whole_row(group) else 1
+    return pack_size(group, operands, group.shape[-1]) if _is_whole_row(group) and group.index is None else 1
 
 
 def _is_whole_row(group: Group) -> bool:

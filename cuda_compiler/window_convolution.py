@@ -8,18 +8,20 @@ from math import prod
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.image_packing import packed_weight
-from cuda_compiler.packing import pack_size, resolve_anchor
+from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
 from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Launch, Lowering
-from npu_compiler.dtypes import BFLOAT16
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
 
 __all__ = ["fits_windows", "lower_windows"]
 
 _IMAGE_DIMS = ((), (0, 2, 3), (1,))
 _TILE_X, _TILE_Y = 8, 16  # results; 8 neighbours are what tensor cores read at a time
 _OUTPUTS, _THREADS = 64, 128  # of a block
+_CHUNK = 8  # results that are stored together
+_STAGED_BYTES = 2 * _OUTPUTS + 16  # of shared memory for a result; neighbours begin in different banks
 _BLOCKS = 3  # that share a multiprocessor
 _MAX_CHANNELS = 4  # two pixels of so many make 16 bytes
 _MAX_STEPS = 16  # of 16 products: their weights stay in registers
@@ -49,9 +51,12 @@ class _Window:
         return -(-self.line * self.lines * 16 // 128) * 128
 
 
-def fits_windows(group: Group) -> bool:
+def fits_windows(group: Group, lowering: Lowering) -> bool:
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
     source = anchor_source(group)
+    found = resolve_anchor(group, lowering, _IMAGE_DIMS)
+    if group.output.dtype not in (FLOAT16, BFLOAT16) or pack_size(group, found.operands, group.shape[1]) < _CHUNK:
+        return False
     weight = source.operands[1].view.shape
     if source.attrs["groups"] != 1 or weight[1] > _MAX_CHANNELS:
         return False
@@ -85,6 +90,7 @@ def lower_windows(group: Group, lowering: Lowering) -> Launch:
         "LINE": window.line,
         "LINES": window.lines,
         "WINDOW_BYTES": window.nbytes,
+        "STAGED_BYTES": _STAGED_BYTES,
         "tile_t": CUDA.storage[image.dtype.name],
         "WGMMA_TYPE": '"bf16"' if image.dtype == BFLOAT16 else '"f16"',
     }
@@ -93,7 +99,7 @@ def lower_windows(group: Group, lowering: Lowering) -> Launch:
         group,
         lowering,
         found,
-        size=pack_size(group, found.operands, outputs),
+        size=_CHUNK,
         inputs=[
             TensorArg(t.index, ref.view.offset * t.dtype.size) for t, ref in ((image, image_ref), (weight, weight_ref))
         ],
@@ -103,7 +109,8 @@ def lower_windows(group: Group, lowering: Lowering) -> Launch:
         blocks=min(tiles, _BLOCKS * MULTIPROCESSORS),
         splits=-(-outputs // _OUTPUTS),
         threads=_THREADS,
-        shared_bytes=window.nbytes + _TILE_X * _TILE_Y * (_OUTPUTS + 4) * 4,
+        shared_bytes=window.nbytes + _TILE_X * _TILE_Y * _STAGED_BYTES,
+        generated=element_functions(group, found, "int batch, int row, int col, "),
     )
 
 

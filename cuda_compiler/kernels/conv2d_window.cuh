@@ -4,11 +4,11 @@
 // nothing is swizzled: it multiplies overlapping windows where they lie, and none is ever copied. The first operand is the
 // weights of 64 output channels, which stay in registers; the common dimension walks chunks of two taps.
 // PAIRS of them make a line of the window, after BEFORE taps of zeros that let every window begin at an even pixel.
-// Blocks stay and take tiles of TILE_X x TILE_Y results in turn; LINES lines of LINE pairs are what a tile reads. Grid: blocks in x, 64 output channels in y. Block: 128.
+// Blocks stay and take tiles of TILE_X x TILE_Y results in turn; LINES lines of LINE pairs are what a tile reads, and a
+// result's channels take STAGED_BYTES of shared memory. Grid: blocks in x, 64 output channels in y. Block: 128.
 constexpr int RESULTS = TILE_X * TILE_Y, OUTPUTS = 64, THREADS = 128;
 constexpr int CHUNKS = TAPS_Y * PAIRS, STEPS = (CHUNKS + 1) / 2, SLOTS = LINES * LINE;
 constexpr int ROUNDS = (SLOTS + THREADS - 1) / THREADS;
-constexpr int STORE_STRIDE = OUTPUTS + 4;               // floats; keeps the results of a warp in different banks
 constexpr int TILES_X = (OUT_WIDTH + TILE_X - 1) / TILE_X, TILES_Y = (OUT_HEIGHT + TILE_Y - 1) / TILE_Y;
 
 // Where a chunk of the first result's window lies, in bytes.
@@ -171,29 +171,48 @@ __device__ __forceinline__ void multiply_window(float (&sum)[64], const Weights&
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// Brings the sums to shared memory, the channels of a result side by side.
-__device__ __forceinline__ void stage(const float (&sum)[64], float* staged)
+__device__ __forceinline__ bool is_result(int y, int x)
 {
-    int lane = int(threadIdx.x) % 32;
-    float* at = staged + lane % 4 * 2 * STORE_STRIDE + int(threadIdx.x) / 32 * 16 + lane / 4;
+    return (OUT_HEIGHT % TILE_Y == 0 || y < OUT_HEIGHT) && (OUT_WIDTH % TILE_X == 0 || x < OUT_WIDTH);
+}
+
+// Computes the results and brings them to shared memory, the channels of each side by side.
+__device__ __forceinline__ void stage(
+    const float (&sum)[64], unsigned char* staged, Tile tile, EPILOGUE_PARAMETERS const Params& p)
+{
+    int lane = int(threadIdx.x) % 32, channel = int(threadIdx.x) / 32 * 16;
+    int col = int(blockIdx.y) * OUTPUTS + channel + lane / 4, x = tile.x + lane % 4 * 2;
+    uint at = shared_address(staged) + (lane / 16 * 8 + lane % 8) * STAGED_BYTES + (channel + lane / 8 % 2 * 8) * 2;
     #pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        at[(i / 4 * 8 + i % 2) * STORE_STRIDE + i / 2 % 2 * 8] = sum[i];
+    for (int line = 0; line < TILE_Y; line += 2) {
+        uint pair[4]; // of a line of results, each of two neighbours: first 8 channels, then the next 8
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            int result_y = tile.y + line + i / 4, result_x = x + i % 2, result_col = col + i / 2 % 2 * 8;
+            bool inside = is_result(result_y, result_x) && (COLUMNS % OUTPUTS == 0 || result_col < COLUMNS);
+            int row = inside ? (tile.image * OUT_HEIGHT + result_y) * OUT_WIDTH + result_x : 0;
+            OUT_T result = element(sum[line * 4 + i], 0, row, inside ? result_col : 0, EPILOGUE_ARGUMENTS p);
+            pair[i / 2] = i % 2 ? pair[i / 2] | uint(result.bits) << 16 : uint(result.bits);
+        }
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         at + line * TILE_X * STAGED_BYTES),
+                     "r"(pair[0]), "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
+                     : "memory");
     }
 }
 
-__device__ __forceinline__ void store_results(
-    const float* staged, Tile tile, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+__device__ __forceinline__ void store_results(const unsigned char* staged, Tile tile, OUT_T* out, const Params& p)
 {
     constexpr int PACKS = OUTPUTS / STORE_SIZE;
     int channel = int(threadIdx.x) % PACKS * STORE_SIZE, col = int(blockIdx.y) * OUTPUTS + channel;
-    #pragma unroll 4
-    for (int result = int(threadIdx.x) / PACKS; result < RESULTS; result += THREADS / PACKS) {
+    #pragma unroll 2
+    for (int round = 0; round < RESULTS * PACKS / THREADS; ++round) {
+        int result = round * (THREADS / PACKS) + int(threadIdx.x) / PACKS;
         int y = tile.y + result / TILE_X, x = tile.x + result % TILE_X;
-        if (y < OUT_HEIGHT && x < OUT_WIDTH && col < COLUMNS) {
-            Pack<float, STORE_SIZE> value = load_pack<STORE_SIZE>(staged + result * STORE_STRIDE + channel);
+        if (is_result(y, x) && (COLUMNS % OUTPUTS == 0 || col < COLUMNS)) {
+            const OUT_T* from = reinterpret_cast<const OUT_T*>(staged + result * STAGED_BYTES) + channel;
             int row = (tile.image * OUT_HEIGHT + y) * OUT_WIDTH + x;
-            finish(value.at, 0, row, col, out, EPILOGUE_ARGUMENTS p);
+            store_pack(out + place(0, row, col, p), load_pack<STORE_SIZE>(from));
         }
     }
 }
@@ -204,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(128) unsigned char shared[];
-    float* staged = reinterpret_cast<float*>(shared + WINDOW_BYTES);
+    unsigned char* staged = shared + WINDOW_BYTES;
     Weights weights(weight);
     wait_for_previous_grid();
     Pixels pixels;
@@ -218,9 +237,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
         }
         float sum[64];
         multiply_window(sum, weights, shared_address(shared));
-        stage(sum, staged);
+        stage(sum, staged, Tile(number), EPILOGUE_ARGUMENTS p);
         __syncthreads();
-        store_results(staged, Tile(number), out, EPILOGUE_ARGUMENTS p);
+        store_results(staged, Tile(number), out, p);
     }
 #endif
 }
