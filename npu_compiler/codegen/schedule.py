@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,7 +11,7 @@ from npu_compiler.codegen.grouping import Group, realign_rows
 from npu_compiler.expr import Expr
 from npu_compiler.trace import Anchor, Scatter, Trace, TracedTensor
 
-__all__ = ["InPlace", "find_in_place", "schedule", "with_prologues"]
+__all__ = ["InPlace", "find_in_place", "readers_of", "schedule", "with_prologues"]
 
 _MAX_SHARED_ELEMENTS = 1 << 20  # a larger kernel fills the device by itself
 _MAX_SHARED_GROUPS = 8
@@ -100,10 +101,7 @@ def with_prologues(
         outputs: Tensors that must be stored all the same.
         accepts: Whether the target computes an operand, given by its position and expression, inside a group.
     """
-    readers: dict[int, int] = {}
-    for part in _in_order(groups, outputs):
-        for index in set(part.reads()):
-            readers[index] = readers.get(index, 0) + 1
+    readers = readers_of(groups, outputs)
     result = dict(groups)
     for key, parts in groups.items():
         if len(parts) != 1 or parts[0].anchor is None or not isinstance(parts[0].anchor.source, Anchor):
@@ -129,6 +127,11 @@ def with_prologues(
                 current = replace(current, prologue={**current.prologue, position: expr}, nodes=nodes)
         result[key] = [current]
     return result
+
+
+def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> Counter[int]:
+    """How many of the groups that the outputs need read each tensor."""
+    return Counter(index for part in _in_order(groups, outputs) for index in set(part.reads()))
 
 
 def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[tuple[Group, ...]]:

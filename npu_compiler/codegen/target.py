@@ -118,6 +118,10 @@ class CodegenTarget(ABC):
         """Whether it can compute an operand of a group's anchor, given by its position, inside the anchor's kernel."""
         return False
 
+    def takes_added(self, group: Group, other: Group) -> bool:
+        """Whether it can compute another group's anchor, whose result is added, in the kernel of a group's anchor."""
+        return False
+
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
         """The launches of elementwise groups that do not depend on each other; one, where the target can share it."""
         return [launch for group in groups for launch in self.lower(group, lowering)]
