@@ -45,7 +45,7 @@ def _with_added(
 ) -> Group:
     assert group.anchor is not None
     for load in leaves(group.expr):
-        parts = groups.get(load.ref.tensor, [])
+        parts = [] if load.ref.tensor == group.anchor.index else groups.get(load.ref.tensor, [])
         if not is_private(load.ref.tensor) or len(parts) != 1 or not _fits(group, parts[0], load):
             continue
         expr = _sum_of_both(group, parts[0], load)
