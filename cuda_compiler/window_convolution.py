@@ -23,6 +23,7 @@ _OUTPUTS, _THREADS = 64, 128  # of a block
 _CHUNK = 8  # results that are stored together
 _STAGED_BYTES = 2 * _OUTPUTS + 16  # of shared memory for a result; neighbours begin in different banks
 _BLOCKS = 3  # that share a multiprocessor
+_AHEAD = 3  # rounds of tiles for which pixels are asked for
 _MAX_CHANNELS = 4  # two pixels of so many make 16 bytes
 _MAX_STEPS = 16  # of 16 products: their weights stay in registers
 _MAX_WORDS = 24  # of a tile's pixels that a thread has on their way
@@ -85,6 +86,7 @@ def lower_windows(group: Group, lowering: Lowering) -> Launch:
         "TILE_X": _TILE_X,
         "TILE_Y": _TILE_Y,
         "BLOCKS": _BLOCKS,
+        "AHEAD": _AHEAD,
         "BEFORE": window.before,
         "PAIRS": window.pairs,
         "LINE": window.line,

@@ -66,6 +66,23 @@ struct Tile {
     }
 };
 
+// Asks for the pixels of a tile of one of the next rounds: when they are loaded, they are no further away than the level-2
+// cache, however busy the memory is with results.
+__device__ __forceinline__ void prefetch(const tile_t* image, Tile tile)
+{
+#if CONTIGUOUS
+    constexpr int WIDE = LINE * 2 * CHANNELS, PARTS = WIDE / 64 + 2; // elements of a line, and lines of the cache
+    const tile_t* source = image + (long long)tile.image * IMAGE_STRIDE;
+    int top = tile.y * STEP_Y - PAD_Y, left = (tile.x * 2 - PAD_X - BEFORE) * CHANNELS;
+    for (int i = int(threadIdx.x); i < LINES * PARTS; i += THREADS) {
+        int y = top + i / PARTS, x = max(left + min(i % PARTS * 64, WIDE - 1), 0);
+        if (uint(y) < uint(HEIGHT) && x < WIDTH * CHANNELS) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(source + y * Y_STRIDE + x));
+        }
+    }
+#endif
+}
+
 // The pixels of a tile, on their way from memory: every thread takes one pair of pixels a round.
 struct Pixels {
     uint at[ROUNDS][CHANNELS]; // two pixels, one element after the other
@@ -234,6 +251,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
         __syncthreads(); // the pixels are there, and the last tile's results have been read
         if (number + int(gridDim.x) < p.tiles) {
             pixels.load(image, Tile(number + int(gridDim.x)));
+        }
+        if (number + AHEAD * int(gridDim.x) < p.tiles) {
+            prefetch(image, Tile(number + AHEAD * int(gridDim.x)));
         }
         float sum[64];
         multiply_window(sum, weights, shared_address(shared));
