@@ -77,11 +77,11 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
     outer = [*outer, group.index_stride]
     fitting = [s for s in PACK_SIZES if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
     walks = [(load, operands.walks.get(id(load))) for load in _loads([group.expr])]
-    wanted = sum(walk is not None and walk[axis] == 1 and not _guarded(operands, load) for load, walk in walks)
-    for size in fitting:
-        found = packed_loads(operands, [group.expr], size, axis)
-        if sum(not _guarded(operands, pack.leaf) for pack in found) == wanted:
-            return size
+    contiguous = [load for load, walk in walks if walk is not None and walk[axis] == 1]
+    for wanted in (len(contiguous), sum(not _guarded(operands, load) for load in contiguous)):
+        for size in fitting:
+            if len(packed_loads(operands, [group.expr], size, axis)) >= wanted:
+                return size
     return fitting[0] if fitting else 1
 
 
