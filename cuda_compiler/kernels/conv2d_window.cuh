@@ -74,9 +74,11 @@ __device__ __forceinline__ void prefetch(const tile_t* image, Tile tile)
     constexpr int WIDE = LINE * 2 * CHANNELS, PARTS = WIDE / 64 + 2; // elements of a line, and lines of the cache
     const tile_t* source = image + (long long)tile.image * IMAGE_STRIDE;
     int top = tile.y * STEP_Y - PAD_Y, left = (tile.x * 2 - PAD_X - BEFORE) * CHANNELS;
-    for (int i = int(threadIdx.x); i < LINES * PARTS; i += THREADS) {
+    #pragma unroll
+    for (int round = 0; round < (LINES * PARTS + THREADS - 1) / THREADS; ++round) {
+        int i = round * THREADS + int(threadIdx.x);
         int y = top + i / PARTS, x = max(left + min(i % PARTS * 64, WIDE - 1), 0);
-        if (uint(y) < uint(HEIGHT) && x < WIDTH * CHANNELS) {
+        if (i < LINES * PARTS && uint(y) < uint(HEIGHT) && x < WIDTH * CHANNELS) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(source + y * Y_STRIDE + x));
         }
     }
