@@ -17,8 +17,9 @@ from cuda_compiler.image_packing import (
     packed_weight,
 )
 from cuda_compiler.packing import pack_size, resolve_anchor
-from cuda_compiler.tiled import first_on_warpgroups, partial_argument, product_function
-from cuda_compiler.tiles import Tiling, choose_tiling, choose_warpgroup_tiling
+from cuda_compiler.tiled import bytes_of_a_result, first_on_warpgroups, partial_argument, product_function
+from cuda_compiler.tiles import Tiling, choose_tiling
+from cuda_compiler.warpgroups import choose_warpgroup_tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Emitted, Launch, Lowering
@@ -134,7 +135,9 @@ def _choose_tiles(
     rows, depth = batch * out_height * out_width, prod(packed_weight(conv.weight_ref.view.shape)[1:])
     sizes = rows, conv.outputs, depth, conv.groups
     general = _lower_tiled(conv, group, lowering, image, geometry, choose_tiling(*sizes))
-    tiling = choose_warpgroup_tiling(*sizes)
+    if geometry["CHANNELS"] == CHUNK:  # its windows overlap and come through the level-1 cache: no room for large tiles
+        return general
+    tiling = choose_warpgroup_tiling(*sizes, bytes_of_a_result(group, lowering))
     if tiling is None:
         return general
     return first_on_warpgroups(_lower_tiled(conv, group, lowering, image, geometry, tiling), [general])

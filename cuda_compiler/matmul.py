@@ -11,8 +11,9 @@ from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matvec import as_vectors, lower_vectors
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.products import Product, offset_function, product_of
-from cuda_compiler.tiled import first_on_warpgroups, partial_argument, product_function
-from cuda_compiler.tiles import Tiling, choose_tiling, choose_warpgroup_tiling
+from cuda_compiler.tiled import bytes_of_a_result, first_on_warpgroups, partial_argument, product_function
+from cuda_compiler.tiles import Tiling, choose_tiling
+from cuda_compiler.warpgroups import choose_warpgroup_tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Emitted, Launch, Library, Lowering
@@ -43,7 +44,7 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Emitted]:
         general = _lower_to_library(found, group, lowering)
     else:
         general = [_lower_tiled(found, group, lowering, positions, choose_tiling(*sizes))]
-    tiling = choose_warpgroup_tiling(*sizes) if found.along_k else None
+    tiling = choose_warpgroup_tiling(*sizes, bytes_of_a_result(group, lowering)) if found.along_k else None
     if tiling is None:
         return [*general]
     return [first_on_warpgroups(_lower_tiled(found, group, lowering, positions, tiling), general)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-__all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "choose_tiling"]
+__all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "cheapest_tiling", "choose_tiling"]
 
 
 @dataclass(frozen=True)
@@ -140,26 +140,13 @@ _TRAFFIC_BYTES = 5143  # that all multiprocessors move a clock
 
 def choose_tiling(m: int, n: int, k: int, batch: int) -> Tiling:
     """The cheapest of all candidates for a product [m, k] by [k, n], `batch` times."""
+    return cheapest_tiling(m, n, k, batch)[1]
+
+
+def cheapest_tiling(m: int, n: int, k: int, batch: int) -> tuple[float, Tiling]:
+    """What `choose_tiling` chooses, after the clocks that it takes."""
     costs = ((_clocks(tiling, cost, m, n, k, batch), tiling) for tiling, cost in _variants(k))
-    return min(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))[1]
-
-
-WARPGROUP_CANDIDATES = {
-    Tiling(128, 256, 64, 8, 1, 4, 1, by_warpgroups=True): _Cost(1500, 600, 1),
-    Tiling(256, 128, 64, 8, 1, 4, 1, by_warpgroups=True): _Cost(1400, 600, 1),
-    Tiling(128, 192, 64, 8, 1, 5, 1, by_warpgroups=True): _Cost(1450, 600, 1),
-    Tiling(128, 128, 64, 8, 1, 3, 2, by_warpgroups=True): _Cost(1300, 400, 2),
-    Tiling(128, 96, 64, 8, 1, 4, 2, by_warpgroups=True): _Cost(1200, 400, 2),
-    Tiling(128, 64, 64, 8, 1, 3, 3, by_warpgroups=True): _Cost(1100, 400, 3),
-    Tiling(64, 256, 64, 4, 1, 5, 1, by_warpgroups=True): _Cost(1100, 600, 1),
-    Tiling(64, 128, 64, 4, 1, 3, 3, by_warpgroups=True): _Cost(1100, 400, 3),
-    Tiling(64, 64, 64, 4, 1, 4, 3, by_warpgroups=True): _Cost(900, 300, 3),
-    Tiling(64, 32, 64, 4, 1, 4, 4, by_warpgroups=True): _Cost(600, 300, 4),
-}
-
-
-def choose_warpgroup_tiling(m: int, n: int, k: int, batch: int) -> Tiling | None:
-    return None
+    return min(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))
 
 
 def _variants(k: int) -> Iterator[tuple[Tiling, _Cost]]:
