@@ -4,6 +4,7 @@ typedef signed char int8;
 typedef unsigned char uint8;
 typedef short int16;
 typedef long long int64;
+typedef unsigned long long uint64;
 typedef unsigned int uint;
 
 // float16 and bfloat16 are storage only: arithmetic happens in float.
