@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention_mask import mask_macros, mask_states, mask_values
+from cuda_compiler.attention_prefill import MaskBlocks, is_for_warpgroups, lower_prefill
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import pack_size, resolve_anchor
+from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.target import Choice, Emitted, Launch, Lowering, Option
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 
-__all__ = ["chunk_of", "lower_attention"]
+__all__ = ["lower_attention"]
 
 _MAX_GRID = 65535
 _CHUNK = 8  # elements of 16 bytes
@@ -54,8 +55,8 @@ class _Division:
 
     @property
     def state_rows(self) -> int:
-        """Rows of the mask that are summed up together."""
-        return min(self.problem.rows, self.tile_rows)
+        """Rows of the mask that are summed up together, here and by the kernels beside this one."""
+        return min(self.problem.rows, self.tile_rows, 64)
 
     @property
     def width(self) -> int:
@@ -69,7 +70,7 @@ class _Division:
         return max(ring, self.tile_rows * _pitch(query) * 2, self.tile_rows * self.splits * 4)
 
 
-def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
+def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
@@ -79,13 +80,31 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
     division = _divide(problem)
     positions = resolve_anchor(group, lowering, _DIMS)
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
+    ready = not launches
+    anywhere = _lower_tiles(division, group, lowering, positions, states, ready)
+    if not is_for_warpgroups(problem):
+        return [*launches, anywhere]
+    blocks = MaskBlocks(states, division.state_rows, division.block, ready)
+    return [
+        *launches,
+        Choice(
+            (Option("sm_90a", (lower_prefill(group, lowering, problem, positions, blocks),)), Option("", (anywhere,)))
+        ),
+    ]
+
+
+def _lower_tiles(
+    division: _Division, group: Group, lowering: Lowering, positions: Positions, states: TensorArg, ready: bool
+) -> Launch:
+    """The launch that every GPU can run; `ready` if the states were written before the launch ahead of it."""
+    problem = division.problem
     tiles = division.row_tiles * problem.batch * problem.groups
     parts = problem.k.argument
     if division.splits > 1:
         rows = tiles * division.splits * division.tile_rows
         parts = TensorArg(lowering.scratch(rows * (division.width + 2) * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
-    launch = anchor_launch(
+    return anchor_launch(
         "attention",
         group,
         lowering,
@@ -93,7 +112,7 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
         size=min(2, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, states, parts),
         values=_values(division),
-        macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(not launches)},
+        macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         flops=problem.flops,
         blocks=division.row_tiles,
         threads=32 * division.warps_m * division.warps_l,
@@ -102,7 +121,6 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
         shared_bytes=division.shared_bytes,
         parts=_FILES,
     )
-    return [*launches, launch]
 
 
 def _problem(group: Group, lowering: Lowering) -> AttentionProblem:
@@ -123,11 +141,9 @@ def _divide(problem: AttentionProblem) -> _Division:
     return _Division(problem, block, warps_m, warps_l, _splits(-(-problem.length // block), blocks))
 
 
-def chunk_of(operand: AttentionOperand) -> int:
+def _chunk(operand: AttentionOperand) -> int:
     """Elements that are copied at a time along a row."""
-    *outer, step = operand.view.strides
-    aligned = all(number % _CHUNK == 0 for number in (operand.view.offset, operand.view.shape[-1], *outer))
-    return _CHUNK if step == 1 and aligned else 1
+    return _CHUNK if operand.has_chunks(_CHUNK) else 1
 
 
 def _padded(size: int) -> int:
@@ -167,9 +183,9 @@ def _macros(division: _Division) -> dict[str, object]:
         "SPLITS": division.splits,
         "SPLIT_TILES": _SPLIT_TILES,
         "ALONE_TILES": _ALONE_TILES,
-        "Q_CHUNK": chunk_of(problem.q),
-        "K_CHUNK": chunk_of(problem.k),
-        "V_CHUNK": chunk_of(problem.v),
+        "Q_CHUNK": _chunk(problem.q),
+        "K_CHUNK": _chunk(problem.k),
+        "V_CHUNK": _chunk(problem.v),
         "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "STATE_ROWS": division.state_rows,

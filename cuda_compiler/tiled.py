@@ -7,7 +7,7 @@ from math import prod
 
 from cuda_compiler.anchors import anchor_source
 from cuda_compiler.tiles import Tiling
-from cuda_compiler.warpgroups import warpgroup_product
+from cuda_compiler.wgmma import warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.operands import TensorArg

@@ -13,11 +13,10 @@ from math import ceil
 
 from cuda_compiler.tiles import MULTIPROCESSORS, Tiling, cheapest_tiling
 
-__all__ = ["WARPGROUP_CANDIDATES", "choose_warpgroup_tiling", "warpgroup_product"]
+__all__ = ["WARPGROUP_CANDIDATES", "choose_warpgroup_tiling"]
 
 _ROWS = 64  # that a warpgroup multiplies at a time
 _DEPTH = 64  # of a tile: lines of 128 bytes
-_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -67,34 +66,6 @@ _COPY_BYTES = 53.3  # that a multiprocessor copies into shared memory a clock
 _CACHE_BYTES = 7724  # that all multiprocessors move through the level-2 cache a clock
 _MEMORY_BYTES = 4447  # of stored results and weights that device memory moves a clock
 _MARGIN = 0.9  # tiles for warps are mostly faster than the model of their own cost says
-
-
-def warpgroup_product(columns: int, dtype: str) -> str:
-    """A device function ``multiply_64_rows`` that adds [64, 16] by [16, columns] to a warpgroup's results.
-
-    Args:
-        columns: Columns of the second operand: a multiple of 8, at most 256.
-        dtype: Data type of both operands, `float16` or `bfloat16`.
-    """
-    blocks = columns // 8
-    registers = blocks * 4
-    names = ", ".join(f"%{number}" for number in range(registers))
-    outputs = ", ".join(f'"+f"(sum[{block}][{i}])' for block in range(blocks) for i in range(4))
-    kind = _TYPES[dtype]
-    return "\n".join(
-        [
-            "__device__ __forceinline__ void multiply_64_rows(",
-            f"    float (&sum)[{blocks}][4], unsigned long long a, unsigned long long b)",
-            "{",
-            "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)",
-            f'    asm volatile("wgmma.mma_async.sync.aligned.m{_ROWS}n{columns}k16.f32.{kind}.{kind} "',
-            f'                 "{{{names}}}, %{registers}, %{registers + 1}, 1, 1, 1, 0, 0;"',
-            f"                 : {outputs}",
-            '                 : "l"(a), "l"(b));',
-            "#endif",
-            "}",
-        ]
-    )
 
 
 def choose_warpgroup_tiling(m: int, n: int, k: int, batch: int, moved: float) -> Tiling | None:

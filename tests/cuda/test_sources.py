@@ -13,7 +13,7 @@ import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
-from tests.cuda import shapes
+from tests.cuda import shapes, test_prefill
 from tests.cuda.kernels import kernels_for
 from tests.cuda.resnets import compiled_resnet
 from tests.ops.cases import Case
@@ -60,6 +60,12 @@ def test_kernels_of_op_samples_compile(architecture: int) -> None:
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_kernels_of_all_sizes_compile(architecture: int) -> None:
     chosen = shapes.CASES[architecture // 10 % 3 :: 3]
+    _compile_all([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen], architecture)
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_kernels_of_prefill_compile(architecture: int) -> None:
+    chosen = test_prefill.CASES[architecture // 10 % 3 :: 3]
     _compile_all([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen], architecture)
 
 
