@@ -109,12 +109,16 @@ class Backend(ABC):
         """
 
     def select(self, choice: CallChoice, kernels: Sequence[KernelSource]) -> int:
-        """Which option of a choice this device takes; `kernels` are those of the plan.
+        """Which option of a choice this device takes: the first that requires nothing, where it knows no better.
+
+        Args:
+            choice: The choice.
+            kernels: The kernels of its plan.
 
         Raises:
             DeviceError: An option requires what this release does not know.
         """
-        return len(choice.options) - 1
+        return next(index for index, option in enumerate(choice.options) if not option.requires)
 
     @abstractmethod
     def prepare(self, plan: ExecutionPlan) -> PreparedPlan:
