@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError, InputError
+from npu_runtime.buffer import NPUBuffer
 
-__all__ = ["Sampler", "Sampling"]
+__all__ = ["Sampler", "Sampling", "not_a_number"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Sampler:
         self.sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
 
+    def choose_from(self, logits: NPUBuffer | NDArray[Any]) -> int:
+        """As `choose`, from logits of any shape with one row, wherever they lie."""
+        array = logits.to_numpy() if isinstance(logits, NPUBuffer) else logits
+        return self.choose(array.astype(np.float32).reshape(-1))
+
     def choose(self, logits: NDArray[Any]) -> int:
         """The next token.
 
@@ -67,10 +73,7 @@ class Sampler:
         """
         best = int(logits.argmax())  # numpy takes NaN for the highest
         if not np.isfinite(logits[best]):
-            raise DeviceError(
-                f"the model gave {logits[best]} as highest logit; its weights are damaged, or too large for the data "
-                "type: extract it as bfloat16"
-            )
+            raise not_a_number(str(logits[best]))
         if self.sampling.temperature == 0:
             return best
         tokens, probabilities = self._candidates(logits.astype(np.float64))
@@ -88,3 +91,11 @@ class Sampler:
             count = int(np.searchsorted(reached, self.sampling.top_p)) + 1  # a slice may end behind the last
             tokens, probabilities = tokens[:count], probabilities[:count]
         return tokens, probabilities
+
+
+def not_a_number(highest: str) -> DeviceError:
+    """What to raise for logits of which the highest is none that can be compared."""
+    return DeviceError(
+        f"the model gave {highest} as highest logit; its weights are damaged, or too large for the data type: extract "
+        "it as bfloat16"
+    )
