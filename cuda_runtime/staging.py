@@ -51,7 +51,7 @@ class Staging:
         """Copies bytes to a device address, in the stream's order. When it returns, `source` may change."""
         for begin in range(0, source.nbytes, _PIECE_BYTES):
             part = source[begin : begin + _PIECE_BYTES]
-            piece = self._take()
+            piece = self._wait_for_one()
             try:
                 piece.crossed.synchronize()
                 piece.content[: part.nbytes] = part
@@ -66,7 +66,10 @@ class Staging:
         for begin in range(0, nbytes, _PIECE_BYTES):
             if len(crossing) == 2:
                 self._land(*crossing.popleft(), target)
-            piece = self._take()
+            piece = self._take() if crossing else self._wait_for_one()
+            if piece is None:  # whoever waits must hold none, or threads could wait for each other
+                self._land(*crossing.popleft(), target)
+                piece = self._wait_for_one()
             self._copy(piece.pointer, pointer + begin, min(_PIECE_BYTES, nbytes - begin), piece)
             crossing.append((begin, piece))
         while crossing:
@@ -79,15 +82,22 @@ class Staging:
         part[:] = piece.content[: part.nbytes]
         self._give_back(piece)
 
-    def _take(self) -> _Piece:
-        """A piece for the caller alone; a new one while there are few and all others are crossing."""
+    def _wait_for_one(self) -> _Piece:
         with self._returned:
-            while not self._pieces and self._count == _MAX_PIECES:
+            while (piece := self._take()) is None:
                 self._returned.wait()
-            if self._count == _MAX_PIECES or (self._pieces and self._pieces[0].crossed.done):
+            return piece
+
+    def _take(self) -> _Piece | None:
+        """A piece for the caller alone, a new one while there are few and the others cross; None where all are out."""
+        with self._returned:
+            if self._pieces and (self._count == _MAX_PIECES or self._pieces[0].crossed.done):
                 return self._pieces.popleft()
+            if self._count == _MAX_PIECES:
+                return None
+            piece = _Piece()
             self._count += 1
-        return _Piece()
+            return piece
 
     def _give_back(self, piece: _Piece) -> None:
         with self._returned:

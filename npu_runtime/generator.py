@@ -77,7 +77,7 @@ class Timing:
 
 
 class Generation(Iterator[Token]):
-    """A text in the making: an iterator over its tokens, each computed when it is asked for.
+    """A text in the making: an iterator over its tokens, each computed when it is asked for, or a little ahead.
 
     Attributes:
         timing: Of the tokens so far.
