@@ -26,7 +26,7 @@ __all__ = ["Weights", "check_names", "check_tensor", "load_weights"]
 
 _MAX_LISTED = 8
 _MAX_THREADS = 8
-_RELEASED_BYTES = 16 << 20  # from this size on, what was read of the file is given back
+_MAX_KEPT_BYTES = 128 << 20  # of a mapped file, before its memory is given back
 
 Array = NDArray[Any]
 Source = Mapping[str, Array]
@@ -77,15 +77,27 @@ def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram
     check_names({item.name for recipe in program.recipes for item in recipe.inputs}, source)
     backend, names = device.backend, [recipe.spec.name for recipe in program.recipes]
     buffers = dict(zip(names, backend.allocate_all([recipe.spec.nbytes for recipe in program.recipes]), strict=True))
+    _fill(buffers, program.recipes, source, backend)
+    return Weights(backend, buffers)
+
+
+def _fill(
+    buffers: Mapping[str, DeviceBuffer], recipes: tuple[WeightRecipe, ...], source: Source, backend: Backend
+) -> None:
+    """Makes all weights, several at once, and gives back what was read of a file now and then."""
+    kept = 0
     workers = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
     try:
-        made = workers.map(lambda recipe: _make(recipe, source, backend, buffers[recipe.spec.name]), program.recipes)
-        with _progress(program.recipes) as recipes:
-            for recipe, seconds in zip(recipes, made, strict=True):
+        made = workers.map(lambda recipe: _make(recipe, source, backend, buffers[recipe.spec.name]), recipes)
+        with _progress(recipes) as advancing:
+            for recipe, seconds in zip(advancing, made, strict=True):
                 backend.transfers.uploads.add(recipe.spec.nbytes, seconds)
+                kept += recipe.spec.nbytes
+                if kept >= _MAX_KEPT_BYTES and isinstance(source, SafetensorsFile | ShardedFiles):
+                    source.release()
+                    kept = 0
     finally:
         workers.shutdown(cancel_futures=True)
-    return Weights(backend, buffers)
 
 
 def check_names(needed: Set[str], source: Source) -> None:
@@ -130,8 +142,6 @@ def _make(recipe: WeightRecipe, source: Source, backend: Backend, buffer: Device
         ) from error
     except InputError as error:
         raise WeightError(str(error)) from error
-    if isinstance(source, SafetensorsFile | ShardedFiles) and recipe.spec.nbytes > _RELEASED_BYTES:
-        source.release()
     return perf_counter() - started
 
 
