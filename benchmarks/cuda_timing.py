@@ -123,10 +123,11 @@ class Peers:
             self._calls[name] = _prepared(name, function, arguments, limit)
             self._seconds[name] = perf_counter() - start
 
-    def figures(self, compared: Compared) -> dict[str, Any]:
+    def figures(self, names: Sequence[str], compared: Compared) -> dict[str, Any]:
         """Each peer's comparison with the reference and its time in milliseconds, None where it was not compiled."""
         figures: dict[str, Any] = {}
-        for name, call in self._calls.items():
+        for name in names:
+            call = self._calls[name]
             if call is None:
                 figures |= {name: None, f"{name}, not compiled within, s": self._limit}
                 continue
