@@ -64,7 +64,8 @@ Compared = Callable[[torch.Tensor], Mapping[str, Any]]
 
 def add_arguments(parser: argparse.ArgumentParser, peers: Sequence[str] = tuple(PEERS)) -> None:
     """The options that all of these benchmarks have; `peers` are those to compare with by default."""
-    parser.add_argument("--peers", nargs="*", default=list(peers), choices=list(PEERS))
+    ways = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
+    parser.add_argument("--peers", nargs="*", default=list(peers), choices=list(PEERS), help=ways)
     parser.add_argument(
         "--limit", type=float, default=60.0, metavar="SECONDS", help="for torch.compile, each time (default: 60)"
     )
