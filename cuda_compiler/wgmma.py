@@ -42,12 +42,14 @@ def warpgroup_product(
         [
             f"__device__ __forceinline__ void {name}(float (&sum)[{blocks}][4], {parameters}, uint64 b, int adds = 1)",
             "{",
+            "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)",
             '    asm volatile("{.reg .pred adds;\\n"',
             f'                 "setp.ne.b32 adds, %{right + 1}, 0;\\n"',
             f'                 "wgmma.mma_async.sync.aligned.m{_ROWS}n{columns}k16.f32.{kind}.{kind} "',
             f'                 "{{{sums}}}, {left}, %{right}, adds, 1, 1, {transposed}{int(b_along_columns)};}}"',
             f"                 : {outputs}",
             f'                 : {inputs}, "l"(b), "r"(adds));',
+            "#endif",
             "}",
         ]
     )
