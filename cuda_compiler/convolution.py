@@ -17,13 +17,12 @@ from cuda_compiler.image_packing import (
     packed_weight,
 )
 from cuda_compiler.packing import pack_size, resolve_anchor
-from cuda_compiler.tiled import bytes_of_a_result, first_on_warpgroups, partial_argument, product_function
-from cuda_compiler.tiles import Tiling, choose_tiling
-from cuda_compiler.warpgroups import choose_warpgroup_tiling
+from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles import Tiling
 from cuda_compiler.window_convolution import fits_windows, lower_windows
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Choice, Emitted, Launch, Lowering, Option
+from npu_compiler.codegen.target import Emitted, Launch, Lowering, Option, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import TracedTensor
@@ -81,14 +80,13 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Emitted]:
         return [_lower_plain(found, group, lowering)]
     if is_packed_image(found.image_ref, found.channels):
         given = _argument(found.image, found.image_ref)
-        return [_choose_tiles(found, group, lowering, given, _geometry(group, found))]
+        return choice_of(_tiled_options(found, group, lowering, given, _geometry(group, found)))
     packing, packed, geometry = pack_image(found.image, found.image_ref, _geometry(group, found), lowering)
-    tiled = _choose_tiles(found, group, lowering, packed, geometry)
+    tiled = _tiled_options(found, group, lowering, packed, geometry)
     if not fits_windows(group, lowering):
-        return [packing, tiled]
-    ways = tiled.options if isinstance(tiled, Choice) else (Option("", (tiled,)),)
-    packed_ways = (Option(way.requires, (packing, *way.launches)) for way in ways)
-    return [Choice((Option("sm_90a", (lower_windows(group, lowering),)), *packed_ways))]
+        return [packing, *choice_of(tiled)]
+    packed_ways = (Option(way.requires, (packing, *way.launches)) for way in tiled)
+    return choice_of([Option("sm_90a", (lower_windows(group, lowering),)), *packed_ways])
 
 
 def image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
@@ -134,19 +132,16 @@ def _geometry(group: Group, conv: _Convolution) -> dict[str, int]:
     }
 
 
-def _choose_tiles(
+def _tiled_options(
     conv: _Convolution, group: Group, lowering: Lowering, image: TensorArg, geometry: Mapping[str, int]
-) -> Launch | Choice:
+) -> list[Option]:
     batch, _, out_height, out_width = group.shape
     rows, depth = batch * out_height * out_width, prod(packed_weight(conv.weight_ref.view.shape)[1:])
-    sizes = rows, conv.outputs, depth, conv.groups
-    general = _lower_tiled(conv, group, lowering, image, geometry, choose_tiling(*sizes))
-    if geometry["CHANNELS"] == CHUNK:  # its windows overlap and come through the level-1 cache: no room for large tiles
-        return general
-    tiling = choose_warpgroup_tiling(*sizes, bytes_of_a_result(group, lowering))
-    if tiling is None:
-        return general
-    return first_on_warpgroups(_lower_tiled(conv, group, lowering, image, geometry, tiling), [general])
+    # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
+    large = geometry["CHANNELS"] != CHUNK
+    moved = bytes_of_a_result(group, lowering)
+    tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
+    return [option_of(_lower_tiled(conv, group, lowering, image, geometry, tiling), tiling) for tiling in tilings]
 
 
 def _lower_tiled(

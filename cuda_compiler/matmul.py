@@ -11,12 +11,11 @@ from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matvec import as_vectors, lower_vectors
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.products import Product, offset_function, product_of
-from cuda_compiler.tiled import bytes_of_a_result, first_on_warpgroups, partial_argument, product_function
-from cuda_compiler.tiles import Tiling, choose_tiling
-from cuda_compiler.warpgroups import choose_warpgroup_tiling
+from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles import Tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Emitted, Launch, Library, Lowering
+from npu_compiler.codegen.target import Emitted, Launch, Library, Lowering, Option, choice_of
 
 __all__ = ["lower_matmul"]
 
@@ -39,15 +38,15 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Emitted]:
         return [lower_vectors(vectors, found, group, lowering, positions)]
     if not found.fits_tiles:
         return [_lower_plain(found, group, lowering, positions)]
-    sizes = found.m, found.n, found.k, prod(found.batch)
-    if _suits_library(found):
-        general = _lower_to_library(found, group, lowering)
-    else:
-        general = [_lower_tiled(found, group, lowering, positions, choose_tiling(*sizes))]
-    tiling = choose_warpgroup_tiling(*sizes, bytes_of_a_result(group, lowering)) if found.along_k else None
-    if tiling is None:
-        return [*general]
-    return [first_on_warpgroups(_lower_tiled(found, group, lowering, positions, tiling), general)]
+    moved = bytes_of_a_result(group, lowering)
+    tilings = close_tilings(found.m, found.n, found.k, prod(found.batch), moved, found.along_k)
+    library = _suits_library(found)
+    if library:
+        tilings = [tiling for tiling in tilings if tiling.by_warpgroups] if tilings[0].by_warpgroups else []
+    options = [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
+    if library:
+        options.append(Option("", tuple(_lower_to_library(found, group, lowering))))
+    return choice_of(options)
 
 
 def _suits_library(found: Product) -> bool:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from cuda_compiler.anchors import anchor_source
-from cuda_compiler.tiles import Tiling
+from cuda_compiler.tiles import Tiling, ranked_tilings
+from cuda_compiler.warpgroups import ranked_warpgroup_tilings
 from cuda_compiler.wgmma import warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Choice, Launch, Library, Lowering, Option
+from npu_compiler.codegen.target import Launch, Lowering, Option
 from npu_compiler.dtypes import DType
 
-__all__ = ["bytes_of_a_result", "first_on_warpgroups", "partial_argument", "product_function"]
+__all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
 
 _WARPGROUPS = "sm_90a"
+_CLOSE = 1.15  # of the best tiling's clocks; the models are off by a tenth
+_MOST = 4  # tilings of a product that are worth timing
 
 
 def bytes_of_a_result(group: Group, lowering: Lowering) -> float:
@@ -39,6 +41,21 @@ def product_function(tiling: Tiling, dtype: DType) -> str:
     return warpgroup_product(tiling.columns // tiling.warps_n, dtype.name) if tiling.by_warpgroups else ""
 
 
-def first_on_warpgroups(launch: Launch, otherwise: Sequence[Launch | Library]) -> Choice:
-    """A launch of tiles for warpgroups, where the device has those."""
-    return Choice((Option(_WARPGROUPS, (launch,)), Option("", tuple(otherwise))))
+def close_tilings(m: int, n: int, k: int, batch: int, moved: float, warpgroups: bool) -> list[Tiling]:
+    """Tilings that are worth timing, the best by the models of their cost first; one at least is for any device.
+
+    Args:
+        m, n, k, batch: A product [m, k] by [k, n], `batch` times.
+        moved: Bytes that the epilogue reads and stores for each of the product's results.
+        warpgroups: Whether warpgroups can multiply the operands.
+    """
+    by_warps = ranked_tilings(m, n, k, batch)
+    by_warpgroups = ranked_warpgroup_tilings(m, n, k, batch, moved) if warpgroups else []
+    ranked = sorted([*by_warpgroups, *by_warps], key=lambda pair: pair[0])[:_MOST]
+    close = [tiling for clocks, tiling in ranked if clocks <= _CLOSE * ranked[0][0]]
+    return close if not all(tiling.by_warpgroups for tiling in close) else [*close, by_warps[0][1]]
+
+
+def option_of(launch: Launch, tiling: Tiling) -> Option:
+    """A launch of tiles as an option."""
+    return Option(_WARPGROUPS if tiling.by_warpgroups else "", (launch,))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-__all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "cheapest_tiling", "choose_tiling"]
+__all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "ranked_tilings"]
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,10 @@ _PARTIAL_BYTES = 50.6  # of other blocks' parts that the last one reads a clock
 _TRAFFIC_BYTES = 5143  # that all multiprocessors move a clock
 
 
-def choose_tiling(m: int, n: int, k: int, batch: int) -> Tiling:
-    """The cheapest of all candidates for a product [m, k] by [k, n], `batch` times."""
-    return cheapest_tiling(m, n, k, batch)[1]
-
-
-def cheapest_tiling(m: int, n: int, k: int, batch: int) -> tuple[float, Tiling]:
-    """What `choose_tiling` chooses, after the clocks that it takes."""
-    costs = ((_clocks(tiling, cost, m, n, k, batch), tiling) for tiling, cost in _variants(k))
-    return min(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))
+def ranked_tilings(m: int, n: int, k: int, batch: int) -> list[tuple[float, Tiling]]:
+    """All candidates for a product [m, k] by [k, n], `batch` times, after the clocks that they take; the best first."""
+    costs = [(_clocks(tiling, cost, m, n, k, batch), tiling) for tiling, cost in _variants(k)]
+    return sorted(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))
 
 
 def _variants(k: int) -> Iterator[tuple[Tiling, _Cost]]:

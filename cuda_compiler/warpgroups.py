@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from cuda_compiler.tiles import MULTIPROCESSORS, Tiling, cheapest_tiling
+from cuda_compiler.tiles import MULTIPROCESSORS, Tiling
 
-__all__ = ["WARPGROUP_CANDIDATES", "choose_warpgroup_tiling"]
+__all__ = ["WARPGROUP_CANDIDATES", "ranked_warpgroup_tilings"]
 
 _ROWS = 64  # that a warpgroup multiplies at a time
 _DEPTH = 64  # of a tile: lines of 128 bytes
@@ -68,16 +68,15 @@ _MEMORY_BYTES = 4447  # of stored results and weights that device memory moves a
 _MARGIN = 0.9  # tiles for warps are mostly faster than the model of their own cost says
 
 
-def choose_warpgroup_tiling(m: int, n: int, k: int, batch: int, moved: float) -> Tiling | None:
-    """The cheapest of all candidates, or None where tiles for warps promise to be as fast.
+def ranked_warpgroup_tilings(m: int, n: int, k: int, batch: int, moved: float) -> list[tuple[float, Tiling]]:
+    """All candidates after the clocks that they take, as `ranked_tilings` counts them; the best first.
 
     Args:
         m, n, k, batch: A product [m, k] by [k, n], `batch` times.
         moved: Bytes that the epilogue reads and stores for each of the product's results.
     """
-    costs = ((_clocks(tiling, cost, m, n, k, batch, moved), tiling) for tiling, cost in _variants(k))
-    clocks, tiling = min(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))
-    return tiling if clocks < _MARGIN * cheapest_tiling(m, n, k, batch)[0] else None
+    costs = [(_clocks(tiling, cost, m, n, k, batch, moved) / _MARGIN, tiling) for tiling, cost in _variants(k)]
+    return sorted(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))
 
 
 def _variants(k: int) -> Iterator[tuple[Tiling, _Cost]]:

@@ -15,7 +15,18 @@ from npu_compiler.expr import Expr
 from npu_compiler.layout import Layout
 from npu_compiler.trace import TracedTensor
 
-__all__ = ["Choice", "CodegenTarget", "Emitted", "Launch", "Library", "Lowering", "Option", "TARGETS", "target_named"]
+__all__ = [
+    "Choice",
+    "CodegenTarget",
+    "Emitted",
+    "Launch",
+    "Library",
+    "Lowering",
+    "Option",
+    "TARGETS",
+    "choice_of",
+    "target_named",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,11 @@ class Choice:
 
 
 Emitted = Launch | Library | Choice
+
+
+def choice_of(options: Sequence[Option]) -> list[Emitted]:
+    """A choice between options; where there is only one, its launches."""
+    return [Choice(tuple(options))] if len(options) > 1 else [*options[0].launches]
 
 
 @dataclass
