@@ -40,13 +40,12 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Emitted]:
         return [_lower_plain(found, group, lowering, positions)]
     moved = bytes_of_a_result(group, lowering)
     tilings = close_tilings(found.m, found.n, found.k, prod(found.batch), moved, found.along_k)
-    library = _suits_library(found)
-    if library:
-        tilings = [tiling for tiling in tilings if tiling.by_warpgroups] if tilings[0].by_warpgroups else []
-    options = [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
-    if library:
-        options.append(Option("", tuple(_lower_to_library(found, group, lowering))))
-    return choice_of(options)
+    library = []
+    if _suits_library(found):
+        library = [Option("", tuple(_lower_to_library(found, group, lowering)))]
+        tilings = [tiling for tiling in tilings if tiling.by_warpgroups]
+    tiled = [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
+    return choice_of([*library, *tiled])
 
 
 def _suits_library(found: Product) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +40,22 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plausible(spec: BufferSpec) -> NDArray[Any]:
-    """Numbers about one; zeros for integers, which may be indices of anything."""
+def _plausible(spec: BufferSpec, scale: float = 1.0) -> NDArray[Any]:
+    """Numbers about `scale`; zeros for integers, which may be indices of anything."""
     if not spec.dtype.is_float:
         return np.zeros(spec.shape, spec.host_dtype.numpy)
-    pattern = np.random.default_rng(0).standard_normal(_PATTERN, np.float32).astype(spec.dtype.numpy)
-    return np.resize(pattern, spec.shape)
+    pattern = scale * np.random.default_rng(0).standard_normal(_PATTERN, np.float32)
+    return np.resize(pattern.astype(spec.dtype.numpy), spec.shape)
 
 
 def _plausible_weights(program: CompiledProgram, device: Device) -> Weights:
     """Weights for a program whose file is not given; constants are as they are."""
     buffers = {}
     for recipe in program.recipes:
-        array = _plausible(recipe.spec) if recipe.inputs else recipe.compute([])
+        if recipe.inputs:
+            array = _plausible(recipe.spec, 1 / sqrt(max(1, prod(recipe.spec.shape[1:]))))  # sums stay about one
+        else:
+            array = recipe.compute([])
         buffers[recipe.spec.name] = device.backend.upload(array, recipe.spec)
     return Weights(device.backend, buffers)
 

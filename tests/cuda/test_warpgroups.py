@@ -11,8 +11,9 @@ import torch
 
 import npu_compiler
 from cuda_compiler import convolution, matmul
-from cuda_compiler.tiles import Tiling
-from cuda_compiler.warpgroups import WARPGROUP_CANDIDATES, choose_warpgroup_tiling
+from cuda_compiler.tiled import close_tilings
+from cuda_compiler.tiles import Tiling, ranked_tilings
+from cuda_compiler.warpgroups import WARPGROUP_CANDIDATES, ranked_warpgroup_tilings
 from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.codegen.plan import CallChoice
 from npu_compiler.errors import MissingDependencyError
@@ -58,12 +59,13 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
     """Lets every product and convolution that warpgroups can multiply take a tiling."""
 
     def use(tiling: Tiling) -> None:
-        def chosen(m: int, n: int, k: int, batch: int, moved: float) -> Tiling:
-            steps = ceil(k / tiling.depth)
-            return tiling if tiling.splits * 2 <= steps else replace(tiling, splits=1)
+        def chosen(m: int, n: int, k: int, batch: int, moved: float, warpgroups: bool) -> list[Tiling]:
+            general = ranked_tilings(m, n, k, batch)[0][1]
+            fits = tiling.splits * 2 <= ceil(k / tiling.depth)
+            return [tiling if fits else replace(tiling, splits=1), general] if warpgroups else [general]
 
         for module in (matmul, convolution):
-            monkeypatch.setattr(module, "choose_warpgroup_tiling", chosen)
+            monkeypatch.setattr(module, "close_tilings", chosen)
 
     return use
 
@@ -88,7 +90,7 @@ def test_every_tiling_compiles(architecture: int, force: Force) -> None:
             plan = npu_compiler.compile(CASES[index].ir(torch.float32), "cuda").main
             choice = next(step for step in plan.steps if isinstance(step, CallChoice))
             assert choice.options[0].requires == "sm_90a"
-            for kernel in plan.kernels:
+            for kernel in kernels_for(plan, architecture):
                 assert compile_kernel(kernel.text, kernel.entry, architecture)
 
 
@@ -102,8 +104,18 @@ def test_only_the_capability_that_has_them_runs_them() -> None:
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (49, 512, 4608), (128, 17920, 1536), (802816, 64, 64)])
 def test_blocks_of_a_cluster_all_have_steps(m: int, n: int, k: int) -> None:
-    tiling = choose_warpgroup_tiling(m, n, k, 1, 2.0)
-    assert tiling is None or tiling.splits == 1 or tiling.splits * 2 <= ceil(k / tiling.depth)
+    for _, tiling in ranked_warpgroup_tilings(m, n, k, 1, 2.0):
+        assert tiling.splits == 1 or tiling.splits * 2 <= ceil(k / tiling.depth)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (6272, 128, 512), (512, 1536, 8960), (802816, 64, 64)])
+@pytest.mark.parametrize("warpgroups", [True, False])
+def test_close_tilings_are_few_and_serve_every_device(m: int, n: int, k: int, warpgroups: bool) -> None:
+    tilings = close_tilings(m, n, k, 1, 2.0, warpgroups)
+    assert 1 <= len(tilings) <= 5
+    assert len(set(tilings)) == len(tilings)
+    assert any(not tiling.by_warpgroups for tiling in tilings)
+    assert warpgroups or not any(tiling.by_warpgroups for tiling in tilings)
 
 
 @each_tiling
