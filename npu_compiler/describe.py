@@ -128,7 +128,8 @@ def _argument(argument: Argument, plan: ExecutionPlan) -> str:
 def _kernels(plan: ExecutionPlan) -> list[str]:
     launches = Counter(call.kernel for call in plan.calls if isinstance(call, KernelCall))
     return [
-        f"{kernel.entry} ({kernel.digest[:12]}), {len(kernel.text.splitlines())} lines, {launches[index]} launches"
+        f"{kernel.entry} ({kernel.digest[:12]}), {len(kernel.text.splitlines())} lines, "
+        + (f"{launches[index]} launches" if index in launches else "only in other options")
         for index, kernel in enumerate(plan.kernels)
     ]
 

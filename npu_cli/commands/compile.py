@@ -24,8 +24,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def summary(program: CompiledProgram) -> str:
     """A program in a few words."""
-    plan = program.main
+    plan = program.main.resolved(lambda choice, kernels: 0)
     return (
-        f"{program.model} for {program.target} in {program.compute_dtype}, {len(plan.calls)} launches of "
+        f"{program.model} for {program.target} in {program.compute_dtype}, {len(plan.steps)} launches of "
         f"{len(plan.kernels)} kernels, {plan.arena_bytes / 2**20:.1f} MiB of working memory"
     )

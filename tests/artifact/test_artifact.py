@@ -248,6 +248,7 @@ def test_a_description_shows_the_preferred_option() -> None:
     assert "grid [2, 2, 1] block [32, 1, 1] cluster [2, 1, 1]" in text
     assert "preferred of 2 options, for tensor cores" in text
     assert "axpy (" in text
+    assert "only in other options" in text
 
 
 def test_a_state_of_another_size_than_its_input_is_refused() -> None:
