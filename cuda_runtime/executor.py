@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from cuda_runtime.backend import CUDABackend, CUDABuffer
 from cuda_runtime.cupy_api import cupy
@@ -76,11 +76,11 @@ class CUDAExecutor(Executor):
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed, or another thread is inside of this executor.
         """
+        if stream is not None:
+            self._order(_handle(stream), self.stream)
         if self._tunes:
             self.tune(inputs, weights)
         with self._running(inputs, weights) as (buffers, outputs):
-            if stream is not None:
-                self._order(_handle(stream), self.stream)
             self._prepared.launch(buffers)
             if stream is not None:
                 self._order(self.stream, _handle(stream))
@@ -120,7 +120,7 @@ class CUDAExecutor(Executor):
         try:
             buffers, outputs = self._bind(adopted, weights)
             with self._updating(adopted):
-                yield [buffer for buffer in buffers if isinstance(buffer, CUDABuffer)], outputs
+                yield cast("list[CUDABuffer]", buffers), outputs
         finally:
             self._lock.release()
 
