@@ -43,7 +43,7 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Emitted]:
     library = []
     if _suits_library(found):
         library = [Option("", tuple(_lower_to_library(found, group, lowering)))]
-        tilings = [tiling for tiling in tilings if tiling.by_warpgroups]
+        tilings = tuple(tiling for tiling in tilings if tiling.by_warpgroups)
     tiled = [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
     return choice_of([*library, *tiled])
 

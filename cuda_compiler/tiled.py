@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from cuda_compiler.anchors import anchor_source
@@ -41,7 +42,8 @@ def product_function(tiling: Tiling, dtype: DType) -> str:
     return warpgroup_product(tiling.columns // tiling.warps_n, dtype.name) if tiling.by_warpgroups else ""
 
 
-def close_tilings(m: int, n: int, k: int, batch: int, moved: float, warpgroups: bool) -> list[Tiling]:
+@lru_cache(maxsize=1024)  # a model has the same product in many layers
+def close_tilings(m: int, n: int, k: int, batch: int, moved: float, warpgroups: bool) -> tuple[Tiling, ...]:
     """Tilings that are worth timing, the best by the models of their cost first; one at least is for any device.
 
     Args:
@@ -52,8 +54,8 @@ def close_tilings(m: int, n: int, k: int, batch: int, moved: float, warpgroups: 
     by_warps = ranked_tilings(m, n, k, batch)
     by_warpgroups = ranked_warpgroup_tilings(m, n, k, batch, moved) if warpgroups else []
     ranked = sorted([*by_warpgroups, *by_warps], key=lambda pair: pair[0])[:_MOST]
-    close = [tiling for clocks, tiling in ranked if clocks <= _CLOSE * ranked[0][0]]
-    return close if not all(tiling.by_warpgroups for tiling in close) else [*close, by_warps[0][1]]
+    close = tuple(tiling for clocks, tiling in ranked if clocks <= _CLOSE * ranked[0][0])
+    return (*close, by_warps[0][1]) if all(tiling.by_warpgroups for tiling in close) else close
 
 
 def option_of(launch: Launch, tiling: Tiling) -> Option:
