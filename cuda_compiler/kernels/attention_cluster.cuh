@@ -1,0 +1,189 @@
+// How parts of a result are put together: those of a block's warps in its own shared memory, those of a cluster's blocks by
+// writing each slice of the result into the shared memory of the block that finishes it, those of several clusters through
+// memory, where the last block to arrive at a slice finishes it.
+constexpr int RESULTS = ROWS * V_WIDTH, SLICE = (RESULTS / 2 + CLUSTER - 1) / CLUSTER * 2; // results, and a block's share
+
+// What a block has when all of its warps are done, and what it gets from all blocks of its cluster.
+struct Parts {
+    float top[WARPS][SETS * 8], sum[WARPS][SETS * 8];
+    float2 block[CLUSTER][ROWS];
+    float slice[CLUSTER][SLICE];
+};
+
+#if CLUSTERS > 1
+// Arrivals at each slice of each result; the last one leaves zero behind.
+__device__ uint arrivals[RESULT_TILES * CLUSTER];
+#endif
+
+// Says that this block has begun and that its shared memory may be written; `wait_for_cluster` returns when all have.
+__device__ __forceinline__ void arrive_at_cluster()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_cluster()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Writes to where `target` lies in the shared memory of another block of the cluster.
+__device__ __forceinline__ void store_in_cluster(float* target, int rank, float value)
+{
+#if __CUDA_ARCH__ >= 900
+    uint remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(target)), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+#endif
+}
+
+__device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
+{
+    return reinterpret_cast<float*>(ring + warp * DEPTH * SLOT_BYTES);
+}
+
+// Leaves what a warp has where its pieces were.
+__device__ __forceinline__ void leave_rows(Rows& rows, unsigned char* ring, Parts& parts)
+{
+    int warp = int(threadIdx.x) / 32;
+    float* target = warp_results(ring, warp);
+    __syncwarp();
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            float sum = rows.sum[set][u];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+            if (threadIdx.x % 32 < 4) {
+                parts.top[warp][lane_row(set, u)] = rows.top[set][u];
+                parts.sum[warp][lane_row(set, u)] = sum;
+            }
+        }
+        #pragma unroll
+        for (int e = 0; e < V_WIDTH / 16; ++e) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                target[lane_row(set, u) * RESULT_PITCH + e * 16 + lane_place(u)] = rows.result[set][e][u];
+            }
+        }
+    }
+}
+
+// Adds up what `busy` warps of the block have, and hands each slice to the block that finishes it.
+__device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
+{
+    auto top_of = [&](int row) {
+        float top = CLOSED;
+        for (int warp = 0; warp < busy; ++warp) {
+            top = fmaxf(top, parts.top[warp][row]);
+        }
+        return top;
+    };
+    for (int index = int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) {
+        int row = index % ROWS, owner = index / ROWS;
+        float top = top_of(row), sum = 0.0f;
+        for (int warp = 0; warp < busy; ++warp) {
+            sum += exp2f(parts.top[warp][row] - top) * parts.sum[warp][row];
+        }
+        store_in_cluster(&parts.block[rank][row].x, owner, top);
+        store_in_cluster(&parts.block[rank][row].y, owner, sum);
+    }
+    for (int index = int(threadIdx.x); busy && index < RESULTS; index += THREADS) {
+        int row = index / V_WIDTH, column = index % V_WIDTH;
+        float top = top_of(row), total = 0.0f;
+        for (int warp = 0; warp < busy; ++warp) {
+            total += exp2f(parts.top[warp][row] - top) * warp_results(ring, warp)[row * RESULT_PITCH + column];
+        }
+        store_in_cluster(&parts.slice[rank][index % SLICE], index / SLICE, total);
+    }
+}
+
+// Two neighbouring results, with the largest score they are relative to and the sum of the weights.
+struct Pair {
+    float left, right, top, sum;
+
+    __device__ __forceinline__ void add(float2 part, const float2* results)
+    {
+        if (part.y != 0.0f) { // nothing was written where there is nothing to add
+            float now = fmaxf(top, part.x), own = exp2f(top - now), other = exp2f(part.x - now);
+            float2 both = *results;
+            left = left * own + both.x * other;
+            right = right * own + both.y * other;
+            sum = sum * own + part.y * other;
+            top = now;
+        }
+    }
+
+    __device__ __forceinline__ void store(
+        int index, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p) const
+    {
+        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        store_pair(index / V_WIDTH, index % V_WIDTH, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
+    }
+};
+
+// Where in memory a cluster has its part of a tile's results and, for each of its blocks, what they are relative to.
+__device__ __forceinline__ float2* kept_results(float* partial, int cluster)
+{
+    return reinterpret_cast<float2*>(partial) + ((long long)blockIdx.z * CLUSTERS + cluster) * (CLUSTER * SLICE / 2);
+}
+__device__ __forceinline__ float2* kept_sums(float* partial, int cluster, int rank)
+{
+    float2* sums = reinterpret_cast<float2*>(partial) + (long long)RESULT_TILES * CLUSTERS * (CLUSTER * SLICE / 2);
+    return sums + (((long long)blockIdx.z * CLUSTERS + cluster) * CLUSTER + rank) * ROWS;
+}
+
+// Puts together what the blocks of a cluster have of this block's slice; then what several clusters have of it.
+__device__ __forceinline__ void finish_slice(
+    Parts& parts, int rank, int clusters, int batch, int group, float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    int first = rank * SLICE, count = min(SLICE, RESULTS - first);
+    for (int place = int(threadIdx.x) * 2; place < count; place += THREADS * 2) {
+        int index = first + place, row = index / V_WIDTH;
+        Pair pair = {0.0f, 0.0f, CLOSED, 0.0f};
+        #pragma unroll
+        for (int other = 0; other < CLUSTER; ++other) {
+            pair.add(parts.block[other][row], reinterpret_cast<const float2*>(&parts.slice[other][place]));
+        }
+        if (clusters == 1) {
+            pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
+            continue;
+        }
+        int cluster = int(blockIdx.x) / CLUSTER;
+        __stcg(kept_results(partial, cluster) + index / 2, make_float2(pair.left, pair.right));
+        if (place == 0 || index % V_WIDTH == 0) {
+            __stcg(kept_sums(partial, cluster, rank) + row, make_float2(pair.top, pair.sum));
+        }
+    }
+#if CLUSTERS > 1
+    if (clusters == 1) {
+        return;
+    }
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicInc(&arrivals[int(blockIdx.z) * CLUSTER + rank], clusters - 1) == uint(clusters - 1);
+    }
+    __syncthreads();
+    if (!is_last) {
+        return;
+    }
+    __threadfence();
+    for (int place = int(threadIdx.x) * 2; place < count; place += THREADS * 2) {
+        int index = first + place, row = index / V_WIDTH;
+        Pair pair = {0.0f, 0.0f, CLOSED, 0.0f};
+        #pragma unroll 8
+        for (int other = 0; other < clusters; ++other) {
+            float2 results = __ldcg(kept_results(partial, other) + index / 2);
+            pair.add(__ldcg(kept_sums(partial, other, rank) + row), &results);
+        }
+        pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
+    }
+#endif
+}

@@ -1,0 +1,220 @@
+// Attention of few rows over many positions: result[row] = sum over j of weight[j] * v[j], the weights being the softmax over
+// j of SCALE * (q[row] . k[j]) + mask[row, j], with a running maximum as in FlashAttention (Dao et al., 2022), the positions
+// shared out as in Flash-Decoding (Dao et al., 2023).
+//
+// A cluster of blocks, or several, computes all rows of the SHARED query heads that read one head of keys. Positions are
+// taken 16 at a time by single warps, in turns, which wait for nobody: each has DEPTH pieces on their way. Blocks of
+// positions that the mask closes are not read; as few clusters work as have enough to do. The queries are computed here;
+// so are FRESH keys and values, which this kernel also writes to their places among the others. A row that is closed
+// everywhere gives zeros.
+// Grid: clusters in x, batch * heads of keys in z.
+
+// Lists the blocks of positions that are open, each times two, plus one where the mask changes nothing.
+__device__ __forceinline__ int list_open(unsigned short* list, const unsigned char* states, int batch, int group, const Params& p)
+{
+    __shared__ int counts[WARPS];
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, total = 0;
+    for (int base = 0; base < TILES; base += THREADS) {
+        int tile = base + int(threadIdx.x);
+        bool any = false, all = (tile + 1) * BLOCK <= LENGTH;
+#if MASK
+        for (int head = 0; tile < TILES && head < (p.state_head ? SHARED : 1); ++head) {
+            int number = batch * p.state_batch + (group * SHARED + head) * p.state_head;
+            int state = states[(long long)number * TILES + tile];
+            any |= state != 0;
+            all &= state == 2;
+        }
+#else
+        any = tile < TILES;
+#endif
+        uint open = __ballot_sync(0xffffffffu, any);
+        if (lane == 0) {
+            counts[warp] = __popc(open);
+        }
+        __syncthreads();
+        int found = total;
+        #pragma unroll
+        for (int other = 0; other < WARPS; ++other) {
+            found += other < warp ? counts[other] : 0;
+            total += counts[other];
+        }
+        if (any) {
+            list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + all);
+        }
+        __syncthreads();
+    }
+    return total;
+}
+
+// Computes the queries, eight rows for each set, and what is new among keys and values, beside each other.
+__device__ __forceinline__ void compute_inputs(
+    tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
+{
+    for (int index = int(threadIdx.x); index < SETS * 8 * QK_WIDTH; index += THREADS) {
+        int row = index / QK_WIDTH, column = index % QK_WIDTH;
+        bool valid = row < ROWS && column < HEAD_SIZE;
+        int head = group * SHARED + row / OWN_ROWS;
+        queries[row * Q_PITCH + column] =
+            tile_t(valid ? query_value(batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p) : 0.0f);
+    }
+#if FRESH
+    for (int index = int(threadIdx.x); index < FRESH * (QK_WIDTH + V_WIDTH); index += THREADS) {
+        int row = index / (QK_WIDTH + V_WIDTH), column = index % (QK_WIDTH + V_WIDTH);
+        float value = 0.0f;
+        if (column < HEAD_SIZE) {
+            value = key_value(batch, group, row, column, OPERAND_ARGUMENTS p);
+        } else if (column >= QK_WIDTH && column - QK_WIDTH < VALUE_SIZE) {
+            value = value_value(batch, group, row, column - QK_WIDTH, OPERAND_ARGUMENTS p);
+        }
+        fresh[index] = tile_t(value);
+    }
+#endif
+}
+
+#if FRESH
+// Writes what is new among keys or values to its place in memory.
+template <int SIZE>
+__device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh, const int (&places)[FRESH], int pitch)
+{
+    for (int index = int(threadIdx.x); index < FRESH * SIZE; index += THREADS) {
+        int row = index / SIZE, column = index % SIZE;
+        target[(long long)places[row] * pitch + column] = fresh[row * (QK_WIDTH + V_WIDTH) + column];
+    }
+}
+
+// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+template <int WIDTH>
+__device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
+{
+    bool changed = false;
+    #pragma unroll
+    for (int row = 0; row < FRESH; ++row) {
+        int at = places[row] - position;
+        if (0 <= at && at < PIECE) {
+            for (int column = int(threadIdx.x) % 32 * 8; column < WIDTH; column += 256) {
+                *reinterpret_cast<uint4*>(tile + place<WIDTH>(at, column)) =
+                    *reinterpret_cast<const uint4*>(fresh + row * (QK_WIDTH + V_WIDTH) + column);
+            }
+            changed = true;
+        }
+    }
+    if (changed) {
+        __syncwarp();
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(
+    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, const unsigned char* states, float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    __shared__ Parts parts;
+    __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (QK_WIDTH + V_WIDTH) : 8];
+    __shared__ unsigned short list[TILES];
+    int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, rank = int(blockIdx.x) % CLUSTER;
+    arrive_at_cluster();
+    if (!EARLY) {
+        wait_for_previous_grid();
+    }
+    int pieces = list_open(list, states, batch, group, p) * (BLOCK / PIECE);
+    int clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
+    int split = int(blockIdx.x), splits = clusters * CLUSTER;
+    int mine = split < splits ? max(0, (pieces - split + splits - 1) / splits) : 0; // pieces of this block
+    k += (long long)batch * p.k_batch + (long long)group * p.k_head;
+    v += (long long)batch * p.v_batch + (long long)group * p.v_head;
+    mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
+    auto position_of = [&](int turn) {
+        int piece = split + (warp + turn * WARPS) * splits;
+        return (list[piece / (BLOCK / PIECE)] >> 1) * BLOCK + piece % (BLOCK / PIECE) * PIECE;
+    };
+    auto is_masked = [&](int turn) { return !(list[(split + (warp + turn * WARPS) * splits) / (BLOCK / PIECE)] & 1); };
+    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto copy = [&](int turn) {
+        bool valid = warp + turn * WARPS < mine;
+        int position = valid ? position_of(turn) : 0;
+        if (valid) {
+            copy_piece<HEAD_SIZE, QK_WIDTH>(slot(turn), k + (long long)position * p.k_row, p.k_row, LENGTH - position);
+        }
+        commit_copies();
+        if (valid) {
+            copy_piece<VALUE_SIZE, V_WIDTH>(
+                slot(turn) + K_BYTES, v + (long long)position * p.v_row, p.v_row, LENGTH - position);
+        }
+        commit_copies();
+    };
+    #pragma unroll
+    for (int turn = 0; turn < DEPTH; ++turn) {
+        copy(turn);
+    }
+    Scores added = {};
+    if (warp < mine) {
+        load_mask(added, mask, position_of(0), is_masked(0), p);
+    }
+    if (EARLY) {
+        wait_for_previous_grid();
+    }
+    if (split >= splits) {
+        wait_for_cluster();
+        return;
+    }
+    compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
+#if FRESH
+    int key_places[FRESH], value_places[FRESH];
+    #pragma unroll
+    for (int row = 0; row < FRESH; ++row) {
+        key_places[row] = key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+        value_places[row] = value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+    }
+#endif
+    __syncthreads();
+#if FRESH
+    if (split == 0) {
+        write_fresh<HEAD_SIZE>(k, fresh, key_places, p.k_row);
+        write_fresh<VALUE_SIZE>(v, fresh + QK_WIDTH, value_places, p.v_row);
+    }
+#endif
+    Rows rows = {};
+    Queries query;
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        rows.top[set][0] = rows.top[set][1] = CLOSED;
+        #pragma unroll
+        for (int d = 0; d < QK_WIDTH / 8; ++d) {
+            const tile_t* source = queries + (set * 8 + lane / 4) * Q_PITCH + d * 8 + lane % 4 * 2;
+            query[set][d / 2][d % 2] = *reinterpret_cast<const uint*>(source);
+        }
+    }
+    for (int turn = 0; warp + turn * WARPS < mine; ++turn) {
+        int position = position_of(turn);
+        Scores score;
+        wait_for_copies<2 * DEPTH - 1>();
+        __syncwarp();
+#if FRESH
+        patch<QK_WIDTH>(slot(turn), fresh, key_places, position);
+#endif
+        multiply_keys(score, query, slot(turn));
+        soften(rows, score, added, position);
+        if (warp + (turn + 1) * WARPS < mine) {
+            load_mask(added, mask, position_of(turn + 1), is_masked(turn + 1), p);
+        }
+        wait_for_copies<2 * DEPTH - 2>();
+        __syncwarp();
+#if FRESH
+        patch<V_WIDTH>(slot(turn) + K_BYTES, fresh + QK_WIDTH, value_places, position);
+#endif
+        add_values(rows, score, slot(turn) + K_BYTES);
+        __syncwarp();
+        copy(turn + DEPTH);
+    }
+    if (warp < mine) {
+        leave_rows(rows, ring, parts);
+    }
+    __syncthreads();
+    wait_for_cluster();
+    hand_over(parts, ring, rank, min(mine, WARPS));
+    arrive_at_cluster();
+    wait_for_cluster();
+    finish_slice(parts, rank, clusters, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+}
