@@ -44,6 +44,7 @@ def anchor_launch(
     splits: int = 1,
     layers: int = 1,
     shared_bytes: int = 0,
+    cluster: int = 1,
     generated: str = "",
     parts: Sequence[str] = (),
     before: Sequence[str] = (),
@@ -63,6 +64,7 @@ def anchor_launch(
         blocks, splits, layers: The grid in x, y and z.
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
+        cluster: Neighbouring blocks in x that run at once and reach each other's shared memory.
         generated: Further functions that the kernel's file calls.
         parts: Files that it builds on.
         before: Files that the generated functions build on.
@@ -81,4 +83,5 @@ def anchor_launch(
         flops=flops + flops_of([group.expr], prod(group.shape)),
         nbytes=traffic_of(group, lowering.tensors),
         shared_bytes=shared_bytes,
+        cluster=(cluster, 1, 1),
     )

@@ -118,6 +118,10 @@ class CodegenTarget(ABC):
         """Whether it can compute an operand of a group's anchor, given by its position, inside the anchor's kernel."""
         return False
 
+    def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
+        """Whether the launches of a group's anchor can make its operand at `position`, which `produced` makes."""
+        return False
+
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
         """The launches of elementwise groups that do not depend on each other; one, where the target can share it."""
         return [launch for group in groups for launch in self.lower(group, lowering)]
