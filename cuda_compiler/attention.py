@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.attention_decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention_mask import mask_macros, mask_states, mask_values
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import pack_size, resolve_anchor
+from cuda_compiler.packing import Positions, pack_size, resolve_anchor
+from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.target import Choice, Emitted, Launch, Lowering, Option
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 
@@ -24,7 +26,7 @@ _SLOTS = 3  # as in attention_tile.cuh
 _DIMS = ((0, 1), (2,), (3,))
 _SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
 _ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
-_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_tile.cuh", "attention_store.cuh")
+_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class _Division:
         return max(ring, self.tile_rows * _pitch(query) * 2, self.tile_rows * self.splits * 4)
 
 
-def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
+def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
@@ -79,13 +81,27 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
     division = _divide(problem)
     positions = resolve_anchor(group, lowering, _DIMS)
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
+    decode = lower_decode(problem, group, lowering, positions, states, not launches, division.block)
+    made = [*group.producers.values()]
+    producers = lower_shared(made, lowering) if made else []
+    anywhere = (*producers, _lower_tiles(division, replace(group, producers={}), lowering, positions, states, not launches))
+    if decode is None:
+        return [*launches, *anywhere]
+    return [*launches, Choice((Option(DECODE_REQUIRES, (decode,)), Option("", anywhere)))]
+
+
+def _lower_tiles(
+    division: _Division, group: Group, lowering: Lowering, positions: Positions, states: TensorArg, ready: bool
+) -> Launch:
+    """The launch that every GPU can run; `ready` if the states were written before the launch ahead of it."""
+    problem = division.problem
     tiles = division.row_tiles * problem.batch * problem.groups
     parts = problem.k.argument
     if division.splits > 1:
         rows = tiles * division.splits * division.tile_rows
         parts = TensorArg(lowering.scratch(rows * (division.width + 2) * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
-    launch = anchor_launch(
+    return anchor_launch(
         "attention",
         group,
         lowering,
@@ -93,7 +109,7 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
         size=min(2, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, states, parts),
         values=_values(division),
-        macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(not launches)},
+        macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         flops=problem.flops,
         blocks=division.row_tiles,
         threads=32 * division.warps_m * division.warps_l,
@@ -102,7 +118,6 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Launch]:
         shared_bytes=division.shared_bytes,
         parts=_FILES,
     )
-    return [*launches, launch]
 
 
 def _problem(group: Group, lowering: Lowering) -> AttentionProblem:
@@ -135,7 +150,7 @@ def _padded(size: int) -> int:
 
 
 def _pitch(width: int) -> int:
-    """Elements from one row of a tile to the next; see `place` in attention_tile.cuh."""
+    """Elements from one row of a tile to the next; see `place` in attention_common.cuh."""
     return width if width % 64 == 0 else width + _CHUNK
 
 

@@ -7,7 +7,7 @@ the kernel ahead of it still runs, and nothing but this kernel writes there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention_mask import mask_macros, mask_values
@@ -25,7 +25,7 @@ from npu_compiler.view import View
 
 __all__ = ["DECODE_REQUIRES", "lower_decode", "takes_producer"]
 
-DECODE_REQUIRES = "sm_90a"
+DECODE_REQUIRES = "sm_90"
 
 _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
@@ -125,19 +125,19 @@ def lower_decode(
     fresh = group.producers[1].shape[2] if 1 in group.producers else 0
     if fresh > _MAX_ROWS or (fresh and group.producers[2].shape[2] != fresh):
         return None
-    constant = all(_is_kept(operand, group.producers.get(number)) for number, operand in ((1, problem.k), (2, problem.v)))
+    kept = all(_is_kept(number, operand, group, lowering) for number, operand in ((1, problem.k), (2, problem.v)))
     tiles = problem.batch * problem.groups
     parts = problem.k.argument
     if division.clusters > 1:
         parts = TensorArg(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
-    kept = [_written(operand, bool(fresh)) for operand in (problem.k, problem.v)]
+    caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
     inputs = [argument for function in functions.values() for argument in function.inputs]
     macros = {
         **_macros(division),
         "FRESH": fresh,
         "KEPT_T": "tile_t" if fresh else "const tile_t",
-        "EARLY": int(ready and constant),
+        "EARLY": int(ready and kept),
         "RESULT_TILES": tiles,
         "OPERAND_PARAMETERS": "".join(function.parameters for function in functions.values()),
         "OPERAND_ARGUMENTS": "".join(function.arguments for function in functions.values()),
@@ -145,11 +145,11 @@ def lower_decode(
     fields = {name: value for function in functions.values() for name, value in function.fields.items()}
     return anchor_launch(
         "attention_decode",
-        group,
+        replace(group, producers={}),  # so that the bytes of keys and values count
         lowering,
         positions,
         size=min(2, pack_size(group, positions.operands, group.shape[-1])),
-        inputs=(*inputs, *kept, mask.argument, states, parts),
+        inputs=(*inputs, *caches, mask.argument, states, parts),
         values={**_values(problem), **fields},
         macros=macros,
         flops=problem.flops,
@@ -185,16 +185,12 @@ def _has_chunks(operand: AttentionOperand) -> bool:
     return step == 1 and all(number % 8 == 0 for number in (operand.view.offset, operand.view.shape[-1], *outer))
 
 
-def _is_kept(operand: AttentionOperand, produced: Group | None) -> bool:
+def _is_kept(position: int, operand: AttentionOperand, group: Group, lowering: Lowering) -> bool:
     """Whether no kernel of the plan but this one writes an operand."""
-    if produced is None or not isinstance(produced.output.source, Scatter):
-        return operand.tensor.source is None
-    return True
-
-
-def _written(operand: AttentionOperand, writes: bool) -> TensorArg:
-    argument = operand.argument
-    return TensorArg(argument.tensor, argument.offset, writes)
+    source = operand.tensor.source
+    if position in group.producers and isinstance(source, Scatter):
+        return lowering.tensors[source.into.tensor].source is None
+    return source is None
 
 
 def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> dict[str, ElementFunction]:

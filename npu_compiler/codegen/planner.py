@@ -8,7 +8,7 @@ from dataclasses import replace
 from npu_compiler.codegen.grouping import Group, group
 from npu_compiler.codegen.placement import Placement
 from npu_compiler.codegen.plan import ExecutionPlan
-from npu_compiler.codegen.schedule import find_in_place, schedule, with_prologues
+from npu_compiler.codegen.schedule import find_in_place, schedule, with_producers, with_prologues
 from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import UnsupportedOpError
@@ -46,6 +46,7 @@ def plan_graph(
     in_place = find_in_place(trace, range(first_weight), weights, stored)
     groups = group(trace, stored, in_place.aliases, target.pairs_columns)
     groups = with_prologues(groups, stored, target.takes_prologue)
+    groups = with_producers(groups, stored, target.takes_producer)
     lowering = Lowering(trace.tensors)
     emitted = [item for groups_ in schedule(groups, stored) for item in _lower(groups_, target, lowering, graph)]
     names = dict(zip(stored, output_names, strict=True))

@@ -10,7 +10,7 @@ from npu_compiler.codegen.grouping import Group, realign_rows
 from npu_compiler.expr import Expr
 from npu_compiler.trace import Anchor, Scatter, Trace, TracedTensor
 
-__all__ = ["InPlace", "find_in_place", "schedule", "with_prologues"]
+__all__ = ["InPlace", "find_in_place", "schedule", "with_producers", "with_prologues"]
 
 _MAX_SHARED_ELEMENTS = 1 << 20  # a larger kernel fills the device by itself
 _MAX_SHARED_GROUPS = 8
@@ -128,6 +128,41 @@ def with_prologues(
                 nodes = tuple(dict.fromkeys((*produced.nodes, *current.nodes)))
                 current = replace(current, prologue={**current.prologue, position: expr}, nodes=nodes)
         result[key] = [current]
+    return result
+
+
+def with_producers(
+    groups: Mapping[int, list[Group]], outputs: Collection[int], accepts: Callable[[Group, int, Group], bool]
+) -> dict[int, list[Group]]:
+    """Makes an anchor's operands where the anchor is computed, if nobody else reads them and the target can.
+
+    A scatter may be an output at the same time: its launch has then run before the function ends, as it would have.
+
+    Args:
+        groups: What computes each tensor.
+        outputs: Tensors that must be stored all the same.
+        accepts: Whether a group's launches can make its operand, given by its position and by what makes it.
+    """
+    needed = _in_order(groups, outputs)
+    readers: dict[int, int] = {}
+    for part in needed:
+        for index in set(part.reads()):
+            readers[index] = readers.get(index, 0) + 1
+    result = dict(groups)
+    for part in needed:
+        if part.anchor is None or not isinstance(part.anchor.source, Anchor) or part.index is not None:
+            continue
+        made: dict[int, Group] = {}
+        for position, ref in enumerate(part.anchor.source.operands):
+            producers = groups.get(ref.tensor, [])
+            alone = readers.get(ref.tensor) == 1 and len(producers) == 1 and position not in part.prologue
+            stored = ref.tensor in outputs and not (alone and isinstance(producers[0].output.source, Scatter))
+            if alone and not stored and accepts(part, position, producers[0]):
+                made[position] = producers[0]
+                del result[ref.tensor]
+        if made:
+            nodes = tuple(dict.fromkeys(name for group in (*made.values(), part) for name in group.nodes))
+            result[part.output.index] = [replace(part, producers=made, nodes=nodes)]
     return result
 
 
