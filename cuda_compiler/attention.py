@@ -84,7 +84,10 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     decode = lower_decode(problem, group, lowering, positions, states, not launches, division.block)
     made = [*group.producers.values()]
     producers = lower_shared(made, lowering) if made else []
-    anywhere = (*producers, _lower_tiles(division, replace(group, producers={}), lowering, positions, states, not launches))
+    anywhere = (
+        *producers,
+        _lower_tiles(division, replace(group, producers={}), lowering, positions, states, not launches),
+    )
     if decode is None:
         return [*launches, *anywhere]
     return [*launches, Choice((Option(DECODE_REQUIRES, (decode,)), Option("", anywhere)))]

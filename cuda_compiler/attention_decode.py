@@ -19,7 +19,7 @@ from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.dtypes import FLOAT32
-from npu_compiler.expr import Expr, Iota, Load, has_reduce, reindex, walk
+from npu_compiler.expr import Expr, Iota, Load, reindex, walk
 from npu_compiler.trace import Map, Scatter
 from npu_compiler.view import View
 
@@ -31,8 +31,9 @@ _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
 _WARPS = 8
-_DEPTH = 2  # pieces that a warp has on their way
+_DEPTH = 1  # pieces that a warp has on their way
 _PIECE = 16  # positions, as in attention_warp.cuh
+_ROW_GAP = 8  # elements between rows in shared memory
 _CLUSTER = 8
 _BLOCKS = 128  # that the device holds at once, in whole clusters
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
@@ -68,7 +69,8 @@ class _Division:
 
     @property
     def shared_bytes(self) -> int:
-        return _WARPS * _DEPTH * _PIECE * (_pitch(self.problem.size) + _pitch(self.problem.value_size)) * 2
+        widths = _padded(self.problem.size) + _padded(self.problem.value_size)
+        return _WARPS * _DEPTH * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
 def takes_producer(group: Group, position: int, produced: Group) -> bool:
@@ -105,7 +107,13 @@ def _names_rows(produced: Group) -> bool:
 
 
 def lower_decode(
-    problem: AttentionProblem, group: Group, lowering: Lowering, positions: Positions, states: TensorArg, ready: bool, block: int
+    problem: AttentionProblem,
+    group: Group,
+    lowering: Lowering,
+    positions: Positions,
+    states: TensorArg,
+    ready: bool,
+    block: int,
 ) -> Launch | None:
     """One launch; None where the kernel does not suit.
 
@@ -218,12 +226,6 @@ def _text(function: ElementFunction, functions: Mapping[str, ElementFunction]) -
 
 def _padded(size: int) -> int:
     return -(-size // 16) * 16
-
-
-def _pitch(size: int) -> int:
-    """Elements from one row of a tile to the next; see `place` in attention_common.cuh."""
-    width = _padded(size)
-    return width if width % 64 == 0 else width + 8
 
 
 def _macros(division: _Division) -> dict[str, object]:

@@ -171,7 +171,7 @@ def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _
 
 
 def _blocks_each(vectors: _Vectors, found: Product) -> int:
-    """Blocks of a multiprocessor: one, if all that it reads is on its way at once, so that the next kernel finds room."""
+    """Blocks of a multiprocessor: one, if all it reads is on its way at once, so that the next kernel finds room."""
     nbytes = prod(found.batch) * vectors.outputs * found.k * vectors.matrix.tensor.dtype.size
     return 1 if nbytes <= MULTIPROCESSORS * _HELD_BYTES else _BLOCKS_EACH
 

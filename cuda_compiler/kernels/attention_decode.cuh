@@ -83,7 +83,7 @@ __device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh,
 }
 
 // Puts what is new where it belongs in a piece, which may have been read before it was in memory.
-template <int WIDTH>
+template <int SIZE, int PITCH>
 __device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, const int (&places)[FRESH], int position)
 {
     bool changed = false;
@@ -91,8 +91,8 @@ __device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, 
     for (int row = 0; row < FRESH; ++row) {
         int at = places[row] - position;
         if (0 <= at && at < PIECE) {
-            for (int column = int(threadIdx.x) % 32 * 8; column < WIDTH; column += 256) {
-                *reinterpret_cast<uint4*>(tile + place<WIDTH>(at, column)) =
+            for (int column = int(threadIdx.x) % 32 * 8; column < SIZE; column += 256) {
+                *reinterpret_cast<uint4*>(tile + at * PITCH + column * 2) =
                     *reinterpret_cast<const uint4*>(fresh + row * (QK_WIDTH + V_WIDTH) + column);
             }
             changed = true;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, const unsigned char* states, float* partial, OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
@@ -112,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (QK_WIDTH + V_WIDTH) : 8];
     __shared__ unsigned short list[TILES];
+    __shared__ uint64 arrived[WARPS][DEPTH]; // when a piece is in its slot
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, rank = int(blockIdx.x) % CLUSTER;
     arrive_at_cluster();
@@ -121,7 +122,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(
     int pieces = list_open(list, states, batch, group, p) * (BLOCK / PIECE);
     int clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
     int split = int(blockIdx.x), splits = clusters * CLUSTER;
-    int mine = split < splits ? max(0, (pieces - split + splits - 1) / splits) : 0; // pieces of this block
+    if (split >= splits) {
+        wait_for_cluster();
+        return;
+    }
+    int mine = max(0, (pieces - split + splits - 1) / splits); // pieces of this block
     k += (long long)batch * p.k_batch + (long long)group * p.k_head;
     v += (long long)batch * p.v_batch + (long long)group * p.v_head;
     mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
@@ -132,20 +137,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(
     auto is_masked = [&](int turn) { return !(list[(split + (warp + turn * WARPS) * splits) / (BLOCK / PIECE)] & 1); };
     auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
     auto copy = [&](int turn) {
-        bool valid = warp + turn * WARPS < mine;
-        int position = valid ? position_of(turn) : 0;
-        if (valid) {
-            copy_piece<HEAD_SIZE, QK_WIDTH>(slot(turn), k + (long long)position * p.k_row, p.k_row, LENGTH - position);
+        if (warp + turn * WARPS < mine) {
+            copy_piece(slot(turn), &arrived[warp][turn % DEPTH], k, v, position_of(turn), p);
         }
-        commit_copies();
-        if (valid) {
-            copy_piece<VALUE_SIZE, V_WIDTH>(
-                slot(turn) + K_BYTES, v + (long long)position * p.v_row, p.v_row, LENGTH - position);
-        }
-        commit_copies();
     };
-    #pragma unroll
+    #pragma unroll 1
     for (int turn = 0; turn < DEPTH; ++turn) {
+        if (lane == 0) {
+            init_barrier(&arrived[warp][turn]);
+        }
+        clear_padding(slot(turn));
+        __syncwarp();
         copy(turn);
     }
     Scores added = {};
@@ -154,10 +156,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(
     }
     if (EARLY) {
         wait_for_previous_grid();
-    }
-    if (split >= splits) {
-        wait_for_cluster();
-        return;
     }
     compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
 #if FRESH
@@ -189,21 +187,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(
     for (int turn = 0; warp + turn * WARPS < mine; ++turn) {
         int position = position_of(turn);
         Scores score;
-        wait_for_copies<2 * DEPTH - 1>();
+        wait_for_bytes(&arrived[warp][turn % DEPTH], turn / DEPTH);
         __syncwarp();
 #if FRESH
-        patch<QK_WIDTH>(slot(turn), fresh, key_places, position);
+        patch<HEAD_SIZE, K_PITCH>(slot(turn), fresh, key_places, position);
+        patch<VALUE_SIZE, V_PITCH>(slot(turn) + K_BYTES, fresh + QK_WIDTH, value_places, position);
 #endif
         multiply_keys(score, query, slot(turn));
         soften(rows, score, added, position);
         if (warp + (turn + 1) * WARPS < mine) {
             load_mask(added, mask, position_of(turn + 1), is_masked(turn + 1), p);
         }
-        wait_for_copies<2 * DEPTH - 2>();
-        __syncwarp();
-#if FRESH
-        patch<V_WIDTH>(slot(turn) + K_BYTES, fresh + QK_WIDTH, value_places, position);
-#endif
         add_values(rows, score, slot(turn) + K_BYTES);
         __syncwarp();
         copy(turn + DEPTH);

@@ -3,8 +3,9 @@
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
-constexpr int K_BYTES = tile_bytes(PIECE, QK_WIDTH), SLOT_BYTES = K_BYTES + tile_bytes(PIECE, V_WIDTH);
-constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row, so that banks differ
+constexpr int K_PITCH = QK_WIDTH * 2 + 16, V_PITCH = V_WIDTH * 2 + 16; // bytes from row to row, so that banks differ
+constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * V_PITCH;
+constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
 static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
 
 // Of each set a lane has the rows 2 * (l % 4) and the next: scores at the positions l / 4 and l / 4 + 8, the two rows side
@@ -18,16 +19,82 @@ typedef uint Queries[SETS][QK_WIDTH / 16][2];
 __device__ __forceinline__ int lane_row(int set, int u) { return set * 8 + int(threadIdx.x) % 4 * 2 + u % 2; }
 __device__ __forceinline__ int lane_place(int u) { return int(threadIdx.x) % 32 / 4 + u / 2 * 8; }
 
-// Starts copying 16 rows of SIZE elements, and zeros behind them; rows from `count` on are zeros.
-template <int SIZE, int WIDTH>
-__device__ __forceinline__ void copy_piece(unsigned char* tile, const tile_t* source, int pitch, int count)
+// A barrier in shared memory that counts bytes copied in the background.
+__device__ __forceinline__ void init_barrier(uint64* barrier)
 {
-    constexpr int CHUNKS = WIDTH / 8;
-    #pragma unroll
-    for (int first = 0; first < PIECE * CHUNKS; first += 32) {
-        int index = first + int(threadIdx.x) % 32, row = index / CHUNKS, column = index % CHUNKS * 8;
-        bool valid = row < count && column < SIZE;
-        copy_chunk(tile + place<WIDTH>(row, column), valid ? source + (long long)row * pitch + column : source, valid);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void expect_bytes(uint64* barrier, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_bytes(uint64* barrier, int phase)
+{
+#if __CUDA_ARCH__ >= 900
+    uint done = 0;
+    while (!done) {
+        asm volatile("{\n\t.reg .pred done;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\tselp.u32 %0, 1, 0, done;\n\t}"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(phase & 1)
+                     : "memory");
+    }
+#endif
+}
+
+// Starts copying a row, or writes zeros where `valid` is false.
+template <int SIZE>
+__device__ __forceinline__ void copy_row(unsigned char* target, const tile_t* source, bool valid, uint64* barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    if (valid) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         shared_address(target)),
+                     "l"(source), "n"(SIZE * 2), "r"(shared_address(barrier))
+                     : "memory");
+        return;
+    }
+#endif
+    for (int at = 0; at < SIZE * 2; at += 16) {
+        *reinterpret_cast<uint4*>(target + at) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// Starts copying a piece into a slot, a row of keys or of values by each lane. Columns behind a head are left alone.
+__device__ __forceinline__ void copy_piece(
+    unsigned char* slot, uint64* barrier, const tile_t* k, const tile_t* v, int position, const Params& p)
+{
+    int lane = int(threadIdx.x) % 32, row = lane % PIECE, rows = min(PIECE, LENGTH - position);
+    if (lane == 0) {
+        expect_bytes(barrier, max(rows, 0) * (HEAD_SIZE + VALUE_SIZE) * 2);
+    }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // behind what this lane wrote there
+#endif
+    __syncwarp();
+    if (lane < PIECE) {
+        copy_row<HEAD_SIZE>(slot + row * K_PITCH, k + (long long)(position + row) * p.k_row, row < rows, barrier);
+    } else {
+        const tile_t* source = v + (long long)(position + row) * p.v_row;
+        copy_row<VALUE_SIZE>(slot + K_BYTES + row * V_PITCH, source, row < rows, barrier);
+    }
+}
+
+// Zeros behind a head in the rows of a slot, which copies leave alone.
+__device__ __forceinline__ void clear_padding(unsigned char* slot)
+{
+    int lane = int(threadIdx.x) % 32, row = lane % PIECE;
+    if (HEAD_SIZE < QK_WIDTH && lane < PIECE) {
+        *reinterpret_cast<uint4*>(slot + row * K_PITCH + HEAD_SIZE * 2) = make_uint4(0, 0, 0, 0);
+    }
+    if (VALUE_SIZE < V_WIDTH && lane >= PIECE) {
+        *reinterpret_cast<uint4*>(slot + K_BYTES + row * V_PITCH + VALUE_SIZE * 2) = make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -54,6 +121,7 @@ __device__ __forceinline__ void load_mask(Scores& added, const mask_t* mask, int
 __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& query, const unsigned char* keys)
 {
     int lane = int(threadIdx.x) % 32;
+    uint first = shared_address(keys) + lane % 16 * K_PITCH + lane / 16 * 16;
     Scores odd = {};
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -62,7 +130,7 @@ __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& quer
     #pragma unroll
     for (int d = 0; d < QK_WIDTH / 16; ++d) {
         uint part[4];
-        load_matrices(part, shared_address(keys) + place<QK_WIDTH>(lane % 16, d * 16 + lane / 16 * 8));
+        load_matrices(part, first + d * 32);
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             TensorCores<tile_t>::multiply(d % 2 ? odd[set] : score[set], part, query[set][d][0], query[set][d][1]);
@@ -127,6 +195,7 @@ __device__ __forceinline__ uint transposed(uint matrix)
 __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, const unsigned char* values)
 {
     int lane = int(threadIdx.x) % 32;
+    uint first = shared_address(values) + (lane / 16 * 8 + lane % 8) * V_PITCH + lane / 8 % 2 * 16;
     uint part[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -136,8 +205,7 @@ __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, con
     #pragma unroll
     for (int e = 0; e < V_WIDTH / 16; ++e) {
         uint value[4];
-        uint row = lane / 16 * 8 + lane % 8, column = e * 16 + lane / 8 % 2 * 8;
-        load_matrices_transposed(value, shared_address(values) + place<V_WIDTH>(row, column));
+        load_matrices_transposed(value, first + e * 32);
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             TensorCores<tile_t>::multiply(rows.result[set][e], value, part[set][0], part[set][1]);

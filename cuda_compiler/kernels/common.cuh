@@ -5,6 +5,7 @@ typedef unsigned char uint8;
 typedef short int16;
 typedef long long int64;
 typedef unsigned int uint;
+typedef unsigned long long uint64;
 
 // float16 and bfloat16 are storage only: arithmetic happens in float.
 struct half {

@@ -124,7 +124,9 @@ def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device
         np.testing.assert_allclose(results[1], keys.numpy(), rtol=unit * 1.01, atol=1e-5)
         np.testing.assert_allclose(results[2], values.numpy(), rtol=unit * 1.01, atol=1e-5)
         # rounded queries and keys change a score by up to some units of its own size, and so a weight
-        np.testing.assert_allclose(results[0], result.masked_fill(closed, 0.0).numpy(), rtol=unit * 1.01, atol=40 * unit)
+        np.testing.assert_allclose(
+            results[0], result.masked_fill(closed, 0.0).numpy(), rtol=unit * 1.01, atol=40 * unit
+        )
         again = run(executor, given, device)
         assert all(np.array_equal(a, b) for a, b in zip(results, again, strict=True))
 
