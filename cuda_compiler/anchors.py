@@ -45,6 +45,7 @@ def anchor_launch(
     layers: int = 1,
     shared_bytes: int = 0,
     cluster: int = 1,
+    hurries: bool = False,
     generated: str = "",
     parts: Sequence[str] = (),
     before: Sequence[str] = (),
@@ -65,6 +66,7 @@ def anchor_launch(
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
         cluster: Neighbouring blocks in x that run at once and reach each other's shared memory.
+        hurries: Whether the next launch may begin before this one has waited.
         generated: Further functions that the kernel's file calls.
         parts: Files that it builds on.
         before: Files that the generated functions build on.
@@ -84,4 +86,5 @@ def anchor_launch(
         nbytes=traffic_of(group, lowering.tensors),
         shared_bytes=shared_bytes,
         cluster=(cluster, 1, 1),
+        hurries=hurries,
     )

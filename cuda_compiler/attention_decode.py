@@ -31,13 +31,14 @@ _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
 _WARPS = 8
-_DEPTH = 1  # pieces that a warp has on their way
+_DEPTH = 2  # pieces that a warp has on their way, where one cluster works for a head
+_SHARED_BYTES = 200 * 1024  # of a multiprocessor, for pieces
 _PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 8  # elements between rows in shared memory
 _CLUSTER = 8
-_BLOCKS = 128  # that the device holds at once, in whole clusters
+_BLOCKS = 112  # that the device holds at once, one a multiprocessor, in whole clusters
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
-_ENOUGH = 2  # pieces for each warp of another cluster
+_ENOUGH = 1  # pieces for each warp of another cluster
 _FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh")
 
 
@@ -50,12 +51,14 @@ class _Division:
         block: Positions of a block of the mask.
         cluster: Blocks of threads of a cluster.
         clusters: Clusters that share the positions of a head of keys.
+        depth: Pieces that a warp has on their way.
     """
 
     problem: AttentionProblem
     block: int
     cluster: int
     clusters: int
+    depth: int
 
     @property
     def rows(self) -> int:
@@ -64,13 +67,12 @@ class _Division:
     @property
     def results(self) -> int:
         """Results of a cluster that are kept, rounded up to whole slices, and what they are relative to."""
-        pairs = -(-self.rows * _padded(self.problem.value_size) // 2)
-        return -(-pairs // self.cluster) * self.cluster * 2 + self.cluster * self.rows * 2
+        chunks = self.rows * _padded(self.problem.value_size) // 4
+        return -(-chunks // self.cluster) * self.cluster * 4 + self.cluster * self.rows * 2
 
     @property
     def shared_bytes(self) -> int:
-        widths = _padded(self.problem.size) + _padded(self.problem.value_size)
-        return _WARPS * _DEPTH * _PIECE * (widths + 2 * _ROW_GAP) * 2
+        return self.depth * _piece_bytes(self.problem)
 
 
 def takes_producer(group: Group, position: int, produced: Group) -> bool:
@@ -133,7 +135,9 @@ def lower_decode(
     fresh = group.producers[1].shape[2] if 1 in group.producers else 0
     if fresh > _MAX_ROWS or (fresh and group.producers[2].shape[2] != fresh):
         return None
-    kept = all(_is_kept(number, operand, group, lowering) for number, operand in ((1, problem.k), (2, problem.v)))
+    early = ready and all(
+        _is_kept(number, operand, group, lowering) for number, operand in ((1, problem.k), (2, problem.v))
+    )
     tiles = problem.batch * problem.groups
     parts = problem.k.argument
     if division.clusters > 1:
@@ -145,7 +149,7 @@ def lower_decode(
         **_macros(division),
         "FRESH": fresh,
         "KEPT_T": "tile_t" if fresh else "const tile_t",
-        "EARLY": int(ready and kept),
+        "EARLY": int(early),
         "RESULT_TILES": tiles,
         "OPERAND_PARAMETERS": "".join(function.parameters for function in functions.values()),
         "OPERAND_ARGUMENTS": "".join(function.arguments for function in functions.values()),
@@ -166,6 +170,7 @@ def lower_decode(
         layers=tiles,
         shared_bytes=division.shared_bytes,
         cluster=division.cluster,
+        hurries=early,
         generated="\n".join(_text(function, functions) for function in functions.values()),
         parts=_FILES,
     )
@@ -182,9 +187,17 @@ def _divide(problem: AttentionProblem, block: int) -> _Division | None:
     cluster = _CLUSTER
     while cluster > 1 and (heads * cluster > 2 * _BLOCKS or cluster // 2 * _WARPS >= pieces):
         cluster //= 2
-    most = max(1, _BLOCKS // (heads * cluster))
+    resident = _SHARED_BYTES // _piece_bytes(problem)
+    most = max(1, _BLOCKS * min(resident, 2) // (heads * cluster))
     clusters = 1 if pieces <= _ALONE * cluster * _WARPS else min(most, -(-pieces // (_ENOUGH * cluster * _WARPS)))
-    return _Division(problem, block, cluster, clusters)
+    depth = min(_DEPTH if clusters == 1 else 1, _SHARED_BYTES // _piece_bytes(problem))
+    return _Division(problem, block, cluster, clusters, depth)
+
+
+def _piece_bytes(problem: AttentionProblem) -> int:
+    """Shared memory for one piece of each warp of a block."""
+    widths = _padded(problem.size) + _padded(problem.value_size)
+    return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
 def _has_chunks(operand: AttentionOperand) -> bool:
@@ -239,10 +252,12 @@ def _macros(division: _Division) -> dict[str, object]:
         "SHARED": problem.shared,
         "OWN_ROWS": problem.rows,
         "LENGTH": problem.length,
+        "K_ROW": problem.k.view.strides[2],
+        "V_ROW": problem.v.view.strides[2],
         "BLOCK": division.block,
         "TILES": -(-problem.length // division.block),
         "WARPS": _WARPS,
-        "DEPTH": _DEPTH,
+        "DEPTH": division.depth,
         "CLUSTER": division.cluster,
         "CLUSTERS": division.clusters,
         "ALONE": _ALONE * warps,

@@ -96,6 +96,8 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = -(-vectors.outputs // shape.outputs)
     prologue = _prologue(group, lowering) if group.prologue else None
+    blocks_each = _blocks_each(vectors, found)
+    hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.tensor.dtype.size <= _MAX_STAGED_BYTES
     macros: dict[str, object] = {
         "matrix_t": CUDA.storage[matrix.tensor.dtype.name],
@@ -110,6 +112,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
         "BY_ROW": int(vectors.by_row),
         "STAGED": int(staged),
         "MATRIX_CONSTANT": int(matrix.is_constant),
+        "HURRIES": int(hurries),
         "PROLOGUE": int(prologue is not None),
         "VECTOR_PARAMETERS": "const vector_t* vector, ",
         **({} if prologue is None else prologue.macros),
@@ -124,7 +127,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
     }
     operands = (("matrix", matrix), ("vector", vector))
     functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
-    blocks = min(chunks * batches, MULTIPROCESSORS * _blocks_each(vectors, found))
+    blocks = min(chunks * batches, MULTIPROCESSORS * blocks_each)
     read = (vector.argument,) if prologue is None else prologue.inputs
     return anchor_launch(
         "matvec",
@@ -137,6 +140,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
         macros=macros,
         flops=found.flops + (0 if prologue is None else blocks * flops_of([*group.prologue.values()], found.k)),
         blocks=blocks,
+        hurries=hurries,
         threads=32 * _WARPS,
         generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
         before=() if prologue is None else ("row_reductions.cuh",),

@@ -1,7 +1,7 @@
 // How parts of a result are put together: those of a block's warps in its own shared memory, those of a cluster's blocks by
 // writing each slice of the result into the shared memory of the block that finishes it, those of several clusters through
 // memory, where the last block to arrive at a slice finishes it.
-constexpr int RESULTS = ROWS * V_WIDTH, SLICE = (RESULTS / 2 + CLUSTER - 1) / CLUSTER * 2; // results, and a block's share
+constexpr int RESULTS = ROWS * V_WIDTH, SLICE = (RESULTS / 4 + CLUSTER - 1) / CLUSTER * 4; // results, and a block's share
 
 // What a block has when all of its warps are done, and what it gets from all blocks of its cluster.
 struct Parts {
@@ -30,12 +30,28 @@ __device__ __forceinline__ void wait_for_cluster()
 }
 
 // Writes to where `target` lies in the shared memory of another block of the cluster.
-__device__ __forceinline__ void store_in_cluster(float* target, int rank, float value)
+__device__ __forceinline__ uint address_in_cluster(const void* target, int rank)
+{
+    uint remote = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(target)), "r"(rank));
+#endif
+    return remote;
+}
+__device__ __forceinline__ void store_in_cluster(const void* target, int rank, float2 value)
 {
 #if __CUDA_ARCH__ >= 900
-    uint remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(target)), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_in_cluster(target, rank)), "f"(value.x),
+                 "f"(value.y)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void store_in_cluster(const void* target, int rank, float4 value)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address_in_cluster(target, rank)), "f"(value.x),
+                 "f"(value.y), "f"(value.z), "f"(value.w)
+                 : "memory");
 #endif
 }
 
@@ -73,30 +89,49 @@ __device__ __forceinline__ void leave_rows(Rows& rows, unsigned char* ring, Part
     }
 }
 
+// The weight of each of `busy` warps in a row, beside the largest score of all, which is returned.
+__device__ __forceinline__ float weigh_warps(float (&weight)[WARPS], const Parts& parts, int row, int busy)
+{
+    float top = CLOSED;
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        weight[warp] = warp < busy ? parts.top[warp][row] : CLOSED;
+        top = fmaxf(top, weight[warp]);
+    }
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        weight[warp] = exp2f(weight[warp] - top);
+    }
+    return top;
+}
+
 // Adds up what `busy` warps of the block have, and hands each slice to the block that finishes it.
 __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
 {
-    auto top_of = [&](int row) {
-        float top = CLOSED;
-        for (int warp = 0; warp < busy; ++warp) {
-            top = fmaxf(top, parts.top[warp][row]);
-        }
-        return top;
-    };
+    float weight[WARPS];
     for (int index = int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) {
         int row = index % ROWS, owner = index / ROWS;
-        float top = top_of(row), sum = 0.0f;
-        for (int warp = 0; warp < busy; ++warp) {
-            sum += exp2f(parts.top[warp][row] - top) * parts.sum[warp][row];
+        float top = weigh_warps(weight, parts, row, busy), sum = 0.0f;
+        #pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) {
+            sum += warp < busy ? weight[warp] * parts.sum[warp][row] : 0.0f;
         }
-        store_in_cluster(&parts.block[rank][row].x, owner, top);
-        store_in_cluster(&parts.block[rank][row].y, owner, sum);
+        store_in_cluster(&parts.block[rank][row], owner, make_float2(top, sum));
     }
-    for (int index = int(threadIdx.x); busy && index < RESULTS; index += THREADS) {
+    for (int index = int(threadIdx.x) * 4; index < RESULTS; index += THREADS * 4) {
         int row = index / V_WIDTH, column = index % V_WIDTH;
-        float top = top_of(row), total = 0.0f;
-        for (int warp = 0; warp < busy; ++warp) {
-            total += exp2f(parts.top[warp][row] - top) * warp_results(ring, warp)[row * RESULT_PITCH + column];
+        float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        weigh_warps(weight, parts, row, busy);
+        #pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) {
+            if (warp < busy) {
+                const float* source = warp_results(ring, warp) + row * RESULT_PITCH + column;
+                float4 part = *reinterpret_cast<const float4*>(source);
+                total.x += weight[warp] * part.x;
+                total.y += weight[warp] * part.y;
+                total.z += weight[warp] * part.z;
+                total.w += weight[warp] * part.w;
+            }
         }
         store_in_cluster(&parts.slice[rank][index % SLICE], index / SLICE, total);
     }
@@ -106,15 +141,25 @@ __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int
 struct Pair {
     float left, right, top, sum;
 
-    __device__ __forceinline__ void add(float2 part, const float2* results)
+    // Adds up `count` parts, at most MOST.
+    template <int MOST, typename Sums, typename Results>
+    __device__ __forceinline__ void add_up(int count, Sums sums, Results results)
     {
-        if (part.y != 0.0f) { // nothing was written where there is nothing to add
-            float now = fmaxf(top, part.x), own = exp2f(top - now), other = exp2f(part.x - now);
-            float2 both = *results;
-            left = left * own + both.x * other;
-            right = right * own + both.y * other;
-            sum = sum * own + part.y * other;
-            top = now;
+        float2 part[MOST], both[MOST];
+        top = CLOSED;
+        left = right = sum = 0.0f;
+        #pragma unroll
+        for (int other = 0; other < MOST; ++other) {
+            part[other] = other < count ? sums(other) : make_float2(CLOSED, 0.0f);
+            both[other] = other < count ? results(other) : make_float2(0.0f, 0.0f);
+            top = fmaxf(top, part[other].x);
+        }
+        #pragma unroll
+        for (int other = 0; other < MOST; ++other) {
+            float weight = exp2f(part[other].x - top);
+            sum += weight * part[other].y;
+            left += weight * both[other].x;
+            right += weight * both[other].y;
         }
     }
 
@@ -145,11 +190,10 @@ __device__ __forceinline__ void finish_slice(
     int first = rank * SLICE, count = min(SLICE, RESULTS - first);
     for (int place = int(threadIdx.x) * 2; place < count; place += THREADS * 2) {
         int index = first + place, row = index / V_WIDTH;
-        Pair pair = {0.0f, 0.0f, CLOSED, 0.0f};
-        #pragma unroll
-        for (int other = 0; other < CLUSTER; ++other) {
-            pair.add(parts.block[other][row], reinterpret_cast<const float2*>(&parts.slice[other][place]));
-        }
+        Pair pair;
+        pair.add_up<CLUSTER>(
+            CLUSTER, [&](int other) { return parts.block[other][row]; },
+            [&](int other) { return *reinterpret_cast<const float2*>(&parts.slice[other][place]); });
         if (clusters == 1) {
             pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
             continue;
@@ -177,12 +221,10 @@ __device__ __forceinline__ void finish_slice(
     __threadfence();
     for (int place = int(threadIdx.x) * 2; place < count; place += THREADS * 2) {
         int index = first + place, row = index / V_WIDTH;
-        Pair pair = {0.0f, 0.0f, CLOSED, 0.0f};
-        #pragma unroll 8
-        for (int other = 0; other < clusters; ++other) {
-            float2 results = __ldcg(kept_results(partial, other) + index / 2);
-            pair.add(__ldcg(kept_sums(partial, other, rank) + row), &results);
-        }
+        Pair pair;
+        pair.add_up<CLUSTERS>(
+            clusters, [&](int other) { return __ldcg(kept_sums(partial, other, rank) + row); },
+            [&](int other) { return __ldcg(kept_results(partial, other) + index / 2); });
         pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
     }
 #endif

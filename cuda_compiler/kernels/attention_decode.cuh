@@ -46,39 +46,48 @@ __device__ __forceinline__ int list_open(unsigned short* list, const unsigned ch
     return total;
 }
 
-// Computes the queries, eight rows for each set, and what is new among keys and values, beside each other.
+// Computes the queries, and what is new among keys and values, beside each other; everything is read before it is stored.
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
-    for (int index = int(threadIdx.x); index < SETS * 8 * QK_WIDTH; index += THREADS) {
-        int row = index / QK_WIDTH, column = index % QK_WIDTH;
-        bool valid = row < ROWS && column < HEAD_SIZE;
-        int head = group * SHARED + row / OWN_ROWS;
-        queries[row * Q_PITCH + column] =
-            tile_t(valid ? query_value(batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p) : 0.0f);
-    }
-#if FRESH
-    for (int index = int(threadIdx.x); index < FRESH * (QK_WIDTH + V_WIDTH); index += THREADS) {
-        int row = index / (QK_WIDTH + V_WIDTH), column = index % (QK_WIDTH + V_WIDTH);
-        float value = 0.0f;
-        if (column < HEAD_SIZE) {
-            value = key_value(batch, group, row, column, OPERAND_ARGUMENTS p);
-        } else if (column >= QK_WIDTH && column - QK_WIDTH < VALUE_SIZE) {
-            value = value_value(batch, group, row, column - QK_WIDTH, OPERAND_ARGUMENTS p);
+    constexpr int QUERIES = ROWS * HEAD_SIZE, NEW = HEAD_SIZE + VALUE_SIZE;
+    constexpr int EACH = (QUERIES + FRESH * NEW + THREADS - 1) / THREADS;
+    float value[EACH];
+    #pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        int index = i * THREADS + int(threadIdx.x), row = index / HEAD_SIZE, column = index % HEAD_SIZE;
+        if (index < QUERIES) {
+            int head = group * SHARED + row / OWN_ROWS;
+            value[i] = query_value(batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
+            continue;
         }
-        fresh[index] = tile_t(value);
-    }
+#if FRESH
+        row = (index - QUERIES) / NEW, column = (index - QUERIES) % NEW;
+        if (row < FRESH) {
+            value[i] = column < HEAD_SIZE ? key_value(batch, group, row, column, OPERAND_ARGUMENTS p)
+                                          : value_value(batch, group, row, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
+        }
 #endif
+    }
+    #pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        int index = i * THREADS + int(threadIdx.x), row = index / HEAD_SIZE, column = index % HEAD_SIZE;
+        if (index < QUERIES) {
+            queries[row * Q_PITCH + column] = tile_t(value[i]);
+        } else if (index < QUERIES + FRESH * NEW) {
+            fresh[index - QUERIES] = tile_t(value[i]);
+        }
+    }
 }
 
 #if FRESH
 // Writes what is new among keys or values to its place in memory.
-template <int SIZE>
-__device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh, const int (&places)[FRESH], int pitch)
+template <int SIZE, int STEP>
+__device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh, const int (&places)[FRESH])
 {
     for (int index = int(threadIdx.x); index < FRESH * SIZE; index += THREADS) {
         int row = index / SIZE, column = index % SIZE;
-        target[(long long)places[row] * pitch + column] = fresh[row * (QK_WIDTH + V_WIDTH) + column];
+        target[(long long)places[row] * STEP + column] = fresh[row * (HEAD_SIZE + VALUE_SIZE) + column];
     }
 }
 
@@ -93,7 +102,7 @@ __device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, 
         if (0 <= at && at < PIECE) {
             for (int column = int(threadIdx.x) % 32 * 8; column < SIZE; column += 256) {
                 *reinterpret_cast<uint4*>(tile + at * PITCH + column * 2) =
-                    *reinterpret_cast<const uint4*>(fresh + row * (QK_WIDTH + V_WIDTH) + column);
+                    *reinterpret_cast<const uint4*>(fresh + row * (HEAD_SIZE + VALUE_SIZE) + column);
             }
             changed = true;
         }
@@ -110,14 +119,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
 {
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;
-    __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (QK_WIDTH + V_WIDTH) : 8];
+    __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (HEAD_SIZE + VALUE_SIZE) : 8];
     __shared__ unsigned short list[TILES];
-    __shared__ uint64 arrived[WARPS][DEPTH]; // when a piece is in its slot
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, rank = int(blockIdx.x) % CLUSTER;
+    if (EARLY) {
+        hurry_next_grid();
+    }
     arrive_at_cluster();
     if (!EARLY) {
         wait_for_previous_grid();
+    }
+    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
+        reinterpret_cast<uint*>(queries)[index] = 0; // rows and columns that there are none of
     }
     int pieces = list_open(list, states, batch, group, p) * (BLOCK / PIECE);
     int clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
@@ -138,16 +152,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
     auto copy = [&](int turn) {
         if (warp + turn * WARPS < mine) {
-            copy_piece(slot(turn), &arrived[warp][turn % DEPTH], k, v, position_of(turn), p);
+            int position = position_of(turn), count = LENGTH - position;
+            const tile_t *keys = k + (long long)position * K_ROW, *values = v + (long long)position * V_ROW;
+            copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), keys, count);
+            copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, values, count);
         }
+        commit_copies();
     };
     #pragma unroll 1
     for (int turn = 0; turn < DEPTH; ++turn) {
-        if (lane == 0) {
-            init_barrier(&arrived[warp][turn]);
-        }
-        clear_padding(slot(turn));
-        __syncwarp();
         copy(turn);
     }
     Scores added = {};
@@ -169,8 +182,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     __syncthreads();
 #if FRESH
     if (split == 0) {
-        write_fresh<HEAD_SIZE>(k, fresh, key_places, p.k_row);
-        write_fresh<VALUE_SIZE>(v, fresh + QK_WIDTH, value_places, p.v_row);
+        write_fresh<HEAD_SIZE, K_ROW>(k, fresh, key_places);
+        write_fresh<VALUE_SIZE, V_ROW>(v, fresh + HEAD_SIZE, value_places);
     }
 #endif
     Rows rows = {};
@@ -187,11 +200,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     for (int turn = 0; warp + turn * WARPS < mine; ++turn) {
         int position = position_of(turn);
         Scores score;
-        wait_for_bytes(&arrived[warp][turn % DEPTH], turn / DEPTH);
+        wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
         patch<HEAD_SIZE, K_PITCH>(slot(turn), fresh, key_places, position);
-        patch<VALUE_SIZE, V_PITCH>(slot(turn) + K_BYTES, fresh + QK_WIDTH, value_places, position);
+        patch<VALUE_SIZE, V_PITCH>(slot(turn) + K_BYTES, fresh + HEAD_SIZE, value_places, position);
 #endif
         multiply_keys(score, query, slot(turn));
         soften(rows, score, added, position);

@@ -19,82 +19,16 @@ typedef uint Queries[SETS][QK_WIDTH / 16][2];
 __device__ __forceinline__ int lane_row(int set, int u) { return set * 8 + int(threadIdx.x) % 4 * 2 + u % 2; }
 __device__ __forceinline__ int lane_place(int u) { return int(threadIdx.x) % 32 / 4 + u / 2 * 8; }
 
-// A barrier in shared memory that counts bytes copied in the background.
-__device__ __forceinline__ void init_barrier(uint64* barrier)
+// Starts copying 16 rows of SIZE elements, and zeros behind them; rows from `count` on are zeros.
+template <int SIZE, int WIDTH, int PITCH, int STEP>
+__device__ __forceinline__ void copy_rows(unsigned char* tile, const tile_t* source, int count)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void expect_bytes(uint64* barrier, int bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_bytes(uint64* barrier, int phase)
-{
-#if __CUDA_ARCH__ >= 900
-    uint done = 0;
-    while (!done) {
-        asm volatile("{\n\t.reg .pred done;\n\t"
-                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\tselp.u32 %0, 1, 0, done;\n\t}"
-                     : "=r"(done)
-                     : "r"(shared_address(barrier)), "r"(phase & 1)
-                     : "memory");
-    }
-#endif
-}
-
-// Starts copying a row, or writes zeros where `valid` is false.
-template <int SIZE>
-__device__ __forceinline__ void copy_row(unsigned char* target, const tile_t* source, bool valid, uint64* barrier)
-{
-#if __CUDA_ARCH__ >= 900
-    if (valid) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(target)),
-                     "l"(source), "n"(SIZE * 2), "r"(shared_address(barrier))
-                     : "memory");
-        return;
-    }
-#endif
-    for (int at = 0; at < SIZE * 2; at += 16) {
-        *reinterpret_cast<uint4*>(target + at) = make_uint4(0, 0, 0, 0);
-    }
-}
-
-// Starts copying a piece into a slot, a row of keys or of values by each lane. Columns behind a head are left alone.
-__device__ __forceinline__ void copy_piece(
-    unsigned char* slot, uint64* barrier, const tile_t* k, const tile_t* v, int position, const Params& p)
-{
-    int lane = int(threadIdx.x) % 32, row = lane % PIECE, rows = min(PIECE, LENGTH - position);
-    if (lane == 0) {
-        expect_bytes(barrier, max(rows, 0) * (HEAD_SIZE + VALUE_SIZE) * 2);
-    }
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // behind what this lane wrote there
-#endif
-    __syncwarp();
-    if (lane < PIECE) {
-        copy_row<HEAD_SIZE>(slot + row * K_PITCH, k + (long long)(position + row) * p.k_row, row < rows, barrier);
-    } else {
-        const tile_t* source = v + (long long)(position + row) * p.v_row;
-        copy_row<VALUE_SIZE>(slot + K_BYTES + row * V_PITCH, source, row < rows, barrier);
-    }
-}
-
-// Zeros behind a head in the rows of a slot, which copies leave alone.
-__device__ __forceinline__ void clear_padding(unsigned char* slot)
-{
-    int lane = int(threadIdx.x) % 32, row = lane % PIECE;
-    if (HEAD_SIZE < QK_WIDTH && lane < PIECE) {
-        *reinterpret_cast<uint4*>(slot + row * K_PITCH + HEAD_SIZE * 2) = make_uint4(0, 0, 0, 0);
-    }
-    if (VALUE_SIZE < V_WIDTH && lane >= PIECE) {
-        *reinterpret_cast<uint4*>(slot + K_BYTES + row * V_PITCH + VALUE_SIZE * 2) = make_uint4(0, 0, 0, 0);
+    constexpr int CHUNKS = WIDTH / 8;
+    #pragma unroll
+    for (int first = 0; first < PIECE * CHUNKS; first += 32) {
+        int index = first + int(threadIdx.x) % 32, row = index / CHUNKS, column = index % CHUNKS * 8;
+        bool valid = row < count && column < SIZE;
+        copy_chunk(tile + row * PITCH + column * 2, valid ? source + (long long)row * STEP + column : source, valid);
     }
 }
 

@@ -66,6 +66,15 @@ __device__ __forceinline__ void wait_for_previous_grid()
 #endif
 }
 
+// Lets the next grid be scheduled where there is room, before this one has waited. What that grid reads before it waits must
+// have been written before the latest grid that did not call this (`Lowering.is_settled`).
+__device__ __forceinline__ void hurry_next_grid()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 __device__ __forceinline__ float combine_sum(float a, float b) { return a + b; }
 __device__ __forceinline__ int combine_sum(int a, int b) { return a + b; }
 __device__ __forceinline__ int64 combine_sum(int64 a, int64 b) { return a + b; }

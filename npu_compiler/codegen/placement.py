@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.plan import (
@@ -18,7 +17,7 @@ from npu_compiler.codegen.plan import (
     Role,
     Step,
 )
-from npu_compiler.codegen.target import Choice, Emitted, Launch, Library, Lowering
+from npu_compiler.codegen.target import Choice, Emitted, Launch, Library, Lowering, launches_of
 from npu_compiler.memory import Lifetime, plan_arena
 from npu_compiler.trace import TracedTensor
 
@@ -46,11 +45,11 @@ class Placement:
         self.buffers: list[Buffer] = []
         self.slots: dict[int, tuple[int, int]] = {}
 
-    def place(self, emitted: Sequence[Emitted], lowering: Lowering) -> None:
+    def place(self, lowering: Lowering) -> None:
         """Declares the buffers in use, and shares the arena among all that is neither the caller's nor a weight."""
         ranges: dict[int, tuple[int, int]] = {}
-        for step, item in enumerate(emitted):
-            for arg in (arg for launch in _launches(item) for arg in launch.args):
+        for step, item in enumerate(lowering.emitted):
+            for arg in (arg for launch in launches_of(item) for arg in launch.args):
                 index = self._aliases.get(arg.tensor, arg.tensor)
                 start, _ = ranges.get(index, (step, step))
                 ranges[index] = (start, step)
@@ -119,7 +118,3 @@ class Placement:
     def _argument(self, arg: TensorArg) -> Argument:
         buffer, base = self.slots[self._aliases.get(arg.tensor, arg.tensor)]
         return Argument(buffer, base + arg.offset, arg.writes)
-
-
-def _launches(item: Emitted) -> tuple[Launch | Library, ...]:
-    return tuple(chain.from_iterable(o.launches for o in item.options)) if isinstance(item, Choice) else (item,)

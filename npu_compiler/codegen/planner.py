@@ -48,11 +48,12 @@ def plan_graph(
     groups = with_prologues(groups, stored, target.takes_prologue)
     groups = with_producers(groups, stored, target.takes_producer)
     lowering = Lowering(trace.tensors)
-    emitted = [item for groups_ in schedule(groups, stored) for item in _lower(groups_, target, lowering, graph)]
+    for groups_ in schedule(groups, stored):
+        lowering.emitted += _lower(groups_, target, lowering, graph)
     names = dict(zip(stored, output_names, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)
-    placement.place(emitted, lowering)
-    steps, kernels = placement.steps(emitted)
+    placement.place(lowering)
+    steps, kernels = placement.steps(lowering.emitted)
     plan = ExecutionPlan(
         buffers=tuple(placement.buffers),
         kernels=kernels,
