@@ -77,6 +77,10 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     Raises:
         OpRefusal: A head is larger than 256, data types differ, or a tensor is too large.
     """
+    caches = [group.producers[number] for number in (1, 2) if number in group.producers]
+    if len(caches) == 1:  # keys or values alone are made ahead
+        others = {number: made for number, made in group.producers.items() if number == 0}
+        return [*lower_shared(caches, lowering), *lower_attention(replace(group, producers=others), lowering)]
     problem = _problem(group, lowering)
     division = _divide(problem)
     positions = resolve_anchor(group, lowering, _DIMS)

@@ -121,7 +121,7 @@ def lower_decode(
 
     Args:
         problem: What is to be computed.
-        group: The same, with its epilogue and what makes its operands.
+        group: The same, with its epilogue and what makes its operands: both keys and values, or neither.
         lowering: Where the trace's tensors are.
         positions: The operands of the epilogue.
         states: States of the mask's blocks.
@@ -129,7 +129,7 @@ def lower_decode(
         block: Positions of a block of the mask.
     """
     division = _divide(problem, block)
-    if division is None or (1 in group.producers) != (2 in group.producers):
+    if division is None:
         return None
     functions = _functions(problem, group, lowering)
     fresh = group.producers[1].shape[2] if 1 in group.producers else 0

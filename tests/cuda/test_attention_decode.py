@@ -63,7 +63,17 @@ class Step(torch.nn.Module):
         values = values.index_copy(2, positions, beside)
         queries = rotated(queries, cos, sin)
         result = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
-        return result.transpose(1, 2).reshape(sizes.batch, sizes.rows, -1), keys, values
+        return self.finish(result.transpose(1, 2).reshape(sizes.batch, sizes.rows, -1), keys), keys, values
+
+    def finish(self, result: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return result
+
+
+class ReadTwice(Step):
+    """A step whose updated keys are read by something else, too."""
+
+    def finish(self, result: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return result + keys.amax(dim=(1, 2, 3)).reshape(-1, 1, 1)
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -97,8 +107,8 @@ def tensors(sizes: Sizes, dtype: torch.dtype, position: int = 0) -> dict[str, to
     return given
 
 
-def compiled(sizes: Sizes, dtype: torch.dtype) -> CompiledProgram:
-    extraction = npu_compiler.extract(Step(sizes).eval(), tensors(sizes, dtype))
+def compiled(sizes: Sizes, dtype: torch.dtype, step: type[Step] = Step) -> CompiledProgram:
+    extraction = npu_compiler.extract(step(sizes).eval(), tensors(sizes, dtype))
     return npu_compiler.compile(extraction.ir, "cuda", str(dtype).removeprefix("torch."))
 
 
@@ -112,14 +122,14 @@ def run(executor: Executor, given: Mapping[str, torch.Tensor], device: Device) -
     return [outputs[spec.name].to_numpy(spec=spec).astype(np.float64) for spec in executor.plan.outputs]
 
 
-def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device) -> None:
-    executor = Executor(compiled(sizes, dtype), device)
+def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device, step: type[Step] = Step) -> None:
+    executor = Executor(compiled(sizes, dtype, step), device)
     unit = torch.finfo(dtype).eps / 2
     for position in positions:
         given = tensors(sizes, dtype, position)
         exact = {name: t.double() if t.is_floating_point() else t for name, t in given.items()}
         results = run(executor, given, device)
-        result, keys, values = Step(sizes)(**exact)
+        result, keys, values = step(sizes)(**exact)
         closed = result.isnan() if sizes.mask == "closed" else torch.zeros_like(result, dtype=torch.bool)
         np.testing.assert_allclose(results[1], keys.numpy(), rtol=unit * 1.01, atol=1e-5)
         np.testing.assert_allclose(results[2], values.numpy(), rtol=unit * 1.01, atol=1e-5)
@@ -155,6 +165,18 @@ def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device
 )
 def test_equals_torch(sizes: Sizes, positions: list[int], dtype: torch.dtype, device: Device) -> None:
     check(sizes, dtype, positions, device)
+
+
+@BOTH
+def test_keys_that_are_read_twice_are_written_before(dtype: torch.dtype, device: Device) -> None:
+    check(Sizes(500), dtype, [0, 300, 499], device, ReadTwice)
+
+
+def test_keys_that_are_read_twice_are_not_made_by_attention() -> None:
+    steps = compiled(Sizes(500), torch.bfloat16, ReadTwice).main.steps
+    (choice,) = (step for step in steps if isinstance(step, CallChoice))
+    written = {argument.buffer for call in choice.preferred.calls for argument in call.args if argument.writes}
+    assert len(written) == 1
 
 
 def test_a_step_is_one_launch_behind_the_states_of_its_mask() -> None:
