@@ -5,9 +5,9 @@ constexpr int RESULTS = ROWS * V_WIDTH, SLICE = (RESULTS / 4 + CLUSTER - 1) / CL
 
 // What a block has when all of its warps are done, and what it gets from all blocks of its cluster.
 struct Parts {
-    float top[WARPS][SETS * 8], sum[WARPS][SETS * 8];
+    float4 slice[CLUSTER][SLICE / 4];
     float2 block[CLUSTER][ROWS];
-    float slice[CLUSTER][SLICE];
+    float top[WARPS][SETS * 8], sum[WARPS][SETS * 8];
 };
 
 #if CLUSTERS > 1
@@ -133,7 +133,7 @@ __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int
                 total.w += weight[warp] * part.w;
             }
         }
-        store_in_cluster(&parts.slice[rank][index % SLICE], index / SLICE, total);
+        store_in_cluster(&parts.slice[rank][index % SLICE / 4], index / SLICE, total);
     }
 }
 
@@ -193,7 +193,7 @@ __device__ __forceinline__ void finish_slice(
         Pair pair;
         pair.add_up<CLUSTER>(
             CLUSTER, [&](int other) { return parts.block[other][row]; },
-            [&](int other) { return *reinterpret_cast<const float2*>(&parts.slice[other][place]); });
+            [&](int other) { return reinterpret_cast<const float2*>(parts.slice[other])[place / 2]; });
         if (clusters == 1) {
             pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
             continue;
