@@ -263,6 +263,7 @@ def _macros(division: _Division) -> dict[str, object]:
         "ALONE": _ALONE * warps,
         "ENOUGH": _ENOUGH * warps,
         "SCALE": CUDA.literal(problem.scale, FLOAT32),
+        "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
         **mask_macros(problem),
     }
 

@@ -15,7 +15,14 @@ struct Parts {
 __device__ uint arrivals[RESULT_TILES * CLUSTER];
 #endif
 
-// Says that this block has begun and that its shared memory may be written; `wait_for_cluster` returns when all have.
+// Says that this block has begun, and so that its shared memory may be written; `wait_for_cluster` returns when all have.
+__device__ __forceinline__ void announce_to_cluster()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
+}
+// Says that all that this block writes in the cluster is written; `wait_for_cluster` returns when all have said so.
 __device__ __forceinline__ void arrive_at_cluster()
 {
 #if __CUDA_ARCH__ >= 900

@@ -18,9 +18,10 @@ __device__ __forceinline__ int list_open(unsigned short* list, const unsigned ch
         int tile = base + int(threadIdx.x);
         bool any = false, all = (tile + 1) * BLOCK <= LENGTH;
 #if MASK
-        for (int head = 0; tile < TILES && head < (p.state_head ? SHARED : 1); ++head) {
+        #pragma unroll
+        for (int head = 0; head < MASK_HEADS; ++head) {
             int number = batch * p.state_batch + (group * SHARED + head) * p.state_head;
-            int state = states[(long long)number * TILES + tile];
+            int state = tile < TILES ? states[(long long)number * TILES + tile] : 0;
             any |= state != 0;
             all &= state == 2;
         }
@@ -46,38 +47,56 @@ __device__ __forceinline__ int list_open(unsigned short* list, const unsigned ch
     return total;
 }
 
-// Computes the queries, and what is new among keys and values, beside each other; everything is read before it is stored.
+// The element, of COUNT, that a thread computes in a turn; the last one again where there are no more.
+template <int COUNT>
+__device__ __forceinline__ int element_of_turn(int turn)
+{
+    return min(turn * THREADS + int(threadIdx.x), COUNT - 1);
+}
+constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
+
+// Computes the queries, and what is new among keys and values, beside each other. No branch stands between the loads, so
+// that all of them are on their way before the first is waited for.
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
     constexpr int QUERIES = ROWS * HEAD_SIZE, NEW = HEAD_SIZE + VALUE_SIZE;
-    constexpr int EACH = (QUERIES + FRESH * NEW + THREADS - 1) / THREADS;
-    float value[EACH];
+    constexpr int KEYS = FRESH * HEAD_SIZE, VALUES = FRESH * VALUE_SIZE;
+    float query[turns_of(QUERIES)], key[turns_of(KEYS) + 1], value[turns_of(VALUES) + 1];
     #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        int index = i * THREADS + int(threadIdx.x), row = index / HEAD_SIZE, column = index % HEAD_SIZE;
-        if (index < QUERIES) {
-            int head = group * SHARED + row / OWN_ROWS;
-            value[i] = query_value(batch, head, row % OWN_ROWS, column, OPERAND_ARGUMENTS p);
-            continue;
-        }
+    for (int turn = 0; turn < turns_of(QUERIES); ++turn) {
+        int index = element_of_turn<QUERIES>(turn), row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
+        query[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
+    }
 #if FRESH
-        row = (index - QUERIES) / NEW, column = (index - QUERIES) % NEW;
-        if (row < FRESH) {
-            value[i] = column < HEAD_SIZE ? key_value(batch, group, row, column, OPERAND_ARGUMENTS p)
-                                          : value_value(batch, group, row, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
-        }
-#endif
+    #pragma unroll
+    for (int turn = 0; turn < turns_of(KEYS); ++turn) {
+        int index = element_of_turn<KEYS>(turn);
+        key[turn] = key_value(batch, group, index / HEAD_SIZE, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
     }
     #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        int index = i * THREADS + int(threadIdx.x), row = index / HEAD_SIZE, column = index % HEAD_SIZE;
-        if (index < QUERIES) {
-            queries[row * Q_PITCH + column] = tile_t(value[i]);
-        } else if (index < QUERIES + FRESH * NEW) {
-            fresh[index - QUERIES] = tile_t(value[i]);
-        }
+    for (int turn = 0; turn < turns_of(VALUES); ++turn) {
+        int index = element_of_turn<VALUES>(turn);
+        value[turn] = value_value(batch, group, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
     }
+#endif
+    #pragma unroll
+    for (int turn = 0; turn < turns_of(QUERIES); ++turn) {
+        int index = element_of_turn<QUERIES>(turn);
+        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(query[turn]);
+    }
+#if FRESH
+    #pragma unroll
+    for (int turn = 0; turn < turns_of(KEYS); ++turn) {
+        int index = element_of_turn<KEYS>(turn);
+        fresh[index / HEAD_SIZE * NEW + index % HEAD_SIZE] = tile_t(key[turn]);
+    }
+    #pragma unroll
+    for (int turn = 0; turn < turns_of(VALUES); ++turn) {
+        int index = element_of_turn<VALUES>(turn);
+        fresh[index / VALUE_SIZE * NEW + HEAD_SIZE + index % VALUE_SIZE] = tile_t(value[turn]);
+    }
+#endif
 }
 
 #if FRESH
@@ -126,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     if (EARLY) {
         hurry_next_grid();
     }
-    arrive_at_cluster();
+    announce_to_cluster();
     if (!EARLY) {
         wait_for_previous_grid();
     }
@@ -170,7 +189,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     if (EARLY) {
         wait_for_previous_grid();
     }
-    compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
 #if FRESH
     int key_places[FRESH], value_places[FRESH];
     #pragma unroll
@@ -179,6 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         value_places[row] = value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
     }
 #endif
+    compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
     __syncthreads();
 #if FRESH
     if (split == 0) {
