@@ -2,13 +2,15 @@
 
 Run it as ``python -m benchmarks.cuda_llm``; ``--json`` adds the figures to a file. Outputs are compared with PyTorch in
 float32 before anything is timed. PyTorch runs in bfloat16 with a cache that is updated in place: eager, eager captured
-in a CUDA graph, and torch.compile captured in one. ``--sweep`` takes decode steps at many positions of the cache.
+in a CUDA graph, and torch.compile captured in one. ``--sweep`` times the decode steps at many more positions, beside
+those that are captured, and adds them to a file of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,29 +46,44 @@ _KEYS = ("workload", "position")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_llm", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sweep", action="store_true", help="decode steps at many positions instead")
     names = [step.function for step in _WORKLOADS]
     parser.add_argument("--workloads", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument(
+        "--sweep", type=Path, metavar="FILE", help="time many positions, too, and add them to this file"
+    )
     parser.add_argument("--graphs", type=Path, metavar="FOLDER", help="where extracted graphs are kept between runs")
     cuda_timing.add_arguments(parser, ("eager", "captured", "compiled"))
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    workloads = {
-        step: positions
-        for step, positions in (_SWEEP if args.sweep else _WORKLOADS).items()
-        if step.function in (args.workloads or names)
-    }
+    steps = [step for step in _WORKLOADS if step.function in (args.workloads or names)]
     device = Device("cuda")
     ceilings = cuda_timing.ceilings(torch.bfloat16)
     qwen = Qwen()
-    program = qwen.compiled(list(workloads), args.graphs)
+    program = qwen.compiled(steps, args.graphs)
     bench = _Bench(qwen, program, load_weights(qwen.weights(), program, device), device, ceilings)
-    run: dict[str, Any] = {"machine": cuda_timing.machine(device), "ceilings": ceilings, "results": []}
-    for step, positions in workloads.items():
-        for row in bench.rows(step, positions, args.peers, args.limit):
-            run["results"].append(row)
-            cuda_timing.write_run(args.json, run, _KEYS)
-    cuda_timing.print_table(run, _KEYS)
+    runs: list[dict[str, Any]] = [
+        {"machine": cuda_timing.machine(device), "ceilings": ceilings, "results": []} for _ in range(2)
+    ]
+    for step in steps:
+        prepared = bench.prepare(step, args.peers, args.limit)
+        runs[0]["results"] += bench.rows(prepared, _WORKLOADS[step], args.peers)
+        cuda_timing.write_run(args.json, runs[0], _KEYS)
+        if args.sweep is not None and step in _SWEEP:
+            captured = [peer for peer in args.peers if peer != "eager"]
+            runs[1]["results"] += bench.rows(prepared, _SWEEP[step], captured)
+            cuda_timing.write_run(args.sweep, runs[1], _KEYS)
+    for run in runs:
+        cuda_timing.print_table(run, _KEYS)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A step ready to run at any position, by this project and by its peers, all on the same inputs."""
+
+    step: Step
+    inputs: dict[str, Any]
+    executor: CUDAExecutor
+    peers: cuda_timing.Peers
 
 
 class _Bench:
@@ -79,21 +96,20 @@ class _Bench:
         self._ceilings = ceilings
         self._reference = Reference(qwen.model)
 
-    def rows(self, step: Step, positions: Iterable[int], peers: list[str], limit: float) -> Iterable[dict[str, Any]]:
-        """Figures of a step at each position; times in milliseconds."""
+    def prepare(self, step: Step, peers: list[str], limit: float) -> _Prepared:
         inputs = self._qwen.inputs(step)
         executor = CUDAExecutor(self._program, self._device, step.function)
-        prepared = cuda_timing.Peers(peers, logits, (self._qwen.model, inputs), limit)
-        for position in positions:
-            inputs["positions"].copy_(position + torch.arange(step.tokens))
-            yield self._row(step, position, inputs, executor, prepared)
+        return _Prepared(step, inputs, executor, cuda_timing.Peers(peers, logits, (self._qwen.model, inputs), limit))
 
-    def _row(
-        self, step: Step, position: int, inputs: dict[str, Any], executor: CUDAExecutor, peers: cuda_timing.Peers
-    ) -> dict[str, Any]:
+    def rows(self, prepared: _Prepared, positions: Iterable[int], peers: list[str]) -> list[dict[str, Any]]:
+        """Figures of a step at each position; times in milliseconds."""
+        return [self._row(prepared, position, peers) for position in positions]
+
+    def _row(self, prepared: _Prepared, position: int, peers: list[str]) -> dict[str, Any]:
+        step, inputs, executor, plan = prepared.step, prepared.inputs, prepared.executor, prepared.executor.plan
+        inputs["positions"].copy_(position + torch.arange(step.tokens))
         wanted = self._reference.logits(inputs)
         compared = partial(accuracy, wanted=wanted)
-        plan = executor.plan
         output = executor.run(bound(plan, inputs), self._weights)[plan.outputs[0].name]
         figures: dict[str, Any] = {"workload": step.function, "position": position, "launches": len(plan.calls)}
         figures |= compared(from_dlpack(output))
@@ -102,7 +118,7 @@ class _Bench:
         figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
         moved, done = self._qwen.nbytes(step, position), self._qwen.flops(step, position)
         figures |= cuda_timing.shares(figures["npu"], moved, done, self._ceilings)
-        figures |= peers.figures(compared)
+        figures |= prepared.peers.figures(peers, compared)
         return figures | cuda_timing.best_peer(figures)
 
 

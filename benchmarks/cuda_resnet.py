@@ -73,7 +73,7 @@ def _measure(
     figures |= cuda_timing.shares(figures["npu"], moved, counter.get_total_flops(), ceilings)
     network: torch.nn.Module = module.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     peers = cuda_timing.Peers(args.peers, network, (half,), args.limit)
-    figures |= peers.figures(lambda result: _accuracy(result.float().cpu().numpy(), wanted))
+    figures |= peers.figures(args.peers, lambda result: _accuracy(result.float().cpu().numpy(), wanted))
     return figures | cuda_timing.best_peer(figures)
 
 

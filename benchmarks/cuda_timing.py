@@ -64,7 +64,8 @@ Compared = Callable[[torch.Tensor], Mapping[str, Any]]
 
 def add_arguments(parser: argparse.ArgumentParser, peers: Sequence[str] = tuple(PEERS)) -> None:
     """The options that all of these benchmarks have; `peers` are those to compare with by default."""
-    parser.add_argument("--peers", nargs="*", default=list(peers), choices=list(PEERS))
+    ways = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
+    parser.add_argument("--peers", nargs="*", default=list(peers), choices=list(PEERS), help=ways)
     parser.add_argument(
         "--limit", type=float, default=60.0, metavar="SECONDS", help="for torch.compile, each time (default: 60)"
     )
@@ -123,10 +124,11 @@ class Peers:
             self._calls[name] = _prepared(name, function, arguments, limit)
             self._seconds[name] = perf_counter() - start
 
-    def figures(self, compared: Compared) -> dict[str, Any]:
+    def figures(self, names: Sequence[str], compared: Compared) -> dict[str, Any]:
         """Each peer's comparison with the reference and its time in milliseconds, None where it was not compiled."""
         figures: dict[str, Any] = {}
-        for name, call in self._calls.items():
+        for name in names:
+            call = self._calls[name]
             if call is None:
                 figures |= {name: None, f"{name}, not compiled within, s": self._limit}
                 continue

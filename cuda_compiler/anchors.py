@@ -15,9 +15,8 @@ from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.trace import Anchor
 
-__all__ = ["TILE_FILES", "anchor_launch", "anchor_source"]
+__all__ = ["anchor_launch", "anchor_source"]
 
-TILE_FILES = ("tensor_cores.cuh", "tile.cuh", "tile_store.cuh")
 _POSITIONS, _NAMES = "int batch, int row, int col, ", "batch, row, col, "
 
 

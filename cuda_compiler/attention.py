@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention_decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention_mask import mask_macros, mask_states, mask_values
+from cuda_compiler.attention_prefill import MaskBlocks, is_for_warpgroups, lower_prefill
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
@@ -18,7 +19,7 @@ from npu_compiler.codegen.target import Choice, Emitted, Launch, Lowering, Optio
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 
-__all__ = ["chunk_of", "lower_attention"]
+__all__ = ["lower_attention"]
 
 _MAX_GRID = 65535
 _CHUNK = 8  # elements of 16 bytes
@@ -56,8 +57,8 @@ class _Division:
 
     @property
     def state_rows(self) -> int:
-        """Rows of the mask that are summed up together."""
-        return min(self.problem.rows, self.tile_rows)
+        """Rows of the mask that are summed up together, here and by the kernels beside this one."""
+        return min(self.problem.rows, self.tile_rows, 64)
 
     @property
     def width(self) -> int:
@@ -85,16 +86,18 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     division = _divide(problem)
     positions = resolve_anchor(group, lowering, _DIMS)
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
-    decode = lower_decode(problem, group, lowering, positions, states, not launches, division.block)
-    made = [*group.producers.values()]
-    producers = lower_shared(made, lowering) if made else []
-    anywhere = (
-        *producers,
-        _lower_tiles(division, replace(group, producers={}), lowering, positions, states, not launches),
-    )
-    if decode is None:
-        return [*launches, *anywhere]
-    return [*launches, Choice((Option(DECODE_REQUIRES, (decode,)), Option("", anywhere)))]
+    ready = problem.mask is None or (not launches and lowering.is_settled(states.tensor))
+    alone = replace(group, producers={})
+    producers = lower_shared([*group.producers.values()], lowering) if group.producers else []
+    options = [Option("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
+    decode = lower_decode(problem, group, lowering, positions, states, ready, division.block)
+    if decode is not None:
+        options.insert(0, Option(DECODE_REQUIRES, (decode,)))
+    elif is_for_warpgroups(problem):
+        blocks = MaskBlocks(states, division.state_rows, division.block, ready)
+        prefill = lower_prefill(alone, lowering, problem, positions, blocks)
+        options.insert(0, Option("sm_90a", (*producers, prefill)))
+    return [*launches, *(options[0].launches if len(options) == 1 else [Choice(tuple(options))])]
 
 
 def _lower_tiles(
@@ -145,11 +148,9 @@ def _divide(problem: AttentionProblem) -> _Division:
     return _Division(problem, block, warps_m, warps_l, _splits(-(-problem.length // block), blocks))
 
 
-def chunk_of(operand: AttentionOperand) -> int:
+def _chunk(operand: AttentionOperand) -> int:
     """Elements that are copied at a time along a row."""
-    *outer, step = operand.view.strides
-    aligned = all(number % _CHUNK == 0 for number in (operand.view.offset, operand.view.shape[-1], *outer))
-    return _CHUNK if step == 1 and aligned else 1
+    return _CHUNK if operand.has_chunks(_CHUNK) else 1
 
 
 def _padded(size: int) -> int:
@@ -189,9 +190,9 @@ def _macros(division: _Division) -> dict[str, object]:
         "SPLITS": division.splits,
         "SPLIT_TILES": _SPLIT_TILES,
         "ALONE_TILES": _ALONE_TILES,
-        "Q_CHUNK": chunk_of(problem.q),
-        "K_CHUNK": chunk_of(problem.k),
-        "V_CHUNK": chunk_of(problem.v),
+        "Q_CHUNK": _chunk(problem.q),
+        "K_CHUNK": _chunk(problem.k),
+        "V_CHUNK": _chunk(problem.v),
         "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "STATE_ROWS": division.state_rows,

@@ -18,6 +18,7 @@ STATE_FIELDS = ("state_batch", "state_head", "state_parts")
 
 _MAX_GRID = 65535
 _THREADS = 128
+_CHUNK_BYTES = 16  # that a thread reads at a time
 
 
 def mask_macros(problem: AttentionProblem) -> dict[str, object]:
@@ -27,7 +28,7 @@ def mask_macros(problem: AttentionProblem) -> dict[str, object]:
     closed = -65504.0 if mask == FLOAT16 else -1e37
     return {
         "mask_t": CUDA.storage[mask.name],
-        "MASK": int(problem.mask is not None),
+        "MASK": 0 if problem.mask is None else 1 if mask == BOOL else 2,
         "MASK_CLOSED": CUDA.literal(closed, FLOAT32),
     }
 
@@ -84,7 +85,9 @@ def _launch(
     _, heads = _distinct(mask.view)
     values = {"rows": problem.rows, "length": problem.length, "heads": heads, **mask.strides("mask")}
     struct = ParamStruct("Params", tuple(("int", name) for name in values))
-    macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block}
+    most = _CHUNK_BYTES // mask.tensor.dtype.size
+    chunk = most if mask.has_chunks(most) and block % most == 0 else 1
+    macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
     return Launch(
         label=f"open blocks of {mask.tensor.name}",
         kernel=assemble("mask_states", struct, macros, "", after=("mask.cuh",)),

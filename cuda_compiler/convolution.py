@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import TILE_FILES, anchor_launch, anchor_source
+from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.image_packing import (
     CHUNK,
@@ -17,10 +17,13 @@ from cuda_compiler.image_packing import (
     packed_weight,
 )
 from cuda_compiler.packing import pack_size, resolve_anchor
-from cuda_compiler.tiles import choose_tiling
+from cuda_compiler.tiled import bytes_of_a_result, first_on_warpgroups, partial_argument, product_function
+from cuda_compiler.tiles import Tiling, choose_tiling
+from cuda_compiler.warpgroups import choose_warpgroup_tiling
+from cuda_compiler.window_convolution import fits_windows, lower_windows
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.target import Choice, Emitted, Launch, Lowering, Option
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import TracedTensor
@@ -61,8 +64,8 @@ class _Convolution:
         return prod(self.weight_ref.view.shape[1:])
 
 
-def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
-    """One launch, and one before it where the image's channels must be packed.
+def lower_conv2d(group: Group, lowering: Lowering) -> list[Emitted]:
+    """One launch, chosen by the device, and one before it where the image's channels must be packed.
 
     Raises:
         OpRefusal: A tensor is too large.
@@ -78,9 +81,14 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Launch]:
         return [_lower_plain(found, group, lowering)]
     if is_packed_image(found.image_ref, found.channels):
         given = _argument(found.image, found.image_ref)
-        return [_lower_tiled(found, group, lowering, given, _geometry(group, found))]
+        return [_choose_tiles(found, group, lowering, given, _geometry(group, found))]
     packing, packed, geometry = pack_image(found.image, found.image_ref, _geometry(group, found), lowering)
-    return [packing, _lower_tiled(found, group, lowering, packed, geometry)]
+    tiled = _choose_tiles(found, group, lowering, packed, geometry)
+    if not fits_windows(group, lowering):
+        return [packing, tiled]
+    ways = tiled.options if isinstance(tiled, Choice) else (Option("", (tiled,)),)
+    packed_ways = (Option(way.requires, (packing, *way.launches)) for way in ways)
+    return [Choice((Option("sm_90a", (lower_windows(group, lowering),)), *packed_ways))]
 
 
 def image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
@@ -126,17 +134,36 @@ def _geometry(group: Group, conv: _Convolution) -> dict[str, int]:
     }
 
 
-def _lower_tiled(
+def _choose_tiles(
     conv: _Convolution, group: Group, lowering: Lowering, image: TensorArg, geometry: Mapping[str, int]
+) -> Launch | Choice:
+    batch, _, out_height, out_width = group.shape
+    rows, depth = batch * out_height * out_width, prod(packed_weight(conv.weight_ref.view.shape)[1:])
+    sizes = rows, conv.outputs, depth, conv.groups
+    general = _lower_tiled(conv, group, lowering, image, geometry, choose_tiling(*sizes))
+    if geometry["CHANNELS"] == CHUNK:  # its windows overlap and come through the level-1 cache: no room for large tiles
+        return general
+    tiling = choose_warpgroup_tiling(*sizes, bytes_of_a_result(group, lowering))
+    if tiling is None:
+        return general
+    return first_on_warpgroups(_lower_tiled(conv, group, lowering, image, geometry, tiling), [general])
+
+
+def _lower_tiled(
+    conv: _Convolution,
+    group: Group,
+    lowering: Lowering,
+    image: TensorArg,
+    geometry: Mapping[str, int],
+    tiling: Tiling,
 ) -> Launch:
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     batch, _, out_height, out_width = group.shape
-    rows = batch * out_height * out_width
-    tiling = choose_tiling(rows, conv.outputs, prod(packed_weight(conv.weight_ref.view.shape)[1:]), conv.groups)
+    rows, depth = batch * out_height * out_width, prod(packed_weight(conv.weight_ref.view.shape)[1:])
     tiles_m, tiles_n = -(-rows // tiling.rows), -(-conv.outputs // tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
     macros = {
-        **tiling.macros(tiles),
+        **tiling.macros(tiles, -(-depth // tiling.depth), tiling.panel(tiles_m, tiles_n)),
         **geometry,
         "tile_t": CUDA.storage[conv.image.dtype.name],
         "A_ALONG_K": 1,
@@ -147,15 +174,13 @@ def _lower_tiled(
         "OUT_WIDTH": out_width,
     }
     weight = _argument(conv.weight, conv.weight_ref)
-    partial = tiles * tiling.splits * tiling.rows * tiling.columns * 4
-    parts = TensorArg(lowering.scratch(partial), writes=True) if tiling.splits > 1 else weight
     return anchor_launch(
         "conv2d",
         group,
         lowering,
         found,
         size=pack_size(group, found.operands, conv.outputs),
-        inputs=(image, weight, parts),
+        inputs=(image, weight, partial_argument(tiling, tiles, weight, lowering)),
         values={"rows": rows, "tiles_m": tiles_m},
         macros=macros,
         flops=2 * prod(group.shape) * conv.products,
@@ -163,7 +188,8 @@ def _lower_tiled(
         threads=tiling.threads,
         splits=tiling.splits,
         shared_bytes=tiling.shared_bytes,
-        parts=TILE_FILES,
+        generated=product_function(tiling, conv.image.dtype),
+        parts=tiling.files,
     )
 
 

@@ -34,10 +34,10 @@ def elementwise_positions(group: Group, lowering: Lowering) -> tuple[Positions, 
     size = pack_size(group, operands, operands.sizes[-1])
     axes = AXES[len(AXES) - len(operands.sizes) :]
     packs = (*operands.sizes[:-1], operands.sizes[-1] // size)
-    statements, extents = unpack("index", axes, packs)
+    statements = unpack("index", axes, packs)
     if size > 1:
         statements.append(f"    {axes[-1]} *= {size};")
-    return Positions(operands, tuple(statements), {"packs": prod(packs), **extents}, axes[-1]), size
+    return Positions(operands, tuple(statements), {"packs": prod(packs)}, axes[-1]), size
 
 
 def map_macros(group: Group, operands: Operands) -> dict[str, object]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from cuda_compiler.anchors import TILE_FILES, anchor_launch
+from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matvec import as_vectors, lower_vectors
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.products import Product, offset_function, product_of
-from cuda_compiler.tiles import choose_tiling
+from cuda_compiler.tiled import bytes_of_a_result, first_on_warpgroups, partial_argument, product_function
+from cuda_compiler.tiles import Tiling, choose_tiling
+from cuda_compiler.warpgroups import choose_warpgroup_tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Library, Lowering
-from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.codegen.target import Emitted, Launch, Library, Lowering
 
 __all__ = ["lower_matmul"]
 
@@ -24,32 +25,35 @@ _LIBRARY_ROWS, _LIBRARY_COLUMNS = 256, 1024
 _CHUNK = 8  # columns that a thread stores at a time
 
 
-def lower_matmul(group: Group, lowering: Lowering) -> list[Launch | Library]:
-    """One launch, for operands of any strides; the vendor's library, and a launch for the epilogue, for large ones.
+def lower_matmul(group: Group, lowering: Lowering) -> list[Emitted]:
+    """One launch for operands of any strides, chosen by the device; or the library, and a launch for the epilogue.
 
     Raises:
         OpRefusal: A tensor is too large.
     """
     found = product_of(group, lowering)
-    if _suits_library(found):
-        return _lower_to_library(found, group, lowering)
     rank = len(group.shape)
     positions = resolve_anchor(group, lowering, (range(rank - 2), (rank - 2,), (rank - 1,)))
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]
-    half = found.a.tensor.dtype == found.b.tensor.dtype and found.a.tensor.dtype in (FLOAT16, BFLOAT16)
-    if half and found.a.fits_chunks(found.m, found.k) and found.b.fits_chunks(found.n, found.k):
-        return [_lower_tiled(found, group, lowering, positions)]
-    return [_lower_plain(found, group, lowering, positions)]
+    if not found.fits_tiles:
+        return [_lower_plain(found, group, lowering, positions)]
+    sizes = found.m, found.n, found.k, prod(found.batch)
+    if _suits_library(found):
+        general = _lower_to_library(found, group, lowering)
+    else:
+        general = [_lower_tiled(found, group, lowering, positions, choose_tiling(*sizes))]
+    tiling = choose_warpgroup_tiling(*sizes, bytes_of_a_result(group, lowering)) if found.along_k else None
+    if tiling is None:
+        return [*general]
+    return [first_on_warpgroups(_lower_tiled(found, group, lowering, positions, tiling), general)]
 
 
 def _suits_library(found: Product) -> bool:
     """Whether a product is large enough for the library to win more than an epilogue of its own costs."""
-    half = found.a.tensor.dtype == found.b.tensor.dtype and found.a.tensor.dtype in (FLOAT16, BFLOAT16)
-    plain = found.a.k == found.b.k == 1 and prod(found.batch) == 1
-    aligned = found.a.fits_chunks(found.m, found.k) and found.b.fits_chunks(found.n, found.k)
-    return half and plain and aligned and found.m >= _LIBRARY_ROWS and found.n >= _LIBRARY_COLUMNS
+    plain = found.along_k and prod(found.batch) == 1
+    return plain and found.m >= _LIBRARY_ROWS and found.n >= _LIBRARY_COLUMNS
 
 
 def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[Launch | Library]:
@@ -95,26 +99,23 @@ def _strides(found: Product) -> dict[str, int]:
     }
 
 
-def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Positions) -> Launch:
-    tiling = choose_tiling(found.m, found.n, found.k, prod(found.batch))
+def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: Tiling) -> Launch:
     tiles_m, tiles_n = -(-found.m // tiling.rows), -(-found.n // tiling.columns)
     tiles = tiles_m * tiles_n * prod(found.batch)
     macros = {
-        **tiling.macros(tiles),
+        **tiling.macros(tiles, -(-found.k // tiling.depth), tiling.panel(tiles_m, tiles_n)),
         "tile_t": CUDA.storage[found.a.tensor.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
         "B_CONSTANT": int(found.b.is_constant),
     }
-    partial = tiles * tiling.splits * tiling.rows * tiling.columns * 4
-    parts = TensorArg(lowering.scratch(partial), writes=True) if tiling.splits > 1 else found.b.argument
     return anchor_launch(
         "matmul",
         group,
         lowering,
         positions,
         size=min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1])),
-        inputs=(found.a.argument, found.b.argument, parts),
+        inputs=(found.a.argument, found.b.argument, partial_argument(tiling, tiles, found.b.argument, lowering)),
         values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         flops=found.flops,
@@ -122,8 +123,8 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Po
         threads=tiling.threads,
         splits=tiling.splits,
         shared_bytes=tiling.shared_bytes,
-        generated=_offsets(found),
-        parts=TILE_FILES,
+        generated="\n".join((_offsets(found), product_function(tiling, found.a.tensor.dtype))),
+        parts=tiling.files,
     )
 
 

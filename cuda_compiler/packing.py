@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.guards import Guard, conditions, is_uniform
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.codegen.dialect import LeafNames, Printer
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, TensorArg, merge_groups
 from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import Expr, Load, walk
+from npu_compiler.expr import Expr, Iota, Load, walk
 from npu_compiler.symbolic import OpRefusal
 
-__all__ = ["AXES", "PACK_SIZES", "PackedLoad", "Positions", "epilogue", "output_argument", "pack_size", "packed_loads"]
+__all__ = [
+    "AXES",
+    "PACK_SIZES",
+    "PackedLoad",
+    "Positions",
+    "element_functions",
+    "epilogue",
+    "output_argument",
+    "pack_size",
+    "packed_loads",
+]
 __all__ += ["resolve_anchor", "unpack", "with_packs"]
 
 Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -50,40 +61,64 @@ class Positions:
     inner: str
 
 
-def pack_size(group: Group, operands: Operands, width: int) -> int:
+def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> int:
     """Elements of a pack: the most for which the output, and best all contiguous operands, are aligned; else 1.
 
     Args:
         group: What is computed.
         operands: Its operands.
         width: Extent of the dimension that packs run along.
+        axis: That dimension, counted from the last.
     """
-    if group.index is not None:
+    if group.index is not None and any(operands.walks[id(leaf)][axis] for leaf in _leaves(group.index)):
         return 1
-    outer, item, offset = operands.walks[None][:-1], group.output.dtype.size, output_argument(group).offset
-    contiguous = operands.walks[None][-1] == 1
-    fitting = [s for s in PACK_SIZES if contiguous and width % s == 0 and _aligned(outer, offset, s, item)]
-    loads = [load for load in _loads([group.expr]) if operands.walks.get(id(load), (0,))[-1] == 1]
-    wanted = sum(not _guarded(operands, load) for load in loads)
-    for size in fitting:
-        if len(packed_loads(operands, [group.expr], size)) == wanted:
-            return size
+    along, outer = _split(operands.walks[None], axis)
+    item, offset = group.output.dtype.size, output_argument(group).offset
+    outer = [*outer, group.index_stride]
+    fitting = [s for s in PACK_SIZES if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
+    walks = [(load, operands.walks.get(id(load))) for load in _loads([group.expr])]
+    contiguous = [load for load, walk in walks if walk is not None and walk[axis] == 1]
+    for wanted in (len(contiguous), sum(not _guarded(operands, load) for load in contiguous)):
+        for size in fitting:
+            if len(packed_loads(operands, [group.expr], size, axis)) >= wanted:
+                return size
     return fitting[0] if fitting else 1
 
 
-def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int) -> list[PackedLoad]:
-    """The loads that may read `size` neighbours at once."""
+def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int = -1) -> list[PackedLoad]:
+    """The loads that may read `size` neighbours along a dimension at once."""
     found = []
+    held = conditions(exprs)
     for load in _loads(exprs):
-        strides = operands.walks.get(id(load))
-        if strides is None or size == 1 or load.index is not None or _guarded(operands, load) or strides[-1] != 1:
+        walk = operands.walks.get(id(load))
+        if walk is None or size == 1 or load.index is not None or walk[axis] != 1:
             continue
+        guards = held[id(load)] if _guarded(operands, load) else {}
         pointer, address, _ = operands.names.loads[id(load)]
         argument, tensor = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
-        if load.ref.view.offset >= 0 and _aligned(strides[:-1], argument.offset, size, tensor.dtype.size):
-            storage = CUDA.storage[tensor.dtype.name]
-            found.append(PackedLoad(load, f"load_pack<{size}>({pointer} + {address})", storage))
+        outer, storage = _split(walk, axis)[1], CUDA.storage[tensor.dtype.name]
+        if guards:
+            outer.append(load.ref.view.offset)  # part of the address, as neither side of the tensor is safe to read
+        elif load.ref.view.offset < 0 or _guarded(operands, load):
+            continue
+        uniform = all(is_uniform(guard, operands.walks, axis, size) for guard, _ in guards.values())
+        if uniform and _aligned(outer, argument.offset, size, tensor.dtype.size):
+            source = f"load_pack<{size}>({pointer} + {address})"
+            if guards:
+                source = f"{_all_of(guards.values(), operands)} ? {source} : Pack<{storage}, {size}>()"
+            found.append(PackedLoad(load, source, storage))
     return found
+
+
+def _all_of(guards: Iterable[Guard], operands: Operands) -> str:
+    """The condition that all guards hold, at the first element of a pack."""
+    printer = Printer(CUDA, operands.names)
+    texts = [f"{'' if wanted else '!'}{printer.inline(condition)}" for condition, wanted in guards]
+    return f"({' && '.join(texts)})"
+
+
+def _leaves(expr: Expr) -> list[Load | Iota]:
+    return [node for node in walk(expr) if isinstance(node, Load | Iota)]
 
 
 def _loads(exprs: Sequence[Expr]) -> list[Load]:
@@ -93,6 +128,11 @@ def _loads(exprs: Sequence[Expr]) -> list[Load]:
 
 def _guarded(operands: Operands, load: Load) -> bool:
     return operands.names.loads[id(load)][2]
+
+
+def _split(walk: Sequence[int], axis: int) -> tuple[int, list[int]]:
+    """The stride along a dimension, counted from the last, and those along all others."""
+    return walk[axis], [stride for dim, stride in enumerate(walk) if dim != len(walk) + axis]
 
 
 def _aligned(outer_strides: Sequence[int], offset: int, size: int, item: int) -> bool:
@@ -106,19 +146,17 @@ def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = ""
     return replace(operands, names=LeafNames(names, operands.names.iotas, operands.names.anchors))
 
 
-def unpack(linear: str, axes: Sequence[str], sizes: Sequence[int]) -> tuple[list[str], dict[str, int]]:
-    """Statements that split a linear index into positions, and the sizes they need as parameters."""
+def unpack(linear: str, axes: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """Statements that split a linear index into positions; constant sizes turn divisions into multiplications."""
     lines: list[str] = []
-    extents: dict[str, int] = {}
     rest = linear
     for axis, size in list(zip(axes, sizes, strict=True))[:0:-1]:
-        extents[f"extent_{axis}"] = size
-        lines.append(f"    int {axis} = {rest} % p.extent_{axis};")
-        lines.append(f"    int above_{axis} = {rest} / p.extent_{axis};")
+        lines.append(f"    int {axis} = {rest} % {size};")
+        lines.append(f"    int above_{axis} = {rest} / {size};")
         rest = f"above_{axis}"
     if axes:
         lines.append(f"    int {axes[0]} = {rest};")
-    return lines, extents
+    return lines
 
 
 def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
@@ -152,14 +190,11 @@ def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
     each = merge_groups([(dim,) for dim in order])
     operands = Operands.resolve([group.expr], group.view, tensors, names, each, anchors)
     statements: list[str] = []
-    extents: dict[str, int] = {}
     for position, part in zip(("batch", "row"), dims, strict=False):
-        lines, sizes = unpack(position, [f"i{dim}" for dim in part], [group.shape[dim] for dim in part])
-        statements += lines
-        extents |= sizes
+        statements += unpack(position, [f"i{dim}" for dim in part], [group.shape[dim] for dim in part])
     (column,) = dims[2]
     statements.append(f"    int i{column} = col;")
-    return Positions(operands, tuple(statements), extents, f"i{column}")
+    return Positions(operands, tuple(statements), {}, f"i{column}")
 
 
 def output_argument(group: Group) -> TensorArg:
@@ -209,16 +244,50 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
     return "\n".join(lines)
 
 
+def element_functions(group: Group, found: Positions, positions: str) -> str:
+    """Device functions that compute an element from the anchor's result, ``element``, and say where it goes, ``place``.
+
+    They serve kernels whose threads hold results that do not lie side by side.
+
+    Args:
+        group: What to compute around an anchor, without scattering.
+        found: Its operands.
+        positions: Parameters for the kernel's positions, each with a comma after it.
+    """
+    storage = CUDA.storage[group.output.dtype.name]
+    printer = Printer(CUDA, found.operands.names)
+    result = printer.value(group.expr)
+    inline = "__device__ __forceinline__"
+    lines = [
+        f"{inline} {storage} element(float sum, {positions}{pointer_parameters(found.operands)}const Params& p)",
+        "{",
+        *found.statements,
+        *printer.lines,
+        f"    return {storage}({result});",
+        "}",
+        f"{inline} long long place({positions}const Params& p)",
+        "{",
+        *found.statements,
+        f"    return {found.operands.output};",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
 def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> list[str]:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
     result = f"{storage}({printer.value(group.expr)})"
+    target = operands.output
+    outside: list[str] = []
     if group.index is not None:
-        address = f"{operands.output} + int({printer.value(group.index)}) * {group.index_stride}"
-        return [*printer.lines, f"    out[{address}] = {result};"]
+        indices = Printer(CUDA, operands.names)
+        target = f"{target} + int({indices.value(group.index)}) * {group.index_stride}"
+        outside = indices.lines
     return [
-        f"    {storage}* target = out + {operands.output};",
+        *outside,
+        f"    {storage}* target = out + {target};",
         f"    Pack<{storage}, {size}> result;",
         f"    const int first = {inner};",
         "    #pragma unroll",

@@ -10,6 +10,7 @@ from cuda_compiler.anchors import anchor_source
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import MAX_ELEMENTS, TensorArg
 from npu_compiler.codegen.target import Lowering
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
@@ -65,6 +66,18 @@ class Product:
     @property
     def flops(self) -> int:
         return 2 * prod(self.batch) * self.m * self.n * self.k
+
+    @property
+    def fits_tiles(self) -> bool:
+        """Whether both operands are of the same 16-bit type and read 16 bytes at a time."""
+        dtype = self.a.tensor.dtype
+        half = dtype == self.b.tensor.dtype and dtype in (FLOAT16, BFLOAT16)
+        return half and self.a.fits_chunks(self.m, self.k) and self.b.fits_chunks(self.n, self.k)
+
+    @property
+    def along_k(self) -> bool:
+        """Whether neighbours in memory are neighbours along k, in both operands."""
+        return self.a.k == self.b.k == 1
 
 
 def product_of(group: Group, lowering: Lowering) -> Product:

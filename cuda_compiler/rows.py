@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import finish_map, map_kernel, map_macros
 from cuda_compiler.packing import (
@@ -22,11 +23,10 @@ from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.codegen.operands import Operands, TensorArg
 from npu_compiler.codegen.target import Launch, Lowering
-from npu_compiler.expr import leaves, reductions
+from npu_compiler.expr import reductions
 
 __all__ = ["VectorFunction", "lower_rows", "vector_function"]
 
-_SLICES = 8  # warps that share the columns of 32 neighbouring rows
 _MAX_THREADS = 512
 _MAX_ITEMS = 8  # packs of a row that a thread keeps in registers
 _MANY_ROWS = 1024
@@ -38,40 +38,39 @@ class _Shape:
     """How threads share the work.
 
     Attributes:
-        columns: Whether neighbouring rows lie side by side, so that each lane takes a row.
         threads: Threads of a row.
         size: Elements of a pack.
         items: Packs of a row that each thread keeps; 0 where rows are read again for each reduction.
     """
 
-    columns: bool
     threads: int
     size: int
     items: int
 
     @property
     def rows_per_block(self) -> int:
-        return 32 if self.columns else _WARPS_A_BLOCK if self.threads == 32 else 1
+        return _WARPS_A_BLOCK if self.threads == 32 else 1
 
     @property
     def block(self) -> int:
-        return self.threads if self.columns else self.threads * self.rows_per_block
+        return self.threads * self.rows_per_block
 
 
 def lower_rows(group: Group, lowering: Lowering) -> list[Launch]:
-    """A warp or a block a row; a lane a row where neighbouring rows, not columns, lie side by side."""
+    """A warp or a block a row, or several rows a thread where neighbouring rows, not columns, lie side by side."""
     operands = row_operands(group, lowering.tensors, (*AXES[1:], "c"))
+    if rows_side_by_side(group, operands):
+        return lower_columns(group, lowering)
     rows = prod(operands.sizes[:-1])
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
     program = row_program(group, packed, CUDA)
     axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
-    statements, extents = unpack("row", axes, operands.sizes[:-1])
-    found = Positions(packed, tuple(statements), {"rows": rows, **extents}, "c")
+    statements = unpack("row", axes, operands.sizes[:-1])
+    found = Positions(packed, tuple(statements), {"rows": rows}, "c")
     macros = {
         **map_macros(group, operands),
-        "COLUMNS": int(shape.columns),
         "ROW_THREADS": shape.threads,
         "BLOCK_THREADS": shape.block,
     }
@@ -113,7 +112,6 @@ def vector_function(group: Group, lowering: Lowering, threads: int, prefix: str)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
     text = _compute_row(group, Positions(packed, (), {}, "c"), row_program(group, packed, CUDA), loads, shape)
     macros: dict[str, object] = {
-        "COLUMNS": 0,
         "ROW_THREADS": threads,
         "VECTOR_PARAMETERS": pointer_parameters(operands),
         "VECTOR_ARGUMENTS": pointer_arguments(operands),
@@ -122,8 +120,6 @@ def vector_function(group: Group, lowering: Lowering, threads: int, prefix: str)
 
 
 def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
-    if _rows_side_by_side(group, operands):
-        return _Shape(True, 32 * _SLICES, 1, 0)
     longest = max(*(reduce.extent for reduce in reductions(group.expr)), group.shape[-1], 1)
     packs = -(-longest // _row_pack(group, operands))
     kept = 1 if rows < _MANY_ROWS else 4
@@ -137,23 +133,16 @@ def _block_shape(group: Group, operands: Operands, threads: int) -> _Shape:
     """How so many threads share a row."""
     size = _row_pack(group, operands)
     items = -(-group.shape[-1] // (size * threads))
-    return _Shape(False, threads, size, items if _is_whole_row(group) and items <= _MAX_ITEMS else 0)
+    return _Shape(threads, size, items if _is_whole_row(group) and items <= _MAX_ITEMS else 0)
 
 
 def _row_pack(group: Group, operands: Operands) -> int:
-    return pack_size(group, operands, group.shape[-1]) if _is_whole_row(group) else 1
+    return pack_size(group, operands, group.shape[-1]) if _is_whole_row(group) and group.index is None else 1
 
 
 def _is_whole_row(group: Group) -> bool:
     """Whether everything that is reduced is as long as the result."""
     return {reduce.extent for reduce in reductions(group.expr)} == {group.shape[-1]}
-
-
-def _rows_side_by_side(group: Group, operands: Operands) -> bool:
-    """Whether what is reduced is contiguous along the last of the row's dimensions, not along the row itself."""
-    walks = [operands.walks[id(load)] for reduce in reductions(group.expr) for load in leaves(reduce.arg)]
-    moving = [walk for walk in walks if walk[-1]]
-    return bool(moving) and all(len(walk) > 1 and walk[-2] == 1 and walk[-1] != 1 for walk in moving)
 
 
 def _compute_row(
@@ -239,7 +228,7 @@ def _keep(loads: Sequence[PackedLoad], shape: _Shape, extent: int) -> list[str]:
 
 def _loop(extent: int, shape: _Shape, size: int) -> list[str]:
     """The head of a loop over a thread's packs of the row; ``c`` is the column of the first element."""
-    step = (shape.threads // 32 if shape.columns else shape.threads) * size
+    step = shape.threads * size
     if not shape.items:
         return [f"    for (int c = lane * {size}; c < {extent}; c += {step}) {{"]
     return [

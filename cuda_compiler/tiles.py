@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-__all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "choose_tiling"]
+__all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "cheapest_tiling", "choose_tiling"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Tiling:
         stages: Tiles in shared memory at a time.
         blocks: Blocks that should fit a multiprocessor: the compiler limits registers for them.
         splits: Blocks that share one tile of results, each with a part of k.
+        by_warpgroups: Whether four warps multiply together, as compute capability 9.0 can.
     """
 
     rows: int
@@ -33,6 +34,7 @@ class Tiling:
     stages: int
     blocks: int
     splits: int = 1
+    by_warpgroups: bool = False
 
     @property
     def threads(self) -> int:
@@ -40,12 +42,41 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block; at most the 64 KiB that every GPU of compute capability 7.0 and up has."""
-        return self.stages * (self.rows + self.columns) * self.depth * 2
+        """Dynamic shared memory of a block: operands, and later the results that are brought into rows there."""
+        return max(self.stages * (self.rows + self.columns) * self.depth * 2, self._staging_bytes)
 
-    def macros(self, results: int) -> dict[str, object]:
-        """What `tile.cuh` expects; `results` is the number of tiles that the whole result has."""
+    @property
+    def _staging_bytes(self) -> int:
+        """A whole tile where a cluster adds; else 16 rows of at most 64 columns for each warp; rows 4 floats apart."""
+        if self.clustered:
+            return self.rows * (self.columns + 4) * 4
+        columns = self.columns // self.warps_n
+        at_a_time = next((width for width in (64, 32) if columns % width == 0), 16)
+        return self.warps_m * self.warps_n * 16 * (at_a_time + 4) * 4
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the blocks that share a tile form a cluster, and so need no memory for their parts."""
+        return self.by_warpgroups and self.splits > 1
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The kernel files that multiply and store such tiles."""
+        products = "tile_warpgroups.cuh" if self.by_warpgroups else "tile_warps.cuh"
+        return "tensor_cores.cuh", "tile.cuh", products, "tile_cluster.cuh" if self.clustered else "tile_store.cuh"
+
+    def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
+        """What the files expect.
+
+        Args:
+            results: Tiles of the whole result.
+            steps: Tiles along k.
+            panel: Tiles along m that follow each other before the next ones along n.
+        """
+        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.by_warpgroups else {}
         return {
+            **ahead,
+            "PANEL": panel,
             "TILE_M": self.rows,
             "TILE_N": self.columns,
             "TILE_K": self.depth,
@@ -54,8 +85,22 @@ class Tiling:
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
             "SPLITS": self.splits,
+            "SHARED_BYTES": self.shared_bytes,
             "RESULT_TILES": results,
         }
+
+    def panel(self, tiles_m: int, tiles_n: int) -> int:
+        """Tiles along m that should follow each other, so that tiles computed at a time read as little as they can."""
+        at_a_time = MULTIPROCESSORS * self.blocks
+        height = max(1, min(tiles_m, round((at_a_time * self.columns / self.rows) ** 0.5)))
+        return height if tiles_n * height > at_a_time else 1
+
+    def ahead(self, steps: int) -> int:
+        """Tiles of a block that are copied before the first is multiplied, of `steps`.
+
+        Where shared memory is used again, two tiles may still be at work while the next ones are asked for.
+        """
+        return max(1, steps) if steps <= self.stages else self.stages - 2
 
 
 @dataclass(frozen=True)
@@ -95,8 +140,13 @@ _TRAFFIC_BYTES = 5143  # that all multiprocessors move a clock
 
 def choose_tiling(m: int, n: int, k: int, batch: int) -> Tiling:
     """The cheapest of all candidates for a product [m, k] by [k, n], `batch` times."""
+    return cheapest_tiling(m, n, k, batch)[1]
+
+
+def cheapest_tiling(m: int, n: int, k: int, batch: int) -> tuple[float, Tiling]:
+    """What `choose_tiling` chooses, after the clocks that it takes."""
     costs = ((_clocks(tiling, cost, m, n, k, batch), tiling) for tiling, cost in _variants(k))
-    return min(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))[1]
+    return min(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))
 
 
 def _variants(k: int) -> Iterator[tuple[Tiling, _Cost]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from threading import RLock
 from typing import Any, Self
 
 import numpy as np
@@ -11,15 +13,21 @@ from numpy.typing import NDArray
 
 from cuda_runtime.capability import fitting_options
 from cuda_runtime.cupy_api import cupy, open_device
+from cuda_runtime.library import Library
 from cuda_runtime.plan import CUDAPlan
+from cuda_runtime.recording import CUDARecording
+from cuda_runtime.staging import Staging
 from cuda_runtime.tuning_results import TuningResults
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.describe import format_bytes
-from npu_compiler.errors import OutOfMemoryError
+from npu_compiler.errors import DeviceError, OutOfMemoryError
 from npu_compiler.layout import BufferSpec
-from npu_runtime.backend import Backend, DeviceBuffer, Transfers
+from npu_compiler.memory import ALIGNMENT
+from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
 
 __all__ = ["CUDABackend", "CUDABuffer"]
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 class CUDABuffer(DeviceBuffer):
@@ -37,18 +45,13 @@ class CUDABuffer(DeviceBuffer):
 
     @contextmanager
     def writing(self) -> Iterator[NDArray[np.uint8]]:
-        with self.backend.active():
-            staging: NDArray[np.uint8] = self.backend.pinned(self.nbytes)
-            yield staging
-            self.array.set(staging, stream=self.backend.stream)
-            self.backend.stream.synchronize()  # the staging memory may be reused now
+        content = np.empty(self.nbytes, np.uint8)
+        yield content
+        self.backend.copy_in(content, self)
 
     def reading(self) -> NDArray[np.uint8]:
         with self.backend.active():
-            staging = self.backend.pinned(self.nbytes)
-            self.array.get(stream=self.backend.stream, out=staging)
-            self.backend.stream.synchronize()
-            content: NDArray[np.uint8] = staging
+            content = self.backend.staging.download(self.pointer, self.nbytes)
         content.flags.writeable = False
         return content
 
@@ -64,6 +67,25 @@ class CUDABuffer(DeviceBuffer):
             return spec.layout.view(flat)
 
 
+class VisibleBuffer(CUDABuffer):
+    """Pinned memory of the host, which the device reaches over the bus."""
+
+    def __init__(self, backend: CUDABackend, nbytes: int) -> None:
+        memory = cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
+        self._content = np.frombuffer(memory, np.uint8, nbytes)
+        place = cupy().cuda.UnownedMemory(memory.ptr, nbytes, memory, backend.ordinal)
+        super().__init__(backend, cupy().ndarray((nbytes,), cupy().uint8, cupy().cuda.MemoryPointer(place, 0)))
+
+    @contextmanager
+    def writing(self) -> Iterator[NDArray[np.uint8]]:
+        yield self._content
+
+    def reading(self) -> NDArray[np.uint8]:
+        content = self._content.view()
+        content.flags.writeable = False
+        return content
+
+
 class CUDABackend(Backend):
     """A CUDA device. All its work is on one stream, so that what is asked for in order happens in order.
 
@@ -72,9 +94,12 @@ class CUDABackend(Backend):
         capability: Compute capability times ten.
         stream: CuPy's stream that everything runs on.
         results: What tuning found for this kind of device.
+        second_stream: For captures and timed steps, which must not meet what others ask of the first; by `aside`.
+        staging: Through which bytes cross between host and device.
     """
 
     target = "cuda"
+    runs_ahead = True
 
     def __init__(self, ordinal: int = 0) -> None:
         """Opens the device.
@@ -90,6 +115,10 @@ class CUDABackend(Backend):
         self._device = cupy().cuda.Device(ordinal)
         with self._device:
             self.stream = cupy().cuda.Stream(non_blocking=True)
+            self.second_stream = cupy().cuda.Stream(non_blocking=True)
+        self.staging = Staging(self.stream)
+        self._second_lock = RLock()
+        self._library: Library | None = None
 
     @classmethod
     def open(cls, name: str, ordinal: int) -> Self:
@@ -97,26 +126,80 @@ class CUDABackend(Backend):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Makes the device and its stream the current ones."""
-        with self._device, self.stream:
+        """Makes the device and its stream the current ones.
+
+        Raises:
+            DeviceError: For what CUDA refuses or reports inside of the block.
+        """
+        with self._device, self.stream, self._translated():
             yield
+
+    @contextmanager
+    def aside(self) -> Iterator[Any]:
+        """The second stream, for one thread at a time; the device is the current one. Raises as `active` does."""
+        with self._second_lock, self._device, self._translated():
+            yield self.second_stream
+
+    def captured(self, ask: Callable[[], object]) -> Any:
+        """A graph of what `ask` asks of the second stream.
+
+        Raises:
+            DeviceError: The device refused something.
+        """
+        with self.aside() as stream:
+            stream.begin_capture()
+            try:
+                ask()
+            except BaseException:
+                with suppress(cupy().cuda.runtime.CUDARuntimeError):  # the first error says more
+                    stream.end_capture()
+                raise
+            return stream.end_capture()
+
+    def library(self) -> Library:
+        """The vendor's library, opened when a plan first needs it; it works on the second stream.
+
+        Raises:
+            MissingDependencyError, DeviceError: As `Library`.
+        """
+        with self._second_lock, self.active():
+            if self._library is None:
+                self._library = Library(self.second_stream.ptr)
+            return self._library
 
     def allocate(self, nbytes: int) -> CUDABuffer:
         with self.active():
             try:
                 return CUDABuffer(self, cupy().empty(max(nbytes, 1), cupy().uint8)[:nbytes])
             except cupy().cuda.memory.OutOfMemoryError as error:
-                free, total = cupy().cuda.runtime.memGetInfo()
-                pool = cupy().get_default_memory_pool().free_bytes()
-                raise OutOfMemoryError(
-                    f"{self.name} has {format_bytes(free + pool)} of {format_bytes(total)} free, a buffer of "
-                    f"{format_bytes(nbytes)} is needed: use a smaller batch or a shorter cache"
-                ) from error
+                raise self._too_little(nbytes) from error
 
-    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Host memory that the device copies from and to at full speed."""
-        memory = cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
-        return np.frombuffer(memory, np.uint8, nbytes)
+    def allocate_all(self, sizes: Sequence[int]) -> list[DeviceBuffer]:
+        """As `Backend.allocate_all`: pieces of one allocation, because the driver rounds each up to 2 MiB."""
+        ends = list(accumulate(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sizes))
+        whole = self.allocate(ends[-1] if ends else 0)
+        with self.active():
+            starts = [0, *ends[:-1]]
+            return [CUDABuffer(self, whole.array[at : at + size]) for at, size in zip(starts, sizes, strict=False)]
+
+    def allocate_visible(self, nbytes: int) -> VisibleBuffer:
+        with self.active():
+            return VisibleBuffer(self, nbytes)
+
+    def clear(self, buffer: DeviceBuffer) -> None:
+        assert isinstance(buffer, CUDABuffer)
+        if buffer.nbytes:
+            with self.active():
+                buffer.array.data.memset_async(0, buffer.nbytes, self.stream)
+
+    def write(self, array: NDArray[Any], spec: BufferSpec, buffer: DeviceBuffer) -> None:
+        self.copy_in(spec.encode_bytes(array), buffer)
+
+    def copy_in(self, content: NDArray[np.uint8], buffer: DeviceBuffer) -> None:
+        """Fills a buffer with bytes of the host, which may change when this returns."""
+        assert isinstance(buffer, CUDABuffer)
+        with self.active():
+            self.staging.upload(content, buffer.pointer)
 
     def select(self, choice: CallChoice, kernels: Sequence[KernelSource]) -> int:
         """The winner where this kind of device was tuned, else the first option that it can run."""
@@ -126,3 +209,24 @@ class CUDABackend(Backend):
 
     def prepare(self, plan: ExecutionPlan) -> CUDAPlan:
         return CUDAPlan(self, plan)
+
+    def record(self, bound: Sequence[BoundPlan]) -> CUDARecording:
+        return CUDARecording(self, bound)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except cupy().cuda.runtime.CUDARuntimeError as error:
+            if error.status == _OUT_OF_MEMORY:
+                raise self._too_little(None) from error
+            raise DeviceError(f"{self.name} reports {error}; see `npu doctor`") from error
+
+    def _too_little(self, nbytes: int | None) -> OutOfMemoryError:
+        free, total = cupy().cuda.runtime.memGetInfo()
+        free += cupy().get_default_memory_pool().free_bytes()
+        needed = "more" if nbytes is None else f"a buffer of {format_bytes(nbytes)}"
+        return OutOfMemoryError(
+            f"{self.name} has {format_bytes(free)} of {format_bytes(total)} free, {needed} is needed: use a smaller "
+            "batch or a shorter cache, or free what else is on the device"
+        )

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module, record_event
 from cuda_runtime.kernel_cache import compiled_kernels
-from cuda_runtime.library import Library, check_call
+from cuda_runtime.library import check_call
 from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, LibraryCall, Role
 from npu_compiler.errors import DeviceError, InputError
+from npu_compiler.memory import ALIGNMENT
 from npu_runtime.backend import DeviceBuffer, PreparedPlan
 
 if TYPE_CHECKING:
@@ -21,14 +22,16 @@ __all__ = ["CUDAPlan", "updated_inputs"]
 
 _OVERLAP_CAPABILITY = 90  # from here on a kernel may be launched before the one ahead of it has finished
 _MAX_GRAPHS = 4
+_LARGE_BYTES = 1 << 20  # of an input or output; a smaller one is copied in a few microseconds
 
 
 class CUDAPlan(PreparedPlan):
     """A plan that waits for its buffers.
 
-    A graph holds addresses. Inputs and outputs therefore have memory of their own, which a run copies to and from;
-    weights, the arena and states updated in place are bound as they are, and a graph is captured the first time that
-    they are seen. Outputs are the caller's: they stay as they are when the plan runs again.
+    A graph holds addresses, and is captured the first time that it sees weights, an arena and states updated in place.
+    Small inputs and outputs have memory of the plan's own, which a run copies to and from. Large ones are bound where
+    the caller has them, until more than a few graphs would be needed; from then on they are copied too. Outputs are the
+    caller's: they stay as they are when the plan runs again.
     """
 
     def __init__(self, backend: CUDABackend, plan: ExecutionPlan) -> None:
@@ -47,14 +50,17 @@ class CUDAPlan(PreparedPlan):
             check_call(call)
         with backend.active():
             self._kernels = _load(plan, backend.capability)
-            self._library = Library(backend.stream.ptr) if library_calls else None
+            self._library = backend.library() if library_calls else None
         updated = updated_inputs(plan)
         roles = [buffer.role for buffer in plan.buffers]
         self._inputs = [i for i, role in enumerate(roles) if role is Role.INPUT and i not in updated]
         self._outputs = [i for i, role in enumerate(roles) if role is Role.OUTPUT]
-        self._own = {i: backend.allocate(plan.buffers[i].nbytes) for i in (*self._inputs, *self._outputs)}
-        self._bound = [i for i in range(len(roles)) if i not in self._own]
+        sizes = {i: plan.buffers[i].nbytes for i in (*self._inputs, *self._outputs)}
+        self._large = {i: nbytes for i, nbytes in sizes.items() if nbytes >= _LARGE_BYTES}
+        self._own = {i: backend.allocate(nbytes) for i, nbytes in sizes.items() if i not in self._large}
         self._graphs: dict[tuple[int, ...], Any] = {}
+        self._captures = 0
+        self._latest: tuple[Any, list[Any]] | None = None  # a graph, and what must not be freed while it may run again
 
     def run(self, buffers: Sequence[DeviceBuffer]) -> None:
         self.launch(buffers)
@@ -66,7 +72,8 @@ class CUDAPlan(PreparedPlan):
         Raises:
             DeviceError: The device failed.
         """
-        self._synchronize("a run")
+        with self._backend.active():
+            self._synchronize(self._backend.stream, "a run")
 
     def launch(self, buffers: Sequence[Any]) -> None:
         """Does as `run` does, but waits for nothing: what is asked of the device later happens later.
@@ -75,23 +82,27 @@ class CUDAPlan(PreparedPlan):
             DeviceError: The device refused a command.
         """
         with self._backend.active():
-            graph = self._graph(buffers)
+            placed = self._placed(buffers)
+            graph = self._graph(tuple(buffer.pointer for buffer in placed))
             for index in self._inputs:
-                self._copy(buffers[index], self._own[index])
+                self._copy(buffers[index], placed[index])
             if graph is not None:
                 graph.launch(self._backend.stream)
             for index in self._outputs:
-                self._copy(self._own[index], buffers[index])
+                self._copy(placed[index], buffers[index])
+            self._latest = graph, [placed[index] for index in self._large]
 
     def replay(self) -> None:
         """Launches the latest graph again, on the inputs that lie there, and leaves the outputs where they are made.
 
+        Where these are large, that may be the memory of the outputs that the latest run gave.
+
         Raises:
             InputError: There is none yet.
         """
-        if not self._graphs:
+        if self._latest is None:
             raise InputError("given nothing to run again, expected a run before; call run() first")
-        graph = next(reversed(self._graphs.values()))
+        graph, _ = self._latest
         if graph is not None:
             with self._backend.active():
                 graph.launch(self._backend.stream)
@@ -100,13 +111,14 @@ class CUDAPlan(PreparedPlan):
         pointers = [buffer.pointer for buffer in buffers]
         event = cupy().cuda.Event
         seconds = []
-        with self._backend.active():
+        self.wait()
+        with self._backend.aside() as stream:
             for step in self._calls:
                 start, end = event(), event()
-                start.record(self._backend.stream)
+                start.record(stream)
                 self._launch(step, pointers, overlapping=False)
-                end.record(self._backend.stream)
-                self._synchronize(f"step '{step.label}'")
+                end.record(stream)
+                self._synchronize(stream, f"step '{step.label}'")
                 seconds.append(cupy().cuda.get_elapsed_time(start, end) * 1e-3)
         return seconds
 
@@ -126,55 +138,72 @@ class CUDAPlan(PreparedPlan):
             for span, (start, end) in zip(spans, events, strict=True):
                 marks[span.start].append(start)
                 marks[span.stop].append(end)
-            graph = self._capture(self._pointers(buffers), marks)
+            placed = self._placed(buffers)
+            pointers = [buffer.pointer for buffer in placed]
+            graph = self._backend.captured(lambda: self.ask(pointers, False, marks))
 
         def run() -> list[float]:
             with self._backend.active():
                 for index in self._inputs:
-                    self._copy(buffers[index], self._own[index])
+                    self._copy(buffers[index], placed[index])
                 graph.launch(self._backend.stream)
-                self._synchronize("a timed run")
+                self._synchronize(self._backend.stream, "a timed run")
                 return [cupy().cuda.get_elapsed_time(start, end) * 1e-3 for start, end in events]
 
         return run
 
-    def _graph(self, buffers: Sequence[Any]) -> Any:
-        key = tuple(buffers[index].pointer for index in self._bound)
-        if key not in self._graphs:
+    def _placed(self, buffers: Sequence[Any]) -> list[Any]:
+        """The memory that the graph of a run works on."""
+        direct = [buffer if i in self._large else self._own.get(i, buffer) for i, buffer in enumerate(buffers)]
+        known = tuple(buffer.pointer for buffer in direct) in self._graphs
+        aligned = all(direct[i].pointer % ALIGNMENT == 0 for i in self._large)
+        if known or (aligned and self._captures < _MAX_GRAPHS):
+            return direct
+        for i, nbytes in self._large.items():
+            if i not in self._own:
+                self._own[i] = self._backend.allocate(nbytes)
+        return [self._own.get(i, buffer) for i, buffer in enumerate(buffers)]
+
+    def _graph(self, pointers: tuple[int, ...]) -> Any:
+        if pointers not in self._graphs:
             if len(self._graphs) == _MAX_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            self._graphs[key] = self._capture(self._pointers(buffers))
-        return self._graphs[key]
+            self._graphs[pointers] = self._capture(pointers)
+            self._captures += 1
+        return self._graphs[pointers]
 
-    def _pointers(self, buffers: Sequence[Any]) -> list[int]:
-        """The addresses that a graph holds."""
-        return [self._own.get(index, buffer).pointer for index, buffer in enumerate(buffers)]
+    def _capture(self, pointers: Sequence[int]) -> Any:
+        """All steps as one graph; None where there are none."""
+        return self._backend.captured(lambda: self.ask(pointers, False)) if self._calls else None
 
-    def _capture(self, pointers: Sequence[int], marks: Mapping[int, Sequence[Any]] | None = None) -> Any:
-        """All steps as one graph; None where there are none.
+    def ask(
+        self, pointers: Sequence[int], behind_kernel: bool, marks: Mapping[int, Sequence[Any]] | None = None
+    ) -> bool:
+        """Asks the device's second stream for all steps.
 
         Args:
-            pointers: The address of each buffer.
+            pointers: The address of each of the plan's buffers.
+            behind_kernel: Whether a kernel was asked for last.
             marks: Events to record before the step of a number; before what comes after the last, too.
+
+        Returns:
+            Whether one was now.
+
+        Raises:
+            DeviceError: The device refused a step.
         """
         marks = marks or {}
-        if not self._calls:
-            return None
-        stream = self._backend.stream
-        stream.begin_capture()
-        try:
-            for number, step in enumerate(self._calls):
-                self._mark(marks.get(number, ()))
-                after_kernel = number > 0 and number not in marks and isinstance(self._calls[number - 1], KernelCall)
-                self._launch(step, pointers, after_kernel and self._backend.capability >= _OVERLAP_CAPABILITY)
-            self._mark(marks.get(len(self._calls), ()))
-        finally:
-            graph = stream.end_capture()
-        return graph
+        for number, step in enumerate(self._calls):
+            self._mark(marks.get(number, ()))
+            overlapping = behind_kernel and number not in marks and self._backend.capability >= _OVERLAP_CAPABILITY
+            self._launch(step, pointers, overlapping)
+            behind_kernel = isinstance(step, KernelCall)
+        self._mark(marks.get(len(self._calls), ()))
+        return behind_kernel
 
     def _mark(self, events: Sequence[Any]) -> None:
         for event in events:
-            record_event(event.ptr, self._backend.stream.ptr)
+            record_event(event.ptr, self._backend.second_stream.ptr)
 
     def _launch(self, step: Call, pointers: Sequence[int], overlapping: bool) -> None:
         addresses = [pointers[argument.buffer] + argument.offset for argument in step.args]
@@ -189,7 +218,7 @@ class CUDAPlan(PreparedPlan):
             step.shared_bytes,
             addresses,
             step.params,
-            self._backend.stream.ptr,
+            self._backend.second_stream.ptr,
             overlapping,
         )
 
@@ -197,9 +226,9 @@ class CUDAPlan(PreparedPlan):
         if source.pointer != target.pointer and source.nbytes:
             target.copy_from(source)
 
-    def _synchronize(self, what: str) -> None:
+    def _synchronize(self, stream: Any, what: str) -> None:
         try:
-            self._backend.stream.synchronize()
+            stream.synchronize()
         except cupy().cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(
                 f"{what} failed on {self._backend.name}: {error}; the process can use this device no "

@@ -1,15 +1,16 @@
 """Tuning: the options of a plan's choices, timed in their places in a run of the whole plan.
 
 A variant of the plan takes the same option in every choice, and its graph notes the time before and after each choice:
-what an option finds in the caches, and what it leaves there, is what it would be in a run. Variants take turns, so that
-a clock that changes changes it for all of them.
+what an option finds in the caches, and what it leaves there, is what it would be in a run. Options that are close to
+the best are then tried one by one, and stay if the whole run, in which kernels overlap, is quicker. Variants take
+turns, so that a clock that changes changes it for all of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ __all__ = ["Tuned", "Tuner", "Tuning"]
 
 _WARM_UP = 2
 _ROUNDS = 15
-_WORTHWHILE = 0.98  # of the preferred option's time: what another must stay below to be taken
+_WORTHWHILE = 0.999  # of the run's time: what an option must bring it below to be taken
+_CLOSE = 1.05  # of the best option's time in its place: within it another is tried in the run
 
 Timer = Callable[[], list[float]]
 
@@ -54,7 +56,7 @@ class Tuning:
     Attributes:
         choices: The distinct choices.
         before, after: Seconds of a whole run on the device, with the preferred options and with the winners; both are
-            zero where there is no choice.
+            zero where there is no choice. Where the winners came out slower, the preferred options are kept.
     """
 
     choices: tuple[Tuned, ...]
@@ -75,54 +77,70 @@ class Tuner:
         self._plan, self._backend, self._buffers = plan, backend, buffers
         self._saved = [(buffers[index], _copy_of(buffers[index])) for index in updated_inputs(plan)]
         choices = [step for step in plan.steps if isinstance(step, CallChoice) and len(self._fitting(step)) > 1]
-        self._choices = [(choice, choice_digest(choice, plan.kernels)) for choice in choices]
+        self._digests = [choice_digest(choice, plan.kernels) for choice in choices]
+        self._distinct: dict[str, CallChoice] = {}
+        for digest, choice in zip(self._digests, choices, strict=True):
+            self._distinct.setdefault(digest, choice)
 
     def tune(self) -> Tuning:
-        """Times all options and keeps the winners, or the preferred ones where the winners together are slower.
+        """Times all options, and keeps those that make the whole run quicker.
 
         Raises:
             NPUError: As preparing and running the plan do.
         """
-        if not self._choices:
+        if not self._distinct:
             return Tuning(())
-        first = {digest: choice for choice, digest in reversed(self._choices)}
-        times = {digest: self._judged(first[digest], seconds) for digest, seconds in self._option_seconds().items()}
-        before, after = self._whole_seconds([{}, {digest: found.winner for digest, found in times.items()}])
+        seconds = self._option_seconds()
+        taken: dict[str, int] = {}
+        for digest, option in self._trials(seconds):
+            without, with_it = self._whole_seconds([taken, taken | {digest: option}])
+            if with_it < _WORTHWHILE * without:
+                taken[digest] = option
+        before, after = self._whole_seconds([{}, taken])
         if after > before:
-            times = {digest: replace(found, winner=self._fitting(first[digest])[0]) for digest, found in times.items()}
-        for digest, found in times.items():
-            self._backend.results.keep(digest, found)
-        counts = Counter(digest for _, digest in self._choices)
-        tuned = [Tuned(first[d].label, counts[d], _names(first[d], self._plan), times[d]) for d in times]
-        return Tuning(tuple(tuned), before, after)
+            taken = {}
+        return Tuning(tuple(self._kept(digest, seconds[digest], taken) for digest in seconds), before, after)
 
     def _fitting(self, choice: CallChoice) -> list[int]:
         return fitting_options(choice, self._backend.capability)
 
-    def _option_seconds(self) -> dict[str, dict[int, list[float]]]:
-        """Of each distinct choice, by option, the seconds in each of its places."""
-        variants = max(len(self._fitting(choice)) for choice, _ in self._choices)
+    def _option_seconds(self) -> dict[str, dict[int, float]]:
+        """Of each distinct choice, by option, the mean of the seconds in its places."""
+        fitting = {digest: self._fitting(choice) for digest, choice in self._distinct.items()}
         taken = [
-            {d: self._fitting(c)[number % len(self._fitting(c))] for c, d in self._choices}
-            for number in range(variants)
+            {digest: options[number % len(options)] for digest, options in fitting.items()}
+            for number in range(max(map(len, fitting.values())))
         ]
         measured = self._medians([self._variant(options, False) for options in taken])
-        seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        seconds: dict[str, dict[int, list[float]]] = {digest: defaultdict(list) for digest in self._distinct}
         for options, spans in zip(taken, measured, strict=True):
-            for (_, digest), span in zip(self._choices, spans, strict=True):
+            for digest, span in zip(self._digests, spans, strict=True):
                 seconds[digest][options[digest]].append(span)
-        return seconds
+        return {digest: {index: fmean(s) for index, s in options.items()} for digest, options in seconds.items()}
+
+    def _trials(self, seconds: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, int]]:
+        """What may make the whole run quicker: options other than the preferred that are close to the best in place.
+
+        The run tells more than an option's own time, since a kernel may start before the one ahead of it has finished.
+        """
+        counts = Counter(self._digests)
+        for digest in sorted(seconds, key=lambda digest: -counts[digest] * min(seconds[digest].values())):
+            options = seconds[digest]
+            preferred = self._fitting(self._distinct[digest])[0]
+            for option in sorted(options, key=lambda option: options[option]):
+                if option != preferred and options[option] < _CLOSE * min(options.values()):
+                    yield digest, option
 
     def _whole_seconds(self, taken: Sequence[Mapping[str, int]]) -> list[float]:
         """Seconds of a whole run for each assignment of options to choices."""
         return [whole for (whole,) in self._medians([self._variant(options, True) for options in taken])]
 
-    def _judged(self, choice: CallChoice, seconds: Mapping[int, Sequence[float]]) -> OptionTimes:
-        means = {option: fmean(samples) for option, samples in seconds.items()}
-        preferred, best = self._fitting(choice)[0], min(means, key=lambda option: means[option])
-        winner = best if means[best] < _WORTHWHILE * means[preferred] else preferred
-        times = tuple(means[index] * 1e6 if index in means else None for index in range(len(choice.options)))
-        return OptionTimes(times, winner)
+    def _kept(self, digest: str, seconds: Mapping[int, float], taken: Mapping[str, int]) -> Tuned:
+        choice = self._distinct[digest]
+        microseconds = tuple(seconds[i] * 1e6 if i in seconds else None for i in range(len(choice.options)))
+        times = OptionTimes(microseconds, taken.get(digest, self._fitting(choice)[0]))
+        self._backend.results.keep(digest, times)
+        return Tuned(choice.label, self._digests.count(digest), _names(choice, self._plan), times)
 
     def _variant(self, options: Mapping[str, int], whole: bool) -> Timer:
         """A timer, of the whole run or of each choice, that takes the given options and else the preferred ones."""

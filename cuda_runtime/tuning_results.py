@@ -25,8 +25,8 @@ class OptionTimes:
     """How long the options of a choice took.
 
     Attributes:
-        microseconds: Of each option on the device; None where the device cannot run it.
-        winner: Index of the option to take.
+        microseconds: Of each option in its place, by itself; None where the device cannot run it.
+        winner: Index of the option to take: the one that made the whole run quickest.
     """
 
     microseconds: tuple[float | None, ...]

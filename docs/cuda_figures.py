@@ -8,7 +8,7 @@ from typing import Any
 
 from docs.line_chart import Line, line_chart
 
-__all__ = ["decode_chart", "llm_table", "resnet_table", "sweep_text"]
+__all__ = ["decode_chart", "generation_table", "llm_table", "resnet_table", "sweep_text"]
 
 Row = Mapping[str, Any]
 Texts = tuple[str, str]
@@ -25,6 +25,48 @@ _CEILINGS: Mapping[str, Texts] = {
     "matrix-vector product, GB/s": ("matrix-vector product {} GB/s", "행렬-벡터 곱 {} GB/s"),
     "matmul, TFLOP/s": ("matrix product {} TFLOP/s", "행렬 곱 {} TFLOP/s"),
 }
+_GENERATION: Sequence[tuple[tuple[str, str], float, str, Texts]] = (
+    (("generation", "device chooses, ms a token"), 1, "{:.3f} ms", ("wall clock per token", "토큰당 벽시계 시간")),
+    (
+        ("generation", "decode step on the device, ms"),
+        1,
+        "{:.3f} ms",
+        ("decode step on the device", "장치의 디코드 단계"),
+    ),
+    (("generation", "ratio"), 1, "{:.4f}", ("the former over the latter", "앞의 것과 뒤의 것의 비")),
+    (
+        ("generation", "host chooses, ms a token"),
+        1,
+        "{:.3f} ms",
+        ("wall clock per token where the host chooses it", "호스트가 토큰을 고를 때의 벽시계 시간"),
+    ),
+    (("first result, s", "first token"), 1, "{:.2f} s", ("start to first token", "시작에서 첫 토큰까지")),
+    (
+        ("first result, s", "imports"),
+        1,
+        "{:.2f} s",
+        ("of these, interpreter and imports", "그중 인터프리터와 임포트까지"),
+    ),
+    (("first result, s", "device"), 1, "{:.2f} s", ("... and the device opened", "... 장치를 열 때까지")),
+    (
+        ("first result, s", "program and weights"),
+        1,
+        "{:.2f} s",
+        ("... and program and weights loaded", "... 프로그램과 가중치를 읽을 때까지"),
+    ),
+    (("memory", "weights"), 2**-20, "{:,.0f} MiB", ("weights on the device", "장치의 가중치")),
+    (("memory", "caches"), 2**-20, "{:,.0f} MiB", ("caches", "캐시")),
+    (("memory", "peak of activations"), 2**-20, "{:,.0f} MiB", ("peak of activations", "활성값의 최댓값")),
+    (("memory", "used"), 2**-20, "{:,.0f} MiB", ("device memory taken", "차지한 장치 메모리")),
+    (
+        ("memory", "beyond, share"),
+        1,
+        "{:.1%}",
+        ("beyond weights, caches and activations", "가중치, 캐시, 활성값을 넘는 몫"),
+    ),
+)
+"""Where a figure lies, what it is multiplied by, its format, its label."""
+
 _X_TICKS = (0, 4096, 8192, 12288, 16384, 20480, 24576, 28672, 32768)
 _Y_TICKS = (0.5, 1, 2, 5, 10, 20)
 
@@ -131,6 +173,16 @@ def _machines(runs: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]
             ceilings.append(texts[language].format("–".join(dict.fromkeys((ends[0], ends[-1])))))
     label = ("Ceilings measured beside it: {}.", "함께 잰 한계: {}.")[language]
     yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}"
+
+
+def generation_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
+    """What generating a text takes, of a file of results."""
+    yield ", ".join(f"{key}: {value}" for key, value in results["machine"].items()) + "."
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    for (part, key), scale, form, label in _GENERATION:
+        yield f"| {label[language]} | {form.format(results[part][key] * scale)} |"
 
 
 def sweep_text(results: Mapping[str, Any], language: int) -> Iterable[str]:

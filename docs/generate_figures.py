@@ -93,6 +93,7 @@ def pages() -> dict[str, str]:
         "cuda_resnet": lambda language: cuda_figures.resnet_table(_load("cuda_resnet_h200.json"), language),
         "llm": _llm,
         "cuda_llm": lambda language: cuda_figures.llm_table(_load("cuda_llm_h200.json"), language),
+        "cuda_generation": lambda language: cuda_figures.generation_table(_load("cuda_generation_h200.json"), language),
         "cuda_sweep": lambda language: cuda_figures.sweep_text(sweep, language),
     }
     texts = {}

@@ -123,6 +123,14 @@ class BufferSpec:
         self._store(array, flat)
         return flat
 
+    def encode_bytes(self, array: NDArray[Any]) -> NDArray[np.uint8]:
+        """The bytes of `encode`; those of `array` itself where it lies as the device wants it."""
+        self._check(array)
+        row_major = self.layout.strides == dense(self.shape).strides and not self.layout.is_padded
+        if row_major and array.dtype == self.dtype.numpy and array.flags.c_contiguous:
+            return array.reshape(-1).view(np.uint8)
+        return self.encode(array).view(np.uint8)
+
     def encode_into(self, array: NDArray[Any], memory: NDArray[np.uint8]) -> None:
         """Does as `encode`, but straight into `memory` of at least `nbytes` bytes: one copy in all."""
         flat = memory[: self.nbytes].view(self.dtype.numpy)

@@ -87,7 +87,11 @@ def _check_choice(plan: ExecutionPlan, choice: CallChoice, origin: str) -> None:
             _check_call(plan, call, origin)
     written = {frozenset(_written(plan, option.calls)) for option in choice.options}
     _require(len(written) == 1, origin, f"the options of '{choice.label}' write different buffers")
-    _require(not choice.options[-1].requires, origin, f"no option of '{choice.label}' runs on every device")
+    _require(
+        not all(option.requires for option in choice.options),
+        origin,
+        f"no option of '{choice.label}' runs on every device",
+    )
 
 
 def _written(plan: ExecutionPlan, calls: Iterable[Call]) -> Iterable[tuple[int, int]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.layout import BufferSpec
 
-__all__ = ["Backend", "DeviceBuffer", "PreparedPlan", "Traffic", "Transfers"]
+__all__ = ["Backend", "BoundPlan", "DeviceBuffer", "PreparedPlan", "Recording", "Traffic", "Transfers"]
 
 
 class DeviceBuffer(ABC):
@@ -54,6 +54,49 @@ class PreparedPlan(ABC):
         """Executes as `run` does, one step at a time; gives the seconds that each step took on the device."""
 
 
+class BoundPlan(NamedTuple):
+    """A prepared plan with the memory that it works on.
+
+    Attributes:
+        plan: The plan.
+        buffers: The memory of each of its buffers.
+        lock: Held while it runs, because others share some of that memory.
+    """
+
+    plan: PreparedPlan
+    buffers: Sequence[DeviceBuffer]
+    lock: AbstractContextManager[Any]
+
+    def run(self) -> None:
+        """Runs the plan once and waits for it."""
+        with self.lock:
+            self.plan.run(self.buffers)
+
+
+class Recording:
+    """Bound plans that run one after another, again and again. Here each launch runs them and waits for them."""
+
+    def __init__(self, bound: Sequence[BoundPlan]) -> None:
+        self._bound = bound
+
+    def launch(self) -> Callable[[], None]:
+        """Asks for all of them, after everything that was asked for before.
+
+        Returns:
+            What waits until they have run; it raises DeviceError where the device failed.
+
+        Raises:
+            DeviceError: The device refused a command.
+        """
+        for bound in self._bound:
+            bound.run()
+        return _nothing_to_wait_for
+
+
+def _nothing_to_wait_for() -> None:
+    return None
+
+
 @dataclass
 class Traffic:
     """Copies in one direction between host and device."""
@@ -84,11 +127,13 @@ class Backend(ABC):
         name: What the device calls itself, for people.
         target: The compilation target whose programs it runs.
         transfers: The copies between host and device so far.
+        runs_ahead: Whether a recording's launch returns before it has run, so that the host may ask for the next one.
     """
 
     name: str
     target: str
     transfers: Transfers
+    runs_ahead: bool = False
 
     @classmethod
     @abstractmethod
@@ -109,12 +154,16 @@ class Backend(ABC):
         """
 
     def select(self, choice: CallChoice, kernels: Sequence[KernelSource]) -> int:
-        """Which option of a choice this device takes; `kernels` are those of the plan.
+        """Which option of a choice this device takes: the first that requires nothing, where it knows no better.
+
+        Args:
+            choice: The choice.
+            kernels: The kernels of its plan.
 
         Raises:
             DeviceError: An option requires what this release does not know.
         """
-        return len(choice.options) - 1
+        return next(index for index, option in enumerate(choice.options) if not option.requires)
 
     @abstractmethod
     def prepare(self, plan: ExecutionPlan) -> PreparedPlan:
@@ -128,6 +177,46 @@ class Backend(ABC):
             DeviceError: A step asks for more than the device has, or for a library it has not.
         """
 
+    def allocate_all(self, sizes: Sequence[int]) -> list[DeviceBuffer]:
+        """Buffers that live as long as each other.
+
+        Raises:
+            OutOfMemoryError: The device has not that much memory for all of them.
+        """
+        return [self.allocate(nbytes) for nbytes in sizes]
+
+    def allocate_visible(self, nbytes: int) -> DeviceBuffer:
+        """Memory that the device writes and the host reads where it lies: `DeviceBuffer.reading` copies nothing.
+
+        Raises:
+            OutOfMemoryError: There is not that much.
+        """
+        return self.allocate(nbytes)
+
+    def clear(self, buffer: DeviceBuffer) -> None:
+        """Fills a buffer with zeros."""
+        with buffer.writing() as memory:
+            memory[:] = 0
+
+    def record(self, bound: Sequence[BoundPlan]) -> Recording:
+        """Makes plans ready to run one after another, on this very memory, as often as asked.
+
+        Raises:
+            DeviceError: The device refused a command.
+        """
+        return Recording(bound)
+
+    def write(self, array: NDArray[Any], spec: BufferSpec, buffer: DeviceBuffer) -> None:
+        """Fills a buffer with `array` (shape `spec.shape`) in the dtype and layout of `spec`.
+
+        Several threads may fill buffers at once.
+
+        Raises:
+            InputError: `array` does not fit `spec`.
+        """
+        with buffer.writing() as memory:
+            spec.encode_into(array, memory)
+
     def upload(self, array: NDArray[Any], spec: BufferSpec) -> DeviceBuffer:
         """A new buffer that holds `array` (shape `spec.shape`) in the dtype and layout of `spec`; one copy.
 
@@ -137,8 +226,7 @@ class Backend(ABC):
         """
         buffer = self.allocate(spec.nbytes)
         started = perf_counter()
-        with buffer.writing() as memory:
-            spec.encode_into(array, memory)
+        self.write(array, spec, buffer)
         self.transfers.uploads.add(spec.nbytes, perf_counter() - started)
         return buffer
 

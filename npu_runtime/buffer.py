@@ -97,8 +97,7 @@ class NPUBuffer:
         spec = _dense_spec(shape, dtype)
         spec = BufferSpec(spec.name, spec.dtype, spec.host_dtype, Layout(spec.shape, padded, spec.layout.order))
         data = device.backend.allocate(spec.nbytes)
-        with data.writing() as memory:
-            memory[:] = 0
+        device.backend.clear(data)
         return cls(device, data, spec)
 
     def to_numpy(self, spec: BufferSpec | None = None) -> NDArray[Any]:

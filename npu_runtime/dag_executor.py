@@ -24,6 +24,7 @@ from npu_runtime.executor import Executor
 from npu_runtime.safetensors_file import open_safetensors
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights, check_names, load_weights
+from npu_runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from npu_runtime.cpu_fallback import CPUProgram
@@ -115,6 +116,7 @@ class DAGExecutor:
             for part in each.partitions
             if part.on_device
         }
+        self._workspace = Workspace(self.device.backend)
         self._program = compile(parts, self.device.target) if parts else None
         self.functions = {
             name: DAGFunction(each, self._executors(name, each), cpu_programs[name]) for name, each in plans.items()
@@ -220,7 +222,7 @@ class DAGExecutor:
         if self._program is None:
             return {}
         indices = [part.index for part in plan.partitions if part.on_device]
-        return {index: Executor(self._program, self.device, f"{name}.{index}") for index in indices}
+        return {index: Executor(self._program, self.device, f"{name}.{index}", self._workspace) for index in indices}
 
     def _weight_names(self) -> frozenset[str]:
         """Tensors of the weight file that the functions need."""

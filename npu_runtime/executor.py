@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from threading import Lock
 
 from npu_compiler.codegen.plan import ExecutionPlan, Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
 from npu_compiler.layout import BufferSpec
-from npu_runtime.backend import DeviceBuffer
+from npu_runtime.backend import BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
+from npu_runtime.workspace import Workspace
 
 __all__ = ["Executor", "choose_function"]
 
@@ -30,13 +30,21 @@ class Executor:
         plan: What it replays; of each choice in the program, what this device takes.
     """
 
-    def __init__(self, program: CompiledProgram, device: Device, function: str | None = None) -> None:
+    def __init__(
+        self,
+        program: CompiledProgram,
+        device: Device,
+        function: str | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
         """Compiles the kernels, allocates the arena and resolves all bindings.
 
         Args:
             program: The program.
             device: The device to run on.
             function: Which of the program's functions; ``main``, or the only one, when omitted.
+            workspace: Memory for intermediate tensors on this device. Executors that share one need less, and wait for
+                each other; when omitted it has its own.
 
         Raises:
             TargetMismatchError: The program was compiled for another target.
@@ -51,17 +59,14 @@ class Executor:
         self.device = device
         self._backend = device.backend
         self.plan = choose_function(program, function).resolved(self._backend.select)
-        self._arena = {
-            index: self._backend.allocate(buffer.nbytes)
-            for index, buffer in enumerate(self.plan.buffers)
-            if buffer.role is Role.ARENA
-        }
+        self._workspace = workspace or Workspace(self._backend)
+        self._workspace.announce(self.plan)
         self._prepared = self._backend.prepare(self.plan)
         self._inputs = {spec.name: spec for spec in self.plan.inputs}
         self._state = dict(self.plan.state)
         self._needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
         self._weights: Weights | None = None  # the last that were checked
-        self._lock = Lock()
+        self._lock = self._workspace.lock
 
     def run(self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs once and waits for the result.
@@ -95,6 +100,30 @@ class Executor:
             with self._updating(inputs):
                 return outputs, self._prepared.run_timed(buffers)
 
+    def bind(
+        self, inputs: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer], weights: Weights | None = None
+    ) -> BoundPlan:
+        """What a recording takes: the plan on this very memory, which must stay as it is while the recording is used.
+
+        Args:
+            inputs: As for `run`.
+            outputs: Where to put the outputs, but for states updated in place, which are in their inputs.
+            weights: As for `run`.
+
+        Raises:
+            InputError: As `run`; or an output is missing, not expected, or has another shape, dtype, layout or device.
+            WeightError: As `run`.
+        """
+        self._check_inputs(inputs)
+        self._check_weights(weights)
+        specs = {spec.name: spec for spec in self.plan.outputs if spec.name not in self._state}
+        if outputs.keys() != specs.keys():
+            raise InputError(f"given memory for the outputs {_names(outputs)}, expected {_names(specs)}")
+        for name, spec in specs.items():
+            self._check_buffer(f"output '{name}'", outputs[name], spec)
+        states = {name: inputs[source] for name, source in self._state.items()}
+        return BoundPlan(self._prepared, self._memory(inputs, {**outputs, **states}, weights), self._lock)
+
     def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
         return exclusive_use({source: inputs[source] for source in self._state.values()})
 
@@ -105,16 +134,21 @@ class Executor:
         self._check_inputs(inputs)
         self._check_weights(weights)
         outputs = {spec.name: self._output(spec, inputs) for spec in self.plan.outputs}
+        return self._memory(inputs, outputs, weights), outputs
+
+    def _memory(
+        self, inputs: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer], weights: Weights | None
+    ) -> list[DeviceBuffer]:
+        arenas = self._workspace.arenas(self.plan)
         owners: dict[Role, Mapping[str, DeviceBuffer]] = {
             Role.INPUT: {name: buffer.data for name, buffer in inputs.items()},
             Role.OUTPUT: {name: buffer.data for name, buffer in outputs.items()},
             Role.WEIGHT: weights or {},
         }
-        bound = [
-            self._arena[index] if buffer.role is Role.ARENA else owners[buffer.role][buffer.name]
+        return [
+            arenas[index] if buffer.role is Role.ARENA else owners[buffer.role][buffer.name]
             for index, buffer in enumerate(self.plan.buffers)
         ]
-        return bound, outputs
 
     def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:
         if spec.name in self._state:
@@ -131,7 +165,7 @@ class Executor:
                 + (f"; not expected: {_names(unknown)}" if unknown else "")
             )
         for name, spec in expected.items():
-            self._check_input(inputs[name], spec)
+            self._check_buffer(f"input '{name}'", inputs[name], spec)
         for source in self._state.values():
             shared = [name for name in inputs if name != source and inputs[name].data is inputs[source].data]
             if shared:
@@ -139,20 +173,17 @@ class Executor:
                     f"input '{source}' is updated in place and is the same buffer as '{shared[0]}'; give it its own"
                 )
 
-    def _check_input(self, given: object, spec: BufferSpec) -> None:
+    def _check_buffer(self, what: str, given: object, spec: BufferSpec) -> None:
         remedy = "NPUBuffer.from_numpy(array, device, spec=spec) with the spec from program.input_specs"
         if not isinstance(given, NPUBuffer):
-            raise InputError(
-                f"input '{spec.name}': given a {type(given).__name__}, expected an NPUBuffer; make one by {remedy}"
-            )
+            raise InputError(f"{what}: given a {type(given).__name__}, expected an NPUBuffer; make one by {remedy}")
         if given.device.backend is not self._backend:
             raise InputError(
-                f"input '{spec.name}': given a buffer on {given.device!r}, expected one on {self.device!r}; "
-                f"make it by {remedy}"
+                f"{what}: given a buffer on {given.device!r}, expected one on {self.device!r}; make it by {remedy}"
             )
         if not given.fits(spec):
             raise InputError(
-                f"input '{spec.name}': given {_described(given.spec)}, expected {_described(spec)}; make it by {remedy}"
+                f"{what}: given {_described(given.spec)}, expected {_described(spec)}; make it by {remedy}"
             )
 
     def _check_weights(self, weights: Weights | None) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
-
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError
 from npu_compiler.partitioner import PartitionPlan
-from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.device_decoding import can_decode_on_device, decode_on_device
 from npu_runtime.language_model import LanguageModel, TokenSequence, plan_chunks
 from npu_runtime.sampling import Sampler, Sampling
 from npu_runtime.step_functions import Tensor
@@ -23,16 +22,20 @@ from npu_runtime.tokenizer import TextStream, Tokenizer, encode, load_tokenizer
 
 __all__ = ["Decoding", "Generation", "Generator", "Timing", "Token", "decode_on_host"]
 
-Decoding = Callable[[TokenSequence, Tensor, Sampler], Iterator[int]]
-"""How tokens are chosen and fed back: from a sequence and the logits of its last token to the tokens that follow,
-without end. The reader stops when it has enough; a device that chooses by itself may run ahead of it."""
+Decoding = Callable[[TokenSequence, Sampler, int], Callable[[Tensor], Iterator[int]]]
+"""How tokens are chosen and fed back. Given a sequence that is still empty, a sampler and the most tokens that anybody
+will ask for, it gives what goes from the logits of the prompt's last token to the tokens that follow. The reader stops
+when it has enough; a device that chooses by itself may run ahead of it."""
 
 
-def decode_on_host(sequence: TokenSequence, logits: Tensor, sampler: Sampler) -> Iterator[int]:
+def decode_on_host(sequence: TokenSequence, sampler: Sampler, limit: int) -> Callable[[Tensor], Iterator[int]]:
     """Chooses each token on the host, and runs the next step only when the token after it is asked for."""
+    return partial(_host_tokens, sequence, sampler)
+
+
+def _host_tokens(sequence: TokenSequence, sampler: Sampler, logits: Tensor) -> Iterator[int]:
     while True:
-        array = logits.to_numpy() if isinstance(logits, NPUBuffer) else logits
-        token = sampler.choose(array.astype(np.float32).reshape(-1))
+        token = sampler.choose_from(logits)
         yield token
         logits = sequence.advance([token])
 
@@ -74,7 +77,7 @@ class Timing:
 
 
 class Generation(Iterator[Token]):
-    """A text in the making: an iterator over its tokens, each computed when it is asked for.
+    """A text in the making: an iterator over its tokens, each computed when it is asked for, or a little ahead.
 
     Attributes:
         timing: Of the tokens so far.
@@ -143,7 +146,7 @@ class Generator:
         tokenizer: Tokenizer | None = None,
         program: CompiledProgram | None = None,
         plans: Mapping[str, PartitionPlan] | None = None,
-        decoding: Decoding = decode_on_host,
+        decoding: Decoding | None = None,
     ) -> None:
         """Compiles the model at its first use on a kind of device, and loads the weights, with a bar on a terminal.
 
@@ -154,7 +157,8 @@ class Generator:
             program: The folder's functions, already compiled.
             plans: The folder's functions, partitioned: what `npu_compiler.partition` gave for each IR, by the names in
                 ``generation.json``. What the device cannot do then runs on the CPU.
-            decoding: How tokens are chosen and fed back.
+            decoding: How tokens are chosen and fed back; when omitted, on the device where it runs ahead of the host
+                (CUDA) and the choice is greedy, else on the host.
 
         Raises:
             IRError: The folder is no such model, or is incomplete.
@@ -186,7 +190,8 @@ class Generator:
             stop: Tokens that end the text; the model's own when omitted.
 
         Returns:
-            An iterator over the new tokens. The functions that it needs are ready; nothing has run yet.
+            An iterator over the new tokens, with caches of its own. The functions that it needs are ready; nothing has
+            run yet.
 
         Raises:
             InputError: A text without a tokenizer, a prompt that the cache cannot hold, tokens that the model does not
@@ -203,12 +208,15 @@ class Generator:
         stops = frozenset(spec.stop_ids if stop is None else stop)
         timing, limit = Timing(len(tokens)), max_new_tokens or full + 1
         text = TextStream(self.tokenizer) if self.tokenizer is not None else None
-        return Generation(self._run(tokens, sampler), timing, text, limit=limit, full=full, stop=stops)
-
-    def _run(self, tokens: list[int], sampler: Sampler) -> Iterator[int]:
         sequence = self.model.begin()
-        logits = sequence.advance(tokens)
-        yield from self._decoding(sequence, logits, sampler)
+        decode = self._chosen_decoding(sampler)(sequence, sampler, min(limit, full))
+        return Generation(_run(sequence, tokens, decode), timing, text, limit=limit, full=full, stop=stops)
+
+    def _chosen_decoding(self, sampler: Sampler) -> Decoding:
+        if self._decoding is not None:
+            return self._decoding
+        ahead = self.model.device.backend.runs_ahead and can_decode_on_device(self.model, sampler)
+        return decode_on_device if ahead else decode_on_host
 
     def _check(self, tokens: list[int], max_new_tokens: int | None) -> None:
         spec = self.model.spec
@@ -222,3 +230,7 @@ class Generator:
             raise InputError(f"given the token {wrong}, expected 0 to {spec.vocabulary - 1}, which {spec.model} knows")
         if max_new_tokens is not None and max_new_tokens < 1:
             raise InputError(f"given max_new_tokens={max_new_tokens}, expected at least 1")
+
+
+def _run(sequence: TokenSequence, tokens: list[int], decode: Callable[[Tensor], Iterator[int]]) -> Iterator[int]:
+    yield from decode(sequence.advance(tokens))

@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.compiler import compile
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError
 from npu_compiler.generation_spec import GenerationSpec, StepSpec
+from npu_compiler.next_token import next_token_ir
 from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.executor import Executor
 from npu_runtime.step_functions import (
     PartitionedFunctions,
     ProgramFunctions,
@@ -70,6 +73,7 @@ class LanguageModel:
                 program or open_program(folder, self.spec, device.target), weights, device
             )
         self._ready: dict[str, StepFunction] = {}
+        self._next_token: Executor | None = None
         self._lock = Lock()
 
     @property
@@ -84,6 +88,15 @@ class LanguageModel:
             if name not in self._ready:
                 self._ready[name] = self.functions.prepare(name)
             return self.spec.functions[name], self._ready[name]
+
+    def next_token(self) -> Executor:
+        """What chooses the likeliest token, as `next_token_ir` says; made ready when it is first asked for."""
+        with self._lock:
+            if self._next_token is None:
+                spec = self.spec
+                ir = next_token_ir(spec.vocabulary, spec.dtype, spec.cache_length)
+                self._next_token = Executor(compile(ir, self.device.target, spec.dtype), self.device)
+            return self._next_token
 
     def begin(self) -> TokenSequence:
         """An empty sequence."""
@@ -103,11 +116,17 @@ class TokenSequence:
         self.model = model
         self.tokens: list[int] = []
         step, function = model.step(1)
-        kind = dtype(model.spec.dtype).numpy
-        self.caches: list[Tensor] = [
-            self._on_device(np.zeros(shape, kind), name, function)
-            for shape, (name, _) in zip(model.spec.cache_shapes, step.caches, strict=True)
-        ]
+        specs = [function.input_specs.get(name) for name, _ in step.caches]
+        backend = model.device.backend
+        memory = iter(backend.allocate_all([spec.nbytes for spec in specs if spec is not None]))
+        self.caches: list[Tensor] = []
+        for spec, shape in zip(specs, model.spec.cache_shapes, strict=True):
+            if spec is None:
+                self.caches.append(np.zeros(shape, dtype(model.spec.dtype).numpy))
+            else:
+                cache = NPUBuffer(model.device, next(memory), spec)
+                backend.clear(cache.data)
+                self.caches.append(cache)
 
     def advance(self, tokens: Sequence[int]) -> Tensor:
         """Takes more tokens, in chunks where they are many.

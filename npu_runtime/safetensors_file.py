@@ -151,7 +151,7 @@ class ShardedFiles(Mapping[str, NDArray[Any]]):
 
     def release(self) -> None:
         """As `SafetensorsFile.release`, of all files."""
-        for file in self._files.values():
+        for file in list(self._files.values()):  # a thread may open one more meanwhile
             file.release()
 
     def __iter__(self) -> Iterator[str]:

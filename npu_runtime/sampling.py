@@ -9,8 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError, InputError
+from npu_runtime.buffer import NPUBuffer
 
-__all__ = ["Sampler", "Sampling"]
+__all__ = ["Sampler", "Sampling", "not_a_number"]
+
+_FIRST_LOOK = 256  # tokens that are sorted for top-p
+_NEXT_LOOK = 16  # so many times as many where those do not suffice
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,11 @@ class Sampler:
         self.sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
 
+    def choose_from(self, logits: NPUBuffer | NDArray[Any]) -> int:
+        """As `choose`, from logits of any shape with one row, wherever they lie."""
+        array = logits.to_numpy() if isinstance(logits, NPUBuffer) else logits
+        return self.choose(array.astype(np.float32).reshape(-1))
+
     def choose(self, logits: NDArray[Any]) -> int:
         """The next token.
 
@@ -67,24 +76,49 @@ class Sampler:
         """
         best = int(logits.argmax())  # numpy takes NaN for the highest
         if not np.isfinite(logits[best]):
-            raise DeviceError(
-                f"the model gave {logits[best]} as highest logit; its weights are damaged, or too large for the data "
-                "type: extract it as bfloat16"
-            )
+            raise not_a_number(str(logits[best]))
         if self.sampling.temperature == 0:
             return best
-        tokens, probabilities = self._candidates(logits.astype(np.float64))
-        reached = probabilities.cumsum()
+        tokens = self._candidates(logits)
+        reached = self._weights(logits[tokens], logits[best]).cumsum()
         drawn = int(np.searchsorted(reached, self._random.random() * reached[-1], "right"))
         return int(tokens[min(drawn, len(tokens) - 1)])  # rounding may reach the end
 
-    def _candidates(self, logits: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """The tokens to choose among and their weights, the most probable first."""
-        tokens = np.argsort(-logits, kind="stable")[: self.sampling.top_k]
-        scaled = (logits[tokens] - logits[tokens[0]]) / self.sampling.temperature
-        probabilities = np.exp(scaled)
-        if self.sampling.top_p is not None:
-            reached = probabilities.cumsum() / probabilities.sum()
-            count = int(np.searchsorted(reached, self.sampling.top_p)) + 1  # a slice may end behind the last
-            tokens, probabilities = tokens[:count], probabilities[:count]
-        return tokens, probabilities
+    def _candidates(self, logits: NDArray[Any]) -> NDArray[np.intp]:
+        """The tokens to choose among."""
+        top_k, top_p = min(self.sampling.top_k or len(logits), len(logits)), self.sampling.top_p
+        if top_p is None:
+            return _highest(logits, top_k)
+        best = logits.max()
+        total = self._weights(logits[_highest(logits, top_k)], best).sum()
+        count = min(_FIRST_LOOK, top_k)
+        while True:  # few tokens mostly hold the probability that is asked for: only those are sorted
+            tokens = _by_probability(logits, count)
+            reached = self._weights(logits[tokens], best).cumsum() / total
+            if reached[-1] >= top_p or count == top_k:
+                return tokens[: int(np.searchsorted(reached, top_p)) + 1]
+            count = min(_NEXT_LOOK * count, top_k)
+
+    def _weights(self, logits: NDArray[Any], best: Any) -> NDArray[np.float64]:
+        """How probable tokens are, relative to the best."""
+        return np.exp((logits.astype(np.float64) - np.float64(best)) / self.sampling.temperature)
+
+
+def _highest(logits: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """The tokens of that many of the highest logits, of equal ones the first; in any order where it is all of them."""
+    return _by_probability(logits, count) if count < len(logits) else np.arange(len(logits))
+
+
+def _by_probability(logits: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """The tokens of that many of the highest logits, the highest and of equal ones the first before the others."""
+    lowest = np.partition(logits, len(logits) - count)[len(logits) - count]
+    tokens = np.flatnonzero(logits >= lowest)
+    return tokens[np.argsort(-logits[tokens], kind="stable")[:count]]
+
+
+def not_a_number(highest: str) -> DeviceError:
+    """What to raise for logits of which the highest is none that can be compared."""
+    return DeviceError(
+        f"the model gave {highest} as highest logit; its weights are damaged, or too large for the data type: extract "
+        "it as bfloat16"
+    )

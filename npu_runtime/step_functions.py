@@ -10,17 +10,20 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from npu_compiler.codegen.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, ProgramFormatError
 from npu_compiler.generation_spec import GenerationSpec
 from npu_compiler.layout import BufferSpec
 from npu_compiler.partitioner import PartitionPlan, partition
+from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights
+from npu_runtime.workspace import Workspace
 
 __all__ = ["PartitionedFunctions", "ProgramFunctions", "StepFunction", "StepFunctions", "Tensor"]
 __all__ += ["open_program", "partition_functions"]
@@ -29,10 +32,19 @@ Tensor = NPUBuffer | NDArray[Any]
 
 
 class StepFunction(NamedTuple):
-    """A function that is ready to run, and how those of its inputs that the device reads lie there."""
+    """A function that is ready to run.
+
+    Attributes:
+        input_specs: How those of its inputs that the device reads lie there.
+        run: Runs it once.
+        plan, bind: What the device replays, and `Executor.bind` of it for inputs and outputs; None where the device
+            does not do all of it.
+    """
 
     input_specs: Mapping[str, BufferSpec]
     run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+    plan: ExecutionPlan | None = None
+    bind: Callable[[Mapping[str, NPUBuffer], Mapping[str, NPUBuffer]], BoundPlan] | None = None
 
 
 class StepFunctions(Protocol):
@@ -52,13 +64,15 @@ class ProgramFunctions:
 
     def __init__(self, program: CompiledProgram, weights: Path, device: Device) -> None:
         self.program, self._device = program, device
+        self._workspace = Workspace(device.backend)  # tokens come one after another, and so do the functions
         self.weights = load_weights(weights, program, device)
 
     def prepare(self, name: str) -> StepFunction:
         """As `StepFunctions.prepare`."""
-        executor = Executor(self.program, self._device, name)
+        executor = Executor(self.program, self._device, name, self._workspace)
         run: Any = partial(executor.run, weights=self.weights)
-        return StepFunction({spec.name: spec for spec in executor.plan.inputs}, run)
+        specs = {spec.name: spec for spec in executor.plan.inputs}
+        return StepFunction(specs, run, executor.plan, partial(executor.bind, weights=self.weights))
 
 
 class PartitionedFunctions:

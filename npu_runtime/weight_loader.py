@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from npu_runtime.safetensors_file import SafetensorsFile, ShardedFiles, open_saf
 __all__ = ["Weights", "check_names", "check_tensor", "load_weights"]
 
 _MAX_LISTED = 8
+_MAX_THREADS = 8
+_MAX_KEPT_BYTES = 128 << 20  # of a mapped file, before its memory is given back
 
 Array = NDArray[Any]
 Source = Mapping[str, Array]
@@ -56,8 +60,8 @@ class Weights(Mapping[str, DeviceBuffer]):
 def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram, device: Device) -> Weights:
     """Loads the weights of a program, once for all its functions.
 
-    A file is mapped, not read: beside the device's memory, one tensor at a time is held. On a terminal a progress bar
-    is shown.
+    A file is mapped, not read: beside the device's memory, a few tensors at a time are held, one for each thread that
+    loads them. On a terminal a progress bar is shown.
 
     Args:
         path: A ``.safetensors`` file, a folder with one or with shards and their index, or numpy arrays by name.
@@ -71,13 +75,29 @@ def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram
     """
     source = path if isinstance(path, Mapping) else open_safetensors(Path(path))
     check_names({item.name for recipe in program.recipes for item in recipe.inputs}, source)
-    buffers = {}
-    with _progress(program.recipes) as recipes:
-        for recipe in recipes:
-            buffers[recipe.spec.name] = _make(recipe, source, device.backend)
-            if isinstance(source, SafetensorsFile | ShardedFiles):
-                source.release()
-    return Weights(device.backend, buffers)
+    backend, names = device.backend, [recipe.spec.name for recipe in program.recipes]
+    buffers = dict(zip(names, backend.allocate_all([recipe.spec.nbytes for recipe in program.recipes]), strict=True))
+    _fill(buffers, program.recipes, source, backend)
+    return Weights(backend, buffers)
+
+
+def _fill(
+    buffers: Mapping[str, DeviceBuffer], recipes: tuple[WeightRecipe, ...], source: Source, backend: Backend
+) -> None:
+    """Makes all weights, several at once, and gives back what was read of a file now and then."""
+    kept = 0
+    workers = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
+    try:
+        made = workers.map(lambda recipe: _make(recipe, source, backend, buffers[recipe.spec.name]), recipes)
+        with _progress(recipes) as advancing:
+            for recipe, seconds in zip(advancing, made, strict=True):
+                backend.transfers.uploads.add(recipe.spec.nbytes, seconds)
+                kept += recipe.spec.nbytes
+                if kept >= _MAX_KEPT_BYTES and isinstance(source, SafetensorsFile | ShardedFiles):
+                    source.release()
+                    kept = 0
+    finally:
+        workers.shutdown(cancel_futures=True)
 
 
 def check_names(needed: Set[str], source: Source) -> None:
@@ -104,14 +124,16 @@ def _missing_line(name: str, source: Source) -> str:
     return f"'{name}'" + (f", near matches: {', '.join(near)}" if near else "")
 
 
-def _make(recipe: WeightRecipe, source: Source, backend: Backend) -> DeviceBuffer:
+def _make(recipe: WeightRecipe, source: Source, backend: Backend, buffer: DeviceBuffer) -> float:
+    """Fills the buffer of a weight, and gives the seconds that it took."""
+    started = perf_counter()
     arrays = [check_tensor(item, source[item.name]) for item in recipe.inputs]
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             tensor = recipe.compute(arrays)
             if tensor.dtype == BFLOAT16.numpy != recipe.spec.dtype.numpy:
                 tensor = tensor.astype(np.float32)  # numpy notices an overflow only between its own types
-            return backend.upload(tensor, recipe.spec)
+            backend.write(tensor, recipe.spec, buffer)
     except FloatingPointError as error:
         sources = ", ".join(f"'{item.name}'" for item in recipe.inputs)
         raise WeightError(
@@ -120,6 +142,7 @@ def _make(recipe: WeightRecipe, source: Source, backend: Backend) -> DeviceBuffe
         ) from error
     except InputError as error:
         raise WeightError(str(error)) from error
+    return perf_counter() - started
 
 
 def check_tensor(expected: WeightInput, given: object) -> Array:

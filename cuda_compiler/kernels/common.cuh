@@ -4,6 +4,7 @@ typedef signed char int8;
 typedef unsigned char uint8;
 typedef short int16;
 typedef long long int64;
+typedef unsigned long long uint64;
 typedef unsigned int uint;
 typedef unsigned long long uint64;
 

@@ -1,5 +1,5 @@
 // Convolution of channels-last images as a matrix product: a row is an output pixel, the common dimension walks the taps of
-// the kernel and, inside of each, the channels. Grid: tiles (columns first, then rows, then the groups of channels) in x,
+// the kernel and, inside of each, the channels. Grid: tiles (see `place_of`, then the groups of channels) in x,
 // splits in y.
 constexpr int COMMON = TAPS_Y * TAPS_X * CHANNELS; // of one group
 constexpr int TILES_N = (COLUMNS + TILE_N - 1) / TILE_N;
@@ -79,13 +79,13 @@ struct Copier {
     __device__ __forceinline__ void copy_b(unsigned char* tile) { weight.copy(tile); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d(
+extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, BLOCKS) conv2d(
     const tile_t* image, const tile_t* weight, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     int tile = int(blockIdx.x), split = int(blockIdx.y);
     int group = tile / (p.tiles_m * TILES_N), inside = tile % (p.tiles_m * TILES_N);
-    int row = inside / TILES_N * TILE_M, col = inside % TILES_N * TILE_N;
+    int row = place_of(inside, p.tiles_m, TILES_N).row, col = place_of(inside, p.tiles_m, TILES_N).col;
     constexpr int TILES = (COMMON + TILE_K - 1) / TILE_K;
     int first = TILES * split / SPLITS, last = TILES * (split + 1) / SPLITS;
     const tile_t* weights = weight + (long long)group * COLUMNS * COMMON;
@@ -93,10 +93,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d(
                   OperandCopier<TILE_N, true>(weights, col, COLUMNS, COMMON, 1, first, COMMON), p};
     Accumulator sum;
     multiply_tiles(sum, copier, last - first, shared);
-#if SPLITS > 1
-    if (!add_splits(sum, tile, split, partial)) {
-        return;
-    }
-#endif
-    store_tile(sum, shared, 0, row, col, p.rows, COLUMNS, group * COLUMNS, out, EPILOGUE_ARGUMENTS p);
+    finish_tile(
+        sum, shared, tile, split, partial, 0, row, col, p.rows, COLUMNS, group * COLUMNS, out, EPILOGUE_ARGUMENTS p);
 }

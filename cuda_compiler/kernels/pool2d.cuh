@@ -1,11 +1,12 @@
-// Pooling: a thread computes STORE_SIZE neighbouring channels of an output pixel. Grid: threads in x. Block: 128.
+// Pooling: a thread computes STORE_SIZE neighbouring channels of ALONG_Y x ALONG_X neighbouring output pixels, whose windows
+// may share what is read. Grid: threads in x. Block: 128.
 
-// What a window spans along one dimension: from `start` (inside of the image) to `end`; `padded` counts the padding in.
+// What a window spans along one dimension: from `start` to `end`, both inside of the image; `padded` counts the padding in.
 struct Window {
     int start, end, padded;
 };
 
-__device__ __forceinline__ Window window_of(int position, int size, int outputs, int taps, int step, int pad, int dilation)
+__device__ __forceinline__ Window window_of(int position, int size, int outputs, int taps, int step, int pad)
 {
     Window window;
 #if ADAPTIVE
@@ -13,47 +14,142 @@ __device__ __forceinline__ Window window_of(int position, int size, int outputs,
     window.end = ((position + 1) * size + outputs - 1) / outputs;
     window.padded = window.end - window.start;
 #else
-    int start = position * step - pad, end = start + (taps - 1) * dilation + 1;
+    int start = position * step - pad, end = start + taps;
     window.padded = min(end, size + pad) - start;
-    window.start = start < 0 ? start + (dilation - 1 - start) / dilation * dilation : start;
+    window.start = max(start, 0);
     window.end = min(end, size);
 #endif
     return window;
+}
+
+#if defined(PAIR_TYPE) && __CUDA_ARCH__ >= 800
+// The greatest so far, two 16-bit values at a time; NaN stays.
+struct Running {
+    Pack<a_t, STORE_SIZE> greatest;
+
+    __device__ __forceinline__ Running()
+    {
+        #pragma unroll
+        for (int u = 0; u < STORE_SIZE; ++u) {
+            greatest[u] = a_t(-__int_as_float(0x7f800000));
+        }
+    }
+
+    __device__ __forceinline__ void take(const Pack<a_t, STORE_SIZE>& part)
+    {
+        uint* ours = reinterpret_cast<uint*>(greatest.at);
+        const uint* theirs = reinterpret_cast<const uint*>(part.at);
+        #pragma unroll
+        for (int pair = 0; pair < STORE_SIZE / 2; ++pair) {
+            asm("max.NaN." PAIR_TYPE " %0, %0, %1;" : "+r"(ours[pair]) : "r"(theirs[pair]));
+        }
+    }
+
+    __device__ __forceinline__ float value(int u) const { return float(greatest[u]); }
+};
+#else
+// The greatest or the sum so far.
+struct Running {
+    float total[STORE_SIZE];
+
+    __device__ __forceinline__ Running()
+    {
+        #pragma unroll
+        for (int u = 0; u < STORE_SIZE; ++u) {
+            total[u] = MAXIMUM ? -__int_as_float(0x7f800000) : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void take(const Pack<a_t, STORE_SIZE>& part)
+    {
+        #pragma unroll
+        for (int u = 0; u < STORE_SIZE; ++u) {
+            total[u] = MAXIMUM ? combine_max(float(part[u]), total[u]) : total[u] + float(part[u]);
+        }
+    }
+
+    __device__ __forceinline__ float value(int u) const { return total[u]; }
+};
+#endif
+
+#if ADAPTIVE
+__device__ __forceinline__ void pool(Running (&running)[1][1], const a_t* source, int y, int x)
+{
+    Window rows = window_of(y, HEIGHT, OUT_HEIGHT, TAPS_Y, STEP_Y, PAD_Y);
+    Window columns = window_of(x, WIDTH, OUT_WIDTH, TAPS_X, STEP_X, PAD_X);
+    for (int row = rows.start; row < rows.end; ++row) {
+        for (int column = columns.start; column < columns.end; ++column) {
+            running[0][0].take(load_pack<STORE_SIZE>(source + row * Y_STRIDE + column * X_STRIDE));
+        }
+    }
+}
+#else
+// Whether the window `step * number` further on has a tap at `distance`.
+__device__ constexpr bool has_tap(int distance, int number, int step, int taps, int dilation)
+{
+    return distance >= number * step && (distance - number * step) % dilation == 0 &&
+           (distance - number * step) / dilation < taps;
+}
+
+__device__ __forceinline__ void pool(Running (&running)[ALONG_Y][ALONG_X], const a_t* source, int y, int x)
+{
+    constexpr int SPAN_Y = (ALONG_Y - 1) * STEP_Y + (TAPS_Y - 1) * DILATION_Y + 1;
+    constexpr int SPAN_X = (ALONG_X - 1) * STEP_X + (TAPS_X - 1) * DILATION_X + 1;
+    int top = y * STEP_Y - PAD_Y, left = x * STEP_X - PAD_X;
+    #pragma unroll UNROLL_Y
+    for (int dy = 0; dy < SPAN_Y; ++dy) {
+        #pragma unroll UNROLL_X
+        for (int dx = 0; dx < SPAN_X; ++dx) {
+            if (uint(top + dy) >= uint(HEIGHT) || uint(left + dx) >= uint(WIDTH)) {
+                continue;
+            }
+            Pack<a_t, STORE_SIZE> part = load_pack<STORE_SIZE>(source + (top + dy) * Y_STRIDE + (left + dx) * X_STRIDE);
+            #pragma unroll
+            for (int i = 0; i < ALONG_Y; ++i) {
+                #pragma unroll
+                for (int j = 0; j < ALONG_X; ++j) {
+                    if (has_tap(dy, i, STEP_Y, TAPS_Y, DILATION_Y) && has_tap(dx, j, STEP_X, TAPS_X, DILATION_X)) {
+                        running[i][j].take(part);
+                    }
+                }
+            }
+        }
+    }
+}
+#endif
+
+__device__ __forceinline__ float divisor(int y, int x)
+{
+    Window rows = window_of(y, HEIGHT, OUT_HEIGHT, TAPS_Y, STEP_Y, PAD_Y);
+    Window columns = window_of(x, WIDTH, OUT_WIDTH, TAPS_X, STEP_X, PAD_X);
+    return float(DIVISOR);
 }
 
 extern "C" __global__ void __launch_bounds__(128) pool2d(
     const a_t* image, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     wait_for_previous_grid();
-    int index = int(blockIdx.x) * 128 + int(threadIdx.x);
-    int pixel = index / p.packs, channel = index % p.packs * STORE_SIZE;
-    if (pixel >= p.pixels) {
+    constexpr uint GROUPS_X = (OUT_WIDTH + ALONG_X - 1) / ALONG_X, GROUPS_Y = (OUT_HEIGHT + ALONG_Y - 1) / ALONG_Y;
+    uint index = blockIdx.x * 128 + threadIdx.x, group = index / PACKS;
+    if (group >= uint(p.groups)) {
         return;
     }
-    int line = pixel / p.out_width;
-    Window rows = window_of(line % p.out_height, p.height, p.out_height, p.taps_y, p.step_y, p.pad_y, p.dilation_y);
-    Window columns = window_of(pixel % p.out_width, p.width, p.out_width, p.taps_x, p.step_x, p.pad_x, p.dilation_x);
-    const a_t* source = image + (long long)(line / p.out_height) * p.image_stride + channel * p.channel_stride;
-    float value[STORE_SIZE];
+    int channel = int(index % PACKS) * STORE_SIZE, number = int(group / GROUPS_X / GROUPS_Y);
+    int y = int(group / GROUPS_X % GROUPS_Y) * ALONG_Y, x = int(group % GROUPS_X) * ALONG_X;
+    Running running[ALONG_Y][ALONG_X];
+    pool(running, image + (long long)number * IMAGE_STRIDE + channel * CHANNEL_STRIDE, y, x);
     #pragma unroll
-    for (int u = 0; u < STORE_SIZE; ++u) {
-        value[u] = MAXIMUM ? -__int_as_float(0x7f800000) : 0.0f;
-    }
-    int count = 0;
-    for (int y = rows.start; y < rows.end; y += p.dilation_y) {
-        for (int x = columns.start; x < columns.end; x += p.dilation_x) {
-            const a_t* at = source + y * p.y_stride + x * p.x_stride;
-            Pack<a_t, STORE_SIZE> part = load_pack<STORE_SIZE>(at);
-            #pragma unroll
-            for (int u = 0; u < STORE_SIZE; ++u) {
-                value[u] = MAXIMUM ? combine_max(float(part[u]), value[u]) : value[u] + float(part[u]);
+    for (int i = 0; i < ALONG_Y; ++i) {
+        #pragma unroll
+        for (int j = 0; j < ALONG_X; ++j) {
+            if (y + i < OUT_HEIGHT && x + j < OUT_WIDTH) {
+                float value[STORE_SIZE];
+                #pragma unroll
+                for (int u = 0; u < STORE_SIZE; ++u) {
+                    value[u] = running[i][j].value(u) / divisor(y + i, x + j);
+                }
+                finish(value, 0, (number * OUT_HEIGHT + y + i) * OUT_WIDTH + x + j, channel, out, EPILOGUE_ARGUMENTS p);
             }
-            ++count;
         }
     }
-    #pragma unroll
-    for (int u = 0; u < STORE_SIZE; ++u) {
-        value[u] = value[u] / float(DIVISOR);
-    }
-    finish(value, 0, pixel, channel, out, EPILOGUE_ARGUMENTS p);
 }

@@ -1,22 +1,21 @@
-// Reductions among the threads that share a row: ROW_THREADS neighbours, or with COLUMNS the threads of equal lane, where
-// each lane has a row of its own and the warps share its columns.
+// Reductions among the ROW_THREADS neighbouring threads that share a row: part of a block of several rows if they are a
+// warp, else all of a block.
 #define NPU_ROW_REDUCTION(kind)                                                                                        \
     template <typename T>                                                                                              \
     __device__ __forceinline__ T row_##kind(T part)                                                                    \
     {                                                                                                                  \
-        constexpr int WARPS = ROW_THREADS / 32, WIDTH = COLUMNS ? 32 : 1;                                              \
-        T total = COLUMNS ? part : warp_##kind<32>(part);                                                              \
+        constexpr int WARPS = ROW_THREADS / 32;                                                                        \
+        T total = warp_##kind<32>(part);                                                                               \
         if (WARPS > 1) {                                                                                               \
-            __shared__ T parts[WARPS * WIDTH];                                                                         \
-            int warp = int(threadIdx.x) / 32, lane = COLUMNS ? int(threadIdx.x) % 32 : 0;                              \
+            __shared__ T parts[WARPS];                                                                                 \
             __syncthreads();                                                                                           \
-            if (COLUMNS || threadIdx.x % 32 == 0) {                                                                    \
-                parts[warp * WIDTH + lane] = total;                                                                    \
+            if (threadIdx.x % 32 == 0) {                                                                               \
+                parts[threadIdx.x / 32] = total;                                                                       \
             }                                                                                                          \
             __syncthreads();                                                                                           \
-            total = parts[lane];                                                                                       \
+            total = parts[0];                                                                                          \
             for (int other = 1; other < WARPS; ++other) {                                                              \
-                total = combine_##kind(total, parts[other * WIDTH + lane]);                                            \
+                total = combine_##kind(total, parts[other]);                                                           \
             }                                                                                                          \
         }                                                                                                              \
         return total;                                                                                                  \

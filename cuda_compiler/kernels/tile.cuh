@@ -1,11 +1,11 @@
 // A block's tile of a matrix product of 16-bit operands: TILE_M x TILE_N results, TILE_K of the common dimension at a
-// time, STAGES of them on their way into shared memory. The kernel that includes this says how a tile is copied.
+// time, STAGES of them on their way into shared memory. The kernel that includes this says how a tile is copied, and
+// `tile_warps` or `tile_warpgroups` how it is multiplied.
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = WARPS * 32;
 constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-constexpr int STEPS_M = WARP_M / 16, STEPS_N = WARP_N / 8;
+constexpr int STEPS_M = WARP_M / 16, STEPS_N = WARP_N / 8; // a warp's blocks of 16 x 8 results
 constexpr int CHUNK = 8; // elements of 16 bytes
 constexpr int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_N * TILE_K * 2, STAGE_BYTES = A_BYTES + B_BYTES;
-static_assert(STEPS_N % 2 == 0 && TILE_K % 16 == 0, "a warp multiplies 16 x 16 by 16 x 16");
 
 // Where an element of an operand's tile lies, in bytes: `along` counts its rows or columns, `k` the common dimension. The
 // 16-byte chunks of a line are permuted so that eight lines at one column lie in different banks.
@@ -72,120 +72,16 @@ struct Accumulator {
     }
 };
 
-// Where a lane's row of the first 16 x 16 block of an operand begins; `base` is the warp's first row or column.
-__device__ __forceinline__ uint a_fragment(uint base)
-{
-    uint lane = threadIdx.x % 32;
-    return A_ALONG_K ? tile_offset<TILE_M, true>(base + lane % 16, lane / 16 * 8)
-                     : tile_offset<TILE_M, false>(base + lane / 8 % 2 * 8, lane / 16 * 8 + lane % 8);
-}
+// A position among a result's tiles.
+struct Place {
+    int row, col;
+};
 
-__device__ __forceinline__ uint b_fragment(uint base)
+// Tiles follow each other along the columns, in panels of PANEL rows of tiles inside of which rows come first: blocks that
+// run at a time then share what they read of both operands.
+__device__ __forceinline__ Place place_of(int tile, int tiles_m, int tiles_n)
 {
-    uint lane = threadIdx.x % 32;
-    return B_ALONG_K ? tile_offset<TILE_N, true>(base + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8)
-                     : tile_offset<TILE_N, false>(base + lane / 16 * 8, lane / 8 % 2 * 8 + lane % 8);
-}
-
-// The block `step` further along and `k` further down; chunks are permuted by exclusive or, so that steps are too.
-template <int EXTENT, bool ALONG_K>
-__device__ __forceinline__ void load_fragment(uint (&part)[4], uint tile, uint first, int step, int k)
-{
-    if (ALONG_K) {
-        load_matrices(part, tile + (first ^ uint(k * 2)) + step * 16 * TILE_K * 2);
-    } else {
-        load_matrices_transposed(part, tile + (first ^ uint(step * 32)) + k * EXTENT * 2);
-    }
-}
-
-__device__ __forceinline__ void multiply_on_tensor_cores(Accumulator& sum, uint tile, uint a_first, uint b_first)
-{
-    #pragma unroll
-    for (int k = 0; k < TILE_K; k += 16) {
-        uint a_part[STEPS_M][4], b_part[STEPS_N / 2][4];
-        #pragma unroll
-        for (int m = 0; m < STEPS_M; ++m) {
-            load_fragment<TILE_M, A_ALONG_K>(a_part[m], tile, a_first, m, k);
-        }
-        #pragma unroll
-        for (int n = 0; n < STEPS_N / 2; ++n) {
-            load_fragment<TILE_N, B_ALONG_K>(b_part[n], tile + A_BYTES, b_first, n, k);
-        }
-        #pragma unroll
-        for (int m = 0; m < STEPS_M; ++m) {
-            #pragma unroll
-            for (int n = 0; n < STEPS_N; ++n) {
-                TensorCores<tile_t>::multiply(
-                    sum.at[m][n], a_part[m], b_part[n / 2][n % 2 * 2], b_part[n / 2][n % 2 * 2 + 1]);
-            }
-        }
-    }
-}
-
-// The same without tensor cores, into the same registers.
-__device__ __forceinline__ void multiply_plainly(Accumulator& sum, const unsigned char* tile)
-{
-    uint lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint row = warp / WARPS_N * WARP_M + lane / 4, col = warp % WARPS_N * WARP_N + lane % 4 * 2;
-    for (int k = 0; k < TILE_K; ++k) {
-        #pragma unroll
-        for (int m = 0; m < STEPS_M * 2; ++m) {
-            uint a = tile_offset<TILE_M, A_ALONG_K>(row + m * 8, k);
-            float left = float(*reinterpret_cast<const tile_t*>(tile + a));
-            #pragma unroll
-            for (int n = 0; n < STEPS_N * 2; ++n) {
-                uint b = A_BYTES + tile_offset<TILE_N, B_ALONG_K>(col + n / 2 * 8 + n % 2, k);
-                float right = float(*reinterpret_cast<const tile_t*>(tile + b));
-                sum.at[m / 2][n / 2][m % 2 * 2 + n % 2] += left * right;
-            }
-        }
-    }
-}
-
-// Multiplies `count` tiles. `copier.copy_a(slot)` and `copier.copy_b(slot)` start copying the next one; with B_CONSTANT
-// nothing before this grid writes what the latter read.
-template <typename Copier>
-__device__ __forceinline__ void multiply_tiles(Accumulator& sum, Copier& copier, int count, unsigned char* shared)
-{
-    uint warp = threadIdx.x / 32;
-    uint a_first = a_fragment(warp / WARPS_N * WARP_M), b_first = b_fragment(warp % WARPS_N * WARP_N);
-    sum.clear();
-    if (!B_CONSTANT) {
-        wait_for_previous_grid();
-    }
-    #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (stage < count) {
-            copier.copy_b(shared + stage * STAGE_BYTES + A_BYTES);
-        }
-    }
-    if (B_CONSTANT) {
-        wait_for_previous_grid();
-    }
-    #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (stage < count) {
-            copier.copy_a(shared + stage * STAGE_BYTES);
-        }
-        commit_copies();
-    }
-    int reading = 0, writing = (STAGES - 1) * STAGE_BYTES;
-    for (int tile = 0; tile < count; ++tile) {
-        wait_for_copies<STAGES - 2>();
-        __syncthreads();
-        if (tile + STAGES - 1 < count) {
-            copier.copy_a(shared + writing);
-            copier.copy_b(shared + writing + A_BYTES);
-        }
-        commit_copies();
-        if (TensorCores<tile_t>::available) {
-            multiply_on_tensor_cores(sum, shared_address(shared) + reading, a_first, b_first);
-        } else {
-            multiply_plainly(sum, shared + reading);
-        }
-        reading = reading == (STAGES - 1) * STAGE_BYTES ? 0 : reading + STAGE_BYTES;
-        writing = writing == (STAGES - 1) * STAGE_BYTES ? 0 : writing + STAGE_BYTES;
-    }
-    wait_for_copies<0>();
-    __syncthreads();
+    int panel = tile / (PANEL * tiles_n), inside = tile % (PANEL * tiles_n);
+    int height = tiles_m - panel * PANEL < PANEL ? tiles_m - panel * PANEL : PANEL;
+    return {(panel * PANEL + inside % height) * TILE_M, inside / height * TILE_N};
 }

@@ -1,4 +1,6 @@
 // What happens to a tile of results: parts of several blocks are added, then rows are stored.
+#define KERNEL_ATTRIBUTES
+
 #if SPLITS > 1
 // Arrivals at each tile of the result; the last one leaves zero behind.
 __device__ uint arrivals[RESULT_TILES];
@@ -38,9 +40,10 @@ __device__ __forceinline__ bool add_splits(Accumulator& sum, int tile, int split
 }
 #endif
 
-constexpr int STORE_STRIDE = WARP_N + 4; // floats; keeps the quads of a fragment in different banks
+constexpr int SLICE = WARP_N % 64 == 0 ? 64 : WARP_N % 32 == 0 ? 32 : 16; // columns that a warp stores at a time
+constexpr int STORE_STRIDE = SLICE + 4; // floats; keeps the quads of a fragment in different banks
 constexpr int STAGING_BYTES = WARPS * 16 * STORE_STRIDE * 4;
-static_assert(STAGING_BYTES <= STAGES * STAGE_BYTES, "results are staged where the operands were");
+static_assert(STAGING_BYTES <= SHARED_BYTES, "results are staged where the operands were");
 
 // Brings results into rows, so that each thread stores neighbours: STORE_SIZE at a time, made of PAIRS columns each. The
 // tile begins at `row` and `col` of a matrix of `rows` by `columns`, whose own first result in a row counts as `base` for
@@ -49,43 +52,60 @@ __device__ __forceinline__ void store_tile(
     const Accumulator& sum, unsigned char* shared, int batch, int row, int col, int rows, int columns, int base,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = WARP_N / TAKEN, ROUNDS = 16 * PACKS / 32;
+    constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = SLICE / TAKEN, ROUNDS = 16 * PACKS / 32, SLICES = WARP_N / SLICE;
     static_assert(32 % PACKS == 0 || PACKS % 32 == 0, "lanes share rows evenly");
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* staged = reinterpret_cast<float*>(shared) + warp * 16 * STORE_STRIDE;
-    row += warp / WARPS_N * WARP_M;
-    col = (col + int(warp % WARPS_N) * WARP_N) / PAIRS;
+    row += warp_row(0);
+    col = (col + warp_col()) / PAIRS;
     columns /= PAIRS;
     Fetched fetched[2][ROUNDS];
     #pragma unroll
-    for (int m = -1; m < STEPS_M; ++m) {
+    for (int step = -1; step < STEPS_M * SLICES; ++step) {
+        const int next = step + 1, m = step / SLICES, first = step % SLICES * (SLICE / 8);
         #pragma unroll
-        for (int round = 0; round < ROUNDS && m + 1 < STEPS_M; ++round) {
+        for (int round = 0; round < ROUNDS && next < STEPS_M * SLICES; ++round) {
             uint pack = lane + round * 32;
-            int r = row + (m + 1) * 16 + pack / PACKS, c = col + pack % PACKS * STORE_SIZE;
+            int r = row + warp_row(next / SLICES) - warp_row(0) + pack / PACKS;
+            int c = col + next % SLICES * (SLICE / PAIRS) + pack % PACKS * STORE_SIZE;
             if (r < rows && c < columns) {
-                fetched[(m + 1) % 2][round] = fetch(batch, r, base + c, EPILOGUE_ARGUMENTS p);
+                fetched[next % 2][round] = fetch(batch, r, base + c, EPILOGUE_ARGUMENTS p);
             }
         }
-        if (m < 0) {
+        if (step < 0) {
             continue;
         }
         __syncwarp();
         #pragma unroll
-        for (int n = 0; n < STEPS_N; ++n) {
+        for (int n = 0; n < SLICE / 8; ++n) {
+            const float (&own)[4] = sum.at[m][first + n];
             float* at = staged + lane / 4 * STORE_STRIDE + n * 8 + lane % 4 * 2;
-            *reinterpret_cast<float2*>(at) = make_float2(sum.at[m][n][0], sum.at[m][n][1]);
-            *reinterpret_cast<float2*>(at + 8 * STORE_STRIDE) = make_float2(sum.at[m][n][2], sum.at[m][n][3]);
+            *reinterpret_cast<float2*>(at) = make_float2(own[0], own[1]);
+            *reinterpret_cast<float2*>(at + 8 * STORE_STRIDE) = make_float2(own[2], own[3]);
         }
         __syncwarp();
         #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
             uint pack = lane + round * 32;
-            int r = row + m * 16 + pack / PACKS, c = col + pack % PACKS * STORE_SIZE;
+            int r = row + warp_row(m) - warp_row(0) + pack / PACKS;
+            int c = col + step % SLICES * (SLICE / PAIRS) + pack % PACKS * STORE_SIZE;
             Pack<float, TAKEN> value = load_pack<TAKEN>(staged + pack / PACKS * STORE_STRIDE + pack % PACKS * TAKEN);
             if (r < rows && c < columns) {
-                store(value.at, fetched[m % 2][round], batch, r, base + c, out, EPILOGUE_ARGUMENTS p);
+                store(value.at, fetched[step % 2][round], batch, r, base + c, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }
+}
+
+// Stores a tile, in the block that has the sum of all parts of it.
+__device__ __forceinline__ void finish_tile(
+    Accumulator& sum, unsigned char* shared, int tile, int split, float* partial, int batch, int row, int col, int rows,
+    int columns, int base, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+{
+#if SPLITS > 1
+    if (!add_splits(sum, tile, split, partial)) {
+        return;
+    }
+#endif
+    store_tile(sum, shared, batch, row, col, rows, columns, base, out, EPILOGUE_ARGUMENTS p);
 }

@@ -28,6 +28,11 @@ class AttentionOperand:
     def argument(self) -> TensorArg:
         return TensorArg(self.tensor.index, self.view.offset * self.tensor.dtype.size)
 
+    def has_chunks(self, count: int) -> bool:
+        """Whether every row is whole chunks of `count` neighbours, each at a multiple of that."""
+        *outer, step = self.view.strides
+        return step == 1 and all(number % count == 0 for number in (self.view.offset, self.view.shape[-1], *outer))
+
     def strides(self, name: str) -> dict[str, int]:
         """Elements from one batch, head, row and element to the next, by the names of a kernel's parameters."""
         parts = ("batch", "head", "row", "step")

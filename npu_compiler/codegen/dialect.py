@@ -105,7 +105,7 @@ class Printer:
             return self.dialect.literal(expr.value, expr.dtype)
         if isinstance(expr, Call) and expr.fn == "where" and any(self._is_guarded(arg) for arg in expr.args[1:]):
             condition = self.value(expr.args[0])
-            text = f"({condition} ? {self._inline(expr.args[1])} : {self._inline(expr.args[2])})"
+            text = f"({condition} ? {self.inline(expr.args[1])} : {self.inline(expr.args[2])})"
         else:
             text = self._text(expr, [self.value(child) for child in children(expr)])
         name = self._by_text.get(text)
@@ -117,14 +117,14 @@ class Printer:
         self._known[id(expr)] = name
         return name
 
-    def _inline(self, expr: Expr) -> str:
+    def inline(self, expr: Expr) -> str:
         """Text that evaluates `expr` in place, so that a side that is not taken reads no memory."""
         known = self._known.get(id(expr))
         if known is not None:
             return known
         if isinstance(expr, Const):
             return self.dialect.literal(expr.value, expr.dtype)
-        return self._text(expr, [self._inline(child) for child in children(expr)])
+        return self._text(expr, [self.inline(child) for child in children(expr)])
 
     def _text(self, expr: Expr, args: list[str]) -> str:
         if isinstance(expr, Call):

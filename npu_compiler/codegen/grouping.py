@@ -43,6 +43,7 @@ class Group:
             view, by the operand's position.
         producers: Groups that make operands of the anchor, by the operand's position, where the anchor's own launches
             make them too.
+        added: A further anchor of the same shape, whose result is added to the anchor's own before `expr`.
     """
 
     output: TracedTensor
@@ -56,6 +57,7 @@ class Group:
     pairs: int = 1
     prologue: Mapping[int, Expr] = field(default_factory=dict)
     producers: Mapping[int, Group] = field(default_factory=dict)
+    added: Anchor | None = None
 
     def reads(self) -> Iterable[int]:
         """Indices of the tensors it reads from memory."""
@@ -65,6 +67,8 @@ class Group:
             yield from (ref.tensor for position, ref in operands if position not in made_here)
         for producer in self.producers.values():
             yield from producer.reads()
+        if self.added is not None:
+            yield from (ref.tensor for ref in self.added.operands)
         own = self.anchor.index if self.anchor is not None else -1
         exprs = [self.expr, *self.prologue.values(), *(() if self.index is None else (self.index,))]
         yield from (load.ref.tensor for expr in exprs for load in leaves(expr) if load.ref.tensor != own)

@@ -17,7 +17,7 @@ from npu_compiler.codegen.plan import (
     Role,
     Step,
 )
-from npu_compiler.codegen.target import Choice, Emitted, Launch, Library, Lowering, launches_of
+from npu_compiler.codegen.target import Choice, Emitted, Launch, Library, Lowering
 from npu_compiler.memory import Lifetime, plan_arena
 from npu_compiler.trace import TracedTensor
 
@@ -45,14 +45,9 @@ class Placement:
         self.buffers: list[Buffer] = []
         self.slots: dict[int, tuple[int, int]] = {}
 
-    def place(self, lowering: Lowering) -> None:
+    def place(self, emitted: Sequence[Emitted], lowering: Lowering) -> None:
         """Declares the buffers in use, and shares the arena among all that is neither the caller's nor a weight."""
-        ranges: dict[int, tuple[int, int]] = {}
-        for step, item in enumerate(lowering.emitted):
-            for arg in (arg for launch in launches_of(item) for arg in launch.args):
-                index = self._aliases.get(arg.tensor, arg.tensor)
-                start, _ = ranges.get(index, (step, step))
-                ranges[index] = (start, step)
+        ranges = self._ranges(emitted)
         aliased_outputs = {self._aliases[i]: name for i, name in self._outputs.items() if i in self._aliases}
         outputs = {**self._outputs, **{i: name for i, name in aliased_outputs.items() if i >= self._inputs}}
         arena = []
@@ -77,6 +72,25 @@ class Placement:
         if arena:
             self.slots.update({key: (len(self.buffers), offset) for key, offset in offsets.items()})
             self.buffers.append(Buffer(Role.ARENA, "", size))
+
+    def _ranges(self, emitted: Sequence[Emitted]) -> dict[int, tuple[int, int]]:
+        """First and last moment of each tensor and scratch buffer in use, by its index.
+
+        The options of a choice count as if they ran one after another, between the same tensors: scratch of one may lie
+        where another's does.
+        """
+        ranges: dict[int, tuple[int, int]] = {}
+        moment = 0
+        for item in emitted:
+            options = [option.launches for option in item.options] if isinstance(item, Choice) else [(item,)]
+            first, last = moment, moment + len(options) - 1
+            for now, launches in enumerate(options, first):
+                for arg in (arg for launch in launches for arg in launch.args):
+                    index = self._aliases.get(arg.tensor, arg.tensor)
+                    start, end = (first, last) if index >= 0 else (now, now)
+                    ranges[index] = (ranges.get(index, (start, end))[0], end)
+            moment = last + 1
+        return ranges
 
     def _declare(self, index: int, role: Role, name: str, nbytes: int) -> None:
         self.slots[index] = (len(self.buffers), 0)

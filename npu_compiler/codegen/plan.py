@@ -129,9 +129,9 @@ class CallOption:
 
 @dataclass(frozen=True)
 class CallChoice:
-    """Several ways to compute the same tensors, the preferred first. The last runs on any device.
+    """Several ways to compute the same tensors, the preferred first. One of them at least runs on any device.
 
-    All of them live in memory at the same time; what only one of them writes is its own scratch.
+    What only one of them writes is its own scratch, and may lie where another's does.
     """
 
     options: tuple[CallOption, ...]

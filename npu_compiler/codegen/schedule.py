@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,7 +11,7 @@ from npu_compiler.codegen.grouping import Group, realign_rows
 from npu_compiler.expr import Expr
 from npu_compiler.trace import Anchor, Scatter, Trace, TracedTensor
 
-__all__ = ["InPlace", "find_in_place", "schedule", "with_producers", "with_prologues"]
+__all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule", "with_prologues"]
 
 _MAX_SHARED_ELEMENTS = 1 << 20  # a larger kernel fills the device by itself
 _MAX_SHARED_GROUPS = 8
@@ -100,10 +101,7 @@ def with_prologues(
         outputs: Tensors that must be stored all the same.
         accepts: Whether the target computes an operand, given by its position and expression, inside a group.
     """
-    readers: dict[int, int] = {}
-    for part in _in_order(groups, outputs):
-        for index in set(part.reads()):
-            readers[index] = readers.get(index, 0) + 1
+    readers = readers_of(groups, outputs)
     result = dict(groups)
     for key, parts in groups.items():
         if len(parts) != 1 or parts[0].anchor is None or not isinstance(parts[0].anchor.source, Anchor):
@@ -131,39 +129,9 @@ def with_prologues(
     return result
 
 
-def with_producers(
-    groups: Mapping[int, list[Group]], outputs: Collection[int], accepts: Callable[[Group, int, Group], bool]
-) -> dict[int, list[Group]]:
-    """Makes an anchor's operands where the anchor is computed, if nobody else reads them and the target can.
-
-    A scatter may be an output at the same time: its launch has then run before the function ends, as it would have.
-
-    Args:
-        groups: What computes each tensor.
-        outputs: Tensors that must be stored all the same.
-        accepts: Whether a group's launches can make its operand, given by its position and by what makes it.
-    """
-    needed = _in_order(groups, outputs)
-    readers: dict[int, int] = {}
-    for part in needed:
-        for index in set(part.reads()):
-            readers[index] = readers.get(index, 0) + 1
-    result = dict(groups)
-    for part in needed:
-        if part.anchor is None or not isinstance(part.anchor.source, Anchor) or part.index is not None:
-            continue
-        made: dict[int, Group] = {}
-        for position, ref in enumerate(part.anchor.source.operands):
-            producers = groups.get(ref.tensor, [])
-            alone = readers.get(ref.tensor) == 1 and len(producers) == 1 and position not in part.prologue
-            stored = ref.tensor in outputs and not (alone and isinstance(producers[0].output.source, Scatter))
-            if alone and not stored and accepts(part, position, producers[0]):
-                made[position] = producers[0]
-                del result[ref.tensor]
-        if made:
-            nodes = tuple(dict.fromkeys(name for group in (*made.values(), part) for name in group.nodes))
-            result[part.output.index] = [replace(part, producers=made, nodes=nodes)]
-    return result
+def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> Counter[int]:
+    """How many of the groups that the outputs need read each tensor."""
+    return Counter(index for part in needed_groups(groups, outputs) for index in set(part.reads()))
 
 
 def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[tuple[Group, ...]]:
@@ -174,7 +142,7 @@ def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> lis
     """
     shared: list[list[Group]] = []
     made_at: dict[int, int] = {}
-    for group in _in_order(groups, outputs):
+    for group in needed_groups(groups, outputs):
         if not prod(group.shape):
             continue
         after = max((made_at[index] for index in _needs(group) if index in made_at), default=-1)
@@ -193,7 +161,7 @@ def _may_join(group: Group, members: Sequence[Group]) -> bool:
     )
 
 
-def _in_order(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:
+def needed_groups(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:
     """The groups that the outputs need, depth first."""
     ordered: list[Group] = []
     done: set[int] = set()

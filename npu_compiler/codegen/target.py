@@ -17,7 +17,7 @@ from npu_compiler.layout import Layout
 from npu_compiler.trace import TracedTensor
 
 __all__ = ["Choice", "CodegenTarget", "Emitted", "Launch", "Library", "Lowering", "Option", "TARGETS"]
-__all__ += ["launches_of", "target_named"]
+__all__ += ["target_named"]
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class Lowering:
         """Whether a scratch buffer is written when the next launch begins, however early: one since then waited."""
         waited = False
         for item in reversed(self.emitted):
-            if any(arg.tensor == buffer and arg.writes for launch in launches_of(item) for arg in launch.args):
+            if any(arg.tensor == buffer and arg.writes for launch in _launches(item) for arg in launch.args):
                 return waited
             waited = waited or _waits(item)
         return waited
 
 
-def launches_of(item: Emitted) -> tuple[Launch | Library, ...]:
+def _launches(item: Emitted) -> tuple[Launch | Library, ...]:
     """All launches of all options."""
     return tuple(chain.from_iterable(o.launches for o in item.options)) if isinstance(item, Choice) else (item,)
 
@@ -149,6 +149,10 @@ class CodegenTarget(ABC):
 
     def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
         """Whether the launches of a group's anchor can make its operand at `position`, which `produced` makes."""
+        return False
+
+    def takes_added(self, group: Group, other: Group) -> bool:
+        """Whether it can compute another group's anchor, whose result is added, in the kernel of a group's anchor."""
         return False
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:

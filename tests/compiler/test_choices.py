@@ -32,13 +32,17 @@ class _ChoosingTarget(ReferenceTarget):
         return [Choice((Option("much", (first, second)), Option("", (library,))))]
 
 
-@pytest.fixture(scope="module")
-def plan() -> ExecutionPlan:
+def planned(target: ReferenceTarget) -> ExecutionPlan:
     """Two groups, one after the other."""
     builder = IRBuilder()
     total = builder.call("aten.sum.dim_IntList", builder.input("x", SHAPE), [0])
     ir = builder.build(builder.call("aten.softmax.int", builder.call("aten.relu.default", total), -1))
-    return plan_ir(ir, _ChoosingTarget()).plan
+    return plan_ir(ir, target).plan
+
+
+@pytest.fixture(scope="module")
+def plan() -> ExecutionPlan:
+    return planned(_ChoosingTarget())
 
 
 def test_a_choice_is_one_step_and_counts_as_its_preferred_option(plan: ExecutionPlan) -> None:
@@ -58,6 +62,16 @@ def test_scratch_of_an_option_overlaps_nothing_that_the_choice_binds(plan: Execu
         assert len(offsets) == 2  # the scratch, and the tensor between the groups
         assert all(abs(a - b) >= min(_PARTS_BYTES, 10) for a, b in combinations(offsets, 2))
     assert plan.arena_bytes < 2 * _PARTS_BYTES  # the second group's scratch lies where the first's lay
+
+
+def test_scratch_of_an_option_may_lie_where_that_of_another_does() -> None:
+    class TwoOptions(_ChoosingTarget):
+        def lower(self, group: Group, lowering: Lowering) -> list[Any]:
+            (first,), (second,) = super().lower(group, lowering), super().lower(group, lowering)
+            return [Choice((first.options[0], second.options[0], first.options[1]))]
+
+    once, twice = planned(_ChoosingTarget()), planned(TwoOptions())
+    assert twice.arena_bytes == once.arena_bytes
 
 
 def test_resolving_takes_one_option_of_each_and_drops_kernels_that_nothing_launches(plan: ExecutionPlan) -> None:

@@ -49,6 +49,9 @@ def _convolutions() -> list[Case]:
         (1, 512, 512, 7, 3, 1, 1),
         (3, 256, 64, 14, 1, 2, 0),
         (2, 3, 64, 37, 7, 2, 3),
+        (2, 3, 72, 32, 3, 2, 1),
+        (1, 1, 16, 20, 4, 2, 1),
+        (1, 4, 65, 33, 5, 2, 2),
         (1, 24, 40, 11, 5, 1, 2),
         (4, 8, 16, 9, 3, 1, 1),
         (1, 20, 12, 9, 3, 1, 1),
@@ -61,6 +64,8 @@ def _convolutions() -> list[Case]:
     found.append(case("conv2d.default", x, floats(64, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 64))
     turned = floats(2, 32, 9, 10, low=-0.5, high=0.5).through("aten.transpose.int", 2, 3)
     found.append(case("conv2d.default", turned, floats(32, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], 2))
+    turned = floats(2, 3, 41, 20, low=-0.5, high=0.5).through("aten.transpose.int", 2, 3)
+    found.append(case("conv2d.default", turned, floats(24, 3, 3, 3), None, [3, 2], [0, 1], [2, 1]))
     found.append(case("conv2d.default", x, floats(64, 64, 3, 3, low=-0.5, high=0.5), None, [1, 1], [2, 2], [2, 2]))
     return found
 

@@ -13,7 +13,7 @@ import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
-from tests.cuda import shapes
+from tests.cuda import shapes, test_prefill
 from tests.cuda.kernels import kernels_for
 from tests.cuda.resnets import compiled_resnet
 from tests.ops.cases import Case
@@ -63,6 +63,12 @@ def test_kernels_of_all_sizes_compile(architecture: int) -> None:
     _compile_all([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen], architecture)
 
 
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_kernels_of_prefill_compile(architecture: int) -> None:
+    chosen = test_prefill.CASES[architecture // 10 % 3 :: 3]
+    _compile_all([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen], architecture)
+
+
 def test_refused_kernel_names_itself_and_the_reason() -> None:
     with pytest.raises(KernelCompileError, match=r"'broken' for compute capability 8\.0(.|\n)*nowhere"):
         compile_kernel('extern "C" __global__ void broken(int* x) { *x = nowhere; }', "broken", 80)
@@ -74,7 +80,7 @@ def test_kernels_of_resnets_compile(architecture: int) -> None:
     _compile_all(programs, architecture)
 
 
-@pytest.mark.parametrize(("name", "launches"), [("resnet18", 24), ("resnet50", 57)])
+@pytest.mark.parametrize(("name", "launches"), [("resnet18", 23), ("resnet50", 56)])
 def test_each_convolution_takes_its_norm_addition_and_activation_along(name: str, launches: int) -> None:
-    """One launch more than operators: it brings the three channels of the photograph to chunks."""
+    """As many launches as convolutions, poolings and products, where tensor cores read the photograph as it is."""
     assert len(compiled_resnet(name, 1).main.calls) == launches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from cuda_runtime import CUDABackend, CUDAExecutor
 from cuda_runtime.tuning_results import TuningResults, tuning_directory
 from npu_cli.main import main
+from npu_compiler.errors import InputError
 from npu_runtime import Device, NPUBuffer
+from npu_runtime.state_guard import exclusive_use
 from tests.cuda.choices import COUNT, choice_program
 
 
@@ -91,3 +94,35 @@ def test_the_command_prints_what_won(backend: CUDABackend, tmp_path: Path, capsy
     for text in ("main:", "ms tuned", "double", "clustered", "plain", "taken"):
         assert text in shown
     assert "nothing to choose" not in shown
+
+
+def test_a_run_that_tunes_prints_the_results(
+    backend: CUDABackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice_program("sm_90").save(tmp_path / "doubled.npubin")
+    np.save(tmp_path / "x.npy", np.arange(COUNT, dtype=np.float32))
+    np.save(tmp_path / "total.npy", np.zeros(1, np.float32))
+    given = [f"--input={name}={tmp_path / name}.npy" for name in ("x", "total")]
+    assert main(["run", str(tmp_path / "doubled.npubin"), "--device", "cuda", "--tune", *given]) == 0
+    assert "2046" in capsys.readouterr().out
+    assert len(list(tuning_directory().iterdir())) == 1
+
+
+def test_a_state_that_another_run_updates_is_refused(device: Device, backend: CUDABackend) -> None:
+    executor = CUDAExecutor(choice_program("sm_90"), device)
+    inputs, state = _inputs(device)
+    caught: list[Exception] = []
+
+    def run() -> None:
+        try:
+            executor.run(inputs)
+        except InputError as error:
+            caught.append(error)
+
+    with exclusive_use({"total": state}):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert "being updated by another run" in str(caught[0])
+    executor.run(inputs)
+    assert state.to_numpy() == 7

@@ -68,6 +68,21 @@ def test_a_choice_is_among_the_likeliest(
     assert (array > array[chosen]).sum() < (top_k or len(array))
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.3, 4.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (None, 1.0), (40, None), (40, 0.5), (5000, 0.99)])
+def test_candidates_of_a_large_vocabulary(
+    spread: float, top_k: int | None, top_p: float | None, rng: np.random.Generator
+) -> None:
+    """As sorting everything gives them; rounded, many logits are equal."""
+    logits = (rng.standard_normal(20_000) * spread).astype(np.float16).astype(np.float32)
+    tokens = np.argsort(-logits, kind="stable")[:top_k]
+    reached = np.exp(logits[tokens].astype(np.float64) - logits.max()).cumsum()
+    count = len(tokens) if top_p is None else int((reached < top_p * reached[-1]).sum()) + 1
+    found = Sampler(Sampling(1.0, top_k, top_p))._candidates(logits)
+    assert abs(len(found) - count) <= 1, "sums in another order may differ by a rounding"
+    assert found[: count - 1].tolist() == tokens[: len(found)][: count - 1].tolist()
+
+
 def test_closed_tokens_are_never_chosen() -> None:
     logits = np.array([-np.inf, 0.0, -np.inf], np.float32)
     assert Sampler(Sampling(5.0, seed=3)).choose(logits) == 1

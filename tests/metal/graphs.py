@@ -12,6 +12,7 @@ import torch
 
 from npu_compiler import CompiledProgram, compile
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
+from npu_runtime.workspace import Workspace
 from tests.support.ir_builder import IRBuilder, Value, overload_of
 
 __all__ = ["Graph", "Node"]
@@ -62,8 +63,9 @@ class Graph:
 
     def run(self, program: CompiledProgram, device: Device) -> list[torch.Tensor]:
         """The outputs as the kernels compute them. Memory that nothing was written to holds NaN."""
-        executor = Executor(program, device)
-        for memory in executor._arena.values():
+        workspace = Workspace(device.backend)
+        executor = Executor(program, device, workspace=workspace)
+        for memory in workspace.arenas(executor.plan).values():
             with memory.writing() as content:
                 content[:] = 255
         inputs = {

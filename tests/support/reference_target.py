@@ -57,6 +57,9 @@ class ReferenceTarget(CodegenTarget):
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         return True
 
+    def takes_added(self, group: Group, other: Group) -> bool:
+        return True
+
     def lower(self, group: Group, lowering: Lowering) -> list[Any]:
         self.tensors = lowering.tensors
         reads = tuple(dict.fromkeys((group.output.index, *group.reads())))
@@ -118,7 +121,9 @@ class Planned:
             return flat if tensor.dtype.is_float else np.nan_to_num(flat).astype(tensor.dtype.numpy)
 
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
-            result = _anchor(group, group.anchor.source, buffer)
+            result = _anchor(group.anchor.source, group.anchor.shape, group.prologue, buffer)
+            if group.added is not None:
+                result = result + _anchor(group.added, group.anchor.shape, {}, buffer)
             flat = np.full(group.anchor.layout.size, np.nan)
             flat[positions(group.anchor.view)] = result
             own[group.anchor.index] = flat
@@ -130,16 +135,15 @@ class Planned:
         memory[place.buffer][place.offset + where * size] = value
 
 
-def _anchor(group: Group, anchor: Anchor, buffer: Any) -> Array:
+def _anchor(anchor: Anchor, shape: tuple[int, ...], prologue: Mapping[int, Expr], buffer: Any) -> Array:
     operands = []
     for position, ref in enumerate(anchor.operands):
-        if position in group.prologue:
-            value = evaluate(group.prologue[position], ref.view.shape, buffer)
+        if position in prologue:
+            value = evaluate(prologue[position], ref.view.shape, buffer)
         else:
             value = read_view(buffer(ref.tensor), positions(ref.view))
         operands.append(torch.tensor(value))
-    assert group.anchor is not None
-    result: torch.Tensor = _ANCHORS[anchor.kind](*operands, group.anchor.shape, anchor.attrs)
+    result: torch.Tensor = _ANCHORS[anchor.kind](*operands, shape, anchor.attrs)
     return result.numpy()
 
 

@@ -1,0 +1,183 @@
+"""Lowers attention of many rows for compute capability 9.0, whose warpgroups multiply straight from shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cuda_compiler.anchors import anchor_launch
+from cuda_compiler.attention_mask import mask_macros, mask_values
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.tiles import MULTIPROCESSORS
+from cuda_compiler.wgmma import warpgroup_product
+from npu_compiler.codegen.attention import AttentionProblem
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.dtypes import FLOAT32
+
+__all__ = ["MaskBlocks", "is_for_warpgroups", "lower_prefill"]
+
+_PANEL = 64  # columns that lie side by side in shared memory
+_MAX_SIZE = 128
+_CHUNK = 8  # elements of 16 bytes
+_MAX_SHARED = 227 << 10  # bytes that a block of compute capability 9.0 may have
+_SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
+_FILES = (
+    *("mask.cuh", "tensor_cores.cuh", "warpgroups.cuh"),
+    *("attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
+)
+
+
+@dataclass(frozen=True)
+class MaskBlocks:
+    """What `attention_mask.mask_states` found out about a mask.
+
+    Attributes:
+        states: Of each block.
+        rows, positions: Size of a block.
+        ready: Whether the states are there before the launch ahead begins.
+    """
+
+    states: TensorArg
+    rows: int
+    positions: int
+    ready: bool
+
+
+@dataclass(frozen=True)
+class _Division:
+    """How the work is divided.
+
+    Attributes:
+        problem: What is to be computed.
+        warpgroups_m: Warpgroups along the rows, 64 each.
+        warpgroups_l: Warpgroups that take turns at the blocks of positions.
+        block: Positions of a block.
+        stages: Blocks of keys, and of values, in shared memory at a time.
+    """
+
+    problem: AttentionProblem
+    warpgroups_m: int
+    warpgroups_l: int
+    block: int
+    stages: int
+
+    @property
+    def layers(self) -> int:
+        return self.problem.batch * self.problem.groups
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of rows, of all heads of keys."""
+        return -(-self.problem.shared * self.problem.rows // (64 * self.warpgroups_m)) * self.layers
+
+    @property
+    def splits(self) -> int:
+        """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
+        blocks = -(-self.problem.length // self.block)
+        return max(1, min(MULTIPROCESSORS // self.tiles, blocks // _SPLIT_TILES))
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.warpgroups_m * self.warpgroups_l)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Panels of 128 bytes a line, then barriers and the list of open blocks; see attention_ring.cuh."""
+        queries, values = -(-self.problem.size // _PANEL), -(-self.problem.value_size // _PANEL)
+        lines = queries * 64 * self.warpgroups_m + (queries + values) * self.stages * self.block
+        return lines * 128 + (1 + 4 * self.stages) * 8 + 8 + -(-self.problem.length // self.block) * 4
+
+    def parts_bytes(self) -> int:
+        """What all splits of all tiles leave in memory."""
+        numbers = self.problem.value_size // 2 + 4  # of a thread
+        return self.tiles * self.splits * numbers * 128 * self.warpgroups_m * FLOAT32.size
+
+
+def is_for_warpgroups(problem: AttentionProblem) -> bool:
+    """Whether `lower_prefill` takes it: enough rows for a tile, heads of whole chunks, a list of blocks that fits."""
+    sizes_fit = all(size % 16 == 0 and size <= _MAX_SIZE for size in (problem.size, problem.value_size))
+    copied = all(operand.has_chunks(_CHUNK) for operand in (problem.q, problem.k, problem.v))
+    if problem.shared * problem.rows <= 64 or not sizes_fit or not copied or problem.scale <= 0:
+        return False
+    return _divide(problem).shared_bytes <= _MAX_SHARED
+
+
+def lower_prefill(
+    group: Group, lowering: Lowering, problem: AttentionProblem, positions: Positions, blocks: MaskBlocks
+) -> Launch:
+    """The launch that computes attention for which `is_for_warpgroups` holds.
+
+    Args:
+        group: What to compute, with its epilogue.
+        lowering: Where the trace's tensors are.
+        problem: The attention.
+        positions: Operands of the epilogue.
+        blocks: What each block of the mask does.
+    """
+    division = _divide(problem)
+    parts = problem.k.argument
+    if division.splits > 1:
+        parts = TensorArg(lowering.scratch(division.parts_bytes()), writes=True)
+    mask = problem.k if problem.mask is None else problem.mask
+    dtype = problem.q.tensor.dtype.name
+    products = [
+        warpgroup_product(division.block, dtype, "multiply_keys"),
+        warpgroup_product(problem.value_size, dtype, "multiply_values", a_in_registers=True, b_along_columns=True),
+    ]
+    operands = {**problem.q.strides("q"), **problem.k.strides("k"), **problem.v.strides("v")}
+    return anchor_launch(
+        "attention_prefill",
+        group,
+        lowering,
+        positions,
+        size=pack_size(group, positions.operands, group.shape[-1]),
+        inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, blocks.states, parts),
+        values={"rows": problem.rows, **operands, **mask_values(problem, blocks.rows)},
+        macros={
+            **_macros(division),
+            "STATE_ROWS": blocks.rows,
+            "STATE_BLOCK": blocks.positions,
+            "STATES_READY": int(blocks.ready),
+        },
+        flops=problem.flops,
+        blocks=division.tiles,
+        splits=division.splits,
+        threads=division.threads,
+        shared_bytes=division.shared_bytes,
+        generated="\n".join(products),
+        parts=_FILES,
+    )
+
+
+def _divide(problem: AttentionProblem) -> _Division:
+    """Tiles of 128 rows where they fill the device; else of 64, whose positions two warpgroups share."""
+    whole = _Division(problem, warpgroups_m=2, warpgroups_l=1, block=128, stages=3)
+    if whole.tiles < MULTIPROCESSORS:
+        return _Division(problem, warpgroups_m=1, warpgroups_l=2, block=64, stages=4)
+    return whole if whole.shared_bytes <= _MAX_SHARED else replace(whole, stages=2)
+
+
+def _macros(division: _Division) -> dict[str, object]:
+    problem = division.problem
+    return {
+        "tile_t": CUDA.storage[problem.q.tensor.dtype.name],
+        "HEAD_SIZE": problem.size,
+        "VALUE_SIZE": problem.value_size,
+        "GROUPS": problem.groups,
+        "SHARED": problem.shared,
+        "LENGTH": problem.length,
+        "LAYERS": division.layers,
+        "RESULT_TILES": division.tiles,
+        "BLOCK": division.block,
+        "STAGES": division.stages,
+        "WARPGROUPS_M": division.warpgroups_m,
+        "WARPGROUPS_L": division.warpgroups_l,
+        "SPLITS": division.splits,
+        "SPLIT_TILES": _SPLIT_TILES,
+        "SCALE": CUDA.literal(problem.scale, FLOAT32),
+        "CAUSAL": int(problem.causal),
+        "MASK_STEP": 1 if problem.mask is None else problem.mask.view.strides[3],
+        **mask_macros(problem),
+    }

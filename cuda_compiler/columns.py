@@ -1,0 +1,138 @@
+"""Lowers groups that reduce along rows which lie side by side, as the channels of an image: a thread takes several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.maps import finish_map, map_kernel, map_macros
+from cuda_compiler.packing import AXES, PackedLoad, Positions, pack_size, packed_loads, unpack, with_packs
+from cuda_compiler.skeleton import pointer_parameters
+from cuda_compiler.tiles import MULTIPROCESSORS
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
+from npu_compiler.codegen.operands import Operands
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.expr import leaves, reductions, walk
+
+__all__ = ["lower_columns", "rows_side_by_side"]
+
+_LANES = 32  # packs of a block
+_MAX_SLICES = 8
+_BUSY_THREADS = 512  # of a multiprocessor
+_UNROLLED = 8  # loads that a thread has on their way
+_ROWS = -2  # the last of the rows' dimensions, along which they lie side by side
+
+
+def rows_side_by_side(group: Group, operands: Operands) -> bool:
+    """Whether what is reduced is contiguous along the last of the rows' dimensions, not along the row itself."""
+    walks = [operands.walks[id(load)] for reduce in reductions(group.expr) for load in leaves(reduce.arg)]
+    moving = [walk for walk in walks if walk[-1]]
+    return bool(moving) and all(len(walk) > 1 and walk[_ROWS] == 1 and walk[-1] != 1 for walk in moving)
+
+
+def lower_columns(group: Group, lowering: Lowering) -> list[Launch]:
+    """A thread takes a pack of neighbouring rows; several share the columns of these where rows are few."""
+    operands = _without_single_columns(group, row_operands(group, lowering.tensors, (*AXES[1:], "c")))
+    size = 1 if group.index is not None else pack_size(group, operands, operands.sizes[_ROWS], _ROWS)
+    counts = (*operands.sizes[:_ROWS], operands.sizes[_ROWS] // size)
+    packs = prod(counts)
+    slices = _slices(packs, max(reduce.extent for reduce in reductions(group.expr)))
+    loads = packed_loads(operands, [group.expr], size, _ROWS)
+    packed = with_packs(operands, loads)
+    axes = AXES[len(AXES) - len(counts) :]
+    statements = unpack("pack", axes, counts)
+    if size > 1:
+        statements.append(f"    {axes[-1]} *= {size};")
+    found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
+    macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
+    generated = _compute_rows(group, found, row_program(group, packed, CUDA), loads, size)
+    kernel, params = map_kernel("columns", found, macros, generated, ("column_reductions.cuh",))
+    return [finish_map(group, lowering, found, kernel, params, -(-packs // _LANES), _LANES * slices)]
+
+
+def _without_single_columns(group: Group, operands: Operands) -> Operands:
+    """Operands whose stride along a row of one element is none: it never counts."""
+    if group.shape[-1] != 1:
+        return operands
+    reduced = {id(node) for reduce in reductions(group.expr) for node in walk(reduce.arg)}
+    walks = {key: steps if key in reduced else (*steps[:-1], 0) for key, steps in operands.walks.items()}
+    return replace(operands, walks=walks)
+
+
+def _slices(packs: int, columns: int) -> int:
+    """Threads that share the columns of a pack of rows: as few as keep the device busy."""
+    slices = 1
+    while slices < _MAX_SLICES and packs * slices < MULTIPROCESSORS * _BUSY_THREADS and slices * 4 <= columns:
+        slices *= 2
+    return slices
+
+
+def _compute_rows(group: Group, found: Positions, program: RowProgram, loads: Sequence[PackedLoad], size: int) -> str:
+    """The device function ``compute_rows``."""
+    storage = CUDA.storage[group.output.dtype.name]
+    packs = [f"        const Pack<{load.storage}, {size}> x{i} = {load.source};" for i, load in enumerate(loads)]
+    lines = [
+        f"__device__ __forceinline__ void compute_rows(int pack, int slice, bool alive, {storage}* out, "
+        f"{pointer_parameters(found.operands)}const Params& p)",
+        "{",
+        *found.statements,
+    ]
+    for number, phase in enumerate(program.phases):
+        lines += _phase(phase, program.phases[:number], found.inner, packs, size)
+    lines += [f"    for (int c = slice; c < {program.width}; c += SLICES) {{", *packs]
+    return "\n".join([*lines, *_results(found, program, storage, size), "    }", "}"])
+
+
+def _results(found: Positions, program: RowProgram, storage: str, size: int) -> list[str]:
+    """Statements that compute and store one column of a pack of rows."""
+    head = _each_row(program.phases, found.inner, size)
+    value = f"{storage}({program.value})"
+    if size == 1:
+        store = ["            if (alive) {", f"                out[{program.address}] = {value};", "            }"]
+        return [*head, *([program.body] if program.body else []), *store, "        }"]
+    return [
+        f"        Pack<{storage}, {size}> result;",
+        f"        {storage}* target = out + {found.operands.output};",
+        *head,
+        *([program.body] if program.body else []),
+        f"            result[u] = {value};",
+        "        }",
+        "        if (alive) {",
+        "            store_pack(target, result);",
+        "        }",
+    ]
+
+
+def _phase(phase: RowPhase, earlier: Sequence[RowPhase], inner: str, packs: Sequence[str], size: int) -> list[str]:
+    """A reduction along the rows of a pack."""
+    part = f"{phase.name}s"
+    return [
+        f"    {phase.register} {part}[{size}];",
+        "    #pragma unroll",
+        f"    for (int u = 0; u < {size}; ++u) {{",
+        f"        {part}[u] = {phase.identity};",
+        "    }",
+        f"    #pragma unroll {_UNROLLED}",
+        f"    for (int c = slice; c < {phase.extent}; c += SLICES) {{",
+        *packs,
+        *_each_row(earlier, inner, size),
+        *([phase.body] if phase.body else []),
+        f"            {part}[u] = combine_{phase.kind}({part}[u], {phase.value});",
+        "        }",
+        "    }",
+        f"    columns_{phase.kind}({part});",
+    ]
+
+
+def _each_row(finished: Sequence[RowPhase], inner: str, size: int) -> list[str]:
+    """The head of a loop over the rows of a pack; results of earlier reductions are at hand under their names."""
+    return [
+        f"        const int first = {inner};",
+        "        #pragma unroll",
+        f"        for (int u = 0; u < {size}; ++u) {{",
+        f"            const int {inner} = first + u;",
+        *(f"            const {phase.register} {phase.name} = {phase.name}s[u];" for phase in finished),
+    ]

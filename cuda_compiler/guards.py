@@ -1,0 +1,56 @@
+"""Conditions under which parts of an expression are evaluated, and whether they hold for whole packs of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from npu_compiler.expr import Call, Const, Expr, Iota, Load, children, walk
+
+__all__ = ["Guard", "conditions", "is_uniform"]
+
+Guard = tuple[Expr, bool]
+"""A condition, and whether it must be true or false."""
+
+_LOGIC = ("and", "or", "not")
+_BOUNDS = ("lt", "ge")
+
+
+def conditions(exprs: Sequence[Expr]) -> dict[int, dict[tuple[int, bool], Guard]]:
+    """For each sub-expression, by identity, what holds wherever it is evaluated: the `where`s whose side it is on."""
+    held: dict[int, dict[tuple[int, bool], Guard]] = {}
+    for expr in exprs:
+        held[id(expr)] = {}
+        for node in reversed(list(walk(expr))):
+            for position, child in enumerate(children(node)):
+                own = dict(held[id(node)])
+                if isinstance(node, Call) and node.fn == "where" and position > 0:
+                    own[id(node.args[0]), position == 1] = (node.args[0], position == 1)
+                before = held.get(id(child), own)
+                held[id(child)] = {key: guard for key, guard in own.items() if key in before}
+    return held
+
+
+def is_uniform(condition: Expr, walks: Mapping[int | None, Sequence[int]], axis: int, size: int) -> bool:
+    """Whether a condition on positions has one value for each `size` neighbours along an axis."""
+    nodes = list(walk(condition))
+    if any(isinstance(node, Load) for node in nodes):
+        return False
+    if all(walks[id(node)][axis] == 0 for node in nodes if isinstance(node, Iota)):
+        return True
+    if not isinstance(condition, Call):
+        return False
+    if condition.fn in _LOGIC:
+        return all(is_uniform(part, walks, axis, size) for part in condition.args)
+    return condition.fn in _BOUNDS and _is_bound(condition, walks, axis, size)
+
+
+def _is_bound(condition: Call, walks: Mapping[int | None, Sequence[int]], axis: int, size: int) -> bool:
+    """Whether a position is compared with a border between packs."""
+    position, border = condition.args
+    while isinstance(position, Call) and position.fn == "cast":
+        (position,) = position.args
+    if not isinstance(position, Iota) or not isinstance(border, Const) or not isinstance(border.value, int):
+        return False
+    strides = list(walks[id(position)])
+    along = strides.pop(axis)
+    return along == 1 and all(number % size == 0 for number in (*strides, position.view.offset, border.value))

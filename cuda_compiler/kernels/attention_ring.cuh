@@ -1,0 +1,146 @@
+// Where queries, keys and values lie in shared memory, who copies them there, and which blocks of positions are worth it.
+constexpr int GROUPS_OF_WARPS = WARPGROUPS_M * WARPGROUPS_L, THREADS = 128 * (1 + GROUPS_OF_WARPS);
+constexpr int TILE_M = 64 * WARPGROUPS_M, TILES = (LENGTH + BLOCK - 1) / BLOCK;
+constexpr int STATES = (LENGTH + STATE_BLOCK - 1) / STATE_BLOCK, STATES_EACH = BLOCK / STATE_BLOCK;
+constexpr int QK_PANELS = (HEAD_SIZE + 63) / 64, V_PANELS = (VALUE_SIZE + 63) / 64; // of 64 columns, 128 bytes
+constexpr int COPY_REGISTERS = GROUPS_OF_WARPS == 2 ? 40 : 32, PRODUCT_REGISTERS = GROUPS_OF_WARPS == 2 ? 232 : 160;
+constexpr int Q_BYTES = QK_PANELS * TILE_M * 128, K_BYTES = QK_PANELS * BLOCK * 128, V_BYTES = V_PANELS * BLOCK * 128;
+constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, BARRIERS_AT = V_AT + STAGES * V_BYTES;
+constexpr int FLAG_AT = BARRIERS_AT + (1 + 4 * STAGES) * 8, LIST_AT = FLAG_AT + 8;
+static_assert(BLOCK % STATE_BLOCK == 0, "a block of positions has whole blocks of the mask");
+static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
+
+// What a block of threads computes: the tile's first row, its head of keys, and which of the open blocks of positions.
+struct Tile {
+    int row, layer, split, splits, count;
+};
+
+// Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
+struct Ring {
+    uint base;
+    __device__ explicit Ring(uint shared) : base(shared) {}
+    __device__ uint keys(int stage) const { return base + K_AT + stage * K_BYTES; }
+    __device__ uint values(int stage) const { return base + V_AT + stage * V_BYTES; }
+    __device__ uint queries_there() const { return base + BARRIERS_AT; }
+    __device__ uint keys_there(int stage) const { return base + BARRIERS_AT + 8 + stage * 32; }
+    __device__ uint values_there(int stage) const { return keys_there(stage) + 8; }
+    __device__ uint keys_free(int stage) const { return keys_there(stage) + 16; }
+    __device__ uint values_free(int stage) const { return keys_there(stage) + 24; }
+    __device__ void make() const
+    {
+        make_barrier(queries_there(), 128);
+        for (int stage = 0; stage < STAGES; ++stage) {
+            make_barrier(keys_there(stage), 128);
+            make_barrier(values_there(stage), 128);
+            make_barrier(keys_free(stage), 4 * WARPGROUPS_M);
+            make_barrier(values_free(stage), 4 * WARPGROUPS_M);
+        }
+    }
+};
+
+// Starts copying LINES rows of SIZE elements into panels, in chunks of 16 bytes: those from `count` on are zeros.
+template <int LINES, int SIZE, typename Row>
+__device__ __forceinline__ void copy_lines(uint target, const tile_t* source, int count, Row row_start)
+{
+    constexpr int LANES = SIZE > 64 ? 16 : SIZE > 32 ? 8 : 4, STEP = 128 / LANES;
+    int first = int(threadIdx.x) % 128 / LANES, chunk = int(threadIdx.x) % LANES;
+    if (chunk >= SIZE / 8) {
+        return;
+    }
+    target += chunk / 8 * (LINES * 128) + place_in_panel(first, chunk % 8);
+    #pragma unroll 4
+    for (int line = first; line < LINES; line += STEP) {
+        bool valid = line < count;
+        const tile_t* from = source + (valid ? row_start(line) + chunk * 8 : 0);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target + (line - first) * 128), "l"(from),
+                     "r"(valid ? 16 : 0)
+                     : "memory");
+    }
+    static_assert(STEP % 8 == 0, "all lines of a thread are permuted alike");
+}
+
+// What the copying warpgroup does.
+__device__ __forceinline__ void copy_operands(
+    const Ring& ring, const Tile& tile, const unsigned short* list, const tile_t* q, const tile_t* k, const tile_t* v,
+    const Params& p)
+{
+    copy_lines<TILE_M, HEAD_SIZE>(ring.base, q, p.rows * SHARED - tile.row, [&](int i) {
+        int r = tile.row + i;
+        return (long long)(r % SHARED) * p.q_head + (long long)(r / SHARED) * p.q_row;
+    });
+    arrive_with_copies(ring.queries_there());
+    int stage = 0, parity = 1; // the first time around, everything is free
+    for (int turn = 0; turn < tile.count; ++turn) {
+        int position = (list[tile.split + turn * tile.splits] >> 1) * BLOCK;
+        const tile_t *keys = k + (long long)position * p.k_row, *values = v + (long long)position * p.v_row;
+        wait_for_phase(ring.keys_free(stage), parity);
+        copy_lines<BLOCK, HEAD_SIZE>(
+            ring.keys(stage), keys, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });
+        arrive_with_copies(ring.keys_there(stage));
+        wait_for_phase(ring.values_free(stage), parity);
+        copy_lines<BLOCK, VALUE_SIZE>(
+            ring.values(stage), values, LENGTH - position, [&](int i) { return (long long)i * p.v_row; });
+        arrive_with_copies(ring.values_there(stage));
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    wait_for_copies<0>();
+}
+
+// Whether some, or all, of a tile's rows are open at a block of positions: 0 for none, 2 for all, else 1.
+__device__ __forceinline__ int state_of(
+    int block, int row, const unsigned char* states, int batch, int group, const Params& p)
+{
+    int first = row / SHARED, last = (min(row + TILE_M, p.rows * SHARED) - 1) / SHARED;
+    bool any = true, all = (block + 1) * BLOCK <= LENGTH;
+#if MASK
+    any = false;
+    int heads = p.state_head == 0 ? 1 : SHARED; // one stands for all where they are the same
+    for (int head = 0; head < heads; ++head) {
+        int above = batch * p.state_batch + (group * SHARED + head) * p.state_head;
+        for (int part = first / STATE_ROWS; part <= last / STATE_ROWS; ++part) {
+            const unsigned char* line = states + (above * p.state_parts + part) * STATES;
+            #pragma unroll
+            for (int i = 0; i < STATES_EACH; ++i) {
+                int state = line[min(block * STATES_EACH + i, STATES - 1)];
+                any |= state != 0;
+                all &= state == 2;
+            }
+        }
+    }
+#endif
+    if (CAUSAL) {
+        any &= block * BLOCK <= last;
+        all &= (block + 1) * BLOCK - 1 <= first;
+    }
+    return any ? all ? 2 : 1 : 0;
+}
+
+// Lists the blocks that are open, each times two, plus one where the mask changes nothing.
+__device__ __forceinline__ int list_tiles(
+    unsigned short* list, int* total, int row, const unsigned char* states, int batch, int group, const Params& p)
+{
+    unsigned short* known = list + TILES;
+    for (int block = int(threadIdx.x); block < TILES; block += THREADS) {
+        known[block] = (unsigned short)state_of(block, row, states, batch, group, p);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int lane = int(threadIdx.x), found = 0;
+        for (int base = 0; base < TILES; base += 32) {
+            int block = base + lane, state = block < TILES ? known[block] : 0;
+            uint open = __ballot_sync(0xffffffffu, state != 0);
+            if (state) {
+                list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(block * 2 + (state == 2));
+            }
+            found += __popc(open);
+        }
+        if (lane == 0) {
+            *total = found;
+        }
+    }
+    __syncthreads();
+    return *total;
+}

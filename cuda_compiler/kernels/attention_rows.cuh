@@ -1,0 +1,253 @@
+// What a warpgroup does with 64 rows of queries: scores, weights and results stay in registers. Lane l of a warp has rows
+// l / 4 and l / 4 + 8 of its warp's 16, and of eight columns 2 * (l % 4) and the next.
+constexpr float CLOSED = -1e30f; // below every score
+constexpr float FACTOR = SCALE * 1.44269504088896341f; // weights are powers of two
+
+struct Rows {
+    float result[VALUE_SIZE / 8][4] = {}, top[2] = {CLOSED, CLOSED}, sum[2] = {0.0f, 0.0f};
+};
+
+__device__ __forceinline__ float power_of_two(float value)
+{
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+__device__ __forceinline__ uint pack_weights(float low, float high)
+{
+    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
+}
+
+__device__ __forceinline__ float quad_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+// Starts score = query * keys.
+__device__ __forceinline__ void start_scores(float (&score)[BLOCK / 8][4], uint64 query, uint64 keys)
+{
+    #pragma unroll
+    for (int d = 0; d < HEAD_SIZE / 16; ++d) {
+        uint64 column = d % 4 * 2;
+        multiply_keys(score, query + d / 4 * (TILE_M * 128 >> 4) + column, keys + d / 4 * (BLOCK * 128 >> 4) + column, d != 0);
+    }
+}
+
+// Starts result += weight * values.
+__device__ __forceinline__ void start_results(Rows& rows, const uint (&weight)[BLOCK / 16][4], uint64 values)
+{
+    #pragma unroll
+    for (int n = 0; n < BLOCK / 16; ++n) {
+        multiply_values(rows.result, weight[n], values + n * (16 * 128 >> 4));
+    }
+}
+
+// Where a thread's two rows meet a block that is partly open: its part of the mask's lines, and a bit for each closed position.
+struct Mask {
+    const mask_t* line[2];
+    uint closed[2];
+};
+static_assert(BLOCK <= 128, "the positions that a thread has of a row fit a word");
+
+// The position of a thread's number i of a row, from its first on.
+__device__ __forceinline__ constexpr int offset_of(int i) { return i / 2 * 8 + i % 2; }
+
+// Finds what is closed, by booleans, by order, or past the last position.
+__device__ __forceinline__ void find_closed(Mask& found, const mask_t* mask, int row, int position, const Params& p)
+{
+    int lane = int(threadIdx.x) % 32, first = position + lane % 4 * 2;
+    #pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+        int r = min(row + lane / 4 + half_row * 8, p.rows * SHARED - 1), own = r / SHARED;
+        const mask_t* line = mask + (long long)(r % SHARED) * p.mask_head + (long long)own * p.mask_row + first * MASK_STEP;
+        uint closed = 0;
+        #pragma unroll
+        for (int i = 0; i < BLOCK / 4; ++i) {
+            bool past = LENGTH % BLOCK != 0 && first + offset_of(i) >= LENGTH;
+            bool is_closed = past || (CAUSAL && first + offset_of(i) > own);
+#if MASK == 1
+            is_closed |= !past && !line[offset_of(i) * MASK_STEP];
+#endif
+            closed |= uint(is_closed) << i;
+        }
+        found.line[half_row] = line;
+        found.closed[half_row] = closed;
+    }
+}
+
+// What the mask does to the scores. Minus infinity closes a position.
+__device__ __forceinline__ void mask_scores(float (&score)[BLOCK / 8][4], const Mask& found)
+{
+    #pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+        #pragma unroll
+        for (int i = 0; i < BLOCK / 4; ++i) {
+            float& value = score[i / 2][half_row * 2 + i % 2];
+            bool closed = found.closed[half_row] >> i & 1;
+#if MASK == 2
+            float added = closed ? 0.0f : mask_value(found.line[half_row][offset_of(i) * MASK_STEP]);
+            closed |= added <= MASK_CLOSED;
+            value += added * (1.0f / SCALE);
+#endif
+            value = closed ? -__int_as_float(0x7f800000) : value;
+        }
+    }
+}
+
+// Scores become weights beside the largest score so far; what was summed up is worth `shrink` times as much from now on.
+// Largest scores and sums are found in several chains, since few warps are there to hide the latency of one.
+__device__ __forceinline__ void soften(Rows& rows, float (&score)[BLOCK / 8][4], float (&shrink)[2])
+{
+    float top[4], sum[4] = {}, base[2];
+    #pragma unroll
+    for (int u = 0; u < 4; ++u) {
+        top[u] = score[0][u];
+        #pragma unroll
+        for (int n = 1; n < BLOCK / 8; ++n) {
+            top[u] = fmaxf(top[u], score[n][u]);
+        }
+    }
+    #pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+        float largest = quad_max(fmaxf(fmaxf(top[half_row * 2], top[half_row * 2 + 1]), rows.top[half_row]));
+        shrink[half_row] = power_of_two((rows.top[half_row] - largest) * FACTOR); // one while all is closed, and all is zero
+        base[half_row] = largest * FACTOR;
+        rows.top[half_row] = largest;
+    }
+    #pragma unroll
+    for (int n = 0; n < BLOCK / 8; ++n) {
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            score[n][u] = power_of_two(fmaf(score[n][u], FACTOR, -base[u / 2]));
+            sum[u] += score[n][u];
+        }
+    }
+    #pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+        rows.sum[half_row] = rows.sum[half_row] * shrink[half_row] + (sum[half_row * 2] + sum[half_row * 2 + 1]);
+    }
+}
+
+__device__ __forceinline__ void scale_results(Rows& rows, const float (&factor)[2])
+{
+    #pragma unroll
+    for (int e = 0; e < VALUE_SIZE / 8; ++e) {
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            rows.result[e][u] *= factor[u / 2];
+        }
+    }
+}
+
+__device__ __forceinline__ void pack_scores(uint (&weight)[BLOCK / 16][4], const float (&score)[BLOCK / 8][4])
+{
+    #pragma unroll
+    for (int n = 0; n < BLOCK / 16; ++n) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            weight[n][i] = pack_weights(score[2 * n + i / 2][i % 2 * 2], score[2 * n + i / 2][i % 2 * 2 + 1]);
+        }
+    }
+}
+
+// Where a warpgroup is in the ring: its turn, the turn's stage, and the parity of the stage's phase.
+struct Turn {
+    int number, stage, parity;
+    __device__ explicit Turn(int first) : number(first), stage(first % STAGES), parity(first / STAGES & 1) {}
+    __device__ void next()
+    {
+        number += WARPGROUPS_L;
+        stage += WARPGROUPS_L;
+        if (stage >= STAGES) {
+            stage -= STAGES;
+            parity ^= 1;
+        }
+    }
+};
+constexpr int FIRST_TURN = 3; // number of the barrier where the first of two warpgroups waits for its turn, then the second's
+static_assert(WARPGROUPS_L <= STAGES, "a turn goes around the ring at most once");
+
+// Multiplies the open blocks of positions that are the warpgroup's turn. Two warpgroups of other rows start their products in
+// turns, so that the one's weights are computed beside the other's products.
+__device__ __forceinline__ void multiply_tiles(
+    Rows& rows, const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask,
+    const Params& p)
+{
+    int own_rows = warpgroup % WARPGROUPS_M * 64, warp = int(threadIdx.x) / 32 % 4;
+    bool elected = threadIdx.x % 32 == 0;
+    uint64 query = matrix_descriptor(ring.base + own_rows * 128);
+    uint64 keys = matrix_descriptor(ring.keys(0)), values = matrix_descriptor(ring.values(0), BLOCK * 128);
+    Turn turn(warpgroup / WARPGROUPS_M);
+    wait_for_phase(ring.queries_there(), 0);
+    if (WARPGROUPS_M == 2 && warpgroup == 1) {
+        arrive_at(FIRST_TURN, 256);
+    }
+    if (turn.number >= tile.count) {
+        return;
+    }
+    float score[BLOCK / 8][4], shrink[2];
+    uint weight[BLOCK / 16][4];
+    int listed = 0;
+    Mask found;
+    auto start = [&]() {
+        wait_for_phase(ring.keys_there(turn.stage), turn.parity);
+        publish_to_products();
+        begin_products();
+        start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
+        commit_products();
+        listed = list[tile.split + turn.number * tile.splits];
+    };
+    auto look_at_mask = [&]() {
+        if (!(listed & 1)) {
+            find_closed(found, mask, tile.row + own_rows + warp * 16, (listed >> 1) * BLOCK, p);
+        }
+    };
+    auto weigh = [&]() {
+        if (elected) {
+            arrive(ring.keys_free(turn.stage));
+        }
+        if (!(listed & 1)) {
+            mask_scores(score, found);
+        }
+        soften(rows, score, shrink);
+    };
+    auto start_values = [&](const Turn& of) {
+        wait_for_phase(ring.values_there(of.stage), of.parity);
+        publish_to_products();
+        begin_products();
+        start_results(rows, weight, values + of.stage * (V_BYTES >> 4));
+        commit_products();
+    };
+    start();
+    look_at_mask();
+    wait_for_products<0>();
+    weigh();
+    pack_scores(weight, score);
+    Turn before = turn;
+    for (turn.next(); turn.number < tile.count; turn.next()) {
+        if (WARPGROUPS_M == 2) {
+            synchronize(FIRST_TURN + warpgroup, 256);
+        }
+        start();
+        start_values(before);
+        if (WARPGROUPS_M == 2 && (warpgroup == 0 || turn.number + 1 < tile.count)) {
+            arrive_at(FIRST_TURN + 1 - warpgroup, 256);
+        }
+        look_at_mask();
+        wait_for_products<1>();
+        weigh();
+        wait_for_products<0>();
+        if (elected) {
+            arrive(ring.values_free(before.stage));
+        }
+        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
+            scale_results(rows, shrink);
+        }
+        pack_scores(weight, score);
+        before = turn;
+    }
+    start_values(before);
+    wait_for_products<0>();
+}

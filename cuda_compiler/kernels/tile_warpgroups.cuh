@@ -1,0 +1,113 @@
+// Tiles multiplied by warpgroups, with `wgmma` of compute capability 9.0: four warps multiply 64 rows at a time, straight
+// from shared memory, while the next tiles are copied. WARPS_M / 4 x WARPS_N warpgroups share the results, of which each warp
+// has 16 rows out of 64, in the registers where `mma.sync` would leave them.
+static_assert(TILE_K == 64 && A_ALONG_K && B_ALONG_K, "lines of 128 bytes, swizzled as the tensor cores expect");
+static_assert(A_BYTES % 1024 == 0 && B_BYTES % 1024 == 0, "the pattern repeats every eight lines");
+static_assert(AHEAD <= STAGES, "tiles on their way");
+constexpr int GROUP_ROWS = WARP_M * 4;
+
+__device__ __forceinline__ int warpgroup() { return int(__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)); }
+__device__ __forceinline__ int warp_row(int m)
+{
+    return warpgroup() / WARPS_N * GROUP_ROWS + m * 64 + int(threadIdx.x / 32 % 4) * 16;
+}
+__device__ __forceinline__ int warp_col() { return warpgroup() % WARPS_N * WARP_N; }
+
+// What the tensor cores need to know of lines of 128 bytes at a shared address: groups of eight follow each other after
+// 1024 bytes, their chunks permuted by exclusive or.
+__device__ __forceinline__ uint64 matrix_descriptor(uint address)
+{
+    return uint64(address >> 4 & 0x3fff) | uint64(1) << 16 | uint64(1024 >> 4) << 32 | uint64(1) << 62;
+}
+
+// Makes what this thread copied visible to the tensor cores, once a barrier has been passed.
+__device__ __forceinline__ void publish_copies()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void begin_products()
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void commit_products()
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Returns when all but the latest PENDING groups of this warpgroup's products are done.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_products()
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void multiply_on_tensor_cores(Accumulator& sum, uint64 a, uint64 b)
+{
+    begin_products();
+    #pragma unroll
+    for (int k = 0; k < TILE_K / 16; ++k) {
+        #pragma unroll
+        for (int m = 0; m < STEPS_M; ++m) {
+            multiply_64_rows(sum.at[m], a + m * (64 * 128 >> 4) + k * 2, b + k * 2);
+        }
+    }
+    commit_products();
+}
+
+// Multiplies `count` tiles. `copier.copy_a(slot)` and `copier.copy_b(slot)` start copying the next one; with B_CONSTANT
+// nothing before this grid writes what the latter read. While one tile is multiplied the one before it may not be done: where
+// slots are used again, AHEAD is two less than STAGES.
+template <typename Copier>
+__device__ __forceinline__ void multiply_tiles(Accumulator& sum, Copier& copier, int count, unsigned char* shared)
+{
+    sum.clear();
+    if (!B_CONSTANT) {
+        wait_for_previous_grid();
+    }
+    #pragma unroll
+    for (int stage = 0; stage < AHEAD; ++stage) {
+        if (stage < count) {
+            copier.copy_b(shared + stage * STAGE_BYTES + A_BYTES);
+        }
+    }
+    if (B_CONSTANT) {
+        wait_for_previous_grid();
+    }
+    #pragma unroll
+    for (int stage = 0; stage < AHEAD; ++stage) {
+        if (stage < count) {
+            copier.copy_a(shared + stage * STAGE_BYTES);
+        }
+        commit_copies();
+    }
+    uint64 a = matrix_descriptor(shared_address(shared) + warpgroup() / WARPS_N * GROUP_ROWS * 128);
+    uint64 b = matrix_descriptor(shared_address(shared) + A_BYTES + warp_col() * 128);
+    int reading = 0, writing = AHEAD % STAGES;
+    for (int tile = 0; tile < count; ++tile) {
+        wait_for_copies<AHEAD - 1>();
+        publish_copies();
+        __syncthreads();
+        multiply_on_tensor_cores(sum, a + reading * (STAGE_BYTES >> 4), b + reading * (STAGE_BYTES >> 4));
+        if (tile + AHEAD < count) {
+            copier.copy_a(shared + writing * STAGE_BYTES);
+            copier.copy_b(shared + writing * STAGE_BYTES + A_BYTES);
+        }
+        commit_copies();
+        wait_for_products<1>();
+        reading = reading + 1 == STAGES ? 0 : reading + 1;
+        writing = writing + 1 == STAGES ? 0 : writing + 1;
+    }
+    wait_for_products<0>();
+    wait_for_copies<0>();
+    __syncthreads();
+}

@@ -1,0 +1,55 @@
+"""Products by warpgroups: `wgmma`, which only compute capability 9.0 has."""
+
+from __future__ import annotations
+
+__all__ = ["warpgroup_product"]
+
+_ROWS = 64  # that a warpgroup multiplies at a time
+_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def warpgroup_product(
+    columns: int,
+    dtype: str,
+    name: str = "multiply_64_rows",
+    *,
+    a_in_registers: bool = False,
+    b_along_columns: bool = False,
+) -> str:
+    """A device function that starts adding [64, 16] by [16, columns] to a warpgroup's results.
+
+    Args:
+        columns: Columns of the second operand: a multiple of 8, at most 256.
+        dtype: Data type of both operands, `float16` or `bfloat16`.
+        name: The function's name; it takes the sums, both operands, and whether the sums are added to.
+        a_in_registers: Whether the first operand is four registers of each thread, not in shared memory.
+        b_along_columns: Whether lines of the second operand in shared memory run along its columns, not its rows.
+    """
+    blocks = columns // 8
+    registers = blocks * 4
+    sums = ", ".join(f"%{number}" for number in range(registers))
+    outputs = ", ".join(f'"+f"(sum[{block}][{i}])' for block in range(blocks) for i in range(4))
+    if a_in_registers:
+        parameters, first, inputs = "const uint (&a)[4]", [registers + i for i in range(4)], '"r"(a[0]), "r"(a[1]), '
+        inputs += '"r"(a[2]), "r"(a[3])'
+        left = f"{{{', '.join(f'%{number}' for number in first)}}}"
+    else:
+        parameters, inputs, left = "uint64 a", '"l"(a)', f"%{registers}"
+    right = registers + (4 if a_in_registers else 1)
+    kind = _TYPES[dtype]
+    transposed = "" if a_in_registers else "0, "
+    return "\n".join(
+        [
+            f"__device__ __forceinline__ void {name}(float (&sum)[{blocks}][4], {parameters}, uint64 b, int adds = 1)",
+            "{",
+            "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)",
+            '    asm volatile("{.reg .pred adds;\\n"',
+            f'                 "setp.ne.b32 adds, %{right + 1}, 0;\\n"',
+            f'                 "wgmma.mma_async.sync.aligned.m{_ROWS}n{columns}k16.f32.{kind}.{kind} "',
+            f'                 "{{{sums}}}, {left}, %{right}, adds, 1, 1, {transposed}{int(b_along_columns)};}}"',
+            f"                 : {outputs}",
+            f'                 : {inputs}, "l"(b), "r"(adds));',
+            "#endif",
+            "}",
+        ]
+    )

@@ -1,0 +1,47 @@
+"""Plans captured behind one another as one graph, which the host launches without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from cuda_runtime.cupy_api import cupy
+from cuda_runtime.plan import CUDAPlan
+from npu_runtime.backend import BoundPlan, Recording
+
+if TYPE_CHECKING:
+    from cuda_runtime.backend import CUDABackend, CUDABuffer
+
+__all__ = ["CUDARecording"]
+
+
+class CUDARecording(Recording):
+    """One graph of all steps of several plans."""
+
+    def __init__(self, backend: CUDABackend, bound: Sequence[BoundPlan]) -> None:
+        """Captures them.
+
+        Raises:
+            DeviceError: The device refused a step.
+        """
+        super().__init__(bound)  # keeps the memory
+        self._backend = backend
+        self._graph = backend.captured(self._ask)
+
+    def _ask(self) -> None:
+        behind_kernel = False
+        for plan, buffers, _ in self._bound:
+            assert isinstance(plan, CUDAPlan)
+            behind_kernel = plan.ask([cast("CUDABuffer", buffer).pointer for buffer in buffers], behind_kernel)
+
+    def launch(self) -> Callable[[], None]:
+        with self._backend.active():
+            self._graph.launch(self._backend.stream)
+            done = cupy().cuda.Event(disable_timing=True)
+            done.record(self._backend.stream)
+        return partial(self._wait, done)
+
+    def _wait(self, done: Any) -> None:
+        with self._backend.active():
+            done.synchronize()

@@ -1,0 +1,56 @@
+"""What is read and stored 16 bytes at a time, seen in the kernels' text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import npu_compiler
+
+
+def _kernels(module: torch.nn.Module, *inputs: torch.Tensor) -> dict[str, str]:
+    ir = npu_compiler.extract(module.eval(), inputs, model_name="packs").ir
+    return {kernel.entry: kernel.text for kernel in npu_compiler.compile(ir, target="cuda").main.kernels}
+
+
+class _Of(torch.nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.function(*tensors)
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1) * 2
+
+
+def _written(cache: torch.Tensor, position: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return cache.index_copy(1, position, x + 1)
+
+
+@pytest.mark.parametrize(("width", "size"), [(64, 8), (24, 4), (6, None)])
+def test_sides_of_a_condition_are_read_in_packs_that_its_border_does_not_cut(width: int, size: int | None) -> None:
+    (text,) = _kernels(_Of(_turned), torch.zeros(3, 5, width)).values()
+    guarded = re.findall(r"\? load_pack<(\d)>", text)
+    assert guarded == ([] if size is None else [str(size)] * 2)
+
+
+def test_scatters_store_packs_where_their_index_allows() -> None:
+    inputs = torch.zeros(2, 16, 64), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 3, 64)
+    texts = _kernels(_Of(_written), *inputs)
+    assert any("load_pack<8>" in text and "int(v" in text and "* 64;" in text for text in texts.values())
+
+
+def test_means_over_images_take_eight_channels_a_thread() -> None:
+    texts = _kernels(torch.nn.AdaptiveAvgPool2d(1), torch.zeros(2, 32, 7, 7))
+    assert "load_pack<8>" in texts["columns"]
+    assert (
+        "load_pack"
+        not in re.split(r"compute_rows", _kernels(torch.nn.AdaptiveAvgPool2d(1), torch.zeros(2, 3, 7, 7))["columns"])[1]
+    )

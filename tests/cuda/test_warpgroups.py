@@ -1,0 +1,127 @@
+"""Every tiling for warpgroups, on ragged products and convolutions; and that other devices keep what they had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil
+
+import pytest
+import torch
+
+import npu_compiler
+from cuda_compiler import convolution, matmul
+from cuda_compiler.tiles import Tiling
+from cuda_compiler.warpgroups import WARPGROUP_CANDIDATES, choose_warpgroup_tiling
+from cuda_runtime.nvrtc import architectures, compile_kernel
+from npu_compiler.codegen.plan import CallChoice
+from npu_compiler.errors import MissingDependencyError
+from npu_runtime import Device
+from tests.cuda.kernels import kernels_for
+from tests.cuda.test_matvec import CUDAGraph
+from tests.ops import test_ops
+from tests.ops.cases import Case, case, floats
+
+SHARED_BYTES = 227 * 1024  # that a block may have on compute capability 9.0
+TILINGS = list(WARPGROUP_CANDIDATES)
+SPLITS = (1, 2, 3, 8)
+Force = Callable[[Tiling], None]
+
+
+def _name(tiling: Tiling) -> str:
+    return f"{tiling.rows}x{tiling.columns}x{tiling.stages}"
+
+
+each_tiling = pytest.mark.parametrize("tiling", TILINGS, ids=_name)
+
+
+def _convolution(channels: int, outputs: int, side: int, taps: int, stride: int, padding: int, groups: int) -> Case:
+    x = floats(3, channels, side, side + 3, low=-0.5, high=0.5)
+    w = floats(outputs, channels // groups, taps, taps, low=-0.5, high=0.5)
+    along = [stride, stride], [padding, padding], [1, 1]
+    return case("conv2d.default", x, w, floats(outputs), *along, groups)
+
+
+CASES = [
+    case("linear.default", floats(300, 648, low=-0.5, high=0.5), floats(264, 648, low=-0.5, high=0.5), floats(264)),
+    case("linear.default", floats(130, 2056, low=-0.5, high=0.5), floats(100, 2056, low=-0.5, high=0.5)),
+    case("bmm.default", floats(3, 70, 136), floats(3, 200, 136).through("aten.transpose.int", 1, 2)),
+    _convolution(64, 200, 13, 3, 2, 1, 1),
+    _convolution(40, 72, 9, 3, 1, 1, 1),
+    _convolution(64, 64, 11, 1, 1, 0, 1),
+    _convolution(96, 256, 8, 3, 1, 2, 2),
+]
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Force:
+    """Lets every product and convolution that warpgroups can multiply take a tiling."""
+
+    def use(tiling: Tiling) -> None:
+        def chosen(m: int, n: int, k: int, batch: int, moved: float) -> Tiling:
+            steps = ceil(k / tiling.depth)
+            return tiling if tiling.splits * 2 <= steps else replace(tiling, splits=1)
+
+        for module in (matmul, convolution):
+            monkeypatch.setattr(module, "choose_warpgroup_tiling", chosen)
+
+    return use
+
+
+@each_tiling
+def test_tilings_fit_a_multiprocessor(tiling: Tiling) -> None:
+    for splits in SPLITS:
+        whole = replace(tiling, splits=splits)
+        assert whole.shared_bytes <= SHARED_BYTES
+        assert whole.blocks * (whole.shared_bytes + 1024) <= SHARED_BYTES + 1024
+
+
+@pytest.mark.parametrize("architecture", [70, 80, 90])
+def test_every_tiling_compiles(architecture: int, force: Force) -> None:
+    try:
+        architectures()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    for number, tiling in enumerate(TILINGS):
+        force(replace(tiling, splits=SPLITS[number % len(SPLITS)]))
+        for index in (number % 3, 3 + number % 4):
+            plan = npu_compiler.compile(CASES[index].ir(torch.float32), "cuda").main
+            choice = next(step for step in plan.steps if isinstance(step, CallChoice))
+            assert choice.options[0].requires == "sm_90a"
+            for kernel in plan.kernels:
+                assert compile_kernel(kernel.text, kernel.entry, architecture)
+
+
+def test_only_the_capability_that_has_them_runs_them() -> None:
+    linear = case("linear.default", floats(512, 1024), floats(256, 1024))
+    plan = npu_compiler.compile(linear.ir(torch.float32), "cuda").main
+    for capability in (80, 100):
+        assert not any("wgmma" in kernel.text for kernel in kernels_for(plan, capability))
+    assert any("wgmma" in kernel.text for kernel in kernels_for(plan, 90))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (49, 512, 4608), (128, 17920, 1536), (802816, 64, 64)])
+def test_blocks_of_a_cluster_all_have_steps(m: int, n: int, k: int) -> None:
+    tiling = choose_warpgroup_tiling(m, n, k, 1, 2.0)
+    assert tiling is None or tiling.splits == 1 or tiling.splits * 2 <= ceil(k / tiling.depth)
+
+
+@each_tiling
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_equals_torch(tiling: Tiling, number: int, force: Force, device: Device) -> None:
+    turn = number + TILINGS.index(tiling)
+    force(replace(tiling, splits=SPLITS[turn % len(SPLITS)]))
+    compute = torch.float16 if turn % 8 < 4 else torch.bfloat16
+    test_ops.check(CASES[number], torch.float32, compute, device)
+
+
+@each_tiling
+@pytest.mark.parametrize("splits", [1, 4])
+def test_pairs_and_a_residual(tiling: Tiling, splits: int, force: Force, device: Device) -> None:
+    force(replace(tiling, splits=splits))
+    graph = CUDAGraph(torch.bfloat16)
+    x = graph.input(190, 520)
+    gate, up = (graph.call("linear", x, graph.weight(148, 520)) for _ in range(2))
+    gated = graph.call("mul.Tensor", graph.call("silu", gate), up)
+    added = graph.call("add.Tensor", graph.input(190, 264), graph.call("linear", x, graph.weight(264, 520)))
+    graph.check(gated, added, roundings=4, device=device)

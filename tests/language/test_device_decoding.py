@@ -1,0 +1,196 @@
+"""Tokens chosen on the device: the same as the host's, whenever the reader stops, and a sequence that can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import npu_compiler
+from npu_compiler.errors import DeviceError
+from npu_compiler.next_token import NO_NUMBER, next_token_ir
+from npu_runtime import Device, Executor, Generator, NPUBuffer
+from npu_runtime.backend import BoundPlan, Recording
+from npu_runtime.device_decoding import can_decode_on_device, decode_on_device
+from npu_runtime.sampling import Sampler, Sampling
+from tests.support.decoders import Decoder
+
+PROMPT = [5, 6, 7, 8, 9]
+GREEDY = Sampler(Sampling())
+
+
+@pytest.fixture(scope="module")
+def on_device(qwen: Decoder, device: Device) -> Generator:
+    return Generator(qwen.folder, device, decoding=decode_on_device)
+
+
+def ids(generator: Generator, *args: Any, **options: Any) -> list[int]:
+    return [token.id for token in generator.generate(*args, **options)]
+
+
+def choose(device: Device, logits: NDArray[Any], position: int = 3) -> tuple[int, int, list[int]]:
+    """Token, next position and tokens chosen so far, for logits [V] of bfloat16."""
+    program = npu_compiler.compile(next_token_ir(len(logits), "bfloat16", 6), device.target, "bfloat16")
+    arrays = {"logits": logits.reshape(1, 1, -1), "positions": np.array([position]), "chosen": np.arange(6) + 100}
+    inputs = {spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec=spec) for spec in program.input_specs}
+    outputs = Executor(program, device).run(inputs)
+    assert outputs["all_chosen"].data is inputs["chosen"].data
+    token, following = (int(outputs[name].to_numpy().item()) for name in ("tokens", "next_positions"))
+    return token, following, outputs["all_chosen"].to_numpy().tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 320, 997, 4096, 5000])
+def test_the_first_of_the_highest_is_chosen(vocabulary: int, device: Device, rng: np.random.Generator) -> None:
+    """Rounded to bfloat16, many logits are equal."""
+    for _ in range(3):
+        logits = rng.standard_normal(vocabulary).astype(ml_dtypes.bfloat16)
+        expected = GREEDY.choose(logits.astype(np.float32))
+        assert choose(device, logits) == (expected, 4, [100, 101, 102, expected, 104, 105])
+
+
+def test_equal_logits_choose_the_first_token(device: Device) -> None:
+    assert choose(device, np.full(640, -3, ml_dtypes.bfloat16))[0] == 0
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 500, 639])
+def test_logits_that_are_no_numbers_are_told(wrong: float, place: int, device: Device) -> None:
+    logits = np.linspace(-1, 1, 640).astype(ml_dtypes.bfloat16)
+    logits[place] = wrong
+    assert choose(device, logits)[0] == NO_NUMBER
+    logits[place] = float("-inf")
+    assert choose(device, logits)[0] == GREEDY.choose(logits.astype(np.float32))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+def test_tokens_are_those_of_the_host(generator: Generator, on_device: Generator, count: int) -> None:
+    assert ids(on_device, PROMPT, count) == ids(generator, PROMPT, count)
+
+
+def test_a_full_cache_ends_the_text(generator: Generator, on_device: Generator) -> None:
+    prompt = [7] * 120
+    generation = on_device.generate(prompt)
+    assert [token.id for token in generation] == ids(generator, prompt)
+    assert generation.finish == "cache"
+    assert len(ids(on_device, [7] * 128)) == 1
+
+
+def test_stop_tokens_end_a_text(generator: Generator, on_device: Generator) -> None:
+    expected = ids(generator, PROMPT, 20)
+    stop = next(token for token in expected[2:] if token not in expected[:2])
+    assert ids(on_device, PROMPT, 20, stop=[stop]) == expected[: expected.index(stop) + 1]
+
+
+def test_texts_in_turns(generator: Generator, on_device: Generator) -> None:
+    prompts = (PROMPT, PROMPT[::-1])
+    turns = list(zip(*(on_device.generate(prompt, 8) for prompt in prompts), strict=True))
+    given = [[token.id for token in text] for text in zip(*turns, strict=True)]
+    assert given == [ids(generator, prompt, 8) for prompt in prompts]
+
+
+def test_a_sequence_goes_on_after_the_loop(generator: Generator) -> None:
+    """Steps beyond the reader's last token leave no trace that counts."""
+    model = generator.model
+    logits = []
+    for decoding in (decode_on_device, None):
+        sequence = model.begin()
+        if decoding is not None:
+            tokens = decoding(sequence, GREEDY, 30)(sequence.advance(PROMPT))
+            text = [next(tokens) for _ in range(4)]
+            tokens.close()  # type: ignore[attr-defined]
+            assert sequence.tokens == PROMPT + text[:-1]
+        else:
+            sequence.advance(PROMPT + text[:-1])
+        last = sequence.advance([text[-1], 11, 12, 13])
+        assert isinstance(last, NPUBuffer)
+        logits.append(last.to_numpy().astype(np.float32))
+    np.testing.assert_allclose(logits[0], logits[1], atol=2e-2)
+
+
+def test_the_device_is_kept_busy(on_device: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a token is waited for, the next steps are asked for; never more than the text may need."""
+    events: list[str] = []
+
+    class Watched(Recording):
+        def launch(self) -> Callable[[], None]:
+            events.append("launch")
+            wait = super().launch()
+
+            def waited() -> None:
+                events.append("wait")
+                wait()
+
+            return waited
+
+    monkeypatch.setattr(on_device.model.device.backend, "record", lambda bound: Watched(bound))
+    generation = on_device.generate(PROMPT, 9)
+    assert events == []
+    next(generation)
+    next(generation)
+    assert events == ["launch"] * 5 + ["wait"]
+    next(generation)
+    assert events == ["launch"] * 5 + ["wait", "launch", "wait"]
+    assert len(list(generation)) == 6
+    assert events.count("launch") == events.count("wait") == 8
+
+
+def test_steps_that_are_not_read_are_waited_for(on_device: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: set[int] = set()
+
+    class Counted(Recording):
+        def launch(self) -> Callable[[], None]:
+            super().launch()
+            number = len(launched)
+            launched.append(number)
+            waiting.add(number)
+            return lambda: waiting.remove(number)
+
+    launched: list[int] = []
+    monkeypatch.setattr(on_device.model.device.backend, "record", lambda bound: Counted(bound))
+    expected = ids(on_device, PROMPT, 20)
+    assert len(launched) == 19
+    stop = next(token for token in expected[2:] if token not in expected[:2])
+    ids(on_device, PROMPT, 30, stop=[stop])
+    assert len(launched) == 19 + expected.index(stop) + 4
+    assert waiting == set()
+
+
+def test_a_step_that_gives_no_numbers_ends_the_text(qwen: Decoder, device: Device) -> None:
+    generator = Generator(qwen.folder, device, decoding=decode_on_device)
+    generation = generator.generate(PROMPT, 10)
+    next(generation)
+    assert isinstance(generator.model.functions, object)
+    weights: Any = generator.model.functions.weights  # type: ignore[attr-defined]
+    for buffer in weights.values():
+        with buffer.writing() as memory:
+            memory[:] = 0x7F
+    with pytest.raises(DeviceError, match="the model gave no number as highest logit"):
+        list(generation)
+
+
+def test_only_greedy_choice_of_a_whole_program_is_made_on_the_device(generator: Generator) -> None:
+    assert can_decode_on_device(generator.model, GREEDY)
+    assert not can_decode_on_device(generator.model, Sampler(Sampling(0.8)))
+
+
+def test_a_device_that_runs_ahead_decodes_by_itself(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ids(generator, PROMPT, 6)
+    recorded: list[int] = []
+    backend = generator.model.device.backend
+
+    def record(bound: list[BoundPlan]) -> Recording:
+        recorded.append(len(bound))
+        return Recording(bound)
+
+    monkeypatch.setattr(backend, "record", record)
+    assert ids(generator, PROMPT, 6) == expected
+    assert recorded == []
+    monkeypatch.setattr(backend, "runs_ahead", True)
+    assert ids(generator, PROMPT, 6) == expected
+    assert recorded == [2, 2]
+    ids(generator, PROMPT, 6, temperature=0.8, seed=1)
+    assert recorded == [2, 2]
