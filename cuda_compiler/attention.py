@@ -90,11 +90,11 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     alone = replace(group, producers={})
     producers = lower_shared([*group.producers.values()], lowering) if group.producers else []
     options = [Option("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
-    decode = lower_decode(problem, group, lowering, positions, states, ready, division.block)
+    blocks = MaskBlocks(states, division.state_rows, division.block, ready)
+    decode = lower_decode(problem, group, lowering, positions, blocks)
     if decode is not None:
         options.insert(0, Option(DECODE_REQUIRES, (decode,)))
     elif is_for_warpgroups(problem):
-        blocks = MaskBlocks(states, division.state_rows, division.block, ready)
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
         options.insert(0, Option("sm_90a", (*producers, prefill)))
     return [*launches, *(options[0].launches if len(options) == 1 else [Choice(tuple(options))])]

@@ -6,11 +6,12 @@ the kernel ahead of it still runs, and nothing but this kernel writes there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention_mask import mask_macros, mask_values
+from cuda_compiler.attention_prefill import MaskBlocks
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
@@ -109,13 +110,7 @@ def _names_rows(produced: Group) -> bool:
 
 
 def lower_decode(
-    problem: AttentionProblem,
-    group: Group,
-    lowering: Lowering,
-    positions: Positions,
-    states: TensorArg,
-    ready: bool,
-    block: int,
+    problem: AttentionProblem, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
 ) -> Launch | None:
     """One launch; None where the kernel does not suit.
 
@@ -124,18 +119,14 @@ def lower_decode(
         group: The same, with its epilogue and what makes its operands: both keys and values, or neither.
         lowering: Where the trace's tensors are.
         positions: The operands of the epilogue.
-        states: States of the mask's blocks.
-        ready: Whether the mask and its states were written before the launch ahead of this one.
-        block: Positions of a block of the mask.
+        blocks: What each block of the mask does.
     """
-    division = _divide(problem, block)
-    if division is None:
+    division = _divide(problem, blocks.positions)
+    fresh = _fresh_rows(group)
+    if division is None or fresh is None:
         return None
     functions = _functions(problem, group, lowering)
-    fresh = group.producers[1].shape[2] if 1 in group.producers else 0
-    if fresh > _MAX_ROWS or (fresh and group.producers[2].shape[2] != fresh):
-        return None
-    early = ready and all(
+    early = blocks.ready and all(
         _is_kept(number, operand, group, lowering) for number, operand in ((1, problem.k), (2, problem.v))
     )
     tiles = problem.batch * problem.groups
@@ -144,26 +135,17 @@ def lower_decode(
         parts = TensorArg(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
     caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
-    inputs = [argument for function in functions.values() for argument in function.inputs]
-    macros = {
-        **_macros(division),
-        "FRESH": fresh,
-        "KEPT_T": "tile_t" if fresh else "const tile_t",
-        "EARLY": int(early),
-        "RESULT_TILES": tiles,
-        "OPERAND_PARAMETERS": "".join(function.parameters for function in functions.values()),
-        "OPERAND_ARGUMENTS": "".join(function.arguments for function in functions.values()),
-    }
-    fields = {name: value for function in functions.values() for name, value in function.fields.items()}
+    inputs = [argument for function in functions for argument in function.inputs]
+    fields = {name: value for function in functions for name, value in function.fields.items()}
     return anchor_launch(
         "attention_decode",
         replace(group, producers={}),  # so that the bytes of keys and values count
         lowering,
         positions,
         size=min(2, pack_size(group, positions.operands, group.shape[-1])),
-        inputs=(*inputs, *caches, mask.argument, states, parts),
+        inputs=(*inputs, *caches, mask.argument, blocks.states, parts),
         values={**_values(problem), **fields},
-        macros=macros,
+        macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
         flops=problem.flops,
         blocks=division.clusters * division.cluster,
         threads=32 * _WARPS,
@@ -171,9 +153,17 @@ def lower_decode(
         shared_bytes=division.shared_bytes,
         cluster=division.cluster,
         hurries=early,
-        generated="\n".join(_text(function, functions) for function in functions.values()),
+        generated=_text(functions),
         parts=_FILES,
     )
+
+
+def _fresh_rows(group: Group) -> int | None:
+    """Rows that are written to keys and to values; None where there are too many, or not the same for both."""
+    if 1 not in group.producers:
+        return 0
+    keys, values = (group.producers[number].shape[2] for number in (1, 2))
+    return keys if keys == values and keys <= _MAX_ROWS else None
 
 
 def _divide(problem: AttentionProblem, block: int) -> _Division | None:
@@ -214,8 +204,8 @@ def _is_kept(position: int, operand: AttentionOperand, group: Group, lowering: L
     return source is None
 
 
-def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> dict[str, ElementFunction]:
-    """Device functions that compute elements of the operands, by name."""
+def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> list[ElementFunction]:
+    """Device functions that compute elements of the operands."""
     source = anchor_source(group).operands[0]
     query = _seen(group.producers[0], source.steps) if 0 in group.producers else Load(source, problem.q.tensor.dtype)
     assert query is not None
@@ -226,15 +216,25 @@ def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> d
             assert produced.index is not None
             wanted[f"{name}_value"] = (produced.expr, produced.view)
             wanted[f"{name}_place"] = (produced.index, produced.view)
-    return {
-        name: element_function(name, expr, view.shape, lowering.tensors, f"f{number}")
+    return [
+        element_function(name, expr, view.shape, lowering.tensors, f"f{number}")
         for number, (name, (expr, view)) in enumerate(wanted.items())
+    ]
+
+
+def _text(functions: Sequence[ElementFunction]) -> str:
+    """The functions, each with the parameters of all, so that they are passed on together."""
+    parameters = "".join(function.parameters for function in functions)
+    return "\n".join(function.text(parameters) for function in functions)
+
+
+def _operand_macros(functions: Sequence[ElementFunction], fresh: int) -> dict[str, object]:
+    return {
+        "FRESH": fresh,
+        "KEPT_T": "tile_t" if fresh else "const tile_t",
+        "OPERAND_PARAMETERS": "".join(function.parameters for function in functions),
+        "OPERAND_ARGUMENTS": "".join(function.arguments for function in functions),
     }
-
-
-def _text(function: ElementFunction, functions: Mapping[str, ElementFunction]) -> str:
-    """The function with the parameters of all of them, so that they are passed on together."""
-    return function.text("".join(other.parameters for other in functions.values()))
 
 
 def _padded(size: int) -> int:
@@ -260,6 +260,7 @@ def _macros(division: _Division) -> dict[str, object]:
         "DEPTH": division.depth,
         "CLUSTER": division.cluster,
         "CLUSTERS": division.clusters,
+        "RESULT_TILES": problem.batch * problem.groups,
         "ALONE": _ALONE * warps,
         "ENOUGH": _ENOUGH * warps,
         "SCALE": CUDA.literal(problem.scale, FLOAT32),
