@@ -30,11 +30,11 @@ def entries(program: CompiledProgram, function: str) -> list[str]:
     return [plan.kernels[step.kernel].entry for step in plan.calls if isinstance(step, KernelCall)]
 
 
-def test_a_layer_of_a_decode_step_is_six_launches(program: CompiledProgram) -> None:
+def test_a_layer_of_a_decode_step_is_five_launches(program: CompiledProgram) -> None:
     found = entries(program, "decode")
-    start = found.index("attention")
-    following = found.index("attention", start + 1)
-    assert found[start:following] == ["attention", "matvec", "matvec", "matvec", "matvec", "shared"]
+    start = found.index("attention_decode")
+    following = found.index("attention_decode", start + 1)
+    assert found[start:following] == ["attention_decode", "matvec", "matvec", "matvec", "matvec"]
 
 
 def test_a_mask_is_summed_up_once(program: CompiledProgram) -> None:
