@@ -172,7 +172,9 @@ def _machines(runs: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]
             ends = sorted(set(values), key=lambda text: float(text.replace(",", "")))
             ceilings.append(texts[language].format("–".join(dict.fromkeys((ends[0], ends[-1])))))
     label = ("Ceilings measured beside it: {}.", "함께 잰 한계: {}.")[language]
-    yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}"
+    tuned = (" This project's programs were tuned.", " 이 프로젝트의 프로그램은 튜닝했습니다.")[language]
+    suffix = tuned if all(run.get("tuned") for run in runs) else ""
+    yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}{suffix}"
 
 
 def generation_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
