@@ -62,13 +62,15 @@ def main() -> None:
     program = qwen.compiled(steps, args.graphs)
     bench = _Bench(qwen, program, load_weights(qwen.weights(), program, device), device, ceilings)
     run, sweep = (cuda_timing.empty_run(device, ceilings, args.tune) for _ in range(2))
+    prepared = {}
     for step in steps:
-        prepared = bench.prepare(step, args)
-        run["results"] += bench.rows(prepared, _WORKLOADS[step], args.peers)
+        prepared[step] = bench.prepare(step, args)
+        run["results"] += bench.rows(prepared[step], _WORKLOADS[step], args.peers)
         cuda_timing.write_run(args.json, run, _KEYS)
-        if args.sweep is not None and step in _SWEEP:
-            captured = [peer for peer in args.peers if peer != "eager"]
-            sweep["results"] += bench.rows(prepared, _SWEEP[step], captured)
+    captured = [peer for peer in args.peers if peer != "eager"]
+    for step in steps if args.sweep is not None else ():
+        if step in _SWEEP:
+            sweep["results"] += bench.rows(prepared[step], _SWEEP[step], captured)
             cuda_timing.write_run(args.sweep, sweep, _KEYS)
     for measured in (run, sweep):
         cuda_timing.print_table(measured, _KEYS)
