@@ -39,7 +39,7 @@ _WORKLOADS: Workloads = {
 }
 _SWEEP: Workloads = {
     Step(1, 2048): (1, *range(128, 2048, 128), 2047),
-    Step(1, 32768): (1, 128, 512, 1024, *range(2048, 32768, 2048), 32640),
+    Step(1, 32768): (1, 128, 512, 1024, 2048, *range(4096, 32768, 4096), 32640),
 }
 _KEYS = ("workload", "position")
 
