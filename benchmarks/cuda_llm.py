@@ -39,7 +39,7 @@ _WORKLOADS: Workloads = {
 }
 _SWEEP: Workloads = {
     Step(1, 2048): (1, *range(128, 2048, 128), 2047),
-    Step(1, 32768): (1, 128, 512, 1024, *range(2048, 32768, 2048), 32640),
+    Step(1, 32768): (1, 128, 512, 1024, 2048, *range(4096, 32768, 4096), 32640),
 }
 _KEYS = ("workload", "position")
 
@@ -61,19 +61,19 @@ def main() -> None:
     qwen = Qwen()
     program = qwen.compiled(steps, args.graphs)
     bench = _Bench(qwen, program, load_weights(qwen.weights(), program, device), device, ceilings)
-    runs: list[dict[str, Any]] = [
-        {"machine": cuda_timing.machine(device), "ceilings": ceilings, "results": []} for _ in range(2)
-    ]
+    run, sweep = (cuda_timing.empty_run(device, ceilings, args.tune) for _ in range(2))
+    prepared = {}
     for step in steps:
-        prepared = bench.prepare(step, args.peers, args.limit)
-        runs[0]["results"] += bench.rows(prepared, _WORKLOADS[step], args.peers)
-        cuda_timing.write_run(args.json, runs[0], _KEYS)
-        if args.sweep is not None and step in _SWEEP:
-            captured = [peer for peer in args.peers if peer != "eager"]
-            runs[1]["results"] += bench.rows(prepared, _SWEEP[step], captured)
-            cuda_timing.write_run(args.sweep, runs[1], _KEYS)
-    for run in runs:
-        cuda_timing.print_table(run, _KEYS)
+        prepared[step] = bench.prepare(step, args)
+        run["results"] += bench.rows(prepared[step], _WORKLOADS[step], args.peers)
+        cuda_timing.write_run(args.json, run, _KEYS)
+    captured = [peer for peer in args.peers if peer != "eager"]
+    for step in steps if args.sweep is not None else ():
+        if step in _SWEEP:
+            sweep["results"] += bench.rows(prepared[step], _SWEEP[step], captured)
+            cuda_timing.write_run(args.sweep, sweep, _KEYS)
+    for measured in (run, sweep):
+        cuda_timing.print_table(measured, _KEYS)
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,24 @@ class _Bench:
         self._ceilings = ceilings
         self._reference = Reference(qwen.model)
 
-    def prepare(self, step: Step, peers: list[str], limit: float) -> _Prepared:
+    def prepare(self, step: Step, args: argparse.Namespace) -> _Prepared:
         inputs = self._qwen.inputs(step)
-        executor = CUDAExecutor(self._program, self._device, step.function)
-        return _Prepared(step, inputs, executor, cuda_timing.Peers(peers, logits, (self._qwen.model, inputs), limit))
+        executor = CUDAExecutor(self._program, self._device, step.function, tune=args.tune)
+        peers = cuda_timing.Peers(args.peers, logits, (self._qwen.model, inputs), args.limit)
+        return _Prepared(step, inputs, executor, peers)
 
     def rows(self, prepared: _Prepared, positions: Iterable[int], peers: list[str]) -> list[dict[str, Any]]:
         """Figures of a step at each position; times in milliseconds."""
         return [self._row(prepared, position, peers) for position in positions]
 
     def _row(self, prepared: _Prepared, position: int, peers: list[str]) -> dict[str, Any]:
-        step, inputs, executor, plan = prepared.step, prepared.inputs, prepared.executor, prepared.executor.plan
+        step, inputs, executor = prepared.step, prepared.inputs, prepared.executor
         inputs["positions"].copy_(position + torch.arange(step.tokens))
         wanted = self._reference.logits(inputs)
         compared = partial(accuracy, wanted=wanted)
-        output = executor.run(bound(plan, inputs), self._weights)[plan.outputs[0].name]
-        figures: dict[str, Any] = {"workload": step.function, "position": position, "launches": len(plan.calls)}
+        output = executor.run(bound(executor.plan, inputs), self._weights)[executor.plan.outputs[0].name]
+        launches = len(executor.plan.calls)
+        figures: dict[str, Any] = {"workload": step.function, "position": position, "launches": launches}
         figures |= compared(from_dlpack(output))
         second, best = np.sort(wanted)[-2:]
         figures["gap of the best two"] = float(best - second)

@@ -40,7 +40,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = Device("cuda")
     measured = cuda_timing.ceilings(torch.float16)
-    run: dict[str, Any] = {"machine": cuda_timing.machine(device), "ceilings": measured, "results": []}
+    run = cuda_timing.empty_run(device, measured, args.tune)
     for name in args.models:
         for batch in _BATCHES[name]:
             if batch in (args.batches or [batch]):
@@ -56,7 +56,7 @@ def _measure(
     module = resnet(name, weights="seeded").module
     images = _images(batch)
     program, weights = _compiled(name, module, images, device)
-    executor = CUDAExecutor(program, device)
+    executor = CUDAExecutor(program, device, tune=args.tune)
     on_device = torch.from_numpy(images).cuda()
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         wanted = module.cuda()(on_device).float().cpu().numpy()

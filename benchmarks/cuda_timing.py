@@ -31,6 +31,7 @@ __all__ = [
     "add_arguments",
     "best_peer",
     "ceilings",
+    "empty_run",
     "machine",
     "milliseconds",
     "print_table",
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser, peers: Sequence[str] = tuple(
     parser.add_argument(
         "--limit", type=float, default=60.0, metavar="SECONDS", help="for torch.compile, each time (default: 60)"
     )
+    parser.add_argument("--tune", action="store_true", help="tune this project's programs first")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the figures to this file")
 
 
@@ -237,6 +239,17 @@ def shares(milliseconds: float, nbytes: int, flops: int, measured: Mapping[str, 
         "TFLOP/s": multiplied,
         "share of the matmul ceiling": multiplied / measured["matmul, TFLOP/s"],
     }
+
+
+def empty_run(device: Device, measured: Mapping[str, float], tuned: bool) -> dict[str, Any]:
+    """A run without results yet.
+
+    Args:
+        device: What it runs on.
+        measured: The ceilings there.
+        tuned: Whether this project's programs are tuned.
+    """
+    return {"machine": machine(device), "tuned": tuned, "ceilings": dict(measured), "results": []}
 
 
 def machine(device: Device) -> dict[str, str]:

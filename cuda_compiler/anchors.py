@@ -43,6 +43,8 @@ def anchor_launch(
     splits: int = 1,
     layers: int = 1,
     shared_bytes: int = 0,
+    cluster: int = 1,
+    hurries: bool = False,
     generated: str = "",
     parts: Sequence[str] = (),
     before: Sequence[str] = (),
@@ -62,6 +64,8 @@ def anchor_launch(
         blocks, splits, layers: The grid in x, y and z.
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
+        cluster: Neighbouring blocks in x that run at once and reach each other's shared memory.
+        hurries: Whether the next launch may begin before this one has waited.
         generated: Further functions that the kernel's file calls.
         parts: Files that it builds on.
         before: Files that the generated functions build on.
@@ -80,4 +84,6 @@ def anchor_launch(
         flops=flops + flops_of([group.expr], prod(group.shape)),
         nbytes=traffic_of(group, lowering.tensors),
         shared_bytes=shared_bytes,
+        cluster=(cluster, 1, 1),
+        hurries=hurries,
     )

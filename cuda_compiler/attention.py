@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.attention_decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention_mask import mask_macros, mask_states, mask_values
 from cuda_compiler.attention_prefill import MaskBlocks, is_for_warpgroups, lower_prefill
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
+from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
@@ -25,7 +27,7 @@ _SLOTS = 3  # as in attention_tile.cuh
 _DIMS = ((0, 1), (2,), (3,))
 _SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
 _ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
-_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_tile.cuh", "attention_store.cuh")
+_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh")
 
 
 @dataclass(frozen=True)
@@ -76,21 +78,26 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     Raises:
         OpRefusal: A head is larger than 256, data types differ, or a tensor is too large.
     """
+    caches = [group.producers[number] for number in (1, 2) if number in group.producers]
+    if len(caches) == 1:  # keys or values alone are made ahead
+        others = {number: made for number, made in group.producers.items() if number == 0}
+        return [*lower_shared(caches, lowering), *lower_attention(replace(group, producers=others), lowering)]
     problem = _problem(group, lowering)
     division = _divide(problem)
     positions = resolve_anchor(group, lowering, _DIMS)
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
-    ready = not launches
-    anywhere = _lower_tiles(division, group, lowering, positions, states, ready)
-    if not is_for_warpgroups(problem):
-        return [*launches, anywhere]
+    ready = problem.mask is None or (not launches and lowering.is_settled(states.tensor))
+    alone = replace(group, producers={})
+    producers = lower_shared([*group.producers.values()], lowering) if group.producers else []
+    options = [Option("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
-    return [
-        *launches,
-        Choice(
-            (Option("sm_90a", (lower_prefill(group, lowering, problem, positions, blocks),)), Option("", (anywhere,)))
-        ),
-    ]
+    decode = lower_decode(problem, group, lowering, positions, blocks)
+    if decode is not None:
+        options.insert(0, Option(DECODE_REQUIRES, (decode,)))
+    elif is_for_warpgroups(problem):
+        prefill = lower_prefill(alone, lowering, problem, positions, blocks)
+        options.insert(0, Option("sm_90a", (*producers, prefill)))
+    return [*launches, *(options[0].launches if len(options) == 1 else [Choice(tuple(options))])]
 
 
 def _lower_tiles(
@@ -151,7 +158,7 @@ def _padded(size: int) -> int:
 
 
 def _pitch(width: int) -> int:
-    """Elements from one row of a tile to the next; see `place` in attention_tile.cuh."""
+    """Elements from one row of a tile to the next; see `place` in attention_common.cuh."""
     return width if width % 64 == 0 else width + _CHUNK
 
 

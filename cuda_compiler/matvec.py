@@ -26,6 +26,7 @@ _MAX_VECTORS = 8
 _WARPS = 8
 _BLOCKS_EACH = 2  # of a multiprocessor, as many as its registers hold
 _IN_FLIGHT = 12  # loads of 16 bytes that a thread has on their way
+_HELD_BYTES = 32 * _WARPS * _IN_FLIGHT * 16  # of a matrix that one block has on their way
 _SHARE_COST = 2  # of putting the parts of several warps together, in loads
 _MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
 _PREFIX = "v"
@@ -95,6 +96,8 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = -(-vectors.outputs // shape.outputs)
     prologue = _prologue(group, lowering) if group.prologue else None
+    blocks_each = _blocks_each(vectors, found)
+    hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.tensor.dtype.size <= _MAX_STAGED_BYTES
     macros: dict[str, object] = {
         "matrix_t": CUDA.storage[matrix.tensor.dtype.name],
@@ -109,6 +112,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
         "BY_ROW": int(vectors.by_row),
         "STAGED": int(staged),
         "MATRIX_CONSTANT": int(matrix.is_constant),
+        "HURRIES": int(hurries),
         "PROLOGUE": int(prologue is not None),
         "VECTOR_PARAMETERS": "const vector_t* vector, ",
         **({} if prologue is None else prologue.macros),
@@ -123,7 +127,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
     }
     operands = (("matrix", matrix), ("vector", vector))
     functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
-    blocks = min(chunks * batches, MULTIPROCESSORS * _BLOCKS_EACH)
+    blocks = min(chunks * batches, MULTIPROCESSORS * blocks_each)
     read = (vector.argument,) if prologue is None else prologue.inputs
     return anchor_launch(
         "matvec",
@@ -136,6 +140,7 @@ def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Low
         macros=macros,
         flops=found.flops + (0 if prologue is None else blocks * flops_of([*group.prologue.values()], found.k)),
         blocks=blocks,
+        hurries=hurries,
         threads=32 * _WARPS,
         generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
         before=() if prologue is None else ("row_reductions.cuh",),
@@ -156,7 +161,7 @@ def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _
     while lanes > 1 and lanes * load >= 2 * found.k:
         lanes //= 2
     chunks = -(-vectors.outputs // outputs) * prod(found.batch)
-    chunks_each = -(-chunks // (MULTIPROCESSORS * _BLOCKS_EACH))
+    chunks_each = -(-chunks // (MULTIPROCESSORS * _blocks_each(vectors, found)))
 
     def cost(warps_k: int) -> int:
         groups = _WARPS // warps_k * (32 // lanes)
@@ -167,6 +172,12 @@ def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _
     passes = -(-found.k // (lanes * warps_k * load))
     rounds = -(-passes * outputs // _IN_FLIGHT)
     return _Shape(load, lanes, warps_k, outputs, -(-passes // rounds))
+
+
+def _blocks_each(vectors: _Vectors, found: Product) -> int:
+    """Blocks of a multiprocessor: one, if all it reads is on its way at once, so that the next kernel finds room."""
+    nbytes = prod(found.batch) * vectors.outputs * found.k * vectors.matrix.tensor.dtype.size
+    return 1 if nbytes <= MULTIPROCESSORS * _HELD_BYTES else _BLOCKS_EACH
 
 
 def _load(matrix: Matrix, vector: Matrix | None, k: int) -> int:

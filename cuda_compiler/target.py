@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cuda_compiler.attention import lower_attention
+from cuda_compiler.attention_decode import takes_producer
 from cuda_compiler.convolution import lower_conv2d
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.image_packing import packed_weight
@@ -57,6 +58,9 @@ class CUDATarget(CodegenTarget):
 
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         return takes_vector_prologue(group, position, expr)
+
+    def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
+        return takes_producer(group, position, produced)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
         return [*lower_shared(groups, lowering)]

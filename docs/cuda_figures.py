@@ -136,14 +136,16 @@ def llm_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
 
 
 def _table(results: Mapping[str, Any], columns: Sequence[Column], language: int) -> Iterable[str]:
+    rows = _rows(results)
+    shown = [(texts, cell) for texts, cell in columns if any(cell(row) != "-" for row in rows)]
     yield from _machines(results["runs"], language)
     yield ""
-    yield f"| {' | '.join(texts[language] for texts, _ in columns)} |"
-    yield "|---" * len(columns) + "|"
-    for row in _rows(results):
-        yield f"| {' | '.join(cell(row) for _, cell in columns)} |"
+    yield f"| {' | '.join(texts[language] for texts, _ in shown)} |"
+    yield "|---" * len(shown) + "|"
+    for row in rows:
+        yield f"| {' | '.join(cell(row) for _, cell in shown)} |"
     yield ""
-    spread = [(row["npu, greatest"] - row["npu, least"]) / row["npu"] for row in _rows(results) if "npu, least" in row]
+    spread = [(row["npu, greatest"] - row["npu, least"]) / row["npu"] for row in rows if "npu, least" in row]
     if spread:
         text = (
             "Three medians of this project's time, taken one after another, differ by {:.1%} at most.",
@@ -172,7 +174,9 @@ def _machines(runs: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]
             ends = sorted(set(values), key=lambda text: float(text.replace(",", "")))
             ceilings.append(texts[language].format("–".join(dict.fromkeys((ends[0], ends[-1])))))
     label = ("Ceilings measured beside it: {}.", "함께 잰 한계: {}.")[language]
-    yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}"
+    tuned = (" This project's programs were tuned.", " 이 프로젝트의 프로그램은 튜닝했습니다.")[language]
+    suffix = tuned if all(run.get("tuned") for run in runs) else ""
+    yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}{suffix}"
 
 
 def generation_table(results: Mapping[str, Any], language: int) -> Iterable[str]:

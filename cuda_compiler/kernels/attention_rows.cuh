@@ -166,88 +166,124 @@ struct Turn {
         }
     }
 };
-constexpr int FIRST_TURN = 3; // number of the barrier where the first of two warpgroups waits for its turn, then the second's
 static_assert(WARPGROUPS_L <= STAGES, "a turn goes around the ring at most once");
 
-// Multiplies the open blocks of positions that are the warpgroup's turn. Two warpgroups of other rows start their products in
-// turns, so that the one's weights are computed beside the other's products.
-__device__ __forceinline__ void multiply_tiles(
-    Rows& rows, const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask,
-    const Params& p)
-{
-    int own_rows = warpgroup % WARPGROUPS_M * 64, warp = int(threadIdx.x) / 32 % 4;
-    bool elected = threadIdx.x % 32 == 0;
-    uint64 query = matrix_descriptor(ring.base + own_rows * 128);
-    uint64 keys = matrix_descriptor(ring.keys(0)), values = matrix_descriptor(ring.values(0), BLOCK * 128);
-    Turn turn(warpgroup / WARPGROUPS_M);
-    wait_for_phase(ring.queries_there(), 0);
-    if (WARPGROUPS_M == 2 && warpgroup == 1) {
-        arrive_at(FIRST_TURN, 256);
-    }
-    if (turn.number >= tile.count) {
-        return;
-    }
+// What a warpgroup has between its turns: scores of a block of positions on their way to weights, and the weights of the block
+// before until they have met their values.
+struct Multiplier {
+    static constexpr int FIRST = 3; // barrier where the first of two warpgroups waits to start products, then the second's
+    static constexpr bool ALTERNATING = WARPGROUPS_M == 2; // so that the one's weights are computed beside the other's products
+    const Ring& ring;
+    const Tile& tile;
+    const unsigned short* list;
+    const mask_t* mask;
+    const Params& p;
+    int warpgroup, row, listed;
+    uint64 query, keys, values;
+    Turn turn;
+    Mask found;
     float score[BLOCK / 8][4], shrink[2];
     uint weight[BLOCK / 16][4];
-    int listed = 0;
-    Mask found;
-    auto start = [&]() {
+
+    __device__ Multiplier(
+        const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask, const Params& p)
+        : ring(ring), tile(tile), list(list), mask(mask), p(p), warpgroup(warpgroup), turn(warpgroup / WARPGROUPS_M)
+    {
+        int own = warpgroup % WARPGROUPS_M * 64;
+        row = tile.row + own + int(threadIdx.x) / 32 % 4 * 16;
+        query = matrix_descriptor(ring.base + own * 128);
+        keys = matrix_descriptor(ring.keys(0));
+        values = matrix_descriptor(ring.values(0), BLOCK * 128);
+    }
+
+    __device__ bool has_turn() const { return turn.number < tile.count; }
+
+    __device__ void multiply_by_keys()
+    {
         wait_for_phase(ring.keys_there(turn.stage), turn.parity);
         publish_to_products();
         begin_products();
         start_scores(score, query, keys + turn.stage * (K_BYTES >> 4));
         commit_products();
         listed = list[tile.split + turn.number * tile.splits];
-    };
-    auto look_at_mask = [&]() {
-        if (!(listed & 1)) {
-            find_closed(found, mask, tile.row + own_rows + warp * 16, (listed >> 1) * BLOCK, p);
-        }
-    };
-    auto weigh = [&]() {
-        if (elected) {
-            arrive(ring.keys_free(turn.stage));
-        }
-        if (!(listed & 1)) {
-            mask_scores(score, found);
-        }
-        soften(rows, score, shrink);
-    };
-    auto start_values = [&](const Turn& of) {
+    }
+
+    __device__ void multiply_by_values(Rows& rows, const Turn& of)
+    {
         wait_for_phase(ring.values_there(of.stage), of.parity);
         publish_to_products();
         begin_products();
         start_results(rows, weight, values + of.stage * (V_BYTES >> 4));
         commit_products();
-    };
-    start();
-    look_at_mask();
-    wait_for_products<0>();
-    weigh();
-    pack_scores(weight, score);
-    Turn before = turn;
-    for (turn.next(); turn.number < tile.count; turn.next()) {
-        if (WARPGROUPS_M == 2) {
-            synchronize(FIRST_TURN + warpgroup, 256);
-        }
-        start();
-        start_values(before);
-        if (WARPGROUPS_M == 2 && (warpgroup == 0 || turn.number + 1 < tile.count)) {
-            arrive_at(FIRST_TURN + 1 - warpgroup, 256);
-        }
-        look_at_mask();
-        wait_for_products<1>();
-        weigh();
-        wait_for_products<0>();
-        if (elected) {
-            arrive(ring.values_free(before.stage));
-        }
-        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-            scale_results(rows, shrink);
-        }
-        pack_scores(weight, score);
-        before = turn;
     }
-    start_values(before);
+
+    // Waits for the scores, with PENDING later groups of products on their way, and makes weights of them.
+    template <int PENDING>
+    __device__ void weigh(Rows& rows)
+    {
+        bool is_open = listed & 1;
+        if (!is_open) {
+            find_closed(found, mask, row, (listed >> 1) * BLOCK, p);
+        }
+        wait_for_products<PENDING>();
+        arrive_by_warp(ring.keys_free(turn.stage));
+        if (!is_open) {
+            mask_scores(score, found);
+        }
+        soften(rows, score, shrink);
+    }
+
+    __device__ void let_other_go_first() const
+    {
+        if (ALTERNATING && warpgroup == 1 && turn.number + 1 < tile.count) {
+            arrive_at(FIRST, 256);
+        }
+    }
+
+    __device__ void wait_for_other() const
+    {
+        if (ALTERNATING) {
+            synchronize(FIRST + warpgroup, 256);
+        }
+    }
+
+    __device__ void let_other_go() const
+    {
+        if (ALTERNATING && (warpgroup == 0 || turn.number + 1 < tile.count)) {
+            arrive_at(FIRST + 1 - warpgroup, 256);
+        }
+    }
+};
+
+// Multiplies the open blocks of positions that are the warpgroup's turn.
+__device__ __forceinline__ void multiply_tiles(
+    Rows& rows, const Ring& ring, const Tile& tile, const unsigned short* list, int warpgroup, const mask_t* mask,
+    const Params& p)
+{
+    Multiplier work(ring, tile, list, warpgroup, mask, p);
+    wait_for_phase(ring.queries_there(), 0);
+    if (!work.has_turn()) {
+        return;
+    }
+    work.let_other_go_first();
+    work.multiply_by_keys();
+    work.weigh<0>(rows);
+    pack_scores(work.weight, work.score);
+    Turn before = work.turn;
+    for (work.turn.next(); work.has_turn(); work.turn.next()) {
+        work.wait_for_other();
+        work.multiply_by_keys();
+        work.multiply_by_values(rows, before);
+        work.let_other_go();
+        work.weigh<1>(rows);
+        wait_for_products<0>();
+        arrive_by_warp(ring.values_free(before.stage));
+        if (__any_sync(0xffffffffu, work.shrink[0] != 1.0f || work.shrink[1] != 1.0f)) {
+            scale_results(rows, work.shrink);
+        }
+        pack_scores(work.weight, work.score);
+        before = work.turn;
+    }
+    work.multiply_by_values(rows, before);
     wait_for_products<0>();
 }

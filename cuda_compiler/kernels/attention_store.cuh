@@ -4,25 +4,6 @@
 __device__ uint arrivals[RESULT_TILES];
 #endif
 
-// Stores two neighbouring results of a row.
-__device__ __forceinline__ void store_pair(
-    int row, int column, float left, float right, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
-{
-    if (row >= p.rows * SHARED || column >= VALUE_SIZE) {
-        return;
-    }
-    int head = (batch * GROUPS + group) * SHARED + row / p.rows;
-    float values[2] = {left, right};
-#if STORE_SIZE == 2
-    finish(values, head, row % p.rows, column, out, EPILOGUE_ARGUMENTS p);
-#else
-    for (int u = 0; u < 2 && column + u < VALUE_SIZE; ++u) {
-        float value[1] = {values[u]};
-        finish(value, head, row % p.rows, column + u, out, EPILOGUE_ARGUMENTS p);
-    }
-#endif
-}
-
 // The tile's number, and where a split has its part of it: results, then for each row the largest score and the sum.
 __device__ __forceinline__ int tile_number() { return int(blockIdx.z * gridDim.x + blockIdx.x); }
 __device__ __forceinline__ float2* part_results(float* partial, int split)

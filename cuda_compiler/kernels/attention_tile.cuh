@@ -3,21 +3,9 @@ constexpr int WARPS = WARPS_M * WARPS_L, THREADS = WARPS * 32, TILE_M = WARPS_M 
 constexpr int TILES = (LENGTH + BLOCK - 1) / BLOCK;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int SLOTS = 3; // blocks of keys or of values that are on their way or in use
-constexpr float CLOSED = -1e30f;
 static_assert(TILES < 1 << 15, "tiles are listed in 15 bits");
 static_assert(STEP % 16 == 0, "a warp multiplies by 16 positions at a time");
 
-// Where an element lies in a tile of WIDTH columns, in bytes: rows are permuted or apart so that eight of them lie in
-// different banks at any column.
-template <int WIDTH>
-__device__ __forceinline__ uint place(uint row, uint column)
-{
-    constexpr uint CHUNKS = WIDTH / 8;
-    return CHUNKS % 8 == 0 ? (row * CHUNKS + (column / 8 ^ (row & 7))) * 16 + column % 8 * 2
-                           : (row * (CHUNKS + 1) + column / 8) * 16 + column % 8 * 2;
-}
-
-constexpr int tile_bytes(int rows, int width) { return rows * (width / 8 % 8 == 0 ? width : width + 8) * 2; }
 constexpr int Q_BYTES = tile_bytes(TILE_M, QK_WIDTH);
 constexpr int SLOT_BYTES = tile_bytes(BLOCK, QK_WIDTH > V_WIDTH ? QK_WIDTH : V_WIDTH);
 
@@ -83,11 +71,6 @@ __device__ __forceinline__ void multiply_keys(
             }
         }
     }
-}
-
-__device__ __forceinline__ uint pack_pair(float low, float high)
-{
-    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
 }
 
 // result += weight * values

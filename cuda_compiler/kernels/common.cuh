@@ -6,6 +6,7 @@ typedef short int16;
 typedef long long int64;
 typedef unsigned long long uint64;
 typedef unsigned int uint;
+typedef unsigned long long uint64;
 
 // float16 and bfloat16 are storage only: arithmetic happens in float.
 struct half {
@@ -62,6 +63,15 @@ __device__ __forceinline__ void wait_for_previous_grid()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Lets the next grid be scheduled where there is room, before this one has waited. What that grid reads before it waits must
+// have been written before the latest grid that did not call this (`Lowering.is_settled`).
+__device__ __forceinline__ void hurry_next_grid()
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

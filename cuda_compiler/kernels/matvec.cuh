@@ -143,6 +143,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % LANES;
     int group = warp / WARPS_K * (32 / LANES) + int(threadIdx.x) % 32 / LANES;
     int first = (warp % WARPS_K * LANES + lane) * LOAD, step = int(gridDim.x) * GROUPS;
+    if (HURRIES) {
+        hurry_next_grid();
+    }
     Stream stream{matrix};
     Weights weights[DEPTH][OUTPUTS];
     if (!MATRIX_CONSTANT) {

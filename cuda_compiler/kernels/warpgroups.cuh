@@ -47,6 +47,14 @@ __device__ __forceinline__ void arrive(uint barrier)
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives once for the warp.
+__device__ __forceinline__ void arrive_by_warp(uint barrier)
+{
+    if (threadIdx.x % 32 == 0) {
+        arrive(barrier);
+    }
+}
+
 // Arrives when all copies that this thread has started are there.
 __device__ __forceinline__ void arrive_with_copies(uint barrier)
 {

@@ -41,6 +41,8 @@ class Group:
             `shape`, and its load at an offset of 1 is the odd column. Else 1.
         prologue: Operands of the anchor that are computed while they are read: the expression over the operand's
             view, by the operand's position.
+        producers: Groups that make operands of the anchor, by the operand's position, where the anchor's own launches
+            make them too.
         added: A further anchor of the same shape, whose result is added to the anchor's own before `expr`.
     """
 
@@ -54,13 +56,17 @@ class Group:
     index_stride: int = 0
     pairs: int = 1
     prologue: Mapping[int, Expr] = field(default_factory=dict)
+    producers: Mapping[int, Group] = field(default_factory=dict)
     added: Anchor | None = None
 
     def reads(self) -> Iterable[int]:
         """Indices of the tensors it reads from memory."""
         if self.anchor is not None and isinstance(self.anchor.source, Anchor):
             operands = enumerate(self.anchor.source.operands)
-            yield from (ref.tensor for position, ref in operands if position not in self.prologue)
+            made_here = {*self.prologue, *self.producers}
+            yield from (ref.tensor for position, ref in operands if position not in made_here)
+        for producer in self.producers.values():
+            yield from producer.reads()
         if self.added is not None:
             yield from (ref.tensor for ref in self.added.operands)
         own = self.anchor.index if self.anchor is not None else -1

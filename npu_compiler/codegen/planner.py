@@ -8,6 +8,7 @@ from dataclasses import replace
 from npu_compiler.codegen.grouping import Group, group
 from npu_compiler.codegen.placement import Placement
 from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.codegen.producers import with_producers
 from npu_compiler.codegen.schedule import find_in_place, schedule, with_prologues
 from npu_compiler.codegen.sums import with_added_anchors
 from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
@@ -48,12 +49,14 @@ def plan_graph(
     groups = group(trace, stored, in_place.aliases, target.pairs_columns)
     groups = with_prologues(groups, stored, target.takes_prologue)
     groups = with_added_anchors(groups, stored, target.takes_added)
+    groups = with_producers(groups, stored, target.takes_producer)
     lowering = Lowering(trace.tensors)
-    emitted = [item for groups_ in schedule(groups, stored) for item in _lower(groups_, target, lowering, graph)]
+    for groups_ in schedule(groups, stored):
+        lowering.emitted += _lower(groups_, target, lowering, graph)
     names = dict(zip(stored, output_names, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)
-    placement.place(emitted, lowering)
-    steps, kernels = placement.steps(emitted)
+    placement.place(lowering.emitted, lowering)
+    steps, kernels = placement.steps(lowering.emitted)
     plan = ExecutionPlan(
         buffers=tuple(placement.buffers),
         kernels=kernels,

@@ -11,7 +11,7 @@ from npu_compiler.codegen.grouping import Group, realign_rows
 from npu_compiler.expr import Expr
 from npu_compiler.trace import Anchor, Scatter, Trace, TracedTensor
 
-__all__ = ["InPlace", "find_in_place", "readers_of", "schedule", "with_prologues"]
+__all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule", "with_prologues"]
 
 _MAX_SHARED_ELEMENTS = 1 << 20  # a larger kernel fills the device by itself
 _MAX_SHARED_GROUPS = 8
@@ -131,7 +131,7 @@ def with_prologues(
 
 def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> Counter[int]:
     """How many of the groups that the outputs need read each tensor."""
-    return Counter(index for part in _in_order(groups, outputs) for index in set(part.reads()))
+    return Counter(index for part in needed_groups(groups, outputs) for index in set(part.reads()))
 
 
 def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[tuple[Group, ...]]:
@@ -142,7 +142,7 @@ def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> lis
     """
     shared: list[list[Group]] = []
     made_at: dict[int, int] = {}
-    for group in _in_order(groups, outputs):
+    for group in needed_groups(groups, outputs):
         if not prod(group.shape):
             continue
         after = max((made_at[index] for index in _needs(group) if index in made_at), default=-1)
@@ -161,7 +161,7 @@ def _may_join(group: Group, members: Sequence[Group]) -> bool:
     )
 
 
-def _in_order(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:
+def needed_groups(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:
     """The groups that the outputs need, depth first."""
     ordered: list[Group] = []
     done: set[int] = set()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import chain
 
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
@@ -31,7 +32,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launch as a target emits it: tensors by index, not yet placed in memory. See `plan.KernelCall`."""
+    """A kernel launch as a target emits it: tensors by index, not yet placed in memory. See `plan.KernelCall`.
+
+    `hurries`: where a device starts launches early, the next one may begin while this one still waits for those ahead.
+    """
 
     label: str
     kernel: KernelSource
@@ -43,6 +47,7 @@ class Launch:
     nbytes: int = 0
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
+    hurries: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,13 @@ class Lowering:
         tensors: The trace's tensors, by index.
         scratch_sizes: Bytes of each scratch buffer asked for, by its index.
         common: The scratch buffers that several groups use, by what they hold.
+        emitted: What was emitted for the groups ahead.
     """
 
     tensors: Sequence[TracedTensor]
     scratch_sizes: dict[int, int] = field(default_factory=dict)
     common: dict[Hashable, int] = field(default_factory=dict)
+    emitted: list[Emitted] = field(default_factory=list)
 
     def scratch(self, nbytes: int) -> int:
         """A buffer that lives from the first to the last launch that binds it; its index serves as a tensor's."""
@@ -109,6 +116,27 @@ class Lowering:
         if is_new:
             self.common[content] = self.scratch(nbytes)
         return self.common[content], is_new
+
+    def is_settled(self, buffer: int) -> bool:
+        """Whether a scratch buffer is written when the next launch begins, however early: one since then waited."""
+        waited = False
+        for item in reversed(self.emitted):
+            if any(arg.tensor == buffer and arg.writes for launch in _launches(item) for arg in launch.args):
+                return waited
+            waited = waited or _waits(item)
+        return waited
+
+
+def _launches(item: Emitted) -> tuple[Launch | Library, ...]:
+    """All launches of all options."""
+    return tuple(chain.from_iterable(o.launches for o in item.options)) if isinstance(item, Choice) else (item,)
+
+
+def _waits(item: Emitted) -> bool:
+    """Whether it lets the next launch begin only when all launches ahead of itself have finished."""
+    if isinstance(item, Choice):
+        return all(any(_waits(launch) for launch in option.launches) for option in item.options)
+    return isinstance(item, Library) or not item.hurries
 
 
 class CodegenTarget(ABC):
@@ -132,6 +160,10 @@ class CodegenTarget(ABC):
 
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         """Whether it can compute an operand of a group's anchor, given by its position, inside the anchor's kernel."""
+        return False
+
+    def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
+        """Whether the launches of a group's anchor can make its operand at `position`, which `produced` makes."""
         return False
 
     def takes_added(self, group: Group, other: Group) -> bool:

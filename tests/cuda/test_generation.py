@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -93,3 +95,13 @@ def test_generation_takes_no_memory_along(generator: Generator) -> None:
     for _ in range(6):
         ids(generator, PROMPTS[0], 20)
     assert pool.total_bytes() == held
+
+
+def test_a_process_may_end_in_the_middle_of_a_text(qwen: Decoder, device: Device) -> None:
+    script = (
+        "from npu_runtime import Generator; "
+        f"text = Generator({str(qwen.folder)!r}, 'cuda').generate({PROMPTS[0]}, 300); "
+        "print(*(next(text).id for _ in range(3)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 3, done.stderr

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import npu_compiler
-from cuda_runtime.nvrtc import architectures, compile_kernel
+from cuda_runtime.nvrtc import compile_kernel
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import MissingDependencyError
 from tests.cuda.kernels import kernels_for
 from tests.support.decoders import make_decoder
 
@@ -30,11 +29,11 @@ def entries(program: CompiledProgram, function: str) -> list[str]:
     return [plan.kernels[step.kernel].entry for step in plan.calls if isinstance(step, KernelCall)]
 
 
-def test_a_layer_of_a_decode_step_is_six_launches(program: CompiledProgram) -> None:
+def test_a_layer_of_a_decode_step_is_five_launches(program: CompiledProgram) -> None:
     found = entries(program, "decode")
-    start = found.index("attention")
-    following = found.index("attention", start + 1)
-    assert found[start:following] == ["attention", "matvec", "matvec", "matvec", "matvec", "shared"]
+    start = found.index("attention_decode")
+    following = found.index("attention_decode", start + 1)
+    assert found[start:following] == ["attention_decode", "matvec", "matvec", "matvec", "matvec"]
 
 
 def test_a_mask_is_summed_up_once(program: CompiledProgram) -> None:
@@ -44,12 +43,6 @@ def test_a_mask_is_summed_up_once(program: CompiledProgram) -> None:
 
 @pytest.mark.parametrize("architecture", [70, 80, 90])
 def test_kernels_compile(program: CompiledProgram, architecture: int) -> None:
-    try:
-        known = architectures()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-    if architecture not in known:
-        pytest.skip(f"this NVRTC does not compile for {architecture}; that of CUDA 12.9 does")
     kernels = {
         kernel.digest: kernel for plan in program.functions.values() for kernel in kernels_for(plan, architecture)
     }

@@ -1,0 +1,274 @@
+"""Attention of few rows over many positions, as in a decode step: clusters of blocks share the positions.
+
+Queries, and keys and values that are written to a cache, may be computed by the kernel itself: it reads the cache while
+the kernel ahead of it still runs, and nothing but this kernel writes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.attention_mask import mask_macros, mask_values
+from cuda_compiler.attention_prefill import MaskBlocks
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.element import ElementFunction, element_function
+from cuda_compiler.packing import Positions, pack_size
+from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.dtypes import FLOAT32
+from npu_compiler.expr import Expr, Iota, Load, reindex, walk
+from npu_compiler.trace import Map, Scatter
+from npu_compiler.view import View
+
+__all__ = ["DECODE_REQUIRES", "lower_decode", "takes_producer"]
+
+DECODE_REQUIRES = "sm_90"
+
+_MAX_ROWS = 16
+_MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
+_MAX_TILES = 8192  # that a block lists
+_WARPS = 8
+_DEPTH = 2  # pieces that a warp has on their way, where one cluster works for a head
+_SHARED_BYTES = 200 * 1024  # of a multiprocessor, for pieces
+_PIECE = 16  # positions, as in attention_warp.cuh
+_ROW_GAP = 8  # elements between rows in shared memory
+_CLUSTER = 8
+_BLOCKS = 112  # that the device holds at once, one a multiprocessor, in whole clusters
+_ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
+_ENOUGH = 1  # pieces for each warp of another cluster
+_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh")
+
+
+@dataclass(frozen=True)
+class _Division:
+    """How the work is divided.
+
+    Attributes:
+        problem: What is to be computed.
+        block: Positions of a block of the mask.
+        cluster: Blocks of threads of a cluster.
+        clusters: Clusters that share the positions of a head of keys.
+        depth: Pieces that a warp has on their way.
+    """
+
+    problem: AttentionProblem
+    block: int
+    cluster: int
+    clusters: int
+    depth: int
+
+    @property
+    def rows(self) -> int:
+        return self.problem.shared * self.problem.rows
+
+    @property
+    def results(self) -> int:
+        """Results of a cluster that are kept, rounded up to whole slices, and what they are relative to."""
+        chunks = self.rows * _padded(self.problem.value_size) // 4
+        return -(-chunks // self.cluster) * self.cluster * 4 + self.cluster * self.rows * 2
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.depth * _piece_bytes(self.problem)
+
+
+def takes_producer(group: Group, position: int, produced: Group) -> bool:
+    """Whether the kernel computes an operand of a group itself: queries, or what is scattered into keys or values."""
+    anchor = anchor_source(group)
+    if anchor.kind != "attention" or position > 2 or not produced.is_elementwise:
+        return False
+    q, k = anchor.operands[:2]
+    if q.view.shape[1] // k.view.shape[1] * q.view.shape[2] > _MAX_ROWS:
+        return False
+    ref = anchor.operands[position]
+    if position == 0:
+        return isinstance(produced.output.source, Map) and _seen(produced, ref.steps) is not None
+    source = produced.output.source
+    whole = ref.view.same_elements(produced.output.view)
+    return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(produced)
+
+
+def _seen(produced: Group, steps: tuple[tuple[str, tuple[int, ...]], ...]) -> Expr | None:
+    """What a group computes, as an operand of attention sees it."""
+    return None if produced.shape != produced.output.shape else reindex(produced.expr, produced.shape, steps)
+
+
+def _names_rows(produced: Group) -> bool:
+    """Whether a scatter's index is the same for all heads and all elements of a row."""
+    assert produced.index is not None
+    for node in walk(produced.index):
+        view = node.view if isinstance(node, Iota) else node.ref.view if isinstance(node, Load) else None
+        if view is not None:
+            strides = view.expand(produced.shape).strides
+            if any(strides[dim] and produced.shape[dim] > 1 for dim in (1, 3)):
+                return False
+    return True
+
+
+def lower_decode(
+    problem: AttentionProblem, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
+) -> Launch | None:
+    """One launch; None where the kernel does not suit.
+
+    Args:
+        problem: What is to be computed.
+        group: The same, with its epilogue and what makes its operands: both keys and values, or neither.
+        lowering: Where the trace's tensors are.
+        positions: The operands of the epilogue.
+        blocks: What each block of the mask does.
+    """
+    division = _divide(problem, blocks.positions)
+    fresh = _fresh_rows(group)
+    if division is None or fresh is None:
+        return None
+    functions = _functions(problem, group, lowering)
+    early = blocks.ready and all(
+        _is_kept(number, operand, group, lowering) for number, operand in ((1, problem.k), (2, problem.v))
+    )
+    tiles = problem.batch * problem.groups
+    parts = problem.k.argument
+    if division.clusters > 1:
+        parts = TensorArg(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
+    mask = problem.k if problem.mask is None else problem.mask
+    caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
+    inputs = [argument for function in functions for argument in function.inputs]
+    fields = {name: value for function in functions for name, value in function.fields.items()}
+    return anchor_launch(
+        "attention_decode",
+        replace(group, producers={}),  # so that the bytes of keys and values count
+        lowering,
+        positions,
+        size=min(2, pack_size(group, positions.operands, group.shape[-1])),
+        inputs=(*inputs, *caches, mask.argument, blocks.states, parts),
+        values={**_values(problem), **fields},
+        macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
+        flops=problem.flops,
+        blocks=division.clusters * division.cluster,
+        threads=32 * _WARPS,
+        layers=tiles,
+        shared_bytes=division.shared_bytes,
+        cluster=division.cluster,
+        hurries=early,
+        generated=_text(functions),
+        parts=_FILES,
+    )
+
+
+def _fresh_rows(group: Group) -> int | None:
+    """Rows that are written to keys and to values; None where there are too many, or not the same for both."""
+    if 1 not in group.producers:
+        return 0
+    keys, values = (group.producers[number].shape[2] for number in (1, 2))
+    return keys if keys == values and keys <= _MAX_ROWS else None
+
+
+def _divide(problem: AttentionProblem, block: int) -> _Division | None:
+    rows = problem.shared * problem.rows
+    tiles = -(-problem.length // block)
+    sets = -(-rows // 8)
+    fits = rows <= _MAX_ROWS and sets * _padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
+    if not fits or problem.causal or not _has_chunks(problem.k) or not _has_chunks(problem.v):
+        return None
+    heads, pieces = problem.batch * problem.groups, tiles * block // _PIECE
+    cluster = _CLUSTER
+    while cluster > 1 and (heads * cluster > 2 * _BLOCKS or cluster // 2 * _WARPS >= pieces):
+        cluster //= 2
+    resident = _SHARED_BYTES // _piece_bytes(problem)
+    most = max(1, _BLOCKS * min(resident, 2) // (heads * cluster))
+    clusters = 1 if pieces <= _ALONE * cluster * _WARPS else min(most, -(-pieces // (_ENOUGH * cluster * _WARPS)))
+    depth = min(_DEPTH if clusters == 1 else 1, _SHARED_BYTES // _piece_bytes(problem))
+    return _Division(problem, block, cluster, clusters, depth)
+
+
+def _piece_bytes(problem: AttentionProblem) -> int:
+    """Shared memory for one piece of each warp of a block."""
+    widths = _padded(problem.size) + _padded(problem.value_size)
+    return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
+
+
+def _has_chunks(operand: AttentionOperand) -> bool:
+    """Whether rows can be copied 16 bytes at a time."""
+    *outer, step = operand.view.strides
+    return step == 1 and all(number % 8 == 0 for number in (operand.view.offset, operand.view.shape[-1], *outer))
+
+
+def _is_kept(position: int, operand: AttentionOperand, group: Group, lowering: Lowering) -> bool:
+    """Whether no kernel of the plan but this one writes an operand."""
+    source = operand.tensor.source
+    if position in group.producers and isinstance(source, Scatter):
+        return lowering.tensors[source.into.tensor].source is None
+    return source is None
+
+
+def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> list[ElementFunction]:
+    """Device functions that compute elements of the operands."""
+    source = anchor_source(group).operands[0]
+    query = _seen(group.producers[0], source.steps) if 0 in group.producers else Load(source, problem.q.tensor.dtype)
+    assert query is not None
+    wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, source.view)}
+    for position, name in ((1, "key"), (2, "value")):
+        if position in group.producers:
+            produced = group.producers[position]
+            assert produced.index is not None
+            wanted[f"{name}_value"] = (produced.expr, produced.view)
+            wanted[f"{name}_place"] = (produced.index, produced.view)
+    return [
+        element_function(name, expr, view.shape, lowering.tensors, f"f{number}")
+        for number, (name, (expr, view)) in enumerate(wanted.items())
+    ]
+
+
+def _text(functions: Sequence[ElementFunction]) -> str:
+    """The functions, each with the parameters of all, so that they are passed on together."""
+    parameters = "".join(function.parameters for function in functions)
+    return "\n".join(function.text(parameters) for function in functions)
+
+
+def _operand_macros(functions: Sequence[ElementFunction], fresh: int) -> dict[str, object]:
+    return {
+        "FRESH": fresh,
+        "KEPT_T": "tile_t" if fresh else "const tile_t",
+        "OPERAND_PARAMETERS": "".join(function.parameters for function in functions),
+        "OPERAND_ARGUMENTS": "".join(function.arguments for function in functions),
+    }
+
+
+def _padded(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _macros(division: _Division) -> dict[str, object]:
+    problem = division.problem
+    warps = division.cluster * _WARPS
+    return {
+        "tile_t": CUDA.storage[problem.k.tensor.dtype.name],
+        "HEAD_SIZE": problem.size,
+        "VALUE_SIZE": problem.value_size,
+        "GROUPS": problem.groups,
+        "SHARED": problem.shared,
+        "OWN_ROWS": problem.rows,
+        "LENGTH": problem.length,
+        "K_ROW": problem.k.view.strides[2],
+        "V_ROW": problem.v.view.strides[2],
+        "BLOCK": division.block,
+        "TILES": -(-problem.length // division.block),
+        "WARPS": _WARPS,
+        "DEPTH": division.depth,
+        "CLUSTER": division.cluster,
+        "CLUSTERS": division.clusters,
+        "RESULT_TILES": problem.batch * problem.groups,
+        "ALONE": _ALONE * warps,
+        "ENOUGH": _ENOUGH * warps,
+        "SCALE": CUDA.literal(problem.scale, FLOAT32),
+        "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
+        **mask_macros(problem),
+    }
+
+
+def _values(problem: AttentionProblem) -> dict[str, int]:
+    rows = {"rows": problem.rows}
+    return {**rows, **problem.k.strides("k"), **problem.v.strides("v"), **mask_values(problem, problem.rows)}

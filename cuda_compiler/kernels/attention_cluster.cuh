@@ -1,0 +1,238 @@
+// How parts of a result are put together: those of a block's warps in its own shared memory, those of a cluster's blocks by
+// writing each slice of the result into the shared memory of the block that finishes it, those of several clusters through
+// memory, where the last block to arrive at a slice finishes it.
+constexpr int RESULTS = ROWS * V_WIDTH, SLICE = (RESULTS / 4 + CLUSTER - 1) / CLUSTER * 4; // results, and a block's share
+
+// What a block has when all of its warps are done, and what it gets from all blocks of its cluster.
+struct Parts {
+    float4 slice[CLUSTER][SLICE / 4];
+    float2 block[CLUSTER][ROWS];
+    float top[WARPS][SETS * 8], sum[WARPS][SETS * 8];
+};
+
+#if CLUSTERS > 1
+// Arrivals at each slice of each result; the last one leaves zero behind.
+__device__ uint arrivals[RESULT_TILES * CLUSTER];
+#endif
+
+// Says that this block has begun, and so that its shared memory may be written; `wait_for_cluster` returns when all have.
+__device__ __forceinline__ void announce_to_cluster()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
+}
+// Says that all that this block writes in the cluster is written; `wait_for_cluster` returns when all have said so.
+__device__ __forceinline__ void arrive_at_cluster()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_cluster()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Writes to where `target` lies in the shared memory of another block of the cluster.
+__device__ __forceinline__ uint address_in_cluster(const void* target, int rank)
+{
+    uint remote = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(target)), "r"(rank));
+#endif
+    return remote;
+}
+__device__ __forceinline__ void store_in_cluster(const void* target, int rank, float2 value)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_in_cluster(target, rank)), "f"(value.x),
+                 "f"(value.y)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void store_in_cluster(const void* target, int rank, float4 value)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address_in_cluster(target, rank)), "f"(value.x),
+                 "f"(value.y), "f"(value.z), "f"(value.w)
+                 : "memory");
+#endif
+}
+
+__device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
+{
+    return reinterpret_cast<float*>(ring + warp * DEPTH * SLOT_BYTES);
+}
+
+// Leaves what a warp has where its pieces were.
+__device__ __forceinline__ void leave_rows(Rows& rows, unsigned char* ring, Parts& parts)
+{
+    int warp = int(threadIdx.x) / 32;
+    float* target = warp_results(ring, warp);
+    __syncwarp();
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            float sum = rows.sum[set][u];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+            if (threadIdx.x % 32 < 4) {
+                parts.top[warp][lane_row(set, u)] = rows.top[set][u];
+                parts.sum[warp][lane_row(set, u)] = sum;
+            }
+        }
+        #pragma unroll
+        for (int e = 0; e < V_WIDTH / 16; ++e) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                target[lane_row(set, u) * RESULT_PITCH + e * 16 + lane_place(u)] = rows.result[set][e][u];
+            }
+        }
+    }
+}
+
+// The weight of each of `busy` warps in a row, beside the largest score of all, which is returned.
+__device__ __forceinline__ float weigh_warps(float (&weight)[WARPS], const Parts& parts, int row, int busy)
+{
+    float top = CLOSED;
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        weight[warp] = warp < busy ? parts.top[warp][row] : CLOSED;
+        top = fmaxf(top, weight[warp]);
+    }
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        weight[warp] = exp2f(weight[warp] - top);
+    }
+    return top;
+}
+
+// Adds up what `busy` warps of the block have, and hands each slice to the block that finishes it.
+__device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
+{
+    float weight[WARPS];
+    for (int index = int(threadIdx.x); index < ROWS * CLUSTER; index += THREADS) {
+        int row = index % ROWS, owner = index / ROWS;
+        float top = weigh_warps(weight, parts, row, busy), sum = 0.0f;
+        #pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) {
+            sum += warp < busy ? weight[warp] * parts.sum[warp][row] : 0.0f;
+        }
+        store_in_cluster(&parts.block[rank][row], owner, make_float2(top, sum));
+    }
+    for (int index = int(threadIdx.x) * 4; index < RESULTS; index += THREADS * 4) {
+        int row = index / V_WIDTH, column = index % V_WIDTH;
+        float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        weigh_warps(weight, parts, row, busy);
+        #pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) {
+            if (warp < busy) {
+                const float* source = warp_results(ring, warp) + row * RESULT_PITCH + column;
+                float4 part = *reinterpret_cast<const float4*>(source);
+                total.x += weight[warp] * part.x;
+                total.y += weight[warp] * part.y;
+                total.z += weight[warp] * part.z;
+                total.w += weight[warp] * part.w;
+            }
+        }
+        store_in_cluster(&parts.slice[rank][index % SLICE / 4], index / SLICE, total);
+    }
+}
+
+// Two neighbouring results, with the largest score they are relative to and the sum of the weights.
+struct Pair {
+    float left, right, top, sum;
+
+    // Adds up `count` parts, at most MOST.
+    template <int MOST, typename Sums, typename Results>
+    __device__ __forceinline__ void add_up(int count, Sums sums, Results results)
+    {
+        float2 part[MOST], both[MOST];
+        top = CLOSED;
+        left = right = sum = 0.0f;
+        #pragma unroll
+        for (int other = 0; other < MOST; ++other) {
+            part[other] = other < count ? sums(other) : make_float2(CLOSED, 0.0f);
+            both[other] = other < count ? results(other) : make_float2(0.0f, 0.0f);
+            top = fmaxf(top, part[other].x);
+        }
+        #pragma unroll
+        for (int other = 0; other < MOST; ++other) {
+            float weight = exp2f(part[other].x - top);
+            sum += weight * part[other].y;
+            left += weight * both[other].x;
+            right += weight * both[other].y;
+        }
+    }
+
+    __device__ __forceinline__ void store(
+        int index, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p) const
+    {
+        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        store_pair(index / V_WIDTH, index % V_WIDTH, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
+    }
+};
+
+// Where in memory a cluster has its part of a tile's results and, for each of its blocks, what they are relative to.
+__device__ __forceinline__ float2* kept_results(float* partial, int cluster)
+{
+    return reinterpret_cast<float2*>(partial) + ((long long)blockIdx.z * CLUSTERS + cluster) * (CLUSTER * SLICE / 2);
+}
+__device__ __forceinline__ float2* kept_sums(float* partial, int cluster, int rank)
+{
+    float2* sums = reinterpret_cast<float2*>(partial) + (long long)RESULT_TILES * CLUSTERS * (CLUSTER * SLICE / 2);
+    return sums + (((long long)blockIdx.z * CLUSTERS + cluster) * CLUSTER + rank) * ROWS;
+}
+
+// Puts together what the blocks of a cluster have of this block's slice; then what several clusters have of it.
+__device__ __forceinline__ void finish_slice(
+    Parts& parts, int rank, int clusters, int batch, int group, float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    int first = rank * SLICE, count = min(SLICE, RESULTS - first);
+    for (int place = int(threadIdx.x) * 2; place < count; place += THREADS * 2) {
+        int index = first + place, row = index / V_WIDTH;
+        Pair pair;
+        pair.add_up<CLUSTER>(
+            CLUSTER, [&](int other) { return parts.block[other][row]; },
+            [&](int other) { return reinterpret_cast<const float2*>(parts.slice[other])[place / 2]; });
+        if (clusters == 1) {
+            pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
+            continue;
+        }
+        int cluster = int(blockIdx.x) / CLUSTER;
+        __stcg(kept_results(partial, cluster) + index / 2, make_float2(pair.left, pair.right));
+        if (place == 0 || index % V_WIDTH == 0) {
+            __stcg(kept_sums(partial, cluster, rank) + row, make_float2(pair.top, pair.sum));
+        }
+    }
+#if CLUSTERS > 1
+    if (clusters == 1) {
+        return;
+    }
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicInc(&arrivals[int(blockIdx.z) * CLUSTER + rank], clusters - 1) == uint(clusters - 1);
+    }
+    __syncthreads();
+    if (!is_last) {
+        return;
+    }
+    __threadfence();
+    for (int place = int(threadIdx.x) * 2; place < count; place += THREADS * 2) {
+        int index = first + place, row = index / V_WIDTH;
+        Pair pair;
+        pair.add_up<CLUSTERS>(
+            clusters, [&](int other) { return __ldcg(kept_sums(partial, other, rank) + row); },
+            [&](int other) { return __ldcg(kept_results(partial, other) + index / 2); });
+        pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
+    }
+#endif
+}

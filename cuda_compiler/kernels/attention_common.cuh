@@ -1,0 +1,38 @@
+// What all attention kernels share: tiles in shared memory, closed scores, the store of a result.
+constexpr float CLOSED = -1e30f;
+
+// Where an element lies in a tile of WIDTH columns, in bytes: rows are permuted or apart so that eight of them lie in
+// different banks at any column.
+template <int WIDTH>
+__device__ __forceinline__ uint place(uint row, uint column)
+{
+    constexpr uint CHUNKS = WIDTH / 8;
+    return CHUNKS % 8 == 0 ? (row * CHUNKS + (column / 8 ^ (row & 7))) * 16 + column % 8 * 2
+                           : (row * (CHUNKS + 1) + column / 8) * 16 + column % 8 * 2;
+}
+
+constexpr int tile_bytes(int rows, int width) { return rows * (width / 8 % 8 == 0 ? width : width + 8) * 2; }
+
+__device__ __forceinline__ uint pack_pair(float low, float high)
+{
+    return uint(tile_t(low).bits) | uint(tile_t(high).bits) << 16;
+}
+
+// Stores two neighbouring results of a row.
+__device__ __forceinline__ void store_pair(
+    int row, int column, float left, float right, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+{
+    if (row >= p.rows * SHARED || column >= VALUE_SIZE) {
+        return;
+    }
+    int head = (batch * GROUPS + group) * SHARED + row / p.rows;
+    float values[2] = {left, right};
+#if STORE_SIZE == 2
+    finish(values, head, row % p.rows, column, out, EPILOGUE_ARGUMENTS p);
+#else
+    for (int u = 0; u < 2 && column + u < VALUE_SIZE; ++u) {
+        float value[1] = {values[u]};
+        finish(value, head, row % p.rows, column + u, out, EPILOGUE_ARGUMENTS p);
+    }
+#endif
+}

@@ -1,0 +1,148 @@
+// What one warp does with a piece of 16 positions for all rows: scores are keys by queries, 16 x 8 for each set of eight rows,
+// and results are values transposed by weights transposed, so that few rows leave no part of a tensor core idle.
+constexpr int THREADS = WARPS * 32, PIECE = 16;
+constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
+constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
+constexpr int K_PITCH = QK_WIDTH * 2 + 16, V_PITCH = V_WIDTH * 2 + 16; // bytes from row to row, so that banks differ
+constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * V_PITCH;
+constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
+static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
+
+// Of each set a lane has the rows 2 * (l % 4) and the next: scores at the positions l / 4 and l / 4 + 8, the two rows side
+// by side; results at the columns l / 4 and l / 4 + 8 of each 16. The sums are over the lane's own positions.
+struct Rows {
+    float result[SETS][V_WIDTH / 16][4], top[SETS][2], sum[SETS][2];
+};
+typedef float Scores[SETS][4];
+typedef uint Queries[SETS][QK_WIDTH / 16][2];
+
+__device__ __forceinline__ int lane_row(int set, int u) { return set * 8 + int(threadIdx.x) % 4 * 2 + u % 2; }
+__device__ __forceinline__ int lane_place(int u) { return int(threadIdx.x) % 32 / 4 + u / 2 * 8; }
+
+// Starts copying 16 rows of SIZE elements, and zeros behind them; rows from `count` on are zeros.
+template <int SIZE, int WIDTH, int PITCH, int STEP>
+__device__ __forceinline__ void copy_rows(unsigned char* tile, const tile_t* source, int count)
+{
+    constexpr int CHUNKS = WIDTH / 8;
+    #pragma unroll
+    for (int first = 0; first < PIECE * CHUNKS; first += 32) {
+        int index = first + int(threadIdx.x) % 32, row = index / CHUNKS, column = index % CHUNKS * 8;
+        bool valid = row < count && column < SIZE;
+        copy_chunk(tile + row * PITCH + column * 2, valid ? source + (long long)row * STEP + column : source, valid);
+    }
+}
+
+// What the mask adds to the scores of a piece; nothing, where the mask leaves it alone.
+__device__ __forceinline__ void load_mask(Scores& added, const mask_t* mask, int position, bool is_masked, const Params& p)
+{
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            added[set][u] = 0.0f;
+#if MASK
+            int row = min(lane_row(set, u), ROWS - 1), at = min(position + lane_place(u), LENGTH - 1);
+            const mask_t* source = mask + (long long)(row / OWN_ROWS) * p.mask_head +
+                                   (long long)(row % OWN_ROWS) * p.mask_row + (long long)at * p.mask_step;
+            if (is_masked) {
+                added[set][u] = mask_value(*source);
+            }
+#endif
+        }
+    }
+}
+
+__device__ __forceinline__ void multiply_keys(Scores& score, const Queries& query, const unsigned char* keys)
+{
+    int lane = int(threadIdx.x) % 32;
+    uint first = shared_address(keys) + lane % 16 * K_PITCH + lane / 16 * 16;
+    Scores odd = {};
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        score[set][0] = score[set][1] = score[set][2] = score[set][3] = 0.0f;
+    }
+    #pragma unroll
+    for (int d = 0; d < QK_WIDTH / 16; ++d) {
+        uint part[4];
+        load_matrices(part, first + d * 32);
+        #pragma unroll
+        for (int set = 0; set < SETS; ++set) {
+            TensorCores<tile_t>::multiply(d % 2 ? odd[set] : score[set], part, query[set][d][0], query[set][d][1]);
+        }
+    }
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            score[set][u] += odd[set][u];
+        }
+    }
+}
+
+__device__ __forceinline__ float place_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 4));
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 8));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 16));
+}
+
+// Scores become weights, in powers of two, beside the largest score so far.
+__device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& added, int position)
+{
+    constexpr float LOG2_E = 1.44269504088896341f;
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            bool closed = position + lane_place(u) >= LENGTH || added[set][u] <= MASK_CLOSED;
+            score[set][u] = closed ? CLOSED : score[set][u] * (SCALE * LOG2_E) + added[set][u] * LOG2_E;
+        }
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            float top = fmaxf(rows.top[set][u], place_max(fmaxf(score[set][u], score[set][u + 2])));
+            float shrink = exp2f(rows.top[set][u] - top); // one where both are CLOSED, and all is zero
+            #pragma unroll
+            for (int at = u; at < 4; at += 2) {
+                score[set][at] = score[set][at] == CLOSED ? 0.0f : exp2f(score[set][at] - top);
+            }
+            rows.top[set][u] = top;
+            rows.sum[set][u] = rows.sum[set][u] * shrink + score[set][u] + score[set][u + 2];
+            #pragma unroll
+            for (int e = 0; e < V_WIDTH / 16; ++e) {
+                rows.result[set][e][u] *= shrink;
+                rows.result[set][e][u + 2] *= shrink;
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ uint transposed(uint matrix)
+{
+    uint result = 0;
+#if __CUDA_ARCH__ >= 750
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
+#endif
+    return result;
+}
+
+// result += values * weight
+__device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, const unsigned char* values)
+{
+    int lane = int(threadIdx.x) % 32;
+    uint first = shared_address(values) + (lane / 16 * 8 + lane % 8) * V_PITCH + lane / 8 % 2 * 16;
+    uint part[SETS][2];
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        part[set][0] = transposed(pack_pair(weight[set][0], weight[set][1]));
+        part[set][1] = transposed(pack_pair(weight[set][2], weight[set][3]));
+    }
+    #pragma unroll
+    for (int e = 0; e < V_WIDTH / 16; ++e) {
+        uint value[4];
+        load_matrices_transposed(value, first + e * 32);
+        #pragma unroll
+        for (int set = 0; set < SETS; ++set) {
+            TensorCores<tile_t>::multiply(rows.result[set][e], value, part[set][0], part[set][1]);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+"""Attention of a decode step, which rotates queries and writes its cache itself, against PyTorch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+import npu_compiler
+from cuda_runtime.nvrtc import architectures, compile_kernel
+from npu_compiler.codegen.plan import CallChoice
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.errors import MissingDependencyError
+from npu_runtime import Device, Executor, NPUBuffer
+from tests.support.running import host_array
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one step: queries and new keys of `rows` tokens, a cache of `length` positions."""
+
+    length: int
+    size: int = 128
+    groups: int = 2
+    shared: int = 6
+    rows: int = 1
+    batch: int = 1
+    mask: str = "boolean"
+
+    @property
+    def width(self) -> int:
+        return (self.shared + 2) * self.groups * self.size
+
+
+class Step(torch.nn.Module):
+    """Rotary embedding, the cache write and attention, behind a projection of all three at once."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sizes = self.sizes
+        heads = x.reshape(sizes.batch, sizes.rows, -1, sizes.size).transpose(1, 2)
+        queries, new, beside = heads.split([sizes.shared * sizes.groups, sizes.groups, sizes.groups], dim=1)
+        keys = keys.index_copy(2, positions, rotated(new, cos, sin))
+        values = values.index_copy(2, positions, beside)
+        queries = rotated(queries, cos, sin)
+        result = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+        return self.finish(result.transpose(1, 2).reshape(sizes.batch, sizes.rows, -1), keys), keys, values
+
+    def finish(self, result: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return result
+
+
+class ReadTwice(Step):
+    """A step whose updated keys are read by something else, too."""
+
+    def finish(self, result: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return result + keys.amax(dim=(1, 2, 3)).reshape(-1, 1, 1)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+def tensors(sizes: Sizes, dtype: torch.dtype, position: int = 0) -> dict[str, torch.Tensor]:
+    """Inputs of a step whose first token goes to a position."""
+    generator = torch.Generator().manual_seed(position)
+    cache = (sizes.batch, sizes.groups, sizes.length, sizes.size)
+    shapes = {
+        "x": (sizes.batch, sizes.rows, sizes.width),
+        "cos": (sizes.rows, sizes.size),
+        "sin": (sizes.rows, sizes.size),
+        "keys": cache,
+        "values": cache,
+    }
+    given = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+    given["positions"] = position + torch.arange(sizes.rows)
+    open_up_to = torch.arange(sizes.length) <= given["positions"][:, None]
+    if sizes.mask == "boolean":
+        given["mask"] = open_up_to[None, None]
+    elif sizes.mask == "numbers":
+        closed = torch.where(open_up_to, 0.0, float("-inf"))
+        given["mask"] = (closed + torch.randn((1, sizes.shared * sizes.groups, 1, 1), generator=generator)).to(dtype)
+    elif sizes.mask == "window":
+        given["mask"] = (open_up_to & (torch.arange(sizes.length) > given["positions"][:, None] - 70))[None, None]
+    elif sizes.mask == "closed":
+        given["mask"] = torch.zeros((1, 1, sizes.rows, sizes.length), dtype=torch.bool)
+    return given
+
+
+def compiled(sizes: Sizes, dtype: torch.dtype, step: type[Step] = Step) -> CompiledProgram:
+    extraction = npu_compiler.extract(step(sizes).eval(), tensors(sizes, dtype))
+    return npu_compiler.compile(extraction.ir, "cuda", str(dtype).removeprefix("torch."))
+
+
+def run(executor: Executor, given: Mapping[str, torch.Tensor], device: Device) -> list[NDArray[np.float64]]:
+    """All outputs: the result and both caches."""
+    inputs = {
+        spec.name: NPUBuffer.from_numpy(host_array(given[spec.name], spec.host_dtype.numpy), device, spec=spec)
+        for spec in executor.plan.inputs
+    }
+    outputs = executor.run(inputs)
+    return [outputs[spec.name].to_numpy(spec=spec).astype(np.float64) for spec in executor.plan.outputs]
+
+
+def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device, step: type[Step] = Step) -> None:
+    executor = Executor(compiled(sizes, dtype, step), device)
+    unit = torch.finfo(dtype).eps / 2
+    for position in positions:
+        given = tensors(sizes, dtype, position)
+        exact = {name: t.double() if t.is_floating_point() else t for name, t in given.items()}
+        results = run(executor, given, device)
+        result, keys, values = step(sizes)(**exact)
+        closed = result.isnan() if sizes.mask == "closed" else torch.zeros_like(result, dtype=torch.bool)
+        np.testing.assert_allclose(results[1], keys.numpy(), rtol=unit * 1.01, atol=1e-5)
+        np.testing.assert_allclose(results[2], values.numpy(), rtol=unit * 1.01, atol=1e-5)
+        # rounded queries and keys change a score by up to some units of its own size, and so a weight
+        np.testing.assert_allclose(
+            results[0], result.masked_fill(closed, 0.0).numpy(), rtol=unit * 1.01, atol=40 * unit
+        )
+        again = run(executor, given, device)
+        assert all(np.array_equal(a, b) for a, b in zip(results, again, strict=True))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("sizes", "positions"),
+    [
+        (Sizes(2048), [0, 1, 15, 16, 63, 64, 127, 128, 1000, 2000, 2047]),
+        (Sizes(2040), [0, 2039]),
+        (Sizes(9000), [0, 128, 4095, 4096, 8191, 8999]),
+        (Sizes(300, size=64, groups=3, shared=1), [0, 77, 299]),
+        (Sizes(300, size=96, groups=1, shared=8), [0, 77, 299]),
+        (Sizes(300, size=80, groups=4, shared=7), [0, 299]),
+        (Sizes(128, size=128, groups=2, shared=2, batch=2), [0, 100, 127]),
+        (Sizes(700, size=64, groups=2, shared=4, rows=3, batch=2), [0, 13, 62, 697]),
+        (Sizes(700, size=128, groups=1, shared=8, rows=2), [0, 15, 698]),
+        (Sizes(40, size=256, groups=1, shared=4), [0, 39]),
+        (Sizes(1000, mask="numbers"), [0, 500, 999]),
+        (Sizes(1000, mask="window"), [0, 69, 500, 999]),
+        (Sizes(1000, mask="closed"), [0, 999]),
+        (Sizes(333, mask="none"), [0, 332]),
+        (Sizes(5000, groups=1, shared=5, mask="none"), [4999]),
+    ],
+    ids=str,
+)
+def test_equals_torch(sizes: Sizes, positions: list[int], dtype: torch.dtype, device: Device) -> None:
+    check(sizes, dtype, positions, device)
+
+
+@BOTH
+def test_keys_that_are_read_twice_are_written_before(dtype: torch.dtype, device: Device) -> None:
+    check(Sizes(500), dtype, [0, 300, 499], device, ReadTwice)
+
+
+def test_keys_that_are_read_twice_are_not_made_by_attention() -> None:
+    steps = compiled(Sizes(500), torch.bfloat16, ReadTwice).main.steps
+    (choice,) = (step for step in steps if isinstance(step, CallChoice))
+    written = {argument.buffer for call in choice.preferred.calls for argument in call.args if argument.writes}
+    assert len(written) == 1
+
+
+def test_a_step_is_one_launch_behind_the_states_of_its_mask() -> None:
+    steps = compiled(Sizes(2048), torch.bfloat16).main.steps
+    assert len(steps) == 2
+    choice = steps[1]
+    assert isinstance(choice, CallChoice)
+    assert [len(option.calls) for option in choice.options] == [1, 2]
+
+
+@pytest.mark.parametrize("sizes", [Sizes(300, rows=3), Sizes(300, size=60)], ids=["many rows", "odd size"])
+def test_what_does_not_suit_runs_everywhere(sizes: Sizes) -> None:
+    assert not any(isinstance(step, CallChoice) for step in compiled(sizes, torch.float16).main.steps)
+
+
+@pytest.mark.parametrize("mask", ["boolean", "numbers", "none"])
+@pytest.mark.parametrize("sizes", [Sizes(9000), Sizes(700, 64, 2, 4, 3, 2), Sizes(300, 80, 4, 7)], ids=str)
+def test_kernels_compile(sizes: Sizes, mask: str) -> None:
+    try:
+        known = architectures()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    program = compiled(Sizes(**{**sizes.__dict__, "mask": mask}), torch.float16)
+    for kernel in program.main.kernels:
+        for architecture in (90,) if kernel.entry == "attention_decode" else {70, 80, 90} & set(known):
+            assert compile_kernel(kernel.text, kernel.entry, architecture)
