@@ -14,8 +14,10 @@ from cuda_compiler.products import Product, offset_function, product_of
 from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles import Tiling
 from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Emitted, Launch, Library, Lowering, Option, choice_of
+from npu_compiler.expr import Call, Load
 
 __all__ = ["lower_matmul"]
 
@@ -67,17 +69,49 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
         "b_column": found.b.along,
         "out_row": found.n,
     }
+    added = _added(found, group)
+    result = product if added is None else group.output
+    arguments, extra = ((), {}) if added is None else added
     call = Library(
         label=" + ".join(group.nodes),
         routine="matmul",
-        args=(found.a.argument, found.b.argument, TensorArg(product.index, writes=True)),
-        attrs=attrs,
+        args=(found.a.argument, found.b.argument, *arguments, TensorArg(result.index, writes=True)),
+        attrs={**attrs, **extra},
         flops=found.flops,
-        nbytes=(found.m * found.k + found.k * found.n + found.m * found.n) * product.dtype.size,
+        nbytes=traffic_of(group, lowering.tensors) if group.output.index == result.index else _own_traffic(found),
     )
-    if group.output.index == product.index:
+    if group.output.index == result.index:
         return [call]
     return [call, *lower_elementwise(replace(group, anchor=None, pairs=1), lowering)]
+
+
+def _own_traffic(found: Product) -> int:
+    return (found.m * found.k + found.k * found.n + found.m * found.n) * found.a.tensor.dtype.size
+
+
+def _added(found: Product, group: Group) -> tuple[tuple[TensorArg], dict[str, int]] | None:
+    """What the group adds to its product, as argument and attributes of the library's call, if that is all it does.
+
+    That is a matrix that lies in rows, as the result does, or a bias: one row that is added to all.
+    """
+    expr, product = group.expr, group.anchor
+    assert product is not None
+    dtypes = {product.dtype, group.output.dtype, found.a.tensor.dtype}
+    if not isinstance(expr, Call) or expr.fn != "add" or group.pairs != 1 or len(dtypes) != 1:
+        return None
+    loads = [term for term in expr.args if isinstance(term, Load) and term.index is None and {term.dtype} == dtypes]
+    others = [load.ref for load in loads if load.ref.tensor != product.index]
+    in_rows = group.index is None and group.view.strides[-2:] == (found.n, 1) and group.view.offset == 0
+    if len(loads) != 2 or len(others) != 1 or not in_rows:
+        return None
+    ref = others[0].apply(("expand", group.shape))
+    if ref is None or ref.view.strides[-1] != 1 or prod(group.shape[:-2]) != 1 or ref.view.offset % _CHUNK:
+        return None
+    row = ref.view.strides[-2]
+    argument = TensorArg(ref.tensor, ref.view.offset * product.dtype.size)
+    if row == 0:
+        return (argument,), {"bias": 1}
+    return ((argument,), {"addend_row": row}) if row >= found.n and row % _CHUNK == 0 else None
 
 
 def _offsets(found: Product) -> str:

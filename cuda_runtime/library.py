@@ -1,4 +1,4 @@
-"""Calls of the vendor's library that a plan may hold: large matrix products by cuBLAS.
+"""Calls of the vendor's library that a plan may hold: large matrix products by cuBLASLt.
 
 CuPy refuses to call cuBLAS while a graph is being captured, so that the few functions are bound here by ctypes.
 """
@@ -17,11 +17,85 @@ from npu_compiler.errors import DeviceError, MissingDependencyError
 __all__ = ["Library", "check_call"]
 
 _KINDS = {"float16": 2, "bfloat16": 14}  # CUDA_R_16F, CUDA_R_16BF
-_AS_IT_IS, _TRANSPOSED = 0, 1  # CUBLAS_OP_N, CUBLAS_OP_T
-_COMPUTE_FLOAT32 = 68  # CUBLAS_COMPUTE_32F
-_DEFAULT_ALGORITHM = -1
+_FLOAT32, _COMPUTE_FLOAT32 = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
+_TRANSPOSE_A, _TRANSPOSED = 3, 1  # CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T
+_EPILOGUE, _BIAS, _BIAS_POINTER = (
+    7,
+    4,
+    8,
+)  # CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, ..._DESC_BIAS_POINTER
+_MAX_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 _SIZES = ("m", "n", "k", "a_row", "b_column", "out_row")
 _WORKSPACE_BYTES = 32 << 20  # what cuBLAS recommends for 9.0; a stream runs in order, so that graphs share it
+
+
+class _Algorithm(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t: an opaque algorithm first."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("status", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+class _Product:
+    """One product as the library knows it: its operands' layouts, and the algorithm that it takes.
+
+    The library counts in columns: what it computes is the transpose, ``out.T = b.T @ a.T + addend.T``.
+    """
+
+    def __init__(self, handle: ctypes.c_void_p, step: LibraryCall, bias: int) -> None:
+        m, n, k, a_row, b_column, out_row = (int(str(step.attrs[name])) for name in _SIZES)
+        self._kind = _KINDS[str(step.attrs["dtype"])]
+        self._what = f"step '{step.label}'"
+        self.operation = ctypes.c_void_p()
+        self._ask("cublasLtMatmulDescCreate", ctypes.byref(self.operation), _COMPUTE_FLOAT32, _FLOAT32)
+        self._set(_TRANSPOSE_A, ctypes.c_int32(_TRANSPOSED))
+        if bias:
+            self._set(_EPILOGUE, ctypes.c_uint32(_BIAS))
+            self._set(_BIAS_POINTER, ctypes.c_void_p(bias))
+        addend_row = int(str(step.attrs.get("addend_row", out_row)))
+        self.layouts = [self._layout(k, n, b_column), self._layout(k, m, a_row)]
+        self.layouts += [self._layout(n, m, addend_row), self._layout(n, m, out_row)]
+        self.algorithm = self._chosen(handle)
+
+    def __del__(self) -> None:
+        for layout in getattr(self, "layouts", ()):
+            _cublas().cublasLtMatrixLayoutDestroy(layout)
+        if getattr(self, "operation", None):
+            _cublas().cublasLtMatmulDescDestroy(self.operation)
+
+    def _set(self, attribute: int, value: ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_void_p) -> None:
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        self._ask("cublasLtMatmulDescSetAttribute", self.operation, attribute, ctypes.byref(value), size)
+
+    def _layout(self, rows: int, columns: int, leading: int) -> ctypes.c_void_p:
+        layout = ctypes.c_void_p()
+        sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(leading)
+        self._ask("cublasLtMatrixLayoutCreate", ctypes.byref(layout), self._kind, *sizes)
+        return layout
+
+    def _chosen(self, handle: ctypes.c_void_p) -> _Algorithm:
+        """The algorithm that the library's heuristic puts first."""
+        preference, limit = ctypes.c_void_p(), ctypes.c_size_t(_WORKSPACE_BYTES)
+        found, count = _Algorithm(), ctypes.c_int()
+        self._ask("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        try:
+            value = (ctypes.byref(limit), ctypes.c_size_t(ctypes.sizeof(limit)))
+            self._ask("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, *value)
+            asked = (preference, 1, ctypes.byref(found), ctypes.byref(count))
+            self._ask("cublasLtMatmulAlgoGetHeuristic", handle, self.operation, *self.layouts, *asked)
+        finally:
+            _cublas().cublasLtMatmulPreferenceDestroy(preference)
+        if count.value == 0 or found.status != 0:
+            raise DeviceError(f"cuBLAS has no algorithm for {self._what}; compile the model with this release")
+        return found
+
+    def _ask(self, function: str, *arguments: object) -> None:
+        _check(getattr(_cublas(), function)(*arguments), self._what)
 
 
 class Library:
@@ -34,34 +108,34 @@ class Library:
             MissingDependencyError: cuBLAS is not installed.
             DeviceError: It does not start.
         """
-        self._handle = ctypes.c_void_p()
-        _check(_cublas().cublasCreate_v2(ctypes.byref(self._handle)), "starting")
+        self._handle, self._stream = ctypes.c_void_p(), ctypes.c_void_p(stream)
+        _check(_cublas().cublasLtCreate(ctypes.byref(self._handle)), "starting")
         self._workspace = cupy().cuda.alloc(_WORKSPACE_BYTES)
-        workspace = ctypes.c_void_p(self._workspace.ptr)
-        _check(_cublas().cublasSetStream_v2(self._handle, ctypes.c_void_p(stream)), "setting the stream")
-        status = _cublas().cublasSetWorkspace_v2(self._handle, workspace, ctypes.c_size_t(_WORKSPACE_BYTES))
-        _check(status, "setting the workspace")
 
     def launch(self, step: LibraryCall, pointers: Sequence[int]) -> None:
-        """Asks for a step: ``out = a @ b`` with a [m, k] and out [m, n] in rows, b [k, n] in columns; sums in float32.
+        """Asks for a step: ``out = a @ b + addend``, sums in float32.
 
-        The library counts in columns: what it computes is the transpose, ``out.T = b.T @ a.T``.
+        a is [m, k] and out [m, n], both in rows; b [k, n] in columns. The addend, where there is one, is [m, n] in
+        rows, or a bias [n].
 
         Args:
             step: One that `check_call` passes.
-            pointers: The addresses of its arguments.
+            pointers: The addresses of a, b, the addend or bias where there is one, and out.
 
         Raises:
             DeviceError: The library refused it.
         """
-        m, n, k, a_row, b_column, out_row = (ctypes.c_int(int(str(step.attrs[name]))) for name in _SIZES)
-        kind = _KINDS[str(step.attrs["dtype"])]
-        a, b, out = (ctypes.c_void_p(pointer) for pointer in pointers)
-        one, zero = ctypes.c_float(1), ctypes.c_float(0)
-        status = _cublas().cublasGemmEx(
-            *(self._handle, _TRANSPOSED, _AS_IT_IS, n, m, k, ctypes.byref(one)),
-            *(b, kind, b_column, a, kind, a_row, ctypes.byref(zero), out, kind, out_row),
-            *(_COMPUTE_FLOAT32, _DEFAULT_ALGORITHM),
+        bias = pointers[2] if "bias" in step.attrs else 0
+        product = _Product(self._handle, step, bias)
+        a, b, out = (ctypes.c_void_p(pointer) for pointer in (*pointers[:2], pointers[-1]))
+        addend = ctypes.c_void_p(pointers[-2]) if "addend_row" in step.attrs else None
+        one, share = ctypes.c_float(1), ctypes.c_float(0 if addend is None else 1)
+        a_layout, b_layout, addend_layout, out_layout = product.layouts
+        status = _cublas().cublasLtMatmul(
+            *(self._handle, product.operation, ctypes.byref(one), b, a_layout, a, b_layout),
+            *(ctypes.byref(share), addend or out, addend_layout, out, out_layout),
+            *(ctypes.byref(product.algorithm), ctypes.c_void_p(self._workspace.ptr)),
+            *(ctypes.c_size_t(_WORKSPACE_BYTES), self._stream),
         )
         _check(status, f"step '{step.label}'")
 
@@ -72,8 +146,10 @@ def check_call(step: LibraryCall) -> None:
     Raises:
         DeviceError: It is not.
     """
-    sizes = [step.attrs.get(name) for name in _SIZES]
-    known = step.routine == "matmul" and step.attrs.get("dtype") in _KINDS and len(step.args) == 3
+    added = [name for name in ("addend_row", "bias") if name in step.attrs]
+    sizes = [step.attrs.get(name) for name in (*_SIZES, *added)]
+    known = step.routine == "matmul" and step.attrs.get("dtype") in _KINDS
+    known &= len(added) <= 1 and len(step.args) == 3 + len(added)
     if not known or not all(isinstance(size, int) and 0 < size < 1 << 31 for size in sizes):
         raise DeviceError(
             f"step '{step.label}' calls the library routine '{step.routine}' with {step.attrs}, expected 'matmul' of "
@@ -88,7 +164,7 @@ def _check(status: int, what: str) -> None:
 
 @cache
 def _cublas() -> ctypes.CDLL:
-    library = load_library("cublas", "cublas")
+    library = load_library("cublasLt", "cublas")
     if library is None:
         raise MissingDependencyError(
             "large matrix products need cuBLAS, which is not installed: install a CUDA toolkit, or "

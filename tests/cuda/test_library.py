@@ -1,0 +1,78 @@
+"""Large products by the vendor's library: what it may add to them, and that the results are torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cuda_runtime.library import check_call
+from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, LibraryCall
+from npu_compiler.errors import DeviceError
+from npu_runtime import Device
+from tests.cuda.test_matvec import CUDAGraph
+from tests.metal.graphs import Node
+
+ROWS, WIDTH, DEPTH = 300, 1032, 136
+BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+def graph_of(kind: str, dtype: torch.dtype) -> tuple[CUDAGraph, Node]:
+    """A product, and what is added to it: nothing, a bias, a matrix, or what the library cannot add."""
+    graph = CUDAGraph(dtype)
+    bias = [graph.weight(WIDTH)] if kind in ("bias", "both") else []
+    product = graph.call("linear", graph.input(1, ROWS, DEPTH), graph.weight(WIDTH, DEPTH), *bias)
+    if kind in ("matrix", "both"):
+        return graph, graph.call("add.Tensor", graph.input(1, ROWS, WIDTH), product)
+    if kind == "part of a matrix":
+        part = graph.call("slice.Tensor", graph.input(1, ROWS, 2 * WIDTH), 2, WIDTH, 2 * WIDTH)
+        return graph, graph.call("add.Tensor", product, part)
+    if kind == "column":
+        return graph, graph.call("add.Tensor", product, graph.input(1, ROWS, 1))
+    return graph, product
+
+
+def library_steps(plan: ExecutionPlan) -> list[tuple[dict[str, object], int]]:
+    """Attributes of the library's calls, and the launches that go with each."""
+    options = [option for step in plan.steps if isinstance(step, CallChoice) for option in step.options]
+    return [
+        (call.attrs, len(option.calls) - 1)
+        for option in options
+        for call in option.calls
+        if isinstance(call, LibraryCall)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "added", "launches"),
+    [
+        ("nothing", {}, 0),
+        ("bias", {"bias": 1}, 0),
+        ("matrix", {"addend_row": WIDTH}, 0),
+        ("part of a matrix", {"addend_row": 2 * WIDTH}, 0),
+        ("both", {}, 1),
+        ("column", {}, 1),
+    ],
+)
+def test_what_the_library_adds(kind: str, added: dict[str, int], launches: int) -> None:
+    graph, result = graph_of(kind, torch.float16)
+    [(attrs, further)] = library_steps(graph.compile(result).main)
+    assert {name: attrs[name] for name in ("bias", "addend_row") if name in attrs} == added
+    assert further == launches
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["nothing", "bias", "matrix", "part of a matrix", "both", "column"])
+def test_equals_torch(kind: str, dtype: torch.dtype, device: Device) -> None:
+    graph, result = graph_of(kind, dtype)
+    graph.check(result, roundings=3, device=device)
+
+
+@pytest.mark.parametrize("change", [{"bias": 1, "addend_row": 8}, {"m": 0}, {"addend_row": 1 << 40}, {"dtype": "int8"}])
+def test_calls_of_another_release_are_refused(change: dict[str, object]) -> None:
+    graph, result = graph_of("matrix", torch.float16)
+    plan = graph.compile(result).main
+    options = [option for step in plan.steps if isinstance(step, CallChoice) for option in step.options]
+    call = next(call for option in options for call in option.calls if isinstance(call, LibraryCall))
+    check_call(call)
+    with pytest.raises(DeviceError, match="compile the model with this release"):
+        check_call(LibraryCall(call.label, call.routine, call.args, {**call.attrs, **change}))
