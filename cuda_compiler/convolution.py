@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
@@ -17,7 +18,14 @@ from cuda_compiler.image_packing import (
     packed_weight,
 )
 from cuda_compiler.packing import pack_size, resolve_anchor
-from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiled import (
+    WARPGROUPS,
+    bytes_of_a_result,
+    close_tilings,
+    option_of,
+    partial_argument,
+    product_function,
+)
 from cuda_compiler.tiles import Tiling
 from cuda_compiler.window_convolution import fits_windows, lower_windows
 from npu_compiler.codegen.grouping import Group
@@ -25,9 +33,9 @@ from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Emitted, Launch, Lowering, Option, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
-from npu_compiler.trace import TracedTensor
+from npu_compiler.trace import Anchor, TracedTensor
 
-__all__ = ["IMAGE_DIMS", "image_values", "lower_conv2d"]
+__all__ = ["IMAGE_DIMS", "image_values", "lower_conv2d", "takes_added_convolution"]
 
 IMAGE_DIMS = ((), (0, 2, 3), (1,))  # a row is a pixel of [N, C, H, W], a column a channel
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
@@ -41,16 +49,34 @@ class _Convolution:
     Attributes:
         image, weight: The operands [N, C, H, W] and [O, C / groups, KH, KW].
         image_ref, weight_ref: Where these lie.
-        groups: Groups of channels.
-        outputs: Channels of the result in one group.
+        attrs: Stride, padding, dilation and groups of channels.
     """
 
     image: TracedTensor
     weight: TracedTensor
     image_ref: Ref
     weight_ref: Ref
-    groups: int
-    outputs: int
+    attrs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, source: Anchor, lowering: Lowering) -> _Convolution:
+        image, weight = source.operands
+        return cls(lowering.tensors[image.tensor], lowering.tensors[weight.tensor], image, weight, source.attrs)
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels."""
+        return int(self.attrs["groups"])
+
+    @property
+    def outputs(self) -> int:
+        """Channels of the result in one group."""
+        return self.weight_ref.view.shape[0] // self.groups
+
+    @property
+    def depth(self) -> int:
+        """Extent of the common dimension, its taps filled up."""
+        return prod(packed_weight(self.weight_ref.view.shape)[1:])
 
     @property
     def channels(self) -> int:
@@ -69,24 +95,35 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Emitted]:
     Raises:
         OpRefusal: A tensor is too large.
     """
-    source = anchor_source(group)
-    image, weight = source.operands
-    groups = source.attrs["groups"]
-    tensors = lowering.tensors[image.tensor], lowering.tensors[weight.tensor]
-    found = _Convolution(*tensors, image, weight, groups, weight.view.shape[0] // groups)
+    found = _Convolution.of(anchor_source(group), lowering)
     if not _fits_tiles(found) or not chunks_follow_steps(
-        found.channels, source.attrs["stride"][1], source.attrs["dilation"][1]
+        found.channels, found.attrs["stride"][1], found.attrs["dilation"][1]
     ):
         return [_lower_plain(found, group, lowering)]
     if is_packed_image(found.image_ref, found.channels):
         given = _argument(found.image, found.image_ref)
-        return choice_of(_tiled_options(found, group, lowering, given, _geometry(group, found)))
-    packing, packed, geometry = pack_image(found.image, found.image_ref, _geometry(group, found), lowering)
+        return choice_of(_tiled_options(found, group, lowering, given, _geometry(found)))
+    packing, packed, geometry = pack_image(found.image, found.image_ref, _geometry(found), lowering)
     tiled = _tiled_options(found, group, lowering, packed, geometry)
     if not fits_windows(group, lowering):
         return [packing, *choice_of(tiled)]
     packed_ways = (Option(way.requires, (packing, *way.launches)) for way in tiled)
-    return choice_of([Option("sm_90a", (lower_windows(group, lowering),)), *packed_ways])
+    return choice_of([Option(WARPGROUPS, (lower_windows(group, lowering),)), *packed_ways])
+
+
+def takes_added_convolution(group: Group, other: Group) -> bool:
+    """Whether another group's convolution can be added to that of a group before its epilogue."""
+    return all(_reads_chunks(anchor) for anchor in (group.anchor, other.anchor))
+
+
+def _reads_chunks(anchor: TracedTensor | None) -> bool:
+    """Whether an anchor is a convolution, without groups, that takes its operands to tensor cores as they are."""
+    if anchor is None or not isinstance(anchor.source, Anchor) or anchor.source.kind != "conv2d":
+        return False
+    image, weight = anchor.source.operands
+    outputs, channels = weight.view.shape[:2]
+    whole = anchor.source.attrs["groups"] == 1 and outputs >= _FEW_OUTPUTS and anchor.dtype in (FLOAT16, BFLOAT16)
+    return whole and is_packed_weight(weight) and is_packed_image(image, channels)
 
 
 def image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
@@ -111,16 +148,24 @@ def _fits_tiles(found: _Convolution) -> bool:
     return half and whole_chunks and found.outputs >= _FEW_OUTPUTS and is_packed_weight(found.weight_ref)
 
 
+def _summed(conv: _Convolution, group: Group, lowering: Lowering) -> list[_Convolution]:
+    """The group's convolution, and the one that is added to it, if any."""
+    return [conv, *([] if group.added is None else [_Convolution.of(group.added, lowering)])]
+
+
+def _arguments(conv: _Convolution) -> tuple[TensorArg, TensorArg]:
+    return _argument(conv.image, conv.image_ref), _argument(conv.weight, conv.weight_ref)
+
+
 def _argument(tensor: TracedTensor, ref: Ref) -> TensorArg:
     return TensorArg(tensor.index, ref.view.offset * tensor.dtype.size)
 
 
-def _geometry(group: Group, conv: _Convolution) -> dict[str, int]:
+def _geometry(conv: _Convolution) -> dict[str, int]:
     """What the kernels know of the image and of the taps when they are compiled."""
-    attrs = anchor_source(group).attrs
     _, channels, taps_y, taps_x = packed_weight(conv.weight_ref.view.shape)
     names = (("STEP", "stride"), ("PAD", "padding"), ("DILATION", "dilation"))
-    pairs = {f"{name}_{axis}": attrs[key][i] for name, key in names for i, axis in enumerate("YX")}
+    pairs = {f"{name}_{axis}": conv.attrs[key][i] for name, key in names for i, axis in enumerate("YX")}
     return {
         **pairs,
         "TAPS_Y": taps_y,
@@ -132,14 +177,21 @@ def _geometry(group: Group, conv: _Convolution) -> dict[str, int]:
     }
 
 
+def _struct(name: str, geometry: Mapping[str, int]) -> str:
+    """A type that holds a geometry's numbers."""
+    numbers = ", ".join(f"{key} = {value}" for key, value in geometry.items())
+    return f"struct {name} {{\n    static constexpr int {numbers};\n}};"
+
+
 def _tiled_options(
     conv: _Convolution, group: Group, lowering: Lowering, image: TensorArg, geometry: Mapping[str, int]
 ) -> list[Option]:
     batch, _, out_height, out_width = group.shape
-    rows, depth = batch * out_height * out_width, prod(packed_weight(conv.weight_ref.view.shape)[1:])
+    depth = sum(part.depth for part in _summed(conv, group, lowering))
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
     moved = bytes_of_a_result(group, lowering)
+    rows = batch * out_height * out_width
     tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
     return [option_of(_lower_tiled(conv, group, lowering, image, geometry, tiling), tiling) for tiling in tilings]
 
@@ -154,12 +206,14 @@ def _lower_tiled(
 ) -> Launch:
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     batch, _, out_height, out_width = group.shape
-    rows, depth = batch * out_height * out_width, prod(packed_weight(conv.weight_ref.view.shape)[1:])
+    rows = batch * out_height * out_width
+    summed = _summed(conv, group, lowering)
+    steps = sum(-(-part.depth // tiling.depth) for part in summed)
     tiles_m, tiles_n = -(-rows // tiling.rows), -(-conv.outputs // tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
     macros = {
-        **tiling.macros(tiles, -(-depth // tiling.depth), tiling.panel(tiles_m, tiles_n)),
-        **geometry,
+        **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n)),
+        "ADDED": len(summed) - 1,
         "tile_t": CUDA.storage[conv.image.dtype.name],
         "A_ALONG_K": 1,
         "B_ALONG_K": 1,
@@ -169,21 +223,23 @@ def _lower_tiled(
         "OUT_WIDTH": out_width,
     }
     weight = _argument(conv.weight, conv.weight_ref)
+    added = [argument for part in summed[1:] for argument in _arguments(part)]
+    structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in summed[1:])]
     return anchor_launch(
         "conv2d",
         group,
         lowering,
         found,
         size=pack_size(group, found.operands, conv.outputs),
-        inputs=(image, weight, partial_argument(tiling, tiles, weight, lowering)),
+        inputs=(image, weight, *added, partial_argument(tiling, tiles, weight, lowering)),
         values={"rows": rows, "tiles_m": tiles_m},
         macros=macros,
-        flops=2 * prod(group.shape) * conv.products,
+        flops=2 * prod(group.shape) * sum(part.products for part in summed),
         blocks=tiles,
         threads=tiling.threads,
         splits=tiling.splits,
         shared_bytes=tiling.shared_bytes,
-        generated=product_function(tiling, conv.image.dtype),
+        generated="\n".join([*structs, product_function(tiling, conv.image.dtype)]),
         parts=tiling.files,
     )
 
@@ -203,7 +259,7 @@ def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> Launch
     }
     _, _, taps_y, taps_x = conv.weight_ref.view.shape
     macros = {
-        **_geometry(group, conv),
+        **_geometry(conv),
         "TAPS_Y": taps_y,
         "TAPS_X": taps_x,
         "CHANNELS": conv.channels,

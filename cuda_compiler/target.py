@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cuda_compiler.attention import lower_attention
 from cuda_compiler.attention_decode import takes_producer
-from cuda_compiler.convolution import lower_conv2d
+from cuda_compiler.convolution import lower_conv2d, takes_added_convolution
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.image_packing import packed_weight
 from cuda_compiler.maps import lower_elementwise
@@ -61,6 +61,9 @@ class CUDATarget(CodegenTarget):
 
     def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
         return takes_producer(group, position, produced)
+
+    def takes_added(self, group: Group, other: Group) -> bool:
+        return takes_added_convolution(group, other)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
         return [*lower_shared(groups, lowering)]

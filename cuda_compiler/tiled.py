@@ -15,9 +15,9 @@ from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Launch, Lowering, Option
 from npu_compiler.dtypes import DType
 
-__all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
+__all__ = ["WARPGROUPS", "bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
 
-_WARPGROUPS = "sm_90a"
+WARPGROUPS = "sm_90a"
 _CLOSE = 1.15  # of the best tiling's clocks; the models are off by a tenth
 _MOST = 4  # tilings of a product that are worth timing
 
@@ -60,4 +60,4 @@ def close_tilings(m: int, n: int, k: int, batch: int, moved: float, warpgroups: 
 
 def option_of(launch: Launch, tiling: Tiling) -> Option:
     """A launch of tiles as an option."""
-    return Option(_WARPGROUPS if tiling.by_warpgroups else "", (launch,))
+    return Option(WARPGROUPS if tiling.by_warpgroups else "", (launch,))

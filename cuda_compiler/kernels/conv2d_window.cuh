@@ -4,12 +4,11 @@
 // nothing is swizzled: it multiplies overlapping windows where they lie, and none is ever copied. The first operand is the
 // weights of 64 output channels, which stay in registers; the common dimension walks chunks of two taps.
 // PAIRS of them make a line of the window, after BEFORE taps of zeros that let every window begin at an even pixel.
-// Blocks stay and take tiles of TILE_X x TILE_Y results in turn; LINES lines of LINE pairs are what a tile reads, and a
-// result's channels take STAGED_BYTES of shared memory. Grid: blocks in x, 64 output channels in y. Block: 128.
-constexpr int RESULTS = TILE_X * TILE_Y, OUTPUTS = 64, THREADS = 128;
+// Blocks stay and take tiles of TILE_X x TILE_Y results in turn; LINES lines of LINE pairs are what a tile reads. Grid: blocks in x, 64 output channels in y. Block: 128.
+constexpr int THREADS = GROUP_THREADS;
 constexpr int CHUNKS = TAPS_Y * PAIRS, STEPS = (CHUNKS + 1) / 2, SLOTS = LINES * LINE;
+constexpr uint RESULT_LINE_BYTES = STEP_Y * LINE * 16; // between the windows of two lines of results
 constexpr int ROUNDS = (SLOTS + THREADS - 1) / THREADS;
-constexpr int TILES_X = (OUT_WIDTH + TILE_X - 1) / TILE_X, TILES_Y = (OUT_HEIGHT + TILE_Y - 1) / TILE_Y;
 
 // Where a chunk of the first result's window lies, in bytes.
 __device__ constexpr uint chunk_offset(int chunk)
@@ -24,11 +23,6 @@ __device__ constexpr int first_chunk(int step)
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-__device__ __forceinline__ uint shared_address(const void* pointer)
-{
-    return uint(__cvta_generic_to_shared(pointer));
-}
-
 // A thread's part of the weights, in the register layout of wgmma's first operand.
 struct Weights {
     uint at[STEPS][4];
@@ -55,35 +49,6 @@ struct Weights {
         return inside ? *reinterpret_cast<const uint*>(weight + (line * WEIGHT_TAPS_X + tap) * 4 + element % 4) : 0u;
     }
 };
-
-// A tile: the image, and its first result there.
-struct Tile {
-    int image, y, x;
-
-    __device__ __forceinline__ explicit Tile(int number)
-        : image(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_Y), x(number % TILES_X * TILE_X)
-    {
-    }
-};
-
-// Asks for the pixels of a tile of one of the next rounds: when they are loaded, they are no further away than the level-2
-// cache, however busy the memory is with results.
-__device__ __forceinline__ void prefetch(const tile_t* image, Tile tile)
-{
-#if CONTIGUOUS
-    constexpr int WIDE = LINE * 2 * CHANNELS, PARTS = WIDE / 64 + 2; // elements of a line, and lines of the cache
-    const tile_t* source = image + (long long)tile.image * IMAGE_STRIDE;
-    int top = tile.y * STEP_Y - PAD_Y, left = (tile.x * 2 - PAD_X - BEFORE) * CHANNELS;
-    #pragma unroll
-    for (int round = 0; round < (LINES * PARTS + THREADS - 1) / THREADS; ++round) {
-        int i = round * THREADS + int(threadIdx.x);
-        int y = top + i / PARTS, x = max(left + min(i % PARTS * 64, WIDE - 1), 0);
-        if (i < LINES * PARTS && uint(y) < uint(HEIGHT) && x < WIDTH * CHANNELS) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(source + y * Y_STRIDE + x));
-        }
-    }
-#endif
-}
 
 // The pixels of a tile, on their way from memory: every thread takes one pair of pixels a round.
 struct Pixels {
@@ -119,6 +84,7 @@ struct Pixels {
         }
     }
 
+    // Makes them visible to wgmma, too, once a barrier has been passed.
     __device__ __forceinline__ void store(unsigned char* window) const
     {
         #pragma unroll
@@ -129,6 +95,7 @@ struct Pixels {
                 *reinterpret_cast<uint4*>(window + slot * 16) = chunk;
             }
         }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
 
 private:
@@ -147,94 +114,37 @@ private:
     }
 };
 
-// sum[64 outputs x 128 results] += weights[64 x 16] * window[16 x 128]; `wgmma` goes on in the background.
-__device__ __forceinline__ void multiply(float (&sum)[64], const uint (&a)[4], unsigned long long window, bool add)
-{
-#define NPU_SUMS(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
-    asm volatile(
-        "{.reg .pred add; setp.ne.b32 add, %69, 0;"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." WGMMA_TYPE "." WGMMA_TYPE " "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, add, 1, 1, 0;}"
-        : NPU_SUMS(0), NPU_SUMS(4), NPU_SUMS(8), NPU_SUMS(12), NPU_SUMS(16), NPU_SUMS(20), NPU_SUMS(24), NPU_SUMS(28),
-          NPU_SUMS(32), NPU_SUMS(36), NPU_SUMS(40), NPU_SUMS(44), NPU_SUMS(48), NPU_SUMS(52), NPU_SUMS(56), NPU_SUMS(60)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(window), "r"(int(add)));
-#undef NPU_SUMS
-}
-
-// Where wgmma finds 16 x 128 elements: 8 x 8 blocks of 128 bytes, not swizzled, the next one along k after the distance
+// Where wgmma finds 16 x 64 elements: 8 x 8 blocks of 128 bytes, not swizzled, the next one along k after the distance
 // of two chunks, the next results a line of results further down.
-__device__ __forceinline__ unsigned long long window_descriptor(uint window, int step)
+__device__ __forceinline__ uint64 window_descriptor(uint window, int step)
 {
     int chunk = first_chunk(step);
-    uint along_k = chunk_offset(chunk + 1) - chunk_offset(chunk), along_results = STEP_Y * LINE * 16;
-    uint low = (window + chunk_offset(chunk)) >> 4 | along_k >> 4 << 16, high = along_results >> 4;
-    return (unsigned long long)high << 32 | low;
+    uint along_k = chunk_offset(chunk + 1) - chunk_offset(chunk);
+    uint low = (window + chunk_offset(chunk)) >> 4 | along_k >> 4 << 16, high = RESULT_LINE_BYTES >> 4;
+    return uint64(high) << 32 | low;
 }
 
-__device__ __forceinline__ void multiply_window(float (&sum)[64], const Weights& weights, uint window)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        multiply(sum, weights.at[step], window_descriptor(window, step), step > 0);
-    }
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
+// The sums of a tile: 64 outputs for each half of its lines. Products go on in the background until they are waited for.
+struct Sums {
+    float at[2][TILE_Y / 2][4];
 
-__device__ __forceinline__ bool is_result(int y, int x)
-{
-    return (OUT_HEIGHT % TILE_Y == 0 || y < OUT_HEIGHT) && (OUT_WIDTH % TILE_X == 0 || x < OUT_WIDTH);
-}
-
-// Computes the results and brings them to shared memory, the channels of each side by side.
-__device__ __forceinline__ void stage(
-    const float (&sum)[64], unsigned char* staged, Tile tile, EPILOGUE_PARAMETERS const Params& p)
-{
-    int lane = int(threadIdx.x) % 32, channel = int(threadIdx.x) / 32 * 16;
-    int col = int(blockIdx.y) * OUTPUTS + channel + lane / 4, x = tile.x + lane % 4 * 2;
-    uint at = shared_address(staged) + (lane / 16 * 8 + lane % 8) * STAGED_BYTES + (channel + lane / 8 % 2 * 8) * 2;
-    #pragma unroll
-    for (int line = 0; line < TILE_Y; line += 2) {
-        uint pair[4]; // of a line of results, each of two neighbours: first 8 channels, then the next 8
+    __device__ __forceinline__ void start(const Weights& weights, uint window)
+    {
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            int result_y = tile.y + line + i / 4, result_x = x + i % 2, result_col = col + i / 2 % 2 * 8;
-            bool inside = is_result(result_y, result_x) && (COLUMNS % OUTPUTS == 0 || result_col < COLUMNS);
-            int row = inside ? (tile.image * OUT_HEIGHT + result_y) * OUT_WIDTH + result_x : 0;
-            OUT_T result = element(sum[line * 4 + i], 0, row, inside ? result_col : 0, EPILOGUE_ARGUMENTS p);
-            pair[i / 2] = i % 2 ? pair[i / 2] | uint(result.bits) << 16 : uint(result.bits);
+        for (int half = 0; half < 2; ++half) {
+            #pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                uint first = window + half * (TILE_Y / 2 * RESULT_LINE_BYTES);
+                multiply_64_rows(at[half], weights.at[step], window_descriptor(first, step), step > 0);
+            }
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         }
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         at + line * TILE_X * STAGED_BYTES),
-                     "r"(pair[0]), "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
-                     : "memory");
     }
-}
 
-__device__ __forceinline__ void store_results(const unsigned char* staged, Tile tile, OUT_T* out, const Params& p)
-{
-    constexpr int PACKS = OUTPUTS / STORE_SIZE;
-    int channel = int(threadIdx.x) % PACKS * STORE_SIZE, col = int(blockIdx.y) * OUTPUTS + channel;
-    #pragma unroll 2
-    for (int round = 0; round < RESULTS * PACKS / THREADS; ++round) {
-        int result = round * (THREADS / PACKS) + int(threadIdx.x) / PACKS;
-        int y = tile.y + result / TILE_X, x = tile.x + result % TILE_X;
-        if (is_result(y, x) && (COLUMNS % OUTPUTS == 0 || col < COLUMNS)) {
-            const OUT_T* from = reinterpret_cast<const OUT_T*>(staged + result * STAGED_BYTES) + channel;
-            int row = (tile.image * OUT_HEIGHT + y) * OUT_WIDTH + x;
-            store_pack(out + place(0, row, col, p), load_pack<STORE_SIZE>(from));
-        }
-    }
-}
+    __device__ __forceinline__ void wait_for_first() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+    __device__ __forceinline__ void wait_for_second() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+};
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
@@ -247,20 +157,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
     wait_for_previous_grid();
     Pixels pixels;
     pixels.load(image, Tile(int(blockIdx.x)));
+    pixels.store(shared);
     for (int number = int(blockIdx.x); number < p.tiles; number += int(gridDim.x)) {
-        pixels.store(shared);
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        int next = number + int(gridDim.x);
         __syncthreads(); // the pixels are there, and the last tile's results have been read
-        if (number + int(gridDim.x) < p.tiles) {
-            pixels.load(image, Tile(number + int(gridDim.x)));
+        Sums sums;
+        sums.start(weights, shared_address(shared));
+        if (next < p.tiles) {
+            pixels.load(image, Tile(next));
         }
-        if (number + AHEAD * int(gridDim.x) < p.tiles) {
-            prefetch(image, Tile(number + AHEAD * int(gridDim.x)));
+        sums.wait_for_first();
+        stage(sums.at[0], 0, staged, Tile(number), EPILOGUE_ARGUMENTS p);
+        sums.wait_for_second();
+        stage(sums.at[1], TILE_Y / 2, staged, Tile(number), EPILOGUE_ARGUMENTS p);
+        __syncthreads(); // the results are there, and the pixels have been read
+        if (next < p.tiles) {
+            pixels.store(shared); // before results are stored: it waits for what is being written
         }
-        float sum[64];
-        multiply_window(sum, weights, shared_address(shared));
-        stage(sum, staged, Tile(number), EPILOGUE_ARGUMENTS p);
-        __syncthreads();
         store_results(staged, Tile(number), out, p);
     }
 #endif
