@@ -17,6 +17,7 @@ from cuda_compiler.image_packing import (
     pack_image,
     packed_weight,
 )
+from cuda_compiler.overlap_convolution import fits_overlaps, lower_overlaps
 from cuda_compiler.packing import pack_size, resolve_anchor
 from cuda_compiler.tiled import (
     WARPGROUPS,
@@ -193,7 +194,10 @@ def _tiled_options(
     moved = bytes_of_a_result(group, lowering)
     rows = batch * out_height * out_width
     tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
-    return [option_of(_lower_tiled(conv, group, lowering, image, geometry, tiling), tiling) for tiling in tilings]
+    ways = [option_of(_lower_tiled(conv, group, lowering, image, geometry, tiling), tiling) for tiling in tilings]
+    if fits_overlaps(group, lowering):
+        ways.insert(0, Option(WARPGROUPS, (lower_overlaps(group, lowering),)))
+    return ways
 
 
 def _lower_tiled(
