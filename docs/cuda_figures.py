@@ -174,9 +174,19 @@ def _machines(runs: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]
             ends = sorted(set(values), key=lambda text: float(text.replace(",", "")))
             ceilings.append(texts[language].format("–".join(dict.fromkeys((ends[0], ends[-1])))))
     label = ("Ceilings measured beside it: {}.", "함께 잰 한계: {}.")[language]
-    tuned = (" This project's programs were tuned.", " 이 프로젝트의 프로그램은 튜닝했습니다.")[language]
-    suffix = tuned if all(run.get("tuned") for run in runs) else ""
-    yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}{suffix}"
+    yield f"{'; '.join(machines)}. {label.format(', '.join(ceilings))}{_tuned(runs, language)}"
+
+
+def _tuned(runs: Sequence[Mapping[str, Any]], language: int) -> str:
+    """A sentence that says of which rows this project's programs were tuned; nothing where none were."""
+    if all(run.get("tuned") for run in runs):
+        return (" This project's programs were tuned.", " 이 프로젝트의 프로그램은 튜닝했습니다.")[language]
+    rows = _rows({"runs": [run for run in runs if run.get("tuned")]})
+    names = (
+        row["workload"].replace("_", " ") if "workload" in row else f"{row['model']}, {row['batch']}" for row in rows
+    )
+    text = (" This project's programs were tuned for {}.", " 이 프로젝트의 프로그램은 {}에서 튜닝했습니다.")[language]
+    return text.format(", ".join(dict.fromkeys(names))) if rows else ""
 
 
 def generation_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
