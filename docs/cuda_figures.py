@@ -8,7 +8,7 @@ from typing import Any
 
 from docs.line_chart import Line, line_chart
 
-__all__ = ["decode_chart", "generation_table", "llm_table", "resnet_table", "sweep_text"]
+__all__ = ["decode_chart", "generation_table", "llm_table", "resnet_table", "summary_table", "sweep_text"]
 
 Row = Mapping[str, Any]
 Texts = tuple[str, str]
@@ -85,6 +85,10 @@ def _number(texts: Texts, key: str, form: str) -> Column:
     return texts, lambda row: form.format(row[key]) if key in row else "-"
 
 
+def _step(row: Row) -> str:
+    return str(row["workload"]).replace("_", " ")
+
+
 def _argmax(row: Row) -> str:
     if row["same argmax"]:
         return "✓"
@@ -97,6 +101,10 @@ _OWN: Column = (("this project", "이 프로젝트"), lambda row: f"**{row['npu'
 _MATMUL = _number(("of the matrix product", "행렬 곱 대비"), "share of the matmul ceiling", "{:.0%}")
 _MEMORY = _number(("of the memory bandwidth", "메모리 대역폭 대비"), "share of the memory bandwidth", "{:.0%}")
 
+_SUBJECT: Column = (
+    ("model, batch; or step and position", "모델과 배치, 또는 단계와 위치"),
+    lambda row: f"{row['model']}, {row['batch']}" if "model" in row else f"{_step(row)}, {row['position']}",
+)
 _RESNET: Sequence[Column] = (
     (("model, batch", "모델, 배치"), lambda row: f"{row['model']}, {row['batch']}"),
     _OWN,
@@ -110,7 +118,7 @@ _RESNET: Sequence[Column] = (
     _number(("of PyTorch", "PyTorch의 상위 5개"), "captured, same top-5", "{:.1%}"),
 )
 _LLM: Sequence[Column] = (
-    (("step", "단계"), lambda row: row["workload"].replace("_", " ")),
+    (("step", "단계"), _step),
     (("position", "위치"), lambda row: str(row["position"])),
     _OWN,
     *map(_peer, ("eager", "captured", "compiled")),
@@ -133,6 +141,15 @@ def resnet_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
 def llm_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
     """The steps of a language model of a file of results."""
     yield from _table(results, _LLM, language)
+
+
+def summary_table(files: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]:
+    """All rows of some files of results, with the times alone."""
+    columns = (_SUBJECT, _OWN, *map(_peer, ("compiled", "captured")), _RATIO)
+    yield f"| {' | '.join(texts[language] for texts, _ in columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row in (row for results in files for row in _rows(results)):
+        yield f"| {' | '.join(cell(row) for _, cell in columns)} |"
 
 
 def _table(results: Mapping[str, Any], columns: Sequence[Column], language: int) -> Iterable[str]:
@@ -182,9 +199,7 @@ def _tuned(runs: Sequence[Mapping[str, Any]], language: int) -> str:
     if all(run.get("tuned") for run in runs):
         return (" This project's programs were tuned.", " 이 프로젝트의 프로그램은 튜닝했습니다.")[language]
     rows = _rows({"runs": [run for run in runs if run.get("tuned")]})
-    names = (
-        row["workload"].replace("_", " ") if "workload" in row else f"{row['model']}, {row['batch']}" for row in rows
-    )
+    names = (_SUBJECT[1](row) if "model" in row else _step(row) for row in rows)
     text = (" This project's programs were tuned for {}.", " 이 프로젝트의 프로그램은 {}에서 튜닝했습니다.")[language]
     return text.format(", ".join(dict.fromkeys(names))) if rows else ""
 

@@ -1,4 +1,4 @@
-"""Writes tables and pictures of the benchmark pages from `benchmarks/results/*.json`.
+"""Writes tables and pictures of the benchmark pages and READMEs from `benchmarks/results/*.json`.
 
 Run it as ``python -m docs.generate_figures``. A picture is written as text by `docs.line_chart`, so that a test tells
 whether it is current, and nothing has to be installed to draw it.
@@ -15,7 +15,7 @@ from docs import cuda_figures
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
-LANGUAGES = {"benchmarks.md": 0, "benchmarks.ko.md": 1}
+LANGUAGES = {"benchmarks.md": 0, "benchmarks.ko.md": 1, "../README.md": 0, "../README.ko.md": 1}
 
 Labels = Sequence[tuple[str, tuple[str, str], str]]
 """Rows of a table: key in the results, label in English and Korean, format of the value."""
@@ -86,13 +86,14 @@ _PICTURES = {"decode-time-en.svg": 0, "decode-time-ko.svg": 1}
 
 
 def pages() -> dict[str, str]:
-    """The text of each benchmark page with its tables as the results give them, and the pictures."""
-    sweep = _load("cuda_sweep_h200.json")
+    """The text of each page with the tables that it marks, as the results give them, and the pictures."""
+    resnets, steps, sweep = (_load(f"cuda_{name}_h200.json") for name in ("resnet", "llm", "sweep"))
     tables: dict[str, Callable[[int], Iterable[str]]] = {
         "resnet": _resnet,
-        "cuda_resnet": lambda language: cuda_figures.resnet_table(_load("cuda_resnet_h200.json"), language),
+        "cuda_resnet": lambda language: cuda_figures.resnet_table(resnets, language),
         "llm": _llm,
-        "cuda_llm": lambda language: cuda_figures.llm_table(_load("cuda_llm_h200.json"), language),
+        "cuda_llm": lambda language: cuda_figures.llm_table(steps, language),
+        "cuda_summary": lambda language: cuda_figures.summary_table((resnets, steps), language),
         "cuda_generation": lambda language: cuda_figures.generation_table(_load("cuda_generation_h200.json"), language),
         "cuda_sweep": lambda language: cuda_figures.sweep_text(sweep, language),
     }
@@ -100,9 +101,9 @@ def pages() -> dict[str, str]:
     for page, language in LANGUAGES.items():
         text = (FOLDER / page).read_text(encoding="utf-8")
         for name, table in tables.items():
-            begin = f"<!-- figures: {name} -->"
-            before, _, rest = text.partition(begin)
-            text = "\n".join((before + begin, "", *table(language), "", _END + rest.partition(_END)[2]))
+            before, begin, rest = text.partition(f"<!-- figures: {name} -->")
+            if begin:
+                text = "\n".join((before + begin, "", *table(language), "", _END + rest.partition(_END)[2]))
         texts[page] = text
     return texts | {name: cuda_figures.decode_chart(sweep, language) for name, language in _PICTURES.items()}
 
