@@ -7,64 +7,83 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import npu_compiler
 from npu_cli.extras import import_torchvision
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelCall
+from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall
 from tests.support.decoders import import_transformers, make_decoder
 
 FOLDER = Path(__file__).parent
 TRANSFORMERS = (5, 23)  # older ones compute the angles of rotary embedding by a matrix product
-DISPATCHES = {"resnet18": 23, "resnet50": 56}
+DISPATCHES = {"resnet18": 23, "resnet50": 56}  # on Metal
 LAYERS = 2
-A_LAYER = {"decode": 6, "prefill_16": 8}  # launches of a layer: what keeps 28 layers within 170 and 230
+A_LAYER = {"decode": 6, "prefill_16": 8}  # launches of a layer on Metal: what keeps 28 layers within 170 and 230
 AROUND = {"decode": 2, "prefill_16": 3}  # angles and mask together, the head; in prefill also the last norm
+
+on_each_target = pytest.mark.parametrize("target", ["metal", "cuda"])
 
 
 @cache
-def plan_of(name: str) -> ExecutionPlan:
+def extracted(name: str) -> dict[str, Any]:
     model = getattr(import_torchvision().models, name)(weights=None).eval()
-    extraction = npu_compiler.extract(model, (torch.zeros(1, 3, 224, 224),), model_name=name)
-    return npu_compiler.compile(extraction.ir).main
+    return npu_compiler.extract(model, (torch.zeros(1, 3, 224, 224),), model_name=name).ir
+
+
+@cache
+def plan_of(name: str, target: str) -> ExecutionPlan:
+    return npu_compiler.compile(extracted(name), target=target).main
 
 
 def rendered(plan: ExecutionPlan) -> str:
-    """One line a launch: kernel, grid, block, bytes that must move, arithmetic, and the nodes it covers."""
+    """One line a launch: kernel, grid, block, bytes that must move, arithmetic, and the nodes it covers.
+
+    Of a choice the preferred option is shown, with the number of options.
+    """
     lines = [f"{len(plan.calls)} launches of {len(plan.kernels)} kernels, arena of {plan.arena_bytes} bytes"]
     for step in plan.steps:
         options = step.options if isinstance(step, CallChoice) else ()
-        for call in options[0].calls if options else (step,):
-            assert isinstance(call, KernelCall)
-            grid, block = ("x".join(map(str, sizes)) for sizes in (call.grid, call.block))
-            kernel = plan.kernels[call.kernel].entry
+        for call in options[0].calls if isinstance(step, CallChoice) else (step,):
             label = f"{call.label} ({len(options)} options)" if options else call.label
-            lines.append(f"{kernel:<14} {grid:>11} {block:>8} {call.nbytes:>9} B {call.flops:>11} FLOP  {label}")
+            lines.append(f"{_what(call, plan)} {call.nbytes:>9} B {call.flops:>11} FLOP  {label}")
     return "\n".join(lines) + "\n"
 
 
+def _what(call: Call, plan: ExecutionPlan) -> str:
+    if not isinstance(call, KernelCall):
+        return f"library {call.routine:<27}"
+    grid, block = ("x".join(map(str, sizes)) for sizes in (call.grid, call.block))
+    return f"{plan.kernels[call.kernel].entry:<14} {grid:>11} {block:>8}"
+
+
 @pytest.fixture(scope="module")
-def decoder_plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExecutionPlan]:
-    """The functions of a Qwen2 of two layers."""
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a Qwen2 of two layers."""
     version = import_transformers().__version__
     if tuple(map(int, version.split(".")[:2])) < TRANSFORMERS:
         pytest.skip(f"plans of decoders are recorded with transformers 5.23 or newer, and this is {version}")
-    folder = make_decoder(tmp_path_factory.mktemp("qwen2"), "Qwen2").folder
-    return dict(npu_compiler.compile({name: folder / f"{name}.json" for name in A_LAYER}).functions)
+    return make_decoder(tmp_path_factory.mktemp("qwen2"), "Qwen2").folder
 
 
+def decoder_plan(folder: Path, function: str, target: str) -> ExecutionPlan:
+    functions = {name: folder / f"{name}.json" for name in A_LAYER}
+    return npu_compiler.compile(functions, target=target).functions[function]
+
+
+@on_each_target
 @pytest.mark.parametrize("function", A_LAYER)
 def test_the_plan_of_a_decoder_is_as_recorded(
-    function: str, decoder_plans: dict[str, ExecutionPlan], request: pytest.FixtureRequest
+    function: str, target: str, decoder: Path, request: pytest.FixtureRequest
 ) -> None:
-    check_recorded(f"qwen2_{function}", rendered(decoder_plans[function]), request)
+    check_recorded(f"{target}/qwen2_{function}", rendered(decoder_plan(decoder, function, target)), request)
 
 
 @pytest.mark.parametrize("function", A_LAYER)
-def test_a_layer_of_a_decoder_takes_few_launches(function: str, decoder_plans: dict[str, ExecutionPlan]) -> None:
-    plan = decoder_plans[function]
+def test_a_layer_of_a_decoder_takes_few_launches(function: str, decoder: Path) -> None:
+    plan = decoder_plan(decoder, function, "metal")
     assert len(plan.steps) == AROUND[function] + LAYERS * A_LAYER[function]
     kernels = [plan.kernels[step.kernel].entry for step in plan.steps if isinstance(step, KernelCall)]
     assert kernels.count("attention") == LAYERS
@@ -72,9 +91,10 @@ def test_a_layer_of_a_decoder_takes_few_launches(function: str, decoder_plans: d
     assert not plan.notes
 
 
+@on_each_target
 @pytest.mark.parametrize("name", DISPATCHES)
-def test_the_plan_is_as_recorded(name: str, request: pytest.FixtureRequest) -> None:
-    check_recorded(name, rendered(plan_of(name)), request)
+def test_the_plan_is_as_recorded(name: str, target: str, request: pytest.FixtureRequest) -> None:
+    check_recorded(f"{target}/{name}", rendered(plan_of(name, target)), request)
 
 
 def check_recorded(name: str, text: str, request: pytest.FixtureRequest) -> None:
@@ -86,4 +106,4 @@ def check_recorded(name: str, text: str, request: pytest.FixtureRequest) -> None
 
 @pytest.mark.parametrize("name", DISPATCHES)
 def test_each_convolution_takes_its_norm_addition_and_activation_along(name: str) -> None:
-    assert len(plan_of(name).steps) <= DISPATCHES[name]
+    assert len(plan_of(name, "metal").steps) <= DISPATCHES[name]
