@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention_decode import DECODE_REQUIRES, lower_decode
-from cuda_compiler.attention_mask import mask_macros, mask_states, mask_values
-from cuda_compiler.attention_prefill import MaskBlocks, is_for_warpgroups, lower_prefill
+from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_states, mask_values
+from cuda_compiler.attention_prefill import is_for_warpgroups, lower_prefill
+from cuda_compiler.attention_sizes import padded, size_macros
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles import MULTIPROCESSORS
+from cuda_compiler.wgmma import WARPGROUPS
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Choice, Emitted, Launch, Lowering, Option
+from npu_compiler.codegen.target import Emitted, Launch, Lowering, Option, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 
@@ -63,11 +65,11 @@ class _Division:
     @property
     def width(self) -> int:
         """Columns of a tile of values."""
-        return _padded(self.problem.value_size)
+        return padded(self.problem.value_size)
 
     @property
     def shared_bytes(self) -> int:
-        query, values = _padded(self.problem.size), self.width
+        query, values = padded(self.problem.size), self.width
         ring = _SLOTS * self.block * max(_pitch(query), _pitch(values)) * 2
         return max(ring, self.tile_rows * _pitch(query) * 2, self.tile_rows * self.splits * 4)
 
@@ -96,8 +98,8 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
         options.insert(0, Option(DECODE_REQUIRES, (decode,)))
     elif is_for_warpgroups(problem):
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
-        options.insert(0, Option("sm_90a", (*producers, prefill)))
-    return [*launches, *(options[0].launches if len(options) == 1 else [Choice(tuple(options))])]
+        options.insert(0, Option(WARPGROUPS, (*producers, prefill)))
+    return [*launches, *choice_of(options)]
 
 
 def _lower_tiles(
@@ -142,7 +144,7 @@ def _problem(group: Group, lowering: Lowering) -> AttentionProblem:
 
 def _divide(problem: AttentionProblem) -> _Division:
     rows = problem.shared * problem.rows
-    block = 64 if max(_padded(problem.size), _padded(problem.value_size)) <= 128 else 32
+    block = 64 if max(padded(problem.size), padded(problem.value_size)) <= 128 else 32
     warps_m, warps_l = _warps(rows, block)
     blocks = problem.batch * problem.groups * -(-rows // (16 * warps_m))
     return _Division(problem, block, warps_m, warps_l, _splits(-(-problem.length // block), blocks))
@@ -151,10 +153,6 @@ def _divide(problem: AttentionProblem) -> _Division:
 def _chunk(operand: AttentionOperand) -> int:
     """Elements that are copied at a time along a row."""
     return _CHUNK if operand.has_chunks(_CHUNK) else 1
-
-
-def _padded(size: int) -> int:
-    return -(-size // 16) * 16
 
 
 def _pitch(width: int) -> int:
@@ -178,11 +176,7 @@ def _splits(tiles: int, blocks: int) -> int:
 def _macros(division: _Division) -> dict[str, object]:
     problem = division.problem
     return {
-        "tile_t": CUDA.storage[problem.q.tensor.dtype.name],
-        "HEAD_SIZE": problem.size,
-        "VALUE_SIZE": problem.value_size,
-        "GROUPS": problem.groups,
-        "SHARED": problem.shared,
+        **size_macros(problem),
         "LENGTH": problem.length,
         "BLOCK": division.block,
         "WARPS_M": division.warps_m,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
-from cuda_compiler.attention_mask import mask_macros, mask_values
-from cuda_compiler.attention_prefill import MaskBlocks
+from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention_sizes import padded, size_macros
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
@@ -68,7 +68,7 @@ class _Division:
     @property
     def results(self) -> int:
         """Results of a cluster that are kept, rounded up to whole slices, and what they are relative to."""
-        chunks = self.rows * _padded(self.problem.value_size) // 4
+        chunks = self.rows * padded(self.problem.value_size) // 4
         return -(-chunks // self.cluster) * self.cluster * 4 + self.cluster * self.rows * 2
 
     @property
@@ -170,7 +170,7 @@ def _divide(problem: AttentionProblem, block: int) -> _Division | None:
     rows = problem.shared * problem.rows
     tiles = -(-problem.length // block)
     sets = -(-rows // 8)
-    fits = rows <= _MAX_ROWS and sets * _padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
+    fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
     if not fits or problem.causal or not _has_chunks(problem.k) or not _has_chunks(problem.v):
         return None
     heads, pieces = problem.batch * problem.groups, tiles * block // _PIECE
@@ -186,7 +186,7 @@ def _divide(problem: AttentionProblem, block: int) -> _Division | None:
 
 def _piece_bytes(problem: AttentionProblem) -> int:
     """Shared memory for one piece of each warp of a block."""
-    widths = _padded(problem.size) + _padded(problem.value_size)
+    widths = padded(problem.size) + padded(problem.value_size)
     return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
@@ -237,19 +237,11 @@ def _operand_macros(functions: Sequence[ElementFunction], fresh: int) -> dict[st
     }
 
 
-def _padded(size: int) -> int:
-    return -(-size // 16) * 16
-
-
 def _macros(division: _Division) -> dict[str, object]:
     problem = division.problem
     warps = division.cluster * _WARPS
     return {
-        "tile_t": CUDA.storage[problem.k.tensor.dtype.name],
-        "HEAD_SIZE": problem.size,
-        "VALUE_SIZE": problem.value_size,
-        "GROUPS": problem.groups,
-        "SHARED": problem.shared,
+        **size_macros(problem),
         "OWN_ROWS": problem.rows,
         "LENGTH": problem.length,
         "K_ROW": problem.k.view.strides[2],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import assemble
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
@@ -12,13 +14,29 @@ from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.view import View
 
-__all__ = ["STATE_FIELDS", "mask_macros", "mask_states", "mask_values"]
+__all__ = ["MaskBlocks", "STATE_FIELDS", "mask_macros", "mask_states", "mask_values"]
 
 STATE_FIELDS = ("state_batch", "state_head", "state_parts")
 
 _MAX_GRID = 65535
 _THREADS = 128
 _CHUNK_BYTES = 16  # that a thread reads at a time
+
+
+@dataclass(frozen=True)
+class MaskBlocks:
+    """What `mask_states` found out about a mask.
+
+    Attributes:
+        states: Of each block.
+        rows, positions: Size of a block.
+        ready: Whether the states are there before the launch ahead begins.
+    """
+
+    states: TensorArg
+    rows: int
+    positions: int
+    ready: bool
 
 
 def mask_macros(problem: AttentionProblem) -> dict[str, object]:

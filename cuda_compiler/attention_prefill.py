@@ -5,44 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch
-from cuda_compiler.attention_mask import mask_macros, mask_values
+from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention_sizes import size_macros
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.tiles import MULTIPROCESSORS
-from cuda_compiler.wgmma import warpgroup_product
+from cuda_compiler.wgmma import SHARED_BYTES, warpgroup_product
 from npu_compiler.codegen.attention import AttentionProblem
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Launch, Lowering
 from npu_compiler.dtypes import FLOAT32
 
-__all__ = ["MaskBlocks", "is_for_warpgroups", "lower_prefill"]
+__all__ = ["is_for_warpgroups", "lower_prefill"]
 
 _PANEL = 64  # columns that lie side by side in shared memory
 _MAX_SIZE = 128
 _CHUNK = 8  # elements of 16 bytes
-_MAX_SHARED = 227 << 10  # bytes that a block of compute capability 9.0 may have
 _SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
 _FILES = (
     *("mask.cuh", "tensor_cores.cuh", "warpgroups.cuh"),
     *("attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
 )
-
-
-@dataclass(frozen=True)
-class MaskBlocks:
-    """What `attention_mask.mask_states` found out about a mask.
-
-    Attributes:
-        states: Of each block.
-        rows, positions: Size of a block.
-        ready: Whether the states are there before the launch ahead begins.
-    """
-
-    states: TensorArg
-    rows: int
-    positions: int
-    ready: bool
 
 
 @dataclass(frozen=True)
@@ -101,7 +85,7 @@ def is_for_warpgroups(problem: AttentionProblem) -> bool:
     copied = all(operand.has_chunks(_CHUNK) for operand in (problem.q, problem.k, problem.v))
     if problem.shared * problem.rows <= 64 or not sizes_fit or not copied or problem.scale <= 0:
         return False
-    return _divide(problem).shared_bytes <= _MAX_SHARED
+    return _divide(problem).shared_bytes <= SHARED_BYTES
 
 
 def lower_prefill(
@@ -156,17 +140,13 @@ def _divide(problem: AttentionProblem) -> _Division:
     whole = _Division(problem, warpgroups_m=2, warpgroups_l=1, block=128, stages=3)
     if whole.tiles < MULTIPROCESSORS:
         return _Division(problem, warpgroups_m=1, warpgroups_l=2, block=64, stages=4)
-    return whole if whole.shared_bytes <= _MAX_SHARED else replace(whole, stages=2)
+    return whole if whole.shared_bytes <= SHARED_BYTES else replace(whole, stages=2)
 
 
 def _macros(division: _Division) -> dict[str, object]:
     problem = division.problem
     return {
-        "tile_t": CUDA.storage[problem.q.tensor.dtype.name],
-        "HEAD_SIZE": problem.size,
-        "VALUE_SIZE": problem.value_size,
-        "GROUPS": problem.groups,
-        "SHARED": problem.shared,
+        **size_macros(problem),
         "LENGTH": problem.length,
         "LAYERS": division.layers,
         "RESULT_TILES": division.tiles,

@@ -19,15 +19,9 @@ from cuda_compiler.image_packing import (
 )
 from cuda_compiler.overlap_convolution import fits_overlaps, lower_overlaps
 from cuda_compiler.packing import pack_size, resolve_anchor
-from cuda_compiler.tiled import (
-    WARPGROUPS,
-    bytes_of_a_result,
-    close_tilings,
-    option_of,
-    partial_argument,
-    product_function,
-)
+from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles import Tiling
+from cuda_compiler.wgmma import WARPGROUPS
 from cuda_compiler.window_convolution import fits_windows, lower_windows
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import TensorArg

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cuda_compiler.anchors import anchor_source
-from cuda_compiler.image_packing import is_packed_image
+from cuda_compiler.image_packing import CHUNK, is_packed_image
 from cuda_compiler.tiles import MULTIPROCESSORS
+from cuda_compiler.wgmma import SHARED_BYTES
 from cuda_compiler.window_tiles import (
     GROUP_THREADS,
     OUTPUTS,
@@ -20,10 +21,8 @@ from npu_compiler.codegen.target import Launch, Lowering
 
 __all__ = ["fits_overlaps", "lower_overlaps"]
 
-_CHUNK = 8  # channels that are copied at a time
 _GROUPS = 2  # warpgroups of a block: one multiplies while the other one stores
 _MAX_STEPS = 36  # of 16 products: their weights stay in registers
-_SHARED_BYTES = 227 * 1024  # of a block on compute capability 9.0
 _LEAST_ROUNDS = 4  # tiles of a warpgroup that make up for the weights' way to the registers
 
 
@@ -33,10 +32,10 @@ def fits_overlaps(group: Group, lowering: Lowering) -> bool:
     outputs, channels, taps_y, taps_x = source.operands[1].view.shape
     attrs = source.attrs
     plain = attrs["groups"] == 1 and tuple(attrs["stride"]) == (1, 1) and group.added is None
-    whole = channels % (2 * _CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(source.operands[0], channels)
+    whole = channels % (2 * CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(source.operands[0], channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
     enough = tiles_of(group) >= _LEAST_ROUNDS * _GROUPS * _blocks(group)
-    fits = _GROUPS * _group_bytes(group) <= _SHARED_BYTES
+    fits = _GROUPS * _group_bytes(group) <= SHARED_BYTES
     return plain and whole and short and enough and fits and fits_window_tiles(group, lowering)
 
 
@@ -91,4 +90,4 @@ def _plane(group: Group) -> int:
 def _group_bytes(group: Group) -> int:
     """Shared memory of a warpgroup: pixels at work and on their way, and results."""
     channels = anchor_source(group).operands[1].view.shape[1]
-    return 2 * (channels // _CHUNK) * _plane(group) + RESULT_BYTES
+    return 2 * (channels // CHUNK) * _plane(group) + RESULT_BYTES

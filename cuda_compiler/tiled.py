@@ -8,16 +8,15 @@ from math import prod
 from cuda_compiler.anchors import anchor_source
 from cuda_compiler.tiles import Tiling, ranked_tilings
 from cuda_compiler.warpgroups import ranked_warpgroup_tilings
-from cuda_compiler.wgmma import warpgroup_product
+from cuda_compiler.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.target import Launch, Lowering, Option
 from npu_compiler.dtypes import DType
 
-__all__ = ["WARPGROUPS", "bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
+__all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
 
-WARPGROUPS = "sm_90a"
 _CLOSE = 1.15  # of the best tiling's clocks; the models are off by a tenth
 _MOST = 4  # tilings of a product that are worth timing
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["warpgroup_product"]
+__all__ = ["SHARED_BYTES", "WARPGROUPS", "warpgroup_product"]
+
+WARPGROUPS = "sm_90a"  # what an option that multiplies by warpgroups requires
+SHARED_BYTES = 227 * 1024  # that a block may have there
 
 _ROWS = 64  # that a warpgroup multiplies at a time
 _TYPES = {"float16": "f16", "bfloat16": "bf16"}
