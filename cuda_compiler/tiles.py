@@ -38,8 +38,7 @@ class Tiling:
     splits: int = 1
     by_warpgroups: bool = False
     teams: int = 0
-    registers: int = 208
-    fetch: int = 128
+    exchange: int = 1
 
     @property
     def threads(self) -> int:
@@ -75,8 +74,10 @@ class Tiling:
         """The kernel files that multiply and store such tiles."""
         if self.teams:
             return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_teams.cuh"
-        products = "tile_warpgroups.cuh" if self.by_warpgroups else "tile_warps.cuh"
-        return "tensor_cores.cuh", "tile.cuh", products, "tile_cluster.cuh" if self.clustered else "tile_store.cuh"
+        store = "tile_cluster.cuh" if self.clustered else "tile_store.cuh"
+        if self.by_warpgroups:
+            return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_warpgroups.cuh", store, "tile_once.cuh"
+        return "tensor_cores.cuh", "tile.cuh", "tile_warps.cuh", store, "tile_once.cuh"
 
     def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
         """What the files expect.
@@ -86,11 +87,11 @@ class Tiling:
             steps: Tiles along k.
             panel: Tiles along m that follow each other before the next ones along n.
         """
-        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.by_warpgroups else {}
+        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.by_warpgroups and not self.teams else {}
         return {
             **ahead,
             "TEAMS": self.teams,
-            **({"REGISTERS": self.registers, "FETCH_BYTES": self.fetch} if self.teams else {}),
+            "EXCHANGE": self.exchange,
             "PANEL": panel,
             "TILE_M": self.rows,
             "TILE_N": self.columns,

@@ -192,17 +192,7 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, BLOCKS) 
     const tile_t* image, const tile_t* weight, ADDED_PARAMETERS float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    int tile = int(blockIdx.x), split = int(blockIdx.y);
-    int first = TILES * split / SPLITS, last = TILES * (split + 1) / SPLITS;
+    int split = int(blockIdx.y), first = TILES * split / SPLITS, last = TILES * (split + 1) / SPLITS;
     Copier copier(image, weight, ADDED_ARGUMENTS first, p);
-#if TEAMS
-    compute_tiles(copier, TILES, shared, p.rows, COLUMNS, out, EPILOGUE_ARGUMENTS p);
-#else
-    Part part = part_of(tile, p);
-    copier.begin(tile);
-    Accumulator sum;
-    multiply_tiles(sum, copier, last - first, shared);
-    finish_tile(
-        sum, shared, tile, split, partial, 0, part.row, part.col, p.rows, COLUMNS, part.base, out, EPILOGUE_ARGUMENTS p);
-#endif
+    compute_tiles(copier, last - first, shared, partial, p.rows, COLUMNS, out, EPILOGUE_ARGUMENTS p);
 }

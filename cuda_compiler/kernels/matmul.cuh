@@ -34,16 +34,8 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, BLOCKS) 
     const tile_t* a, const tile_t* b, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    int tile = int(blockIdx.x), split = int(blockIdx.y), steps = (p.k + TILE_K - 1) / TILE_K;
+    int split = int(blockIdx.y), steps = (p.k + TILE_K - 1) / TILE_K;
     int first = steps * split / SPLITS, last = steps * (split + 1) / SPLITS;
     Copier copier(a, b, first, p);
-#if TEAMS
-    compute_tiles(copier, steps, shared, p.m, p.n, out, EPILOGUE_ARGUMENTS p);
-#else
-    Part part = part_of(tile, p);
-    copier.begin(tile);
-    Accumulator sum;
-    multiply_tiles(sum, copier, last - first, shared);
-    finish_tile(sum, shared, tile, split, partial, part.batch, part.row, part.col, p.m, p.n, 0, out, EPILOGUE_ARGUMENTS p);
-#endif
+    compute_tiles(copier, last - first, shared, partial, p.m, p.n, out, EPILOGUE_ARGUMENTS p);
 }

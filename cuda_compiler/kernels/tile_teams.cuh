@@ -7,8 +7,9 @@ static_assert(A_BYTES % 1024 == 0 && B_BYTES % 1024 == 0, "the pattern repeats e
 static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has whole rows of a tile of its own");
 constexpr int GROUP_ROWS = WARP_M * 4, GROUPS = TEAM_THREADS / 128;
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES;
-constexpr int PRODUCT_REGISTERS = TEAMS * GROUPS == 2 ? REGISTERS : 160;
-constexpr int COPY_REGISTERS = TEAMS * GROUPS == 2 ? 504 - 2 * PRODUCT_REGISTERS : 32;
+constexpr int COPY_REGISTERS = TEAMS * GROUPS == 2 && TILE_M > 128 ? 96 : 56; // by rows whose pixels it keeps
+constexpr int PRODUCT_REGISTERS = TEAMS * GROUPS == 2 ? (504 - COPY_REGISTERS) / 16 * 8 : 152;
+constexpr int FETCH_BYTES = (PRODUCT_REGISTERS - STEPS_M * STEPS_N * 4 - (EXCHANGE ? 52 : 32)) * 4; // of a thread, for operands of the epilogue
 #define KERNEL_ATTRIBUTES
 
 // Barriers of the slots: when a tile of both operands is there, and when it is no longer needed.
@@ -80,59 +81,101 @@ __device__ __forceinline__ void copy_tiles(Copier& copier, Ring ring, int steps)
     wait_for_copies<0>();
 }
 
-// A tile of results as a warp sees it: each thread has eight neighbours of a row, out of 32, of the 16 rows of each step. The
-// first result of a row counts as `base` for the epilogue, and what that reads is fetched ahead, for the first results before
-// they are multiplied.
+// A tile of results as a thread sees it: packs of eight neighbours of a row. Of 32 columns each four lanes have a row; where
+// there are 64, they leave half of it to the four lanes that have the next row and take half of that, so that eight lanes
+// store 128 bytes. The first result of a row counts as `base` for the epilogue, whose operands are fetched ahead, the first
+// ones before the tile is multiplied.
 struct Results {
-    static constexpr int TAKEN = STORE_SIZE * PAIRS, EACH = 8 / TAKEN, GROUPS_N = TILE_N / 32;
-    static constexpr int PARTS = STEPS_M * 2 * GROUPS_N * EACH;
-    static constexpr int FITTING = FETCH_BYTES / int(sizeof(Fetched)), DEPTH = FITTING < PARTS ? FITTING : PARTS;
-    int batch, row, col, rows, columns, base;
-    Fetched fetched[DEPTH];
+    static constexpr bool SHARED_ROWS = EXCHANGE && TILE_N % 64 == 0;
+    static constexpr int TAKEN = STORE_SIZE * PAIRS, EACH = 8 / TAKEN, PACKS_EACH = TILE_N / 32; // of a step's 8 rows
+    static constexpr int COUNT = STEPS_M * 2 * PACKS_EACH * EACH;
+    static constexpr int FITTING = FETCH_BYTES / int(sizeof(FetchedByElement)), DEPTH = FITTING < COUNT ? FITTING : COUNT;
+    const int batch, rows, columns, base;
+    const bool lower; // of the two rows that eight lanes share
+    int row, col;
+    FetchedByColumn of_column[2];
+    FetchedByElement of_element[DEPTH];
 
-    __device__ __forceinline__ int row_of(int part) const
+    __device__ __forceinline__ Results(Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
+        : batch(part.batch), rows(rows), columns(columns / PAIRS), base(part.base), lower(threadIdx.x / 4 % 2)
     {
-        return row + part / (2 * GROUPS_N * EACH) * 64 + part / (GROUPS_N * EACH) % 2 * 8;
-    }
-    __device__ __forceinline__ int col_of(int part) const
-    {
-        return col + (part / EACH % GROUPS_N * 32 + part % EACH * TAKEN) / PAIRS;
-    }
-    __device__ __forceinline__ void prefetch(int part, EPILOGUE_PARAMETERS const Params& p)
-    {
-        if (row_of(part) < rows && col_of(part) < columns) {
-            fetched[part % DEPTH] = fetch(batch, row_of(part), base + col_of(part), EPILOGUE_ARGUMENTS p);
+        int thread = int(threadIdx.x) % 128;
+        row = part.row + group * GROUP_ROWS + thread / 32 * 16 + thread % 32 / 4 - (SHARED_ROWS && lower ? 1 : 0);
+        col = (part.col + thread % 4 * 8 + (SHARED_ROWS && lower ? 32 : 0)) / PAIRS;
+        fetch_column(0, EPILOGUE_ARGUMENTS p);
+        #pragma unroll
+        for (int number = 0; number < DEPTH; ++number) {
+            fetch_element(number, EPILOGUE_ARGUMENTS p);
         }
     }
 
-    __device__ __forceinline__ Results(Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
-        : batch(part.batch), rows(rows), columns(columns / PAIRS), base(part.base)
+    __device__ __forceinline__ int row_of(int number) const
     {
-        int thread = int(threadIdx.x) % 128;
-        row = part.row + group * GROUP_ROWS + thread / 32 * 16 + thread % 32 / 4;
-        col = (part.col + thread % 4 * 8) / PAIRS;
+        int pack = number / EACH, rest = SHARED_ROWS ? pack % 2 : 0;
+        return row + pack / PACKS_EACH / 2 * 64 + pack / PACKS_EACH % 2 * 8 + rest;
+    }
+    __device__ __forceinline__ int col_of(int number) const
+    {
+        int pack = number / EACH % PACKS_EACH, first = SHARED_ROWS ? pack / 2 * 64 : pack * 32;
+        return col + (first + number % EACH * TAKEN) / PAIRS;
+    }
+    __device__ __forceinline__ bool is_inside(int number) const
+    {
+        return row_of(number) < rows && col_of(number) < columns;
+    }
+
+    __device__ __forceinline__ void fetch_column(int number, EPILOGUE_PARAMETERS const Params& p)
+    {
+        if (col_of(number) < columns) {
+            of_column[number % 2] = fetch_by_column(batch, 0, base + col_of(number), EPILOGUE_ARGUMENTS p);
+        }
+    }
+    __device__ __forceinline__ void fetch_element(int number, EPILOGUE_PARAMETERS const Params& p)
+    {
+        if (is_inside(number)) {
+            int c = base + col_of(number);
+            of_element[number % DEPTH] = fetch_by_element(batch, row_of(number), c, EPILOGUE_ARGUMENTS p);
+        }
+    }
+
+    // The results of a pack and, where rows are shared, of the next one.
+    __device__ __forceinline__ void take(float (&value)[2][8], const Accumulator& sum, int pack) const
+    {
+        const int step = pack / PACKS_EACH / 2, upper = pack / PACKS_EACH % 2 * 2, block = pack % PACKS_EACH * 4;
         #pragma unroll
-        for (int first = 0; first < DEPTH; ++first) {
-            prefetch(first, EPILOGUE_ARGUMENTS p);
+        for (int i = 0; i < 8; ++i) {
+            value[0][i] = sum.at[step][block + i / 2][upper + i % 2];
+            if (SHARED_ROWS) {
+                value[1][i] = sum.at[step][block + 4 + i / 2][upper + i % 2];
+                float other = __shfl_xor_sync(0xffffffffu, lower ? value[0][i] : value[1][i], 4);
+                (lower ? value[0][i] : value[1][i]) = other;
+            }
         }
     }
 
     __device__ __forceinline__ void store_all(const Accumulator& sum, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
     {
+        float value[2][8];
         #pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-            const int m = part / (2 * GROUPS_N * EACH), upper = part / (GROUPS_N * EACH) % 2 * 2;
-            const int block = part / EACH % GROUPS_N * 4, first = part % EACH * TAKEN;
-            float value[TAKEN];
-            #pragma unroll
-            for (int i = 0; i < TAKEN; ++i) {
-                value[i] = sum.at[m][block + (first + i) / 2][upper + (first + i) % 2];
+        for (int number = 0; number < COUNT; ++number) {
+            const int pack = number / EACH, held = SHARED_ROWS ? pack % 2 : 0;
+            if (number % EACH == 0 && held == 0) {
+                take(value, sum, pack);
             }
-            if (row_of(part) < rows && col_of(part) < columns) {
-                store(value, fetched[part % DEPTH], batch, row_of(part), base + col_of(part), out, EPILOGUE_ARGUMENTS p);
+            if (number + 1 < COUNT) {
+                fetch_column(number + 1, EPILOGUE_ARGUMENTS p);
             }
-            if (part + DEPTH < PARTS) {
-                prefetch(part + DEPTH, EPILOGUE_ARGUMENTS p);
+            if (is_inside(number)) {
+                float part[TAKEN];
+                #pragma unroll
+                for (int i = 0; i < TAKEN; ++i) {
+                    part[i] = value[held][number % EACH * TAKEN + i];
+                }
+                Fetched fetched{of_column[number % 2], of_element[number % DEPTH]};
+                store(part, fetched, batch, row_of(number), base + col_of(number), out, EPILOGUE_ARGUMENTS p);
+            }
+            if (number + DEPTH < COUNT) {
+                fetch_element(number + DEPTH, EPILOGUE_ARGUMENTS p);
             }
         }
     }
@@ -193,7 +236,8 @@ __device__ __forceinline__ void multiply_tiles(
 
 template <typename Copier>
 __device__ __forceinline__ void compute_tiles(
-    Copier& copier, int steps, unsigned char* shared, int rows, int columns, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    Copier& copier, int steps, unsigned char* shared, float*, int rows, int columns, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
     Ring ring(shared);
     if (threadIdx.x == 0) {
