@@ -204,8 +204,8 @@ def output_argument(group: Group) -> TensorArg:
 def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:
     """Device functions that compute `size` neighbours from their position, and store them.
 
-    ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has two
-    parts: what is the same for a whole column of results, and what is not.
+    ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has
+    two parts: ``fetch_by_column`` reads what is the same for all rows, ``fetch_by_element`` what is not.
 
     Args:
         group: What to compute.

@@ -38,7 +38,6 @@ class Tiling:
     splits: int = 1
     by_warpgroups: bool = False
     teams: int = 0
-    exchange: int = 1
 
     @property
     def threads(self) -> int:
@@ -73,7 +72,7 @@ class Tiling:
     def files(self) -> tuple[str, ...]:
         """The kernel files that multiply and store such tiles."""
         if self.teams:
-            return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_teams.cuh"
+            return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_results.cuh", "tile_teams.cuh"
         store = "tile_cluster.cuh" if self.clustered else "tile_store.cuh"
         if self.by_warpgroups:
             return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_warpgroups.cuh", store, "tile_once.cuh"
@@ -91,7 +90,6 @@ class Tiling:
         return {
             **ahead,
             "TEAMS": self.teams,
-            "EXCHANGE": self.exchange,
             "PANEL": panel,
             "TILE_M": self.rows,
             "TILE_N": self.columns,

@@ -85,7 +85,7 @@ constexpr int TILES = TILES_K<Image> + TILES_K<AddedImage>;
 constexpr int TILES = TILES_K<Image>;
 #endif
 
-// Copies what a tap at each pixel's own place reads, and what several taps read.
+// Whether each result reads the pixel at its own place, so that images are matrices that lie in rows.
 template <typename G>
 constexpr bool POINTWISE = G::TAPS_Y * G::TAPS_X * G::STEP_Y * G::STEP_X == 1 && G::PAD_Y == 0 && G::PAD_X == 0;
 
