@@ -17,8 +17,8 @@ from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.expr import Expr, Iota, Load, reindex, walk
 from npu_compiler.trace import Map, Scatter
@@ -111,7 +111,7 @@ def _names_rows(produced: Group) -> bool:
 
 def lower_decode(
     problem: AttentionProblem, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> Launch | None:
+) -> KernelCall | None:
     """One launch; None where the kernel does not suit.
 
     Args:
@@ -132,7 +132,7 @@ def lower_decode(
     tiles = problem.batch * problem.groups
     parts = problem.k.argument
     if division.clusters > 1:
-        parts = TensorArg(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
+        parts = Argument(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
     caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
     inputs = [argument for function in functions for argument in function.inputs]

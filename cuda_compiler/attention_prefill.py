@@ -13,8 +13,8 @@ from cuda_compiler.tiles import MULTIPROCESSORS
 from cuda_compiler.wgmma import SHARED_BYTES, warpgroup_product
 from npu_compiler.codegen.attention import AttentionProblem
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import FLOAT32
 
 __all__ = ["is_for_warpgroups", "lower_prefill"]
@@ -90,7 +90,7 @@ def is_for_warpgroups(problem: AttentionProblem) -> bool:
 
 def lower_prefill(
     group: Group, lowering: Lowering, problem: AttentionProblem, positions: Positions, blocks: MaskBlocks
-) -> Launch:
+) -> KernelCall:
     """The launch that computes attention for which `is_for_warpgroups` holds.
 
     Args:
@@ -103,7 +103,7 @@ def lower_prefill(
     division = _divide(problem)
     parts = problem.k.argument
     if division.splits > 1:
-        parts = TensorArg(lowering.scratch(division.parts_bytes()), writes=True)
+        parts = Argument(lowering.scratch(division.parts_bytes()), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
     dtype = problem.q.tensor.dtype.name
     products = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from cuda_runtime.capability import meets
-from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, KernelSource
+from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, KernelSource, options_of
 
 
 def kernels_for(plan: ExecutionPlan, capability: int) -> list[KernelSource]:
@@ -15,10 +16,6 @@ def kernels_for(plan: ExecutionPlan, capability: int) -> list[KernelSource]:
 
 
 def _calls(plan: ExecutionPlan, capability: int) -> Iterator[Call]:
-    for step in plan.steps:
-        if not isinstance(step, CallChoice):
-            yield step
-            continue
-        for option in step.options:
-            if meets(option.requires, capability):
-                yield from option.calls
+    for option in chain.from_iterable(map(options_of, plan.steps)):
+        if meets(option.requires, capability):
+            yield from option.calls

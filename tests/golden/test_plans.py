@@ -14,7 +14,7 @@ import torch
 
 import npu_compiler
 from npu_cli.extras import import_torchvision
-from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall
+from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, options_of
 from tests.support.decoders import import_transformers, make_decoder
 
 FOLDER = Path(__file__).parent
@@ -45,9 +45,9 @@ def rendered(plan: ExecutionPlan) -> str:
     """
     lines = [f"{len(plan.calls)} launches of {len(plan.kernels)} kernels, arena of {plan.arena_bytes} bytes"]
     for step in plan.steps:
-        options = step.options if isinstance(step, CallChoice) else ()
-        for call in options[0].calls if isinstance(step, CallChoice) else (step,):
-            label = f"{call.label} ({len(options)} options)" if options else call.label
+        options = options_of(step)
+        for call in options[0].calls:
+            label = f"{call.label} ({len(options)} options)" if len(options) > 1 else call.label
             lines.append(f"{_what(call, plan)} {call.nbytes:>9} B {call.flops:>11} FLOP  {label}")
     return "\n".join(lines) + "\n"
 

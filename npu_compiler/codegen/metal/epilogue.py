@@ -11,10 +11,10 @@ from npu_compiler.codegen.dialect import Dialect, Printer
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import flops_of, traffic_of
 from npu_compiler.codegen.metal.skeleton import assemble, kernel_file, pointer_parameters
-from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, TensorArg, merge_groups
+from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import KernelSource
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import Anchor
 
@@ -57,7 +57,7 @@ class AnchorKernel:
     """A kernel with its epilogue, ready to be launched.
 
     Attributes:
-        source: The kernel.
+        kernel: Its number; see `Lowering.kernel`.
         params: Its parameters.
         operands: The tensors that the epilogue and the prologue read.
         values: Values of the parameters that these add.
@@ -67,23 +67,23 @@ class AnchorKernel:
     """
 
     group: Group
-    source: KernelSource
+    kernel: int
     params: ParamStruct
-    operands: tuple[TensorArg, ...]
+    operands: tuple[Argument, ...]
     values: Mapping[str, int]
-    output: TensorArg
+    output: Argument
     nbytes: int
     generated_flops: int
 
     def launch(
         self,
-        inputs: Sequence[TensorArg],
+        inputs: Sequence[Argument],
         values: Mapping[str, int],
         grid: tuple[int, int, int],
         threads: int,
         flops: int,
         share: float = 1.0,
-    ) -> Launch:
+    ) -> KernelCall:
         """One launch.
 
         Args:
@@ -94,9 +94,9 @@ class AnchorKernel:
             flops: Arithmetic of the kernel itself.
             share: The part of the group's results that this launch computes.
         """
-        return Launch(
+        return KernelCall(
             label=" + ".join(self.group.nodes),
-            kernel=self.source,
+            kernel=self.kernel,
             args=(*inputs, self.output, *self.operands),
             params=self.params.pack({**values, **self.values}),
             grid=grid,
@@ -167,11 +167,11 @@ def anchor_kernel(
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     return AnchorKernel(
         group=group,
-        source=assemble(entry, params, "\n".join(text), defined),
+        kernel=lowering.kernel(assemble(entry, params, "\n".join(text), defined)),
         params=params,
         operands=tuple(argument for argument, _ in pointers),
         values=values,
-        output=TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True),
+        output=Argument(group.output.index, group.view.offset * group.output.dtype.size, writes=True),
         nbytes=traffic_of(group, lowering.tensors),
         generated_flops=flops,
     )
