@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role
 from npu_compiler.errors import ProgramFormatError
 from npu_compiler.layout import BufferSpec
-
-if TYPE_CHECKING:
-    from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["check_program"]
 
@@ -22,18 +19,22 @@ _MAX_CLUSTER = 8  # threadgroups; what every device that has clusters takes
 _MAX_PARAMS = 4096  # Metal's limit for setBytes, CUDA's for kernel parameters
 
 
-def check_program(program: CompiledProgram, origin: str) -> None:
+def check_program(functions: Mapping[str, ExecutionPlan], recipes: Sequence[WeightRecipe], origin: str) -> None:
     """Checks indices, sizes and names of a program.
+
+    Args:
+        functions, recipes: What it holds.
+        origin: Where it comes from, for error messages.
 
     Raises:
         ProgramFormatError: Something points outside of what it points into.
     """
-    if not program.functions:
+    if not functions:
         raise ProgramFormatError(f"{origin}: the program has no function; compile the model again")
-    for recipe in program.recipes:
+    for recipe in recipes:
         _check_spec(recipe.spec, origin)
-    weights = {recipe.spec.name: recipe.spec.nbytes for recipe in program.recipes}
-    for name, plan in program.functions.items():
+    weights = {recipe.spec.name: recipe.spec.nbytes for recipe in recipes}
+    for name, plan in functions.items():
         _check_plan(plan, weights, f"{origin}, function '{name}'")
 
 

@@ -17,8 +17,9 @@ from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.ir import IRGraph
 from npu_compiler.layout import BufferSpec, Layout, layout_of
 from npu_compiler.recipes import WeightRecipe
-from npu_compiler.symbolic import OpRefusal, Tensor
-from npu_compiler.trace import Trace, TracedTensor, trace_graph
+from npu_compiler.symbolic import OpRefusal, Tensor, Trace
+from npu_compiler.trace import TracedTensor
+from npu_compiler.tracing import trace_graph
 
 __all__ = ["plan_graph"]
 
