@@ -78,4 +78,5 @@ def test_gpu_libraries_have_one_door_each() -> None:
     assert importers("cupy") == {"cuda_runtime.cupy_api"}
     without_torch = ("npu_compiler", "metal_kernels", "software_gpu", "cuda_compiler", "cuda_runtime")
     found = {module for module in importers("torch") if module.startswith(without_torch)}
-    assert found and all(module.startswith("npu_compiler.torch_frontend") for module in found)
+    assert found
+    assert all(module.startswith("npu_compiler.torch_frontend") for module in found)
