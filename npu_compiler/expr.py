@@ -119,6 +119,7 @@ FUNCTIONS: dict[str, Function] = {
     "tanh": Function("tanh({0})", np.tanh),
     "erf": Function("erf({0})", _erf),
     "pow": Function("pow({0}, {1})", np.power),
+    "fmod": Function("fmod({0}, {1})", np.fmod),
     "floor": Function("floor({0})", np.floor),
     "ceil": Function("ceil({0})", np.ceil),
     "max": Function("({0} > {1} || {0} != {0} ? {0} : {1})", np.maximum),
