@@ -139,28 +139,9 @@ def anchor_kernel(
         raise OpRefusal(f"the result has {group.output.layout.size} elements, more than kernels address (2^31)")
     assert group.anchor is not None
     operands, unpacking, extents = _resolve(group, lowering, dims)
-    first = inputs + 1
     pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
-    macros = {
-        **definitions,
-        "PAIRS": group.pairs,
-        "OUT_BUFFER": inputs,
-        "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
-        "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
-        "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
-        "PROLOGUE": int(prologue is not None),
-        "PROLOGUE_BUFFERS": "",
-        "PARAMS_BUFFER": first + len(pointers),
-        "out_t": dialect.storage[group.output.dtype.name],
-        "result_t": dialect.register(group.expr.dtype),
-    }
-    values = {**extents, **dict(operands.fields)}
-    flops = flops_of([group.expr], prod(group.shape))
-    if prologue is not None:
-        buffers = pointer_parameters(prologue.operands, dialect, first + len(operands.pointers))
-        macros |= {"PROLOGUE_BUFFERS": buffers.replace("\n", " "), **prologue.definitions}
-        values |= prologue.values
-        flops += prologue.flops
+    macros = {**definitions, **_macros(group, operands, prologue, inputs, dialect)}
+    values = {**extents, **dict(operands.fields), **(prologue.values if prologue else {})}
     params = ParamStruct("Params", tuple(("int", name) for name in (*fields, *values)))
     files = (*parts, f"{entry}.metal")
     text = [_functions(group, operands, unpacking, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
@@ -173,8 +154,30 @@ def anchor_kernel(
         values=values,
         output=Argument(group.output.index, group.view.offset * group.output.dtype.size, writes=True),
         nbytes=traffic_of(group, lowering.tensors),
-        generated_flops=flops,
+        generated_flops=flops_of([group.expr], prod(group.shape)) + (prologue.flops if prologue else 0),
     )
+
+
+def _macros(
+    group: Group, operands: Operands, prologue: Prologue | None, inputs: int, dialect: Dialect
+) -> dict[str, object]:
+    """What the files need to be told of output, epilogue and prologue; the output is bound behind the inputs."""
+    first = inputs + 1
+    behind = first + len(operands.pointers)
+    before = "" if prologue is None else pointer_parameters(prologue.operands, dialect, behind)
+    return {
+        "PAIRS": group.pairs,
+        "OUT_BUFFER": inputs,
+        "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
+        "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
+        "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
+        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE_BUFFERS": before.replace("\n", " "),
+        "PARAMS_BUFFER": behind + (len(prologue.operands.pointers) if prologue else 0),
+        "out_t": dialect.storage[group.output.dtype.name],
+        "result_t": dialect.register(group.expr.dtype),
+        **(prologue.definitions if prologue else {}),
+    }
 
 
 def _resolve(group: Group, lowering: Lowering, dims: Dims) -> tuple[Operands, list[str], dict[str, int]]:
