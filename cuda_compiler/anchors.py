@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import Positions, epilogue, output_argument
+from cuda_compiler.packing import Positions, epilogue
 from cuda_compiler.skeleton import assemble
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, traffic_of
+from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import Argument, KernelCall
 from npu_compiler.codegen.target import Lowering

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import AXES, Positions, epilogue, output_argument, pack_size, unpack
+from cuda_compiler.packing import AXES, Positions, epilogue, pack_size, unpack
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import elementwise_operands, flops_of, traffic_of
+from npu_compiler.codegen.loops import elementwise_operands, flops_of, output_argument, traffic_of
 from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import KernelCall, KernelSource

@@ -10,8 +10,8 @@ from cuda_compiler.guards import Guard, conditions, is_uniform
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.codegen.dialect import LeafNames, Printer
 from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.loops import output_argument
 from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
-from npu_compiler.codegen.plan import Argument
 from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import Expr, Iota, Load, walk
 from npu_compiler.symbolic import OpRefusal
@@ -23,7 +23,6 @@ __all__ = [
     "Positions",
     "element_functions",
     "epilogue",
-    "output_argument",
     "pack_size",
     "packed_loads",
 ]
@@ -196,10 +195,6 @@ def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
     (column,) = dims[2]
     statements.append(f"    int i{column} = col;")
     return Positions(operands, tuple(statements), {}, f"i{column}")
-
-
-def output_argument(group: Group) -> Argument:
-    return Argument(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
 
 
 def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:

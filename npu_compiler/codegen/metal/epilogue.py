@@ -9,7 +9,7 @@ from math import prod
 
 from npu_compiler.codegen.dialect import Dialect, Printer
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, traffic_of
+from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
 from npu_compiler.codegen.metal.skeleton import assemble, kernel_file, pointer_parameters
 from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
 from npu_compiler.codegen.params import ParamStruct
@@ -152,7 +152,7 @@ def anchor_kernel(
         params=params,
         operands=tuple(argument for argument, _ in pointers),
         values=values,
-        output=Argument(group.output.index, group.view.offset * group.output.dtype.size, writes=True),
+        output=output_argument(group),
         nbytes=traffic_of(group, lowering.tensors),
         generated_flops=flops_of([group.expr], prod(group.shape)) + (prologue.flops if prologue else 0),
     )

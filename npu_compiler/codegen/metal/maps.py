@@ -12,6 +12,7 @@ from npu_compiler.codegen.loops import (
     elementwise_body,
     elementwise_operands,
     flops_of,
+    output_argument,
     row_operands,
     row_program,
     traffic_of,
@@ -163,7 +164,7 @@ class _Part:
             + "\n".join([*lines, elementwise_body(group, operands, dialect)])
             + "\n}\n"
         )
-        arguments = (_output(group), *(argument for argument, _ in operands.pointers))
+        arguments = (output_argument(group), *(argument for argument, _ in operands.pointers))
         return cls(operands, arguments, kinds, text, params.pack(values))
 
 
@@ -186,10 +187,6 @@ def _int_fields(operands: Operands, extents: dict[str, int]) -> tuple[tuple[str,
     return tuple(("int", name) for name in extents) + tuple(("int", name) for name, _ in operands.fields)
 
 
-def _output(group: Group) -> Argument:
-    return Argument(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
-
-
 def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
@@ -209,7 +206,7 @@ def _launch(
     return KernelCall(
         label=" + ".join(group.nodes),
         kernel=lowering.kernel(assemble(entry, params, body)),
-        args=(_output(group), *(argument for argument, _ in operands.pointers)),
+        args=(output_argument(group), *(argument for argument, _ in operands.pointers)),
         params=params.pack({**values, **dict(operands.fields)}),
         grid=grid,
         block=block,
