@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.codegen.dialect import LeafNames
+from npu_compiler.codegen.plan import TensorMap
 from npu_compiler.expr import Expr, Iota, Load, Reduce, walk
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
@@ -23,11 +24,15 @@ Merge = Callable[[tuple[int, ...], list[tuple[int, ...]]], Merged]
 
 @dataclass(frozen=True)
 class TensorArg:
-    """A tensor bound to a kernel: index in the trace, or a scratch buffer's; byte offset; whether it is written."""
+    """A tensor bound to a kernel: index in the trace, or a scratch buffer's; byte offset; whether it is written.
+
+    `map` is how a copy engine sees it, if that is what the kernel takes. See `plan.Argument`.
+    """
 
     tensor: int
     offset: int = 0
     writes: bool = False
+    map: TensorMap | None = None
 
 
 @dataclass(frozen=True)

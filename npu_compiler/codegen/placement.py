@@ -131,4 +131,4 @@ class Placement:
 
     def _argument(self, arg: TensorArg) -> Argument:
         buffer, base = self.slots[self._aliases.get(arg.tensor, arg.tensor)]
-        return Argument(buffer, base + arg.offset, arg.writes)
+        return Argument(buffer, base + arg.offset, arg.writes, arg.map)
