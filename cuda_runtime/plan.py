@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, CUDADevice
-from cuda_runtime.driver import Kernel, Module, record_event
+from cuda_runtime.driver import Kernel, Module, encoded_map, record_event
 from cuda_runtime.kernel_cache import compiled_kernels
 from cuda_runtime.library import check_call
 from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, LibraryCall, Role
@@ -209,12 +209,16 @@ class CUDAPlan(PreparedPlan):
             assert self._library is not None
             self._library.launch(step, addresses)
             return
+        values = [
+            address if argument.map is None else encoded_map(argument.map, address)
+            for argument, address in zip(step.args, addresses, strict=True)
+        ]
         self._kernels[step.kernel].launch(
             step.grid,
             step.block,
             step.cluster,
             step.shared_bytes,
-            addresses,
+            values,
             step.params,
             self._device.second_stream.ptr,
             overlapping,

@@ -119,7 +119,8 @@ def _attrs(step: LibraryCall) -> str:
 def _argument(argument: Argument, plan: ExecutionPlan) -> str:
     buffer = plan.buffers[argument.buffer]
     name = buffer.name or buffer.role.value
-    return f"{'out ' if argument.writes else ''}{name}+{argument.offset}"
+    box = "" if argument.map is None else f" in boxes of {_shape(argument.map.box)}"
+    return f"{'out ' if argument.writes else ''}{name}+{argument.offset}{box}"
 
 
 def _kernels(plan: ExecutionPlan) -> list[str]:
