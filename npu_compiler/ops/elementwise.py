@@ -72,14 +72,14 @@ def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) ->
 def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
     """The quotient rounded down, by PyTorch's own rule.
 
-    It goes by the remainder, which is exact: a quotient just below a whole number may round up to it. So
-    ``0.5 / 0.1`` gives 4, and infinity by anything NaN.
+    It goes by the remainder, which is exact, where a quotient just below a whole number may round up to it: ``0.5 / 0.1``
+    gives 4. An infinite dividend gives NaN.
     """
     divisor = _float(other) if isinstance(other, Tensor) else full(dividend.trace, (), float(other), dividend.dtype)
     rest = apply("fmod", dividend, divisor)
     quotient = (dividend - rest) / divisor
     quotient = where(where(divisor < 0, rest > 0, rest < 0), quotient - 1, quotient)
-    down = apply("floor", quotient)
+    down = apply("floor", quotient)  # whole already, but for the rounding of the two operations above
     nearest = where(quotient - down > 0.5, down + 1, down)
     return where(apply("eq", divisor, 0), dividend / divisor, nearest)
 
