@@ -72,8 +72,8 @@ def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) ->
 def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
     """The quotient rounded down, by PyTorch's own rule.
 
-    It goes by the remainder, which is exact, where a quotient just below a whole number may round up to it: ``0.5 / 0.1``
-    gives 4. An infinite dividend gives NaN.
+    It goes by the remainder, which is exact, where a quotient just below a whole number may round up to it:
+    ``0.5 / 0.1`` gives 4. An infinite dividend gives NaN.
     """
     divisor = _float(other) if isinstance(other, Tensor) else full(dividend.trace, (), float(other), dividend.dtype)
     rest = apply("fmod", dividend, divisor)
