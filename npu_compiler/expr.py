@@ -108,6 +108,7 @@ FUNCTIONS: dict[str, Function] = {
     "sub": Function("({0} - {1})", np.subtract),
     "mul": Function("({0} * {1})", np.multiply),
     "div": Function("({0} / {1})", np.divide),
+    "quotient": Function("({0} / {1})", np.divide),  # by a number from one on; a dialect may miss the last place
     "neg": Function("(-{0})", np.negative),
     "abs": Function("({0} < 0 ? -{0} : {0})", np.abs),
     "exp": Function("exp({0})", np.exp),

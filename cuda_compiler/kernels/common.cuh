@@ -76,6 +76,15 @@ __device__ __forceinline__ void hurry_next_grid()
 #endif
 }
 
+// A quotient by a number from one on, two units in the last place off at most: an exact one is a dozen instructions and
+// a branch. Beyond 2^126 the reciprocal is zero; NaN stays.
+__device__ __forceinline__ float quotient(float dividend, float divisor)
+{
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
+    return dividend * reciprocal;
+}
+
 __device__ __forceinline__ float combine_sum(float a, float b) { return a + b; }
 __device__ __forceinline__ int combine_sum(int a, int b) { return a + b; }
 __device__ __forceinline__ int64 combine_sum(int64 a, int64 b) { return a + b; }
