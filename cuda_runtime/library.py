@@ -14,7 +14,7 @@ from cuda_runtime.toolkit import load_library
 from npu_compiler.codegen.plan import LibraryCall
 from npu_compiler.errors import DeviceError, MissingDependencyError
 
-__all__ = ["Library", "check_call"]
+__all__ = ["Library", "check_call", "is_installed"]
 
 _KINDS = {"float16": 2, "bfloat16": 14}  # CUDA_R_16F, CUDA_R_16BF
 _FLOAT32, _COMPUTE_FLOAT32 = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
@@ -144,11 +144,16 @@ class Library:
         _check(status, f"step '{step.label}'")
 
     def _product(self, step: LibraryCall, bias: int) -> _Product:
-        """What describes a step: made once for all that differ in addresses alone, as asking the heuristic takes time."""
+        """What describes a step, made once for all that differ in addresses alone: the heuristic takes its time."""
         key = (*(step.attrs.get(name) for name in (*_SIZES, "dtype", "addend_row")), bias != 0)
         if key not in self._products:
             self._products[key] = _Product(self._handle, step, bias)
         return self._products[key]
+
+
+def is_installed() -> bool:
+    """Whether this machine has the library."""
+    return _loaded() is not None
 
 
 def check_call(step: LibraryCall) -> None:
@@ -174,8 +179,12 @@ def _check(status: int, what: str) -> None:
 
 
 @cache
+def _loaded() -> ctypes.CDLL | None:
+    return load_library("cublasLt", "cublas")
+
+
 def _cublas() -> ctypes.CDLL:
-    library = load_library("cublasLt", "cublas")
+    library = _loaded()
     if library is None:
         raise MissingDependencyError(
             "large matrix products need cuBLAS, which is not installed: install a CUDA toolkit, or "

@@ -9,7 +9,7 @@ from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCal
 
 
 def kernels_for(plan: ExecutionPlan, capability: int) -> list[KernelSource]:
-    """The kernels of all options that a device of this capability (times ten) can run."""
+    """The kernels of all options that a device of this capability (times ten) can run, with the library at hand."""
     calls = {call.kernel for call in _calls(plan, capability) if isinstance(call, KernelCall)}
     return [plan.kernels[index] for index in sorted(calls)]
 
@@ -20,5 +20,5 @@ def _calls(plan: ExecutionPlan, capability: int) -> Iterator[Call]:
             yield step
             continue
         for option in step.options:
-            if meets(option.requires, capability):
+            if option.requires == "cublas" or meets(option.requires, capability):
                 yield from option.calls
