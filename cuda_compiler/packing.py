@@ -91,13 +91,13 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
         return []
     found = []
     walks = ((load, operands.walks.get(id(load))) for load in _loads(exprs) if load.index is None)
-    contiguous = [(load, walk) for load, walk in walks if walk is not None and walk[axis] == 1]
+    contiguous = [(load, strides) for load, strides in walks if strides is not None and strides[axis] == 1]
     held = conditions(exprs) if any(_guarded(operands, load) for load, _ in contiguous) else {}
-    for load, walk in contiguous:
+    for load, strides in contiguous:
         guards = held[id(load)] if _guarded(operands, load) else {}
         pointer, address, _ = operands.names.loads[id(load)]
         argument, tensor = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
-        outer, storage = _split(walk, axis)[1], CUDA.storage[tensor.dtype.name]
+        outer, storage = _split(strides, axis)[1], CUDA.storage[tensor.dtype.name]
         if guards:
             outer.append(load.ref.view.offset)  # part of the address, as neither side of the tensor is safe to read
         elif load.ref.view.offset < 0 or _guarded(operands, load):
