@@ -29,7 +29,10 @@ _SLOTS = 3  # as in attention_tile.cuh
 _DIMS = ((0, 1), (2,), (3,))
 _SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
 _ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
-_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh")
+_FILES = (
+    *("mask.cuh", "tensor_cores.cuh"),
+    *("attention_blocks.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh"),
+)
 
 
 @dataclass(frozen=True)

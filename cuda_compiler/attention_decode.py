@@ -40,7 +40,10 @@ _CLUSTER = 8
 _BLOCKS = 112  # that the device holds at once, one a multiprocessor, in whole clusters
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _ENOUGH = 1  # pieces for each warp of another cluster
-_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh")
+_FILES = (
+    *("mask.cuh", "tensor_cores.cuh"),
+    *("attention_blocks.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh"),
+)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _CHUNK = 8  # elements of 16 bytes
 _SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
 _FILES = (
     *("mask.cuh", "tensor_cores.cuh", "warpgroups.cuh"),
-    *("attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
+    *("attention_blocks.cuh", "attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
 )
 
 

@@ -18,7 +18,7 @@ from cuda_compiler.image_packing import (
     packed_weight,
 )
 from cuda_compiler.overlap_convolution import fits_overlaps, lower_overlaps
-from cuda_compiler.packing import pack_size, resolve_anchor
+from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles import Tiling
 from cuda_compiler.wgmma import WARPGROUPS
@@ -188,7 +188,9 @@ def _tiled_options(
     moved = bytes_of_a_result(group, lowering)
     rows = batch * out_height * out_width
     tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
-    ways = [option_of(_lower_tiled(conv, group, lowering, image, geometry, tiling), tiling) for tiling in tilings]
+    found = resolve_anchor(group, lowering, IMAGE_DIMS)
+    given = (conv, group, lowering, found, image, geometry)
+    ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
     if fits_overlaps(group, lowering):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(group, lowering),)))
     return ways
@@ -198,11 +200,11 @@ def _lower_tiled(
     conv: _Convolution,
     group: Group,
     lowering: Lowering,
+    found: Positions,
     image: Argument,
     geometry: Mapping[str, int],
     tiling: Tiling,
 ) -> KernelCall:
-    found = resolve_anchor(group, lowering, IMAGE_DIMS)
     batch, _, out_height, out_width = group.shape
     rows = batch * out_height * out_width
     summed = _summed(conv, group, lowering)

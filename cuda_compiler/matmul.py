@@ -24,6 +24,7 @@ __all__ = ["lower_matmul"]
 _PLAIN_SIDE = 64
 _LIBRARY_ROWS, _LIBRARY_COLUMNS = 256, 1024
 _CHUNK = 8  # columns that a thread stores at a time
+_LIBRARY = "cublas"  # what an option that calls it requires
 
 
 def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
@@ -44,8 +45,9 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
     tilings = close_tilings(found.m, found.n, found.k, prod(found.batch), moved, found.along_k)
     library = []
     if _suits_library(found):
-        library = [CallOption("", tuple(_lower_to_library(found, group, lowering)))]
-        tilings = tuple(tiling for tiling in tilings if tiling.by_warpgroups)
+        library = [CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering)))]
+        for_any_device = next(tiling for tiling in tilings if not tiling.by_warpgroups)
+        tilings = (*(tiling for tiling in tilings if tiling.by_warpgroups), for_any_device)
     tiled = [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
     return choice_of([*library, *tiled])
 

@@ -154,7 +154,7 @@ def _compute_row(
     packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
     inside = [] if shape.items else packs
     lines = [
-        f"__device__ __forceinline__ void compute_row(int row, int lane, bool alive, {storage}* out, "
+        f"__device__ __forceinline__ void compute_row(int row, int lane, {storage}* out, "
         f"{pointer_parameters(found.operands)}const Params& p)",
         "{",
         *found.statements,
@@ -173,9 +173,7 @@ def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:
     return [
         *_loop(program.width, shape, 1),
         *([program.body] if program.body else []),
-        "        if (alive) {",
-        f"            out[{program.address}] = {storage}({program.value});",
-        "        }",
+        f"        out[{program.address}] = {storage}({program.value});",
         "    }",
     ]
 
@@ -193,9 +191,7 @@ def _packed_results(
         *([program.body] if program.body else []),
         f"            result[u] = {storage}({program.value});",
         "        }",
-        "        if (alive) {",
-        "            store_pack(target, result);",
-        "        }",
+        "        store_pack(target, result);",
         "    }",
     ]
 

@@ -105,13 +105,13 @@ def relu(self: Tensor) -> Tensor:
 @op("aten.sigmoid.default", "aten.sigmoid_.default")
 def sigmoid(self: Tensor) -> Tensor:
     """``1 / (1 + exp(-self))``."""
-    return 1 / (1 + apply("exp", -_float(self)))
+    return apply("quotient", 1, 1 + apply("exp", -_float(self)))
 
 
 @op("aten.silu.default", "aten.silu_.default")
 def silu(self: Tensor) -> Tensor:
     """``self / (1 + exp(-self))``."""
-    return self / (1 + apply("exp", -self))
+    return apply("quotient", self, 1 + apply("exp", -self))
 
 
 @op("aten.gelu.default", "aten.gelu_.default")
