@@ -12,7 +12,7 @@ from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.rewrite import Match, Pattern, find, pattern
 
-__all__ = ["ATTENTION", "fuse_attention", "merge_linears", "share_heads"]
+__all__ = ["ATTENTION", "fuse_attention", "linears_by_input", "merge_linears", "share_heads", "without_dead_nodes"]
 
 _SDPA = "aten.scaled_dot_product_attention.default"
 
@@ -134,7 +134,7 @@ def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
     merged: dict[str, list[OpNode]] = {}
     removed: set[str] = set()
     tensors, weights = dict(graph.tensors), dict(graph.weights)
-    for members in _linears_by_input(graph, users):
+    for members in linears_by_input(graph, users):
         inputs, outputs = _merged_weights(members, graph, tensors, weights, interleave)
         first = members[0]
         linear = OpNode(" + ".join(n.name for n in members), first.op, inputs, {}, (outputs,))
@@ -147,7 +147,7 @@ def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
     return replace(graph, nodes=tuple(nodes), tensors=tensors, weights=kept)
 
 
-def _linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Iterator[list[OpNode]]:
+def linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Iterator[list[OpNode]]:
     """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads."""
     groups: dict[tuple[str, bool, str], list[OpNode]] = {}
     for node in graph.nodes:
