@@ -65,16 +65,17 @@ def compute_asked_rows(graph: IRGraph, launch_flops: int) -> IRGraph:
     if not selections:
         return graph
     whole: set[str] = set()
-    while True:
-        demand = _demand(graph, selections, whole)
+    while (demand := _demand(graph, selections, whole)).small:
         unworthy = {
             *_without_work(graph, demand),
             *_epilogues(graph, demand),
             *_better_merged(graph, demand, launch_flops),
         }
         if not unworthy:
-            return _rewritten(graph, selections, demand) if demand.small else graph
+            smaller = _rewritten(graph, selections, demand)
+            return compute_asked_rows(smaller, launch_flops)  # ends: each time some product, norm or sum has shrunk
         whole |= unworthy
+    return graph
 
 
 def _demand(graph: IRGraph, selections: Mapping[str, Selection], whole: set[str]) -> _Demand:
@@ -147,13 +148,15 @@ def _epilogues(graph: IRGraph, demand: _Demand) -> Iterator[str]:
         operands = list(node.tensors())
         if _family(node) in _WORK or done.intersection(operands):
             done.update(node.outputs)
-        elif _family(node) in _CHEAP and any(name in ends and users[name] == [node] and name not in graph.outputs for name in operands):
+        elif _family(node) in _CHEAP and any(
+            name in ends and users[name] == [node] and name not in graph.outputs for name in operands
+        ):
             ends.update(node.outputs)
             yield node.name
 
 
 def _better_merged(graph: IRGraph, demand: _Demand, launch_flops: int) -> Iterator[str]:
-    """Small linears that save less than a launch by leaving the product of those that read the same rows, all of them."""
+    """Small linears that save less than a launch where they leave the product of those that share their input."""
     for members in linears_by_input(graph, graph.users()):
         small = [node for node in members if node.name in demand.small]
         saved = sum(_saved(node, graph.tensors, demand) for node in small)

@@ -41,6 +41,7 @@ class ReferenceTarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(kind.name for kind in ALL)
     pairs_columns = True
+    launch_flops = 0
 
     def __init__(self) -> None:
         self.groups: list[tuple[Group, tuple[int, ...]]] = []
