@@ -61,21 +61,25 @@ def compute_asked_rows(graph: IRGraph, launch_flops: int) -> IRGraph:
         graph: Any graph.
         launch_flops: Arithmetic that takes as long as one more small launch.
     """
+    while (smaller := _with_parts(graph, launch_flops)) is not None:
+        graph = smaller  # this ends: each time some product, norm or sum is at most half of what it was
+    return graph
+
+
+def _with_parts(graph: IRGraph, launch_flops: int) -> IRGraph | None:
+    """The graph with every selection as far ahead as its rows go; None where all stay where they are."""
     selections = {node.name: found for node in graph.nodes if (found := selection_of(node, graph)) is not None}
-    if not selections:
-        return graph
     whole: set[str] = set()
-    while (demand := _demand(graph, selections, whole)).small:
+    while selections and (demand := _demand(graph, selections, whole)).small:
         unworthy = {
             *_without_work(graph, demand),
             *_epilogues(graph, demand),
             *_better_merged(graph, demand, launch_flops),
         }
         if not unworthy:
-            smaller = _rewritten(graph, selections, demand)
-            return compute_asked_rows(smaller, launch_flops)  # ends: each time some product, norm or sum has shrunk
+            return _rewritten(graph, selections, demand)
         whole |= unworthy
-    return graph
+    return None
 
 
 def _demand(graph: IRGraph, selections: Mapping[str, Selection], whole: set[str]) -> _Demand:
@@ -88,16 +92,16 @@ def _demand(graph: IRGraph, selections: Mapping[str, Selection], whole: set[str]
             continue
         part = asked[0] if all(other == asked[0] for other in asked) and node.name not in whole else None
         found = passage(node, graph.tensors, part.dim, part.rows) if part is not None else None
-        selection = selections.get(node.name)
-        if found is not None and part is not None:
+        if part is not None and found is not None:
             demand.small[node.name] = found
             for names, dim in _operands(node, found):
                 demand.ask(names, None if dim is None else _Part(dim, part.rows))
             continue
         demand.ask((name for name in node.outputs if name in demand.read), None)
-        for name in node.tensors():
-            taken = selection is not None and name == selection.source and name != selection.rows.index
-            demand.ask([name], _Part(selection.dim, selection.rows) if selection is not None and taken else None)
+        selection = selections.get(node.name)
+        if selection is not None:
+            demand.ask([selection.source], _Part(selection.dim, selection.rows))
+        demand.ask((name for name in node.tensors() if selection is None or name != selection.source), None)
     demand.ask((*graph.inputs, *graph.weights), None)
     return demand
 

@@ -62,8 +62,9 @@ def _indexed(node: OpNode, source: str, tensors: Mapping[str, TensorSpec]) -> Se
     *ahead, index = (given,) if isinstance(given, str) else given
     shape, positions = tensors[source].shape, tensors[index].shape
     dim = int(node.attrs["dim"]) % len(shape) if node.op == "aten.index_select.default" else len(ahead)
-    alone = all(size == 1 for size in shape[:dim]) and all(tensors[name].shape in ((1,), positions) for name in ahead)
-    if len(positions) != 1 or dim >= len(shape) or (ahead and not alone) or not tensors[index].dtype.is_integer:
+    alone = all(shape[i : i + 1] == (1,) and tensors[name].shape in ((1,), positions) for i, name in enumerate(ahead))
+    fits = len(positions) == 1 and dim < len(shape) and alone and tensors[index].dtype.is_integer
+    if not fits or source in (index, *ahead):
         return None
     return Selection(source, dim, Rows(positions[0], shape[dim], index=index))
 
