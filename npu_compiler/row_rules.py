@@ -14,9 +14,12 @@ from typing import Any
 from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.ops.registry import definition
 
-__all__ = ["Passage", "Rows", "passage"]
+__all__ = ["MALFORMED", "Passage", "Rows", "passage"]
 
 Shape = tuple[int, ...]
+
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError)
+"""What attributes raise that an op's definition refuses: such a node stays as it is, for the definition to say why."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,21 @@ def passage(node: OpNode, tensors: Mapping[str, TensorSpec], dim: int, rows: Row
         rule = _elementwise
     if rule is None or any(0 in tensors[name].shape for name in (*node.tensors(), *node.outputs)):
         return None
-    return rule(_Call(node, tensors, dim, rows))
+    try:
+        found = rule(_Call(node, tensors, dim, rows))
+    except MALFORMED:
+        return None
+    return found if found is not None and _names_rows(found, node, tensors, rows) else None
+
+
+def _names_rows(found: Passage, node: OpNode, tensors: Mapping[str, TensorSpec], rows: Rows) -> bool:
+    """Whether all dimensions that are to be read have as many positions as the result."""
+    for parameter, dim in found.dims.items():
+        value = node.inputs[parameter]
+        shapes = [tensors[name].shape for name in ((value,) if isinstance(value, str) else value)]
+        if not all(0 <= dim < len(shape) and shape[dim] == rows.size for shape in shapes):
+            return False
+    return True
 
 
 def _elementwise(call: _Call) -> Passage:
@@ -177,7 +194,7 @@ def _one_of(call: _Call) -> Passage:
 
 
 def _item(call: _Call) -> Passage:
-    return Passage({"self": call.dim}, item=call.number("index"))
+    return Passage({"self": call.dim}, item=range(len(call.node.inputs["self"]))[call.number("index")])
 
 
 def _joined(call: _Call) -> Passage | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.row_rules import Rows
+from npu_compiler.row_rules import MALFORMED, Rows
 
 __all__ = ["Selection", "selection_of", "take"]
 
@@ -33,17 +33,20 @@ def selection_of(node: OpNode, graph: IRGraph) -> Selection | None:
         return None
     shape = graph.tensors[source].shape
     found = None
-    if node.op in ("aten.select.int", "aten.slice.Tensor", "aten.narrow.default"):
-        found = _known(node, source, shape)
-    elif node.op in ("aten.index_select.default", "aten.index.Tensor", "aten.embedding.default"):
-        found = _indexed(node, source, graph.tensors)
+    try:
+        if node.op in ("aten.select.int", "aten.slice.Tensor", "aten.narrow.default"):
+            found = _known(node, source, shape)
+        elif node.op in ("aten.index_select.default", "aten.index.Tensor", "aten.embedding.default"):
+            found = _indexed(node, source, graph.tensors)
+    except MALFORMED:
+        return None
     return found if found is not None and 0 < 2 * found.rows.count <= found.rows.size else None
 
 
 def _known(node: OpNode, source: str, shape: tuple[int, ...]) -> Selection | None:
     attrs = node.attrs
     dim = int(attrs.get("dim", 0))
-    if not -len(shape) <= dim < len(shape):
+    if not -len(shape) <= dim < len(shape) or attrs.get("step", 1) < 1:
         return None
     size = shape[dim]
     if node.op == "aten.slice.Tensor":

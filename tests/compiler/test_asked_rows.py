@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npu_compiler.asked_rows import compute_asked_rows
+from npu_compiler.errors import NPUError
 from npu_compiler.graph_optimizer import eliminate_noops
 from npu_compiler.ir import IRGraph
 from npu_compiler.ir_reader import read_graph
@@ -315,6 +317,24 @@ def test_a_product_leaves_those_that_share_its_input_where_that_saves_more_than_
     assert after.tensors[queries.name].shape[1] == (1 if splits else ROWS)
     assert after.tensors[keys.name].shape[1] == ROWS
     assert after.tensors[scores.name].shape[1] == 1
+
+
+# ---- what is malformed
+
+_WRONG = [None, "x", 0, -9, 99, 1.5, [1], []]
+
+
+@pytest.mark.parametrize("wrong", _WRONG, ids=repr)
+def test_malformed_attributes_are_left_to_the_definitions(wrong: Any) -> None:
+    for dim, build in PASSES.values():
+        model = Model()
+        ir = model.builder.build(model.call("slice.Tensor", build(model, model.h), dim, 1, 3, 1))
+        for node in ir["nodes"]:
+            for key in node["attrs"]:
+                for attrs in ({**node["attrs"], key: wrong}, {k: v for k, v in node["attrs"].items() if k != key}):
+                    changed = {**ir, "nodes": [n | {"attrs": attrs} if n is node else n for n in ir["nodes"]]}
+                    with suppress(NPUError):
+                        compute_asked_rows(eliminate_noops(read_graph(changed)), 0).verify()
 
 
 # ---- anything
