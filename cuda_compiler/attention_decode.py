@@ -91,7 +91,7 @@ def takes_producer(group: Group, position: int, produced: Group) -> bool:
     if position == 0:
         return isinstance(produced.output.source, Map) and _seen(produced, ref.steps) is not None
     source = produced.output.source
-    whole = ref.view.same_elements(produced.output.view)
+    whole = ref.view.same_elements(produced.output.view) and produced.shape[2] <= _MAX_ROWS
     return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(produced)
 
 

@@ -17,7 +17,7 @@ from npu_compiler.codegen.loops import flops_of
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from npu_compiler.expr import Expr, has_reduce
+from npu_compiler.expr import Expr, Load, has_reduce
 from npu_compiler.layout import dense
 from npu_compiler.view import View
 
@@ -70,7 +70,8 @@ class _Shape:
 def takes_vector_prologue(group: Group, position: int, expr: Expr) -> bool:
     """Whether `expr`, the one row of a group's product, can be computed by each block of its kernel."""
     anchor = anchor_source(group)
-    if anchor.kind != "matmul" or position != 0 or group.anchor is None or not has_reduce(expr):
+    taken = isinstance(expr, Load)  # rows of another tensor: read where they lie, instead of being copied first
+    if anchor.kind != "matmul" or position != 0 or group.anchor is None or not (taken or has_reduce(expr)):
         return False
     vector, matrix = (ref.view for ref in anchor.operands)
     *outer, k = vector.shape

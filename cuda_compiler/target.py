@@ -49,6 +49,7 @@ class CUDATarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
     pairs_columns = True
+    launch_flops = 1 << 32
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":

@@ -80,12 +80,14 @@ class CodegenTarget(ABC):
         compute_dtypes: Names of the data types it computes in, the default first.
         storage_dtypes: Names of all data types that its memory may hold.
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
+        launch_flops: Arithmetic of a large product that takes as long as one more small launch.
     """
 
     name: str
     compute_dtypes: tuple[str, ...]
     storage_dtypes: frozenset[str]
     pairs_columns: bool = False
+    launch_flops: int = 1 << 25
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:

@@ -41,6 +41,7 @@ class ReferenceTarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(kind.name for kind in ALL)
     pairs_columns = True
+    launch_flops = 0
 
     def __init__(self) -> None:
         self.groups: list[tuple[Group, tuple[int, ...]]] = []
@@ -171,7 +172,7 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     """Compiles an IR for the reference target, through all passes."""
     target = target or ReferenceTarget()
     graph = read_graph(ir)
-    optimized = assign_dtypes(optimize(graph, target.pairs_columns), FLOAT16).verify()
+    optimized = assign_dtypes(optimize(graph, target.pairs_columns, target.launch_flops), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
     plan, recipes = plan_graph(optimized, target, hosts, graph.outputs)
     return Planned(plan, recipes, target)
