@@ -9,7 +9,6 @@ from cuda_compiler.attention_decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_states, mask_values
 from cuda_compiler.attention_prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention_sizes import padded, size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles import MULTIPROCESSORS
@@ -180,7 +179,6 @@ def _macros(division: _Division) -> dict[str, object]:
     problem = division.problem
     return {
         **size_macros(problem),
-        "LENGTH": problem.length,
         "BLOCK": division.block,
         "WARPS_M": division.warps_m,
         "WARPS_L": division.warps_l,
@@ -190,7 +188,6 @@ def _macros(division: _Division) -> dict[str, object]:
         "Q_CHUNK": _chunk(problem.q),
         "K_CHUNK": _chunk(problem.k),
         "V_CHUNK": _chunk(problem.v),
-        "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "STATE_ROWS": division.state_rows,
         **mask_macros(problem),

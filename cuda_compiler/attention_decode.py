@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention_sizes import padded, size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
@@ -246,7 +245,6 @@ def _macros(division: _Division) -> dict[str, object]:
     return {
         **size_macros(problem),
         "OWN_ROWS": problem.rows,
-        "LENGTH": problem.length,
         "K_ROW": problem.k.view.strides[2],
         "V_ROW": problem.v.view.strides[2],
         "BLOCK": division.block,
@@ -258,7 +256,6 @@ def _macros(division: _Division) -> dict[str, object]:
         "RESULT_TILES": problem.batch * problem.groups,
         "ALONE": _ALONE * warps,
         "ENOUGH": _ENOUGH * warps,
-        "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
         **mask_macros(problem),
     }

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention_sizes import size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.tiles import MULTIPROCESSORS
 from cuda_compiler.wgmma import SHARED_BYTES, warpgroup_product
@@ -147,7 +146,6 @@ def _macros(division: _Division) -> dict[str, object]:
     problem = division.problem
     return {
         **size_macros(problem),
-        "LENGTH": problem.length,
         "LAYERS": division.layers,
         "RESULT_TILES": division.tiles,
         "BLOCK": division.block,
@@ -156,7 +154,6 @@ def _macros(division: _Division) -> dict[str, object]:
         "WARPGROUPS_L": division.warpgroups_l,
         "SPLITS": division.splits,
         "SPLIT_TILES": _SPLIT_TILES,
-        "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "MASK_STEP": 1 if problem.mask is None else problem.mask.view.strides[3],
         **mask_macros(problem),

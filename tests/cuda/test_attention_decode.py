@@ -17,7 +17,7 @@ from npu_compiler.codegen.plan import CallChoice
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer
-from tests.cuda.kernels import check_compile, kernels_for
+from tests.cuda.kernels import check_plan_compiles
 from tests.support.running import host_array
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -202,4 +202,4 @@ def test_kernels_compile(sizes: Sizes, mask: str) -> None:
         pytest.skip(str(error))
     program = compiled(Sizes(**{**sizes.__dict__, "mask": mask}), torch.float16)
     for architecture in {70, 80, 90} & set(known):
-        check_compile(kernels_for(program.main, architecture), architecture)
+        check_plan_compiles(program.main, architecture)
