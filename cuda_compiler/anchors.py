@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import Positions, epilogue, output_argument
+from cuda_compiler.packing import Positions, epilogue
 from cuda_compiler.skeleton import assemble
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, traffic_of
-from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.trace import Anchor
 
 __all__ = ["anchor_launch", "anchor_source"]
@@ -34,7 +34,7 @@ def anchor_launch(
     found: Positions,
     *,
     size: int,
-    inputs: Sequence[TensorArg],
+    inputs: Sequence[Argument],
     values: Mapping[str, int],
     macros: Mapping[str, object],
     flops: int,
@@ -48,7 +48,7 @@ def anchor_launch(
     generated: str = "",
     parts: Sequence[str] = (),
     before: Sequence[str] = (),
-) -> Launch:
+) -> KernelCall:
     """A launch of the kernel `entry`, with the group's epilogue.
 
     Args:
@@ -74,9 +74,10 @@ def anchor_launch(
     struct = ParamStruct("Params", tuple(("int", name) for name in parameters))
     defined = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs, **macros}
     store = epilogue(group, found, size, _POSITIONS, _NAMES, f"const float (&value)[{size * group.pairs}], ")
-    return Launch(
+    kernel = assemble(entry, struct, defined, "\n".join((store, generated)), before=before, after=parts)
+    return KernelCall(
         label=" + ".join(group.nodes),
-        kernel=assemble(entry, struct, defined, "\n".join((store, generated)), before=before, after=parts),
+        kernel=lowering.kernel(kernel, hurries),
         args=(*inputs, output_argument(group), *(argument for argument, _ in found.operands.pointers)),
         params=struct.pack(parameters),
         grid=(blocks, splits, layers),
@@ -85,5 +86,4 @@ def anchor_launch(
         nbytes=traffic_of(group, lowering.tensors),
         shared_bytes=shared_bytes,
         cluster=(cluster, 1, 1),
-        hurries=hurries,
     )

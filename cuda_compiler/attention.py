@@ -9,15 +9,14 @@ from cuda_compiler.attention_decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_states, mask_values
 from cuda_compiler.attention_prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention_sizes import padded, size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles import MULTIPROCESSORS
 from cuda_compiler.wgmma import WARPGROUPS
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Emitted, Launch, Lowering, Option, choice_of
+from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 
@@ -29,7 +28,10 @@ _SLOTS = 3  # as in attention_tile.cuh
 _DIMS = ((0, 1), (2,), (3,))
 _SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
 _ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
-_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh")
+_FILES = (
+    *("mask.cuh", "tensor_cores.cuh"),
+    *("attention_blocks.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class _Division:
         return max(ring, self.tile_rows * _pitch(query) * 2, self.tile_rows * self.splits * 4)
 
 
-def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
+def lower_attention(group: Group, lowering: Lowering) -> list[Step]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
@@ -88,30 +90,30 @@ def lower_attention(group: Group, lowering: Lowering) -> list[Emitted]:
     division = _divide(problem)
     positions = resolve_anchor(group, lowering, _DIMS)
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
-    ready = problem.mask is None or (not launches and lowering.is_settled(states.tensor))
+    ready = problem.mask is None or (not launches and lowering.is_settled(states.buffer))
     alone = replace(group, producers={})
     producers = lower_shared([*group.producers.values()], lowering) if group.producers else []
-    options = [Option("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
+    options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
     decode = lower_decode(problem, group, lowering, positions, blocks)
     if decode is not None:
-        options.insert(0, Option(DECODE_REQUIRES, (decode,)))
+        options.insert(0, CallOption(DECODE_REQUIRES, (decode,)))
     elif is_for_warpgroups(problem):
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
-        options.insert(0, Option(WARPGROUPS, (*producers, prefill)))
+        options.insert(0, CallOption(WARPGROUPS, (*producers, prefill)))
     return [*launches, *choice_of(options)]
 
 
 def _lower_tiles(
-    division: _Division, group: Group, lowering: Lowering, positions: Positions, states: TensorArg, ready: bool
-) -> Launch:
+    division: _Division, group: Group, lowering: Lowering, positions: Positions, states: Argument, ready: bool
+) -> KernelCall:
     """The launch that every GPU can run; `ready` if the states were written before the launch ahead of it."""
     problem = division.problem
     tiles = division.row_tiles * problem.batch * problem.groups
     parts = problem.k.argument
     if division.splits > 1:
         rows = tiles * division.splits * division.tile_rows
-        parts = TensorArg(lowering.scratch(rows * (division.width + 2) * FLOAT32.size), writes=True)
+        parts = Argument(lowering.scratch(rows * (division.width + 2) * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
     return anchor_launch(
         "attention",
@@ -177,7 +179,6 @@ def _macros(division: _Division) -> dict[str, object]:
     problem = division.problem
     return {
         **size_macros(problem),
-        "LENGTH": problem.length,
         "BLOCK": division.block,
         "WARPS_M": division.warps_m,
         "WARPS_L": division.warps_l,
@@ -187,7 +188,6 @@ def _macros(division: _Division) -> dict[str, object]:
         "Q_CHUNK": _chunk(problem.q),
         "K_CHUNK": _chunk(problem.k),
         "V_CHUNK": _chunk(problem.v),
-        "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "STATE_ROWS": division.state_rows,
         **mask_macros(problem),

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention_sizes import padded, size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.expr import Expr, Iota, Load, reindex, walk
 from npu_compiler.trace import Map, Scatter
@@ -40,7 +39,10 @@ _CLUSTER = 8
 _BLOCKS = 112  # that the device holds at once, one a multiprocessor, in whole clusters
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _ENOUGH = 1  # pieces for each warp of another cluster
-_FILES = ("mask.cuh", "tensor_cores.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh")
+_FILES = (
+    *("mask.cuh", "tensor_cores.cuh"),
+    *("attention_blocks.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh"),
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def takes_producer(group: Group, position: int, produced: Group) -> bool:
     if position == 0:
         return isinstance(produced.output.source, Map) and _seen(produced, ref.steps) is not None
     source = produced.output.source
-    whole = ref.view.same_elements(produced.output.view)
+    whole = ref.view.same_elements(produced.output.view) and produced.shape[2] <= _MAX_ROWS
     return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(produced)
 
 
@@ -111,7 +113,7 @@ def _names_rows(produced: Group) -> bool:
 
 def lower_decode(
     problem: AttentionProblem, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> Launch | None:
+) -> KernelCall | None:
     """One launch; None where the kernel does not suit.
 
     Args:
@@ -132,7 +134,7 @@ def lower_decode(
     tiles = problem.batch * problem.groups
     parts = problem.k.argument
     if division.clusters > 1:
-        parts = TensorArg(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
+        parts = Argument(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
     caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
     inputs = [argument for function in functions for argument in function.inputs]
@@ -243,7 +245,6 @@ def _macros(division: _Division) -> dict[str, object]:
     return {
         **size_macros(problem),
         "OWN_ROWS": problem.rows,
-        "LENGTH": problem.length,
         "K_ROW": problem.k.view.strides[2],
         "V_ROW": problem.v.view.strides[2],
         "BLOCK": division.block,
@@ -255,7 +256,6 @@ def _macros(division: _Division) -> dict[str, object]:
         "RESULT_TILES": problem.batch * problem.groups,
         "ALONE": _ALONE * warps,
         "ENOUGH": _ENOUGH * warps,
-        "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
         **mask_macros(problem),
     }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import assemble
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
-from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.view import View
@@ -33,7 +33,7 @@ class MaskBlocks:
         ready: Whether the states are there before the launch ahead begins.
     """
 
-    states: TensorArg
+    states: Argument
     rows: int
     positions: int
     ready: bool
@@ -66,7 +66,7 @@ def mask_values(problem: AttentionProblem, state_rows: int) -> dict[str, int]:
 
 def mask_states(
     problem: AttentionProblem, lowering: Lowering, state_rows: int, block: int
-) -> tuple[list[Launch], TensorArg]:
+) -> tuple[list[KernelCall], Argument]:
     """The state of each block of the mask, and the launch that finds it out unless an earlier layer's did.
 
     Args:
@@ -86,29 +86,30 @@ def mask_states(
     key = ("mask states", problem.mask.tensor.index, problem.mask.view, state_rows, block)
     buffer, is_new = lowering.common_scratch(key, batch * heads * parts * tiles)
     if not is_new:
-        return [], TensorArg(buffer)
+        return [], Argument(buffer)
     grid = (tiles, parts, batch * heads)
-    launch = _launch(problem, problem.mask, TensorArg(buffer, writes=True), grid, state_rows, block)
-    return [launch], TensorArg(buffer)
+    launch = _launch(problem, lowering, problem.mask, Argument(buffer, writes=True), grid, state_rows, block)
+    return [launch], Argument(buffer)
 
 
 def _launch(
     problem: AttentionProblem,
+    lowering: Lowering,
     mask: AttentionOperand,
-    states: TensorArg,
+    states: Argument,
     grid: tuple[int, int, int],
     state_rows: int,
     block: int,
-) -> Launch:
+) -> KernelCall:
     _, heads = _distinct(mask.view)
     values = {"rows": problem.rows, "length": problem.length, "heads": heads, **mask.strides("mask")}
     struct = ParamStruct("Params", tuple(("int", name) for name in values))
     most = _CHUNK_BYTES // mask.tensor.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
     macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
-    return Launch(
+    return KernelCall(
         label=f"open blocks of {mask.tensor.name}",
-        kernel=assemble("mask_states", struct, macros, "", after=("mask.cuh",)),
+        kernel=lowering.kernel(assemble("mask_states", struct, macros, "", after=("mask.cuh",))),
         args=(mask.argument, states),
         params=struct.pack(values),
         grid=grid,

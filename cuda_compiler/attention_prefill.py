@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention_sizes import size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.tiles import MULTIPROCESSORS
 from cuda_compiler.wgmma import SHARED_BYTES, warpgroup_product
 from npu_compiler.codegen.attention import AttentionProblem
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import FLOAT32
 
 __all__ = ["is_for_warpgroups", "lower_prefill"]
@@ -25,7 +24,7 @@ _CHUNK = 8  # elements of 16 bytes
 _SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
 _FILES = (
     *("mask.cuh", "tensor_cores.cuh", "warpgroups.cuh"),
-    *("attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
+    *("attention_blocks.cuh", "attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
 )
 
 
@@ -90,7 +89,7 @@ def is_for_warpgroups(problem: AttentionProblem) -> bool:
 
 def lower_prefill(
     group: Group, lowering: Lowering, problem: AttentionProblem, positions: Positions, blocks: MaskBlocks
-) -> Launch:
+) -> KernelCall:
     """The launch that computes attention for which `is_for_warpgroups` holds.
 
     Args:
@@ -103,7 +102,7 @@ def lower_prefill(
     division = _divide(problem)
     parts = problem.k.argument
     if division.splits > 1:
-        parts = TensorArg(lowering.scratch(division.parts_bytes()), writes=True)
+        parts = Argument(lowering.scratch(division.parts_bytes()), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
     dtype = problem.q.tensor.dtype.name
     products = [
@@ -147,7 +146,6 @@ def _macros(division: _Division) -> dict[str, object]:
     problem = division.problem
     return {
         **size_macros(problem),
-        "LENGTH": problem.length,
         "LAYERS": division.layers,
         "RESULT_TILES": division.tiles,
         "BLOCK": division.block,
@@ -156,7 +154,6 @@ def _macros(division: _Division) -> dict[str, object]:
         "WARPGROUPS_L": division.warpgroups_l,
         "SPLITS": division.splits,
         "SPLIT_TILES": _SPLIT_TILES,
-        "SCALE": CUDA.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "MASK_STEP": 1 if problem.mask is None else problem.mask.view.strides[3],
         **mask_macros(problem),

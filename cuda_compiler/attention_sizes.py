@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cuda_compiler.dialect import CUDA
 from npu_compiler.codegen.attention import AttentionProblem
+from npu_compiler.dtypes import FLOAT32
 
 __all__ = ["padded", "size_macros"]
 
@@ -14,11 +15,13 @@ def padded(size: int) -> int:
 
 
 def size_macros(problem: AttentionProblem) -> dict[str, object]:
-    """The data type, and the sizes that do not depend on how the work is divided."""
+    """The data type, the scale, and the sizes that do not depend on how the work is divided."""
     return {
         "tile_t": CUDA.storage[problem.q.tensor.dtype.name],
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,
         "GROUPS": problem.groups,
         "SHARED": problem.shared,
+        "LENGTH": problem.length,
+        "SCALE": CUDA.literal(problem.scale, FLOAT32),
     }

@@ -14,7 +14,8 @@ from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.codegen.operands import Operands
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import leaves, reductions, walk
 
 __all__ = ["lower_columns", "rows_side_by_side"]
@@ -33,7 +34,7 @@ def rows_side_by_side(group: Group, operands: Operands) -> bool:
     return bool(moving) and all(len(walk) > 1 and walk[_ROWS] == 1 and walk[-1] != 1 for walk in moving)
 
 
-def lower_columns(group: Group, lowering: Lowering) -> list[Launch]:
+def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     """A thread takes a pack of neighbouring rows; several share the columns of these where rows are few."""
     operands = _without_single_columns(group, row_operands(group, lowering.tensors, (*AXES[1:], "c")))
     size = 1 if group.index is not None else pack_size(group, operands, operands.sizes[_ROWS], _ROWS)

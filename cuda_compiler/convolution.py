@@ -18,14 +18,14 @@ from cuda_compiler.image_packing import (
     packed_weight,
 )
 from cuda_compiler.overlap_convolution import fits_overlaps, lower_overlaps
-from cuda_compiler.packing import pack_size, resolve_anchor
+from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles import Tiling
 from cuda_compiler.wgmma import WARPGROUPS
 from cuda_compiler.window_convolution import fits_windows, lower_windows
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Emitted, Launch, Lowering, Option, choice_of
+from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import Anchor, TracedTensor
@@ -84,7 +84,7 @@ class _Convolution:
         return prod(self.weight_ref.view.shape[1:])
 
 
-def lower_conv2d(group: Group, lowering: Lowering) -> list[Emitted]:
+def lower_conv2d(group: Group, lowering: Lowering) -> list[Step]:
     """One launch, chosen by the device, and one before it where the image's channels must be packed.
 
     Raises:
@@ -102,8 +102,8 @@ def lower_conv2d(group: Group, lowering: Lowering) -> list[Emitted]:
     tiled = _tiled_options(found, group, lowering, packed, geometry)
     if not fits_windows(group, lowering):
         return [packing, *choice_of(tiled)]
-    packed_ways = (Option(way.requires, (packing, *way.launches)) for way in tiled)
-    return choice_of([Option(WARPGROUPS, (lower_windows(group, lowering),)), *packed_ways])
+    packed_ways = (CallOption(way.requires, (packing, *way.calls)) for way in tiled)
+    return choice_of([CallOption(WARPGROUPS, (lower_windows(group, lowering),)), *packed_ways])
 
 
 def takes_added_convolution(group: Group, other: Group) -> bool:
@@ -148,12 +148,12 @@ def _summed(conv: _Convolution, group: Group, lowering: Lowering) -> list[_Convo
     return [conv, *([] if group.added is None else [_Convolution.of(group.added, lowering)])]
 
 
-def _arguments(conv: _Convolution) -> tuple[TensorArg, TensorArg]:
+def _arguments(conv: _Convolution) -> tuple[Argument, Argument]:
     return _argument(conv.image, conv.image_ref), _argument(conv.weight, conv.weight_ref)
 
 
-def _argument(tensor: TracedTensor, ref: Ref) -> TensorArg:
-    return TensorArg(tensor.index, ref.view.offset * tensor.dtype.size)
+def _argument(tensor: TracedTensor, ref: Ref) -> Argument:
+    return Argument(tensor.index, ref.view.offset * tensor.dtype.size)
 
 
 def _geometry(conv: _Convolution) -> dict[str, int]:
@@ -179,8 +179,8 @@ def _struct(name: str, geometry: Mapping[str, int]) -> str:
 
 
 def _tiled_options(
-    conv: _Convolution, group: Group, lowering: Lowering, image: TensorArg, geometry: Mapping[str, int]
-) -> list[Option]:
+    conv: _Convolution, group: Group, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
+) -> list[CallOption]:
     batch, _, out_height, out_width = group.shape
     depth = sum(part.depth for part in _summed(conv, group, lowering))
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
@@ -188,9 +188,11 @@ def _tiled_options(
     moved = bytes_of_a_result(group, lowering)
     rows = batch * out_height * out_width
     tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
-    ways = [option_of(_lower_tiled(conv, group, lowering, image, geometry, tiling), tiling) for tiling in tilings]
+    found = resolve_anchor(group, lowering, IMAGE_DIMS)
+    given = (conv, group, lowering, found, image, geometry)
+    ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
     if fits_overlaps(group, lowering):
-        ways.insert(0, Option(WARPGROUPS, (lower_overlaps(group, lowering),)))
+        ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(group, lowering),)))
     return ways
 
 
@@ -198,11 +200,11 @@ def _lower_tiled(
     conv: _Convolution,
     group: Group,
     lowering: Lowering,
-    image: TensorArg,
+    found: Positions,
+    image: Argument,
     geometry: Mapping[str, int],
     tiling: Tiling,
-) -> Launch:
-    found = resolve_anchor(group, lowering, IMAGE_DIMS)
+) -> KernelCall:
     batch, _, out_height, out_width = group.shape
     rows = batch * out_height * out_width
     summed = _summed(conv, group, lowering)
@@ -242,7 +244,7 @@ def _lower_tiled(
     )
 
 
-def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> Launch:
+def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> KernelCall:
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     w_output, w_channel, w_y, w_x = conv.weight_ref.view.strides
     values = {

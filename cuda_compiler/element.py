@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.codegen.dialect import Printer
-from npu_compiler.codegen.operands import Operands, TensorArg, merge_groups
+from npu_compiler.codegen.operands import Operands, merge_groups
+from npu_compiler.codegen.plan import Argument
 from npu_compiler.expr import Expr
 from npu_compiler.trace import TracedTensor
 from npu_compiler.view import View
@@ -36,7 +37,7 @@ class ElementFunction:
     register: str
     lines: tuple[str, ...]
     value: str
-    inputs: tuple[TensorArg, ...]
+    inputs: tuple[Argument, ...]
     parameters: str
     arguments: str
     fields: dict[str, int]

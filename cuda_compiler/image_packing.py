@@ -7,9 +7,10 @@ from math import prod
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import assemble
-from npu_compiler.codegen.operands import MAX_ELEMENTS, TensorArg
+from npu_compiler.codegen.operands import MAX_ELEMENTS
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import Ref
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
@@ -59,7 +60,7 @@ def is_packed_image(ref: Ref, channels: int) -> bool:
 
 def pack_image(
     image: TracedTensor, ref: Ref, geometry: Mapping[str, int], lowering: Lowering
-) -> tuple[Launch, TensorArg, dict[str, int]]:
+) -> tuple[KernelCall, Argument, dict[str, int]]:
     """A launch that brings an image to channels-last with filled-up channels, its result, and the geometry of that.
 
     Args:
@@ -78,7 +79,7 @@ def pack_image(
     if pixels * channels >= MAX_ELEMENTS:
         raise OpRefusal(f"'{image.name}' takes {pixels * channels} elements with {channels} channels, at most 2^31")
     piece = min(channels, CHUNK)
-    result = TensorArg(lowering.scratch(pixels * channels * image.dtype.size), writes=True)
+    result = Argument(lowering.scratch(pixels * channels * image.dtype.size), writes=True)
     strides = zip(("image_stride", "channel_stride", "y_stride", "x_stride"), ref.view.strides, strict=True)
     values = {**dict(strides), "pixels": pixels}
     macros = {
@@ -92,16 +93,16 @@ def pack_image(
         "HEIGHT": height,
     }
     struct = ParamStruct("Params", tuple(("int", name) for name in values))
-    launch = Launch(
+    launch = KernelCall(
         label=f"channels of {image.name}",
-        kernel=assemble("pack_channels", struct, macros, ""),
-        args=(TensorArg(image.index, ref.view.offset * image.dtype.size), result),
+        kernel=lowering.kernel(assemble("pack_channels", struct, macros, "")),
+        args=(Argument(image.index, ref.view.offset * image.dtype.size), result),
         params=struct.pack(values),
         grid=(-(-pixels * (channels // piece) // _PACK_THREADS), 1, 1),
         block=(_PACK_THREADS, 1, 1),
         nbytes=(pixels * channels + prod(ref.view.shape)) * image.dtype.size,
     )
-    return launch, TensorArg(result.tensor), packed
+    return launch, Argument(result.buffer), packed
 
 
 def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, int]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from math import prod
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import AXES, Positions, epilogue, output_argument, pack_size, unpack
+from cuda_compiler.packing import AXES, Positions, epilogue, pack_size, unpack
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import elementwise_operands, flops_of, traffic_of
+from npu_compiler.codegen.loops import elementwise_operands, flops_of, output_argument, traffic_of
 from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import KernelSource
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import KernelCall, KernelSource
+from npu_compiler.codegen.target import Lowering
 
 __all__ = ["MAP_THREADS", "elementwise_positions", "finish_map", "lower_elementwise", "map_kernel", "map_macros"]
 
 MAP_THREADS = 256
 
 
-def lower_elementwise(group: Group, lowering: Lowering) -> list[Launch]:
+def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     """One thread a pack of neighbouring elements."""
     found, size = elementwise_positions(group, lowering)
     generated = epilogue(group, found, size, "int index, ", "index, ")
@@ -60,10 +60,10 @@ def map_kernel(
 
 def finish_map(
     group: Group, lowering: Lowering, found: Positions, kernel: KernelSource, params: bytes, blocks: int, threads: int
-) -> Launch:
-    return Launch(
+) -> KernelCall:
+    return KernelCall(
         label=" + ".join(group.nodes),
-        kernel=kernel,
+        kernel=lowering.kernel(kernel),
         args=(output_argument(group), *(argument for argument, _ in found.operands.pointers)),
         params=params,
         grid=(blocks, 1, 1),

@@ -15,8 +15,8 @@ from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, par
 from cuda_compiler.tiles import Tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Emitted, Launch, Library, Lowering, Option, choice_of
+from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import Call, Load
 
 __all__ = ["lower_matmul"]
@@ -24,9 +24,10 @@ __all__ = ["lower_matmul"]
 _PLAIN_SIDE = 64
 _LIBRARY_ROWS, _LIBRARY_COLUMNS = 256, 1024
 _CHUNK = 8  # columns that a thread stores at a time
+_LIBRARY = "cublas"  # what an option that calls it requires
 
 
-def lower_matmul(group: Group, lowering: Lowering) -> list[Emitted]:
+def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
     """One launch for operands of any strides, chosen by the device; or the library, and a launch for the epilogue.
 
     Raises:
@@ -44,8 +45,9 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Emitted]:
     tilings = close_tilings(found.m, found.n, found.k, prod(found.batch), moved, found.along_k)
     library = []
     if _suits_library(found):
-        library = [Option("", tuple(_lower_to_library(found, group, lowering)))]
-        tilings = tuple(tiling for tiling in tilings if tiling.by_warpgroups)
+        library = [CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering)))]
+        for_any_device = next(tiling for tiling in tilings if not tiling.by_warpgroups)
+        tilings = (*(tiling for tiling in tilings if tiling.by_warpgroups), for_any_device)
     tiled = [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
     return choice_of([*library, *tiled])
 
@@ -56,7 +58,7 @@ def _suits_library(found: Product) -> bool:
     return plain and found.m >= _LIBRARY_ROWS and found.n >= _LIBRARY_COLUMNS
 
 
-def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[Launch | Library]:
+def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[KernelCall | LibraryCall]:
     """The product in its own data type, and what follows it as an elementwise kernel."""
     assert group.anchor is not None
     product = lowering.tensors[group.anchor.index]
@@ -72,10 +74,10 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
     added = _added(found, group)
     result = product if added is None else group.output
     arguments, extra = ((), {}) if added is None else added
-    call = Library(
+    call = LibraryCall(
         label=" + ".join(group.nodes),
         routine="matmul",
-        args=(found.a.argument, found.b.argument, *arguments, TensorArg(result.index, writes=True)),
+        args=(found.a.argument, found.b.argument, *arguments, Argument(result.index, writes=True)),
         attrs={**attrs, **extra},
         flops=found.flops,
         nbytes=traffic_of(group, lowering.tensors) if group.output.index == result.index else _own_traffic(found),
@@ -89,7 +91,7 @@ def _own_traffic(found: Product) -> int:
     return (found.m * found.k + found.k * found.n + found.m * found.n) * found.a.tensor.dtype.size
 
 
-def _added(found: Product, group: Group) -> tuple[tuple[TensorArg], dict[str, int]] | None:
+def _added(found: Product, group: Group) -> tuple[tuple[Argument], dict[str, int]] | None:
     """What the group adds to its product, as argument and attributes of the library's call, if that is all it does.
 
     That is a matrix that lies in rows, as the result does, or a bias: one row that is added to all.
@@ -108,7 +110,7 @@ def _added(found: Product, group: Group) -> tuple[tuple[TensorArg], dict[str, in
     if ref is None or ref.view.strides[-1] != 1 or prod(group.shape[:-2]) != 1 or ref.view.offset % _CHUNK:
         return None
     row = ref.view.strides[-2]
-    argument = TensorArg(ref.tensor, ref.view.offset * product.dtype.size)
+    argument = Argument(ref.tensor, ref.view.offset * product.dtype.size)
     if row == 0:
         return (argument,), {"bias": 1}
     return ((argument,), {"addend_row": row}) if row >= found.n and row % _CHUNK == 0 else None
@@ -131,7 +133,7 @@ def _strides(found: Product) -> dict[str, int]:
     }
 
 
-def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: Tiling) -> Launch:
+def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: Tiling) -> KernelCall:
     tiles_m, tiles_n = -(-found.m // tiling.rows), -(-found.n // tiling.columns)
     tiles = tiles_m * tiles_n * prod(found.batch)
     macros = {
@@ -160,7 +162,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Po
     )
 
 
-def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> Launch:
+def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
     tiles_m, tiles_n = -(-found.m // _PLAIN_SIDE), -(-found.n // _PLAIN_SIDE)
     macros = {
         "a_t": CUDA.storage[found.a.tensor.dtype.name],

@@ -14,9 +14,10 @@ from cuda_compiler.rows import VectorFunction, vector_function
 from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import flops_of
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from npu_compiler.expr import Expr, has_reduce
+from npu_compiler.expr import Expr, Load, has_reduce
 from npu_compiler.layout import dense
 from npu_compiler.view import View
 
@@ -69,7 +70,8 @@ class _Shape:
 def takes_vector_prologue(group: Group, position: int, expr: Expr) -> bool:
     """Whether `expr`, the one row of a group's product, can be computed by each block of its kernel."""
     anchor = anchor_source(group)
-    if anchor.kind != "matmul" or position != 0 or group.anchor is None or not has_reduce(expr):
+    taken = isinstance(expr, Load)  # rows of another tensor: read where they lie, instead of being copied first
+    if anchor.kind != "matmul" or position != 0 or group.anchor is None or not (taken or has_reduce(expr)):
         return False
     vector, matrix = (ref.view for ref in anchor.operands)
     *outer, k = vector.shape
@@ -88,7 +90,9 @@ def as_vectors(found: Product, group: Group) -> _Vectors | None:
     return None
 
 
-def lower_vectors(vectors: _Vectors, found: Product, group: Group, lowering: Lowering, positions: Positions) -> Launch:
+def lower_vectors(
+    vectors: _Vectors, found: Product, group: Group, lowering: Lowering, positions: Positions
+) -> KernelCall:
     """One launch, of as many blocks as the device has multiprocessors, or fewer."""
     matrix, vector, batches = vectors.matrix, vectors.vector, prod(found.batch)
     size = pack_size(group, positions.operands, group.shape[-1]) if vectors.by_row else 1

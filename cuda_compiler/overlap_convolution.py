@@ -17,7 +17,8 @@ from cuda_compiler.window_tiles import (
     window_launch,
 )
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.codegen.target import Lowering
 
 __all__ = ["fits_overlaps", "lower_overlaps"]
 
@@ -39,7 +40,7 @@ def fits_overlaps(group: Group, lowering: Lowering) -> bool:
     return plain and whole and short and enough and fits and fits_window_tiles(group, lowering)
 
 
-def lower_overlaps(group: Group, lowering: Lowering) -> Launch:
+def lower_overlaps(group: Group, lowering: Lowering) -> KernelCall:
     """One launch: the warpgroups of a block take tiles of results in turn.
 
     Raises:

@@ -10,7 +10,8 @@ from cuda_compiler.guards import Guard, conditions, is_uniform
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.codegen.dialect import LeafNames, Printer
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, TensorArg, merge_groups
+from npu_compiler.codegen.loops import output_argument
+from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
 from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import Expr, Iota, Load, walk
 from npu_compiler.symbolic import OpRefusal
@@ -22,7 +23,6 @@ __all__ = [
     "Positions",
     "element_functions",
     "epilogue",
-    "output_argument",
     "pack_size",
     "packed_loads",
 ]
@@ -87,16 +87,17 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
 
 def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int = -1) -> list[PackedLoad]:
     """The loads that may read `size` neighbours along a dimension at once."""
+    if size == 1:
+        return []
     found = []
-    held = conditions(exprs)
-    for load in _loads(exprs):
-        walk = operands.walks.get(id(load))
-        if walk is None or size == 1 or load.index is not None or walk[axis] != 1:
-            continue
+    walks = ((load, operands.walks.get(id(load))) for load in _loads(exprs) if load.index is None)
+    contiguous = [(load, strides) for load, strides in walks if strides is not None and strides[axis] == 1]
+    held = conditions(exprs) if any(_guarded(operands, load) for load, _ in contiguous) else {}
+    for load, strides in contiguous:
         guards = held[id(load)] if _guarded(operands, load) else {}
         pointer, address, _ = operands.names.loads[id(load)]
         argument, tensor = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
-        outer, storage = _split(walk, axis)[1], CUDA.storage[tensor.dtype.name]
+        outer, storage = _split(strides, axis)[1], CUDA.storage[tensor.dtype.name]
         if guards:
             outer.append(load.ref.view.offset)  # part of the address, as neither side of the tensor is safe to read
         elif load.ref.view.offset < 0 or _guarded(operands, load):
@@ -195,10 +196,6 @@ def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
     (column,) = dims[2]
     statements.append(f"    int i{column} = col;")
     return Positions(operands, tuple(statements), {}, f"i{column}")
-
-
-def output_argument(group: Group) -> TensorArg:
-    return TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
 
 
 def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:

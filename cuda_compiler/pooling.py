@@ -10,8 +10,8 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import PACK_SIZES, Positions, pack_size, resolve_anchor
 from cuda_compiler.tiles import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import Anchor
@@ -31,7 +31,7 @@ _BUSY_THREADS = 1024  # of a multiprocessor
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read
 
 
-def lower_pool2d(group: Group, lowering: Lowering) -> list[Launch]:
+def lower_pool2d(group: Group, lowering: Lowering) -> list[KernelCall]:
     """One thread a pack of channels of one or several output pixels.
 
     Raises:
@@ -64,7 +64,7 @@ def lower_pool2d(group: Group, lowering: Lowering) -> list[Launch]:
             lowering,
             found,
             size=size,
-            inputs=[TensorArg(image.index, ref.view.offset * image.dtype.size)],
+            inputs=[Argument(image.index, ref.view.offset * image.dtype.size)],
             values={"groups": groups},
             macros=macros,
             flops=prod(group.shape) * prod(source.attrs.get("kernel", (1, 1))),

@@ -8,7 +8,8 @@ from math import prod
 
 from cuda_compiler.anchors import anchor_source
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import MAX_ELEMENTS, TensorArg
+from npu_compiler.codegen.operands import MAX_ELEMENTS
+from npu_compiler.codegen.plan import Argument
 from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
@@ -32,8 +33,8 @@ class Matrix:
     batch: tuple[int, ...]
 
     @property
-    def argument(self) -> TensorArg:
-        return TensorArg(self.tensor.index, self.offset * self.tensor.dtype.size)
+    def argument(self) -> Argument:
+        return Argument(self.tensor.index, self.offset * self.tensor.dtype.size)
 
     @property
     def is_constant(self) -> bool:

@@ -21,8 +21,9 @@ from cuda_compiler.packing import (
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
-from npu_compiler.codegen.operands import Operands, TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.operands import Operands
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import reductions
 
 __all__ = ["VectorFunction", "lower_rows", "vector_function"]
@@ -56,7 +57,7 @@ class _Shape:
         return self.threads * self.rows_per_block
 
 
-def lower_rows(group: Group, lowering: Lowering) -> list[Launch]:
+def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     """A warp or a block a row, or several rows a thread where neighbouring rows, not columns, lie side by side."""
     operands = row_operands(group, lowering.tensors, (*AXES[1:], "c"))
     if rows_side_by_side(group, operands):
@@ -91,7 +92,7 @@ class VectorFunction:
     """
 
     text: str
-    inputs: tuple[TensorArg, ...]
+    inputs: tuple[Argument, ...]
     macros: dict[str, object]
     values: dict[str, int]
 
@@ -153,7 +154,7 @@ def _compute_row(
     packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
     inside = [] if shape.items else packs
     lines = [
-        f"__device__ __forceinline__ void compute_row(int row, int lane, bool alive, {storage}* out, "
+        f"__device__ __forceinline__ void compute_row(int row, int lane, {storage}* out, "
         f"{pointer_parameters(found.operands)}const Params& p)",
         "{",
         *found.statements,
@@ -172,9 +173,7 @@ def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:
     return [
         *_loop(program.width, shape, 1),
         *([program.body] if program.body else []),
-        "        if (alive) {",
-        f"            out[{program.address}] = {storage}({program.value});",
-        "        }",
+        f"        out[{program.address}] = {storage}({program.value});",
         "    }",
     ]
 
@@ -192,9 +191,7 @@ def _packed_results(
         *([program.body] if program.body else []),
         f"            result[u] = {storage}({program.value});",
         "        }",
-        "        if (alive) {",
-        "            store_pack(target, result);",
-        "        }",
+        "        store_pack(target, result);",
         "    }",
     ]
 

@@ -8,13 +8,13 @@ from math import prod
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import MAP_THREADS, elementwise_positions
-from cuda_compiler.packing import Positions, epilogue, output_argument
+from cuda_compiler.packing import Positions, epilogue
 from cuda_compiler.skeleton import assemble
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, traffic_of
-from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 
 __all__ = ["lower_shared"]
 
@@ -32,13 +32,13 @@ class _Part:
     """
 
     text: str
-    arguments: tuple[TensorArg, ...]
+    arguments: tuple[Argument, ...]
     kinds: tuple[str, ...]
     params: bytes
     packs: int
 
 
-def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[Launch]:
+def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
     """One launch, whose blocks are shared out among the groups in order."""
     parts = [_part(group, number, lowering) for number, group in enumerate(groups)]
     counts = [-(-part.packs // MAP_THREADS) for part in parts]
@@ -53,9 +53,9 @@ def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[Launch]:
         "SHARED_ARGUMENTS": "".join(f"{name.split()[-1]}, " for name in declared),
     }
     return [
-        Launch(
+        KernelCall(
             label="; ".join(" + ".join(group.nodes) for group in groups),
-            kernel=assemble("shared", None, macros, generated),
+            kernel=lowering.kernel(assemble("shared", None, macros, generated)),
             args=tuple(argument for part in parts for argument in part.arguments),
             params=header.pack(ends) + b"".join(part.params for part in parts),
             grid=(sum(counts), 1, 1),

@@ -19,7 +19,8 @@ from cuda_compiler.pooling import lower_pool2d
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
+from npu_compiler.codegen.plan import Step
+from npu_compiler.codegen.target import CodegenTarget, Lowering
 from npu_compiler.expr import Expr, has_reduce
 from npu_compiler.layout import Layout, dense
 from npu_compiler.symbolic import OpRefusal
@@ -27,7 +28,7 @@ from npu_compiler.trace import Anchor
 
 __all__ = ["CUDATarget"]
 
-_Lower = Callable[[Group, Lowering], Sequence[Emitted]]
+_Lower = Callable[[Group, Lowering], Sequence[Step]]
 _ANCHORS: Mapping[str, _Lower] = {
     "matmul": lower_matmul,
     "conv2d": lower_conv2d,
@@ -48,6 +49,7 @@ class CUDATarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
     pairs_columns = True
+    launch_flops = 1 << 32
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":
@@ -65,10 +67,10 @@ class CUDATarget(CodegenTarget):
     def takes_added(self, group: Group, other: Group) -> bool:
         return takes_added_convolution(group, other)
 
-    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Emitted]:
+    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
             kind = group.anchor.source.kind
             if kind not in _ANCHORS:

@@ -12,8 +12,8 @@ from cuda_compiler.tiles import Tiling, ranked_tilings
 from cuda_compiler.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering, Option
+from npu_compiler.codegen.plan import Argument, CallOption, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import DType
 
 __all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
@@ -29,12 +29,12 @@ def bytes_of_a_result(group: Group, lowering: Lowering) -> float:
     return (traffic_of(group, lowering.tensors) - product) / (prod(group.shape) * group.pairs)
 
 
-def partial_argument(tiling: Tiling, tiles: int, otherwise: TensorArg, lowering: Lowering) -> TensorArg:
+def partial_argument(tiling: Tiling, tiles: int, otherwise: Argument, lowering: Lowering) -> Argument:
     """Where blocks that share a tile leave their parts; `otherwise` where none do."""
     if tiling.splits == 1 or tiling.clustered:
         return otherwise
     nbytes = tiles * tiling.splits * tiling.rows * tiling.columns * 4
-    return TensorArg(lowering.scratch(nbytes), writes=True)
+    return Argument(lowering.scratch(nbytes), writes=True)
 
 
 def product_function(tiling: Tiling, dtype: DType) -> str:
@@ -59,6 +59,6 @@ def close_tilings(m: int, n: int, k: int, batch: int, moved: float, warpgroups: 
     return (*close, by_warps[0][1]) if all(tiling.by_warpgroups for tiling in close) else close
 
 
-def option_of(launch: Launch, tiling: Tiling) -> Option:
+def option_of(launch: KernelCall, tiling: Tiling) -> CallOption:
     """A launch of tiles as an option."""
-    return Option(WARPGROUPS if tiling.by_warpgroups else "", (launch,))
+    return CallOption(WARPGROUPS if tiling.by_warpgroups else "", (launch,))

@@ -17,7 +17,8 @@ from cuda_compiler.window_tiles import (
     window_launch,
 )
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.codegen.target import Lowering
 
 __all__ = ["fits_windows", "lower_windows"]
 
@@ -64,7 +65,7 @@ def fits_windows(group: Group, lowering: Lowering) -> bool:
     return fits and fits_window_tiles(group, lowering)
 
 
-def lower_windows(group: Group, lowering: Lowering) -> Launch:
+def lower_windows(group: Group, lowering: Lowering) -> KernelCall:
     """One launch: a block takes tiles of results in turn.
 
     Raises:

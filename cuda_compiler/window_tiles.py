@@ -10,8 +10,8 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
 from cuda_compiler.wgmma import warpgroup_product
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
@@ -74,7 +74,7 @@ def window_launch(
     shared_bytes: int,
     columns: int,
     a_in_registers: bool = False,
-) -> Launch:
+) -> KernelCall:
     """A launch of one of the kernels that compute such tiles.
 
     Args:
@@ -111,7 +111,7 @@ def window_launch(
         lowering,
         found,
         size=_CHUNK,
-        inputs=[TensorArg(t.index, ref.view.offset * t.dtype.size) for t, ref in zip(tensors, refs, strict=True)],
+        inputs=[Argument(t.index, ref.view.offset * t.dtype.size) for t, ref in zip(tensors, refs, strict=True)],
         values={"tiles": tiles_of(group)},
         macros={**window_geometry(group), **common, **macros},
         flops=2 * prod(group.shape) * prod(refs[1].view.shape[1:]),

@@ -3,7 +3,8 @@
 Importing this needs neither; opening a device does.
 """
 
-from cuda_runtime.backend import CUDABackend, CUDABuffer
+from cuda_runtime.backend import CUDABackend
+from cuda_runtime.device import CUDABuffer
 from cuda_runtime.executor import CUDAExecutor
 from cuda_runtime.tensor import CUDATensor
 

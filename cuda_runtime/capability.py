@@ -1,14 +1,16 @@
-"""What a compute capability offers: the architecture that kernels are compiled for, and the options that it can run."""
+"""What a device offers: the architecture that kernels are compiled for, and the options that it can run."""
 
 from __future__ import annotations
 
 import re
 
+from cuda_runtime.library import is_installed
 from npu_compiler.codegen.plan import CallChoice
 from npu_compiler.errors import DeviceError
 
 __all__ = ["architecture_name", "fitting_options", "meets"]
 
+_LIBRARY = "cublas"
 _REQUIREMENT = re.compile(r"sm_([0-9]+)([0-9])(a?)")
 _WITH_EXTENSIONS = frozenset({90})  # instructions that no later capability has belong to an architecture of its own
 
@@ -22,7 +24,8 @@ def meets(requires: str, capability: int) -> bool:
     """Whether a device can run an option.
 
     Args:
-        requires: Empty for any device, ``sm_80`` for compute capability 8.0 and up, ``sm_90a`` for exactly 9.0.
+        requires: Empty for any device, ``sm_80`` for compute capability 8.0 and up, ``sm_90a`` for exactly 9.0,
+            ``cublas`` where that library is installed.
         capability: The device's compute capability times ten.
 
     Raises:
@@ -30,11 +33,13 @@ def meets(requires: str, capability: int) -> bool:
     """
     if not requires:
         return True
+    if requires == _LIBRARY:
+        return is_installed()
     found = _REQUIREMENT.fullmatch(requires)
     if found is None:
         raise DeviceError(
-            f"an option requires '{requires}', expected nothing or an architecture such as 'sm_80' or 'sm_90a'; "
-            "compile the model with this release"
+            f"an option requires '{requires}', expected nothing, '{_LIBRARY}' or an architecture such as 'sm_80' or "
+            "'sm_90a'; compile the model with this release"
         )
     needed = int(found[1] + found[2])
     return capability == needed if found[3] else capability >= needed

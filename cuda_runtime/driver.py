@@ -6,15 +6,19 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 
+from npu_compiler.codegen.plan import TensorMap
 from npu_compiler.errors import DeviceError, OutOfMemoryError
 
-__all__ = ["Kernel", "Module", "record_event"]
+__all__ = ["Kernel", "Module", "encoded_map", "record_event"]
 
 _OUT_OF_MEMORY = 2
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTION_256, _ZEROS_OUTSIDE = 0, 3, 3, 0  # CU_TENSOR_MAP_...
 
 
 class _Attribute(ctypes.Structure):
@@ -65,7 +69,7 @@ class Kernel:
         block: tuple[int, int, int],
         cluster: tuple[int, int, int],
         shared_bytes: int,
-        pointers: Sequence[int],
+        values: Sequence[int | bytes],
         params: bytes,
         stream: int,
         overlapping: bool,
@@ -76,7 +80,7 @@ class Kernel:
             grid, block: Blocks of the grid, threads of a block.
             cluster: Blocks of a cluster; from compute capability 9.0 on it may be more than one.
             shared_bytes: Dynamic shared memory of a block.
-            pointers: The addresses that it takes.
+            values: What it takes: addresses, and tensor maps as `encoded_map` gives them.
             params: Its last parameter, a struct; empty where it has none.
             stream: Handle of the stream.
             overlapping: Whether it may start before the kernel ahead of it has finished; it then waits by itself.
@@ -84,10 +88,7 @@ class Kernel:
         Raises:
             DeviceError: The driver refused the launch.
         """
-        values = [ctypes.c_void_p(pointer) for pointer in pointers]
-        holders: list[ctypes.c_void_p | ctypes.Array[ctypes.c_char]] = [*values]
-        if params:
-            holders.append(ctypes.create_string_buffer(params, len(params)))
+        holders = [_holder(value) for value in (*values, *([params] if params else []))]
         arguments = (ctypes.c_void_p * len(holders))(*(ctypes.addressof(holder) for holder in holders))
         attributes = []
         if cluster != (1, 1, 1):
@@ -104,6 +105,38 @@ class Kernel:
         )
         status = _library().cuLaunchKernelEx(ctypes.byref(config), self._function, arguments, None)
         _check(status, f"launching '{self._entry}'")
+
+
+def _holder(value: int | bytes) -> ctypes.c_void_p | ctypes.Array[ctypes.c_char]:
+    """Memory that holds a kernel's parameter: an address, or bytes."""
+    return ctypes.c_void_p(value) if isinstance(value, int) else ctypes.create_string_buffer(value, len(value))
+
+
+def encoded_map(tensor: TensorMap, address: int) -> bytes:
+    """A tensor map for a tensor at an address, as kernels take it.
+
+    Raises:
+        DeviceError: The driver refused it.
+    """
+    rank = len(tensor.sizes)
+    memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+    start = -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    status = _library().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(ctypes.addressof(memory) + start),
+        _MAP_TYPES[tensor.dtype.name],
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*tensor.sizes),
+        (ctypes.c_uint64 * (rank - 1))(*tensor.strides),
+        (ctypes.c_uint32 * rank)(*tensor.box),
+        (ctypes.c_uint32 * rank)(*(1 for _ in range(rank))),
+        _NO_INTERLEAVE,
+        _SWIZZLE_128,
+        _PROMOTION_256,
+        _ZEROS_OUTSIDE,
+    )
+    _check(status, f"a map of a tensor of {' x '.join(map(str, tensor.sizes))}")
+    return memory.raw[start : start + _MAP_BYTES]
 
 
 def record_event(event: int, stream: int) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from cuda_runtime.backend import CUDABackend, CUDABuffer
+from cuda_runtime.backend import CUDABackend
 from cuda_runtime.cupy_api import cupy
+from cuda_runtime.device import CUDABuffer
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor
 from cuda_runtime.tuning import Tuner, Tuning

@@ -14,7 +14,7 @@ from cuda_runtime.toolkit import load_library
 from npu_compiler.codegen.plan import LibraryCall
 from npu_compiler.errors import DeviceError, MissingDependencyError
 
-__all__ = ["Library", "check_call"]
+__all__ = ["Library", "check_call", "is_installed"]
 
 _KINDS = {"float16": 2, "bfloat16": 14}  # CUDA_R_16F, CUDA_R_16BF
 _FLOAT32, _COMPUTE_FLOAT32 = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
@@ -53,7 +53,7 @@ class _Product:
         self._set(_TRANSPOSE_A, ctypes.c_int32(_TRANSPOSED))
         if bias:
             self._set(_EPILOGUE, ctypes.c_uint32(_BIAS))
-            self._set(_BIAS_POINTER, ctypes.c_void_p(bias))
+            self.place_bias(bias)
         addend_row = int(str(step.attrs.get("addend_row", out_row)))
         self.layouts = [self._layout(k, n, b_column), self._layout(k, m, a_row)]
         self.layouts += [self._layout(n, m, addend_row), self._layout(n, m, out_row)]
@@ -64,6 +64,10 @@ class _Product:
             _cublas().cublasLtMatrixLayoutDestroy(layout)
         if getattr(self, "operation", None):
             _cublas().cublasLtMatmulDescDestroy(self.operation)
+
+    def place_bias(self, address: int) -> None:
+        """Says where the bias of the next call lies."""
+        self._set(_BIAS_POINTER, ctypes.c_void_p(address))
 
     def _set(self, attribute: int, value: ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_void_p) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
@@ -108,6 +112,7 @@ class Library:
         self._handle, self._stream = ctypes.c_void_p(), ctypes.c_void_p(stream)
         _check(_cublas().cublasLtCreate(ctypes.byref(self._handle)), "starting")
         self._workspace = cupy().cuda.alloc(_WORKSPACE_BYTES)
+        self._products: dict[tuple[object, ...], _Product] = {}
 
     def launch(self, step: LibraryCall, pointers: Sequence[int]) -> None:
         """Asks for a step: ``out = a @ b + addend``, sums in float32.
@@ -123,7 +128,9 @@ class Library:
             DeviceError: The library refused it.
         """
         bias = pointers[2] if "bias" in step.attrs else 0
-        product = _Product(self._handle, step, bias)
+        product = self._product(step, bias)
+        if bias:
+            product.place_bias(bias)
         a, b, out = (ctypes.c_void_p(pointer) for pointer in (*pointers[:2], pointers[-1]))
         addend = ctypes.c_void_p(pointers[-2]) if "addend_row" in step.attrs else None
         one, share = ctypes.c_float(1), ctypes.c_float(0 if addend is None else 1)
@@ -135,6 +142,18 @@ class Library:
             *(ctypes.c_size_t(_WORKSPACE_BYTES), self._stream),
         )
         _check(status, f"step '{step.label}'")
+
+    def _product(self, step: LibraryCall, bias: int) -> _Product:
+        """What describes a step, made once for all that differ in addresses alone: the heuristic takes its time."""
+        key = (*(step.attrs.get(name) for name in (*_SIZES, "dtype", "addend_row")), bias != 0)
+        if key not in self._products:
+            self._products[key] = _Product(self._handle, step, bias)
+        return self._products[key]
+
+
+def is_installed() -> bool:
+    """Whether this machine has the library."""
+    return _loaded() is not None
 
 
 def check_call(step: LibraryCall) -> None:
@@ -160,8 +179,12 @@ def _check(status: int, what: str) -> None:
 
 
 @cache
+def _loaded() -> ctypes.CDLL | None:
+    return load_library("cublasLt", "cublas")
+
+
 def _cublas() -> ctypes.CDLL:
-    library = load_library("cublasLt", "cublas")
+    library = _loaded()
     if library is None:
         raise MissingDependencyError(
             "large matrix products need cuBLAS, which is not installed: install a CUDA toolkit, or "

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuda_runtime.cupy_api import cupy
-from cuda_runtime.driver import Kernel, Module, record_event
+from cuda_runtime.device import CUDABuffer, CUDADevice
+from cuda_runtime.driver import Kernel, Module, encoded_map, record_event
 from cuda_runtime.kernel_cache import compiled_kernels
 from cuda_runtime.library import check_call
 from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, LibraryCall, Role
 from npu_compiler.errors import DeviceError, InputError
 from npu_compiler.memory import ALIGNMENT
 from npu_runtime.backend import DeviceBuffer, PreparedPlan
-
-if TYPE_CHECKING:
-    from cuda_runtime.backend import CUDABackend, CUDABuffer
 
 __all__ = ["CUDAPlan", "updated_inputs"]
 
@@ -34,7 +32,7 @@ class CUDAPlan(PreparedPlan):
     caller's: they stay as they are when the plan runs again.
     """
 
-    def __init__(self, backend: CUDABackend, plan: ExecutionPlan) -> None:
+    def __init__(self, device: CUDADevice, plan: ExecutionPlan) -> None:
         """Compiles and loads the kernels.
 
         Raises:
@@ -43,21 +41,21 @@ class CUDAPlan(PreparedPlan):
             MissingDependencyError: The library is not installed.
             OutOfMemoryError: The device has too little memory for inputs and outputs.
         """
-        self._backend = backend
+        self._device = device
         self._calls = plan.calls
         library_calls = [call for call in plan.calls if isinstance(call, LibraryCall)]
         for call in library_calls:
             check_call(call)
-        with backend.active():
-            self._kernels = _load(plan, backend.capability)
-            self._library = backend.library() if library_calls else None
+        with device.active():
+            self._kernels = _load(plan, device.capability)
+            self._library = device.library() if library_calls else None
         updated = updated_inputs(plan)
         roles = [buffer.role for buffer in plan.buffers]
         self._inputs = [i for i, role in enumerate(roles) if role is Role.INPUT and i not in updated]
         self._outputs = [i for i, role in enumerate(roles) if role is Role.OUTPUT]
         sizes = {i: plan.buffers[i].nbytes for i in (*self._inputs, *self._outputs)}
         self._large = {i: nbytes for i, nbytes in sizes.items() if nbytes >= _LARGE_BYTES}
-        self._own = {i: backend.allocate(nbytes) for i, nbytes in sizes.items() if i not in self._large}
+        self._own = {i: device.allocate(nbytes) for i, nbytes in sizes.items() if i not in self._large}
         self._graphs: dict[tuple[int, ...], Any] = {}
         self._captures = 0
         self._latest: tuple[Any, list[Any]] | None = None  # a graph, and what must not be freed while it may run again
@@ -72,8 +70,8 @@ class CUDAPlan(PreparedPlan):
         Raises:
             DeviceError: The device failed.
         """
-        with self._backend.active():
-            self._synchronize(self._backend.stream, "a run")
+        with self._device.active():
+            self._synchronize(self._device.stream, "a run")
 
     def launch(self, buffers: Sequence[Any]) -> None:
         """Does as `run` does, but waits for nothing: what is asked of the device later happens later.
@@ -81,13 +79,13 @@ class CUDAPlan(PreparedPlan):
         Raises:
             DeviceError: The device refused a command.
         """
-        with self._backend.active():
+        with self._device.active():
             placed = self._placed(buffers)
             graph = self._graph(tuple(buffer.pointer for buffer in placed))
             for index in self._inputs:
                 self._copy(buffers[index], placed[index])
             if graph is not None:
-                graph.launch(self._backend.stream)
+                graph.launch(self._device.stream)
             for index in self._outputs:
                 self._copy(placed[index], buffers[index])
             self._latest = graph, [placed[index] for index in self._large]
@@ -104,15 +102,15 @@ class CUDAPlan(PreparedPlan):
             raise InputError("given nothing to run again, expected a run before; call run() first")
         graph, _ = self._latest
         if graph is not None:
-            with self._backend.active():
-                graph.launch(self._backend.stream)
+            with self._device.active():
+                graph.launch(self._device.stream)
 
     def run_timed(self, buffers: Sequence[Any]) -> list[float]:
         pointers = [buffer.pointer for buffer in buffers]
         event = cupy().cuda.Event
         seconds = []
         self.wait()
-        with self._backend.aside() as stream:
+        with self._device.aside() as stream:
             for step in self._calls:
                 start, end = event(), event()
                 start.record(stream)
@@ -132,7 +130,7 @@ class CUDAPlan(PreparedPlan):
         Raises:
             DeviceError: The device refused a command.
         """
-        with self._backend.active():
+        with self._device.active():
             events = [(cupy().cuda.Event(), cupy().cuda.Event()) for _ in spans]
             marks: dict[int, list[Any]] = defaultdict(list)
             for span, (start, end) in zip(spans, events, strict=True):
@@ -140,14 +138,14 @@ class CUDAPlan(PreparedPlan):
                 marks[span.stop].append(end)
             placed = self._placed(buffers)
             pointers = [buffer.pointer for buffer in placed]
-            graph = self._backend.captured(lambda: self.ask(pointers, False, marks))
+            graph = self._device.captured(lambda: self.ask(pointers, False, marks))
 
         def run() -> list[float]:
-            with self._backend.active():
+            with self._device.active():
                 for index in self._inputs:
                     self._copy(buffers[index], placed[index])
-                graph.launch(self._backend.stream)
-                self._synchronize(self._backend.stream, "a timed run")
+                graph.launch(self._device.stream)
+                self._synchronize(self._device.stream, "a timed run")
                 return [cupy().cuda.get_elapsed_time(start, end) * 1e-3 for start, end in events]
 
         return run
@@ -161,7 +159,7 @@ class CUDAPlan(PreparedPlan):
             return direct
         for i, nbytes in self._large.items():
             if i not in self._own:
-                self._own[i] = self._backend.allocate(nbytes)
+                self._own[i] = self._device.allocate(nbytes)
         return [self._own.get(i, buffer) for i, buffer in enumerate(buffers)]
 
     def _graph(self, pointers: tuple[int, ...]) -> Any:
@@ -174,7 +172,7 @@ class CUDAPlan(PreparedPlan):
 
     def _capture(self, pointers: Sequence[int]) -> Any:
         """All steps as one graph; None where there are none."""
-        return self._backend.captured(lambda: self.ask(pointers, False)) if self._calls else None
+        return self._device.captured(lambda: self.ask(pointers, False)) if self._calls else None
 
     def ask(
         self, pointers: Sequence[int], behind_kernel: bool, marks: Mapping[int, Sequence[Any]] | None = None
@@ -195,7 +193,7 @@ class CUDAPlan(PreparedPlan):
         marks = marks or {}
         for number, step in enumerate(self._calls):
             self._mark(marks.get(number, ()))
-            overlapping = behind_kernel and number not in marks and self._backend.capability >= _OVERLAP_CAPABILITY
+            overlapping = behind_kernel and number not in marks and self._device.capability >= _OVERLAP_CAPABILITY
             self._launch(step, pointers, overlapping)
             behind_kernel = isinstance(step, KernelCall)
         self._mark(marks.get(len(self._calls), ()))
@@ -203,7 +201,7 @@ class CUDAPlan(PreparedPlan):
 
     def _mark(self, events: Sequence[Any]) -> None:
         for event in events:
-            record_event(event.ptr, self._backend.second_stream.ptr)
+            record_event(event.ptr, self._device.second_stream.ptr)
 
     def _launch(self, step: Call, pointers: Sequence[int], overlapping: bool) -> None:
         addresses = [pointers[argument.buffer] + argument.offset for argument in step.args]
@@ -211,14 +209,18 @@ class CUDAPlan(PreparedPlan):
             assert self._library is not None
             self._library.launch(step, addresses)
             return
+        values = [
+            address if argument.map is None else encoded_map(argument.map, address)
+            for argument, address in zip(step.args, addresses, strict=True)
+        ]
         self._kernels[step.kernel].launch(
             step.grid,
             step.block,
             step.cluster,
             step.shared_bytes,
-            addresses,
+            values,
             step.params,
-            self._backend.second_stream.ptr,
+            self._device.second_stream.ptr,
             overlapping,
         )
 
@@ -231,7 +233,7 @@ class CUDAPlan(PreparedPlan):
             stream.synchronize()
         except cupy().cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(
-                f"{what} failed on {self._backend.name}: {error}; the process can use this device no "
+                f"{what} failed on {self._device.name}: {error}; the process can use this device no "
                 "longer, the profiler names the step that fails"
             ) from error
 

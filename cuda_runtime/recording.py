@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from cuda_runtime.cupy_api import cupy
+from cuda_runtime.device import CUDABuffer, CUDADevice
 from cuda_runtime.plan import CUDAPlan
 from npu_runtime.backend import BoundPlan, Recording
-
-if TYPE_CHECKING:
-    from cuda_runtime.backend import CUDABackend, CUDABuffer
 
 __all__ = ["CUDARecording"]
 
@@ -19,29 +17,29 @@ __all__ = ["CUDARecording"]
 class CUDARecording(Recording):
     """One graph of all steps of several plans."""
 
-    def __init__(self, backend: CUDABackend, bound: Sequence[BoundPlan]) -> None:
+    def __init__(self, device: CUDADevice, bound: Sequence[BoundPlan]) -> None:
         """Captures them.
 
         Raises:
             DeviceError: The device refused a step.
         """
         super().__init__(bound)  # keeps the memory
-        self._backend = backend
-        self._graph = backend.captured(self._ask)
+        self._device = device
+        self._graph = device.captured(self._ask)
 
     def _ask(self) -> None:
         behind_kernel = False
         for plan, buffers, _ in self._bound:
             assert isinstance(plan, CUDAPlan)
-            behind_kernel = plan.ask([cast("CUDABuffer", buffer).pointer for buffer in buffers], behind_kernel)
+            behind_kernel = plan.ask([cast(CUDABuffer, buffer).pointer for buffer in buffers], behind_kernel)
 
     def launch(self) -> Callable[[], None]:
-        with self._backend.active():
-            self._graph.launch(self._backend.stream)
+        with self._device.active():
+            self._graph.launch(self._device.stream)
             done = cupy().cuda.Event(disable_timing=True)
-            done.record(self._backend.stream)
+            done.record(self._device.stream)
         return partial(self._wait, done)
 
     def _wait(self, done: Any) -> None:
-        with self._backend.active():
+        with self._device.active():
             done.synchronize()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cuda_runtime.backend import CUDABackend, CUDABuffer
+from cuda_runtime.backend import CUDABackend
 from cuda_runtime.cupy_api import cupy
+from cuda_runtime.device import CUDABuffer
 from npu_compiler.dtypes import BFLOAT16, dtype
 from npu_compiler.errors import InputError, IRError
 from npu_compiler.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
-
-if TYPE_CHECKING:
-    from npu_runtime.device import Device
+from npu_runtime.device import Device
 
 __all__ = ["CUDATensor"]
 
@@ -32,10 +31,10 @@ class CUDATensor(NPUBuffer):
         if self.dtype == BFLOAT16:
             raise AttributeError("the CUDA array interface has no bfloat16; DLPack has: torch.from_dlpack(tensor)")
         interface: dict[str, Any] = dict(self.array.__cuda_array_interface__)
-        return {**interface, "stream": self.data.backend.stream.ptr}
+        return {**interface, "stream": self.data.device.stream.ptr}
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
-        with self.data.backend.active():
+        with self.data.device.active():
             return self.array.__dlpack__(stream=stream, **options)
 
     def __dlpack_device__(self) -> tuple[Any, int]:

@@ -12,15 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
+from cuda_runtime.backend import CUDABackend
 from cuda_runtime.capability import fitting_options
+from cuda_runtime.device import CUDABuffer
 from cuda_runtime.plan import updated_inputs
 from cuda_runtime.tuning_results import OptionTimes, choice_digest
 from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, KernelSource, Select
-
-if TYPE_CHECKING:
-    from cuda_runtime.backend import CUDABackend, CUDABuffer
 
 __all__ = ["Tuned", "Tuner", "Tuning"]
 
@@ -178,7 +176,7 @@ class Tuner:
 
 
 def _copy_of(buffer: CUDABuffer) -> CUDABuffer:
-    copy = buffer.backend.allocate(buffer.nbytes)
+    copy = buffer.device.allocate(buffer.nbytes)
     copy.copy_from(buffer)
     return copy
 

@@ -1,7 +1,7 @@
 """Frozen dataclasses to plain lists and back, with every type checked on the way in.
 
-A dataclass becomes the list of its fields, an enum its value, a union of dataclasses a pair (index, fields). `decode`
-trusts nothing: what does not fit the annotation is refused with the path to it.
+A dataclass becomes the list of its fields, an enum its value, a union of dataclasses a pair (index, fields), what may
+be missing None or itself. `decode` trusts nothing: what does not fit the annotation is refused with the path to it.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def _decoder(kind: Any) -> Decoder:
     alternatives = _alternatives(kind)
     if alternatives:
         return _union_decoder(alternatives)
+    if get_origin(kind) is UnionType and type(None) in get_args(kind):
+        return _optional_decoder(*(a for a in get_args(kind) if a is not type(None)))
     if get_origin(kind) is tuple:
         return _tuple_decoder(get_args(kind))
     if get_origin(kind) is dict:
@@ -116,6 +118,11 @@ def _union_decoder(alternatives: list[type]) -> Decoder:
         return decoders[data[0]](data[1], path)
 
     return run
+
+
+def _optional_decoder(kind: Any) -> Decoder:
+    decode_present = _decoder(kind)
+    return lambda data, path: None if data is None else decode_present(data, path)
 
 
 def _tuple_decoder(args: tuple[Any, ...]) -> Decoder:

@@ -23,7 +23,7 @@ from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["FORMAT_VERSION", "CompiledProgram", "write_atomically"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _MAGIC = b"NPUBIN\x00\x00"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, version, SHA-256 of the body, bytes of the body
 _MAX_ITEMS = 1 << 16  # msgpack reserves room for as many items as a list claims, at each level of nesting
@@ -66,7 +66,14 @@ class CompiledProgram:
 
     def describe(self) -> str:
         """The whole program as text: inputs, outputs, state, weights, buffers, and every step with its kernel."""
-        return describe_program(self)
+        header = {
+            "program": self.model,
+            "target": self.target,
+            "compute dtype": self.compute_dtype,
+            "format": f"version {self.version}",
+            "functions": ", ".join(self.functions),
+        }
+        return describe_program(header, self.functions, self.recipes)
 
     def to_bytes(self) -> bytes:
         """The artifact. The same program gives the same bytes."""
@@ -109,7 +116,7 @@ class CompiledProgram:
         if not isinstance(fields, dict):
             raise ProgramFormatError(f"{origin}: given a {type(fields).__name__} as body, expected a mapping")
         program = _program_from_fields(fields, origin)
-        check_program(program, origin)
+        check_program(program.functions, program.recipes, origin)
         return program
 
     def save(self, path: str | os.PathLike[str]) -> None:

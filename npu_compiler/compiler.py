@@ -64,7 +64,7 @@ def _functions(source: IRSource | Mapping[str, IRSource]) -> dict[str, IRSource]
 def _plan(graph: IRGraph, target: CodegenTarget, compute: DType) -> tuple[ExecutionPlan, tuple[WeightRecipe, ...]]:
     """One function, from the graph as it was read."""
     host_dtypes = {name: spec.dtype for name, spec in graph.tensors.items()}
-    optimized = assign_dtypes(optimize(graph, target.pairs_columns), compute).verify()
+    optimized = assign_dtypes(optimize(graph, target.pairs_columns, target.launch_flops), compute).verify()
     host_dtypes.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     check_constraints(optimized, target.storage_dtypes)
     return plan_graph(optimized, target, host_dtypes, graph.outputs)

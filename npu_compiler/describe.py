@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from npu_compiler.codegen.plan import Argument, Call, CallChoice, ExecutionPlan, KernelCall, LibraryCall, Step
 from npu_compiler.layout import BufferSpec
 from npu_compiler.recipes import WeightRecipe
-
-if TYPE_CHECKING:
-    from npu_compiler.compiled_program import CompiledProgram
 
 __all__ = ["describe_program", "format_bytes"]
 
@@ -27,22 +23,23 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
 
 
-def describe_program(program: CompiledProgram) -> str:
-    """The whole program: target, borders, state, weights with their recipes, buffers, steps, kernels and notes."""
+def describe_program(
+    header: Mapping[str, str], functions: Mapping[str, ExecutionPlan], recipes: Sequence[WeightRecipe]
+) -> str:
+    """The whole program: header, borders, state, weights with their recipes, buffers, steps, kernels and notes.
+
+    Args:
+        header: What there is to say of the program as a whole; first its name.
+        functions, recipes: What it holds.
+    """
+    (title, name), *facts = header.items()
     lines = chain(
-        _header(program),
-        _weights(program.recipes),
-        *(_function(name, plan) for name, plan in program.functions.items()),
+        [f"{title} {name}"],
+        (f"  {fact:<14} {value}" for fact, value in facts),
+        _weights(recipes),
+        *(_function(name, plan) for name, plan in functions.items()),
     )
     return "\n".join(lines) + "\n"
-
-
-def _header(program: CompiledProgram) -> Iterator[str]:
-    yield f"program {program.model}"
-    yield f"  target         {program.target}"
-    yield f"  compute dtype  {program.compute_dtype}"
-    yield f"  format         version {program.version}"
-    yield f"  functions      {', '.join(program.functions)}"
 
 
 def _weights(recipes: Sequence[WeightRecipe]) -> Iterator[str]:
@@ -122,7 +119,8 @@ def _attrs(step: LibraryCall) -> str:
 def _argument(argument: Argument, plan: ExecutionPlan) -> str:
     buffer = plan.buffers[argument.buffer]
     name = buffer.name or buffer.role.value
-    return f"{'out ' if argument.writes else ''}{name}+{argument.offset}"
+    box = "" if argument.map is None else f" in boxes of {_shape(argument.map.box)}"
+    return f"{'out ' if argument.writes else ''}{name}+{argument.offset}{box}"
 
 
 def _kernels(plan: ExecutionPlan) -> list[str]:

@@ -6,7 +6,7 @@ prints it; `FUNCTIONS` is the one table of what an expression may call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,6 +108,7 @@ FUNCTIONS: dict[str, Function] = {
     "sub": Function("({0} - {1})", np.subtract),
     "mul": Function("({0} * {1})", np.multiply),
     "div": Function("({0} / {1})", np.divide),
+    "quotient": Function("({0} / {1})", np.divide),  # by a number from one on; a dialect may miss the last place
     "neg": Function("(-{0})", np.negative),
     "abs": Function("({0} < 0 ? -{0} : {0})", np.abs),
     "exp": Function("exp({0})", np.exp),
@@ -119,6 +120,7 @@ FUNCTIONS: dict[str, Function] = {
     "tanh": Function("tanh({0})", np.tanh),
     "erf": Function("erf({0})", _erf),
     "pow": Function("pow({0}, {1})", np.power),
+    "fmod": Function("fmod({0}, {1})", np.fmod),
     "floor": Function("floor({0})", np.floor),
     "ceil": Function("ceil({0})", np.ceil),
     "max": Function("({0} > {1} || {0} != {0} ? {0} : {1})", np.maximum),
@@ -150,18 +152,18 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     return ()
 
 
-def walk(expr: Expr) -> Iterator[Expr]:
+def walk(expr: Expr) -> Iterable[Expr]:
     """Each distinct sub-expression once, operands before what uses them."""
-    seen: set[int] = set()
+    found: dict[int, Expr] = {}
 
-    def visit(node: Expr) -> Iterator[Expr]:
-        if id(node) not in seen:
-            seen.add(id(node))
-            for child in children(node):
-                yield from visit(child)
-            yield node
+    def visit(node: Expr) -> None:
+        for child in children(node):
+            if id(child) not in found:
+                visit(child)
+        found[id(node)] = node
 
-    return visit(expr)
+    visit(expr)
+    return found.values()
 
 
 def leaves(expr: Expr) -> Iterator[Load]:

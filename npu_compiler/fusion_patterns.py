@@ -9,10 +9,11 @@ from typing import Any
 
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
+from npu_compiler.ops.registry import definition
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.rewrite import Match, Pattern, find, pattern
 
-__all__ = ["ATTENTION", "fuse_attention", "merge_linears", "share_heads"]
+__all__ = ["ATTENTION", "fuse_attention", "linears_by_input", "merge_linears", "share_heads", "without_dead_nodes"]
 
 _SDPA = "aten.scaled_dot_product_attention.default"
 
@@ -134,11 +135,12 @@ def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
     merged: dict[str, list[OpNode]] = {}
     removed: set[str] = set()
     tensors, weights = dict(graph.tensors), dict(graph.weights)
-    for members in _linears_by_input(graph, users):
-        inputs, outputs = _merged_weights(members, graph, tensors, weights, interleave)
+    for members in linears_by_input(graph, users):
+        in_turns = interleave and _pairs(members, graph, users)
+        inputs, outputs = _merged_weights(members, graph, tensors, weights, in_turns)
         first = members[0]
         linear = OpNode(" + ".join(n.name for n in members), first.op, inputs, {}, (outputs,))
-        slices = list(_slices(members, outputs, tensors, interleave and _pairs(members, graph)))
+        slices = list(_slices(members, outputs, tensors, in_turns))
         merged[first.name] = [linear, *slices]
         removed.update(node.name for node in members)
     nodes = [n for node in graph.nodes for n in merged.get(node.name, [] if node.name in removed else [node])]
@@ -147,7 +149,7 @@ def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
     return replace(graph, nodes=tuple(nodes), tensors=tensors, weights=kept)
 
 
-def _linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Iterator[list[OpNode]]:
+def linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Iterator[list[OpNode]]:
     """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads."""
     groups: dict[tuple[str, bool, str], list[OpNode]] = {}
     for node in graph.nodes:
@@ -163,9 +165,23 @@ def _linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Iter
     return (members for members in groups.values() if len(members) > 1)
 
 
-def _pairs(members: list[OpNode], graph: IRGraph) -> bool:
+def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:
+    """Whether two linears are of one width, and elementwise work combines their results, as in a gated activation."""
     widths = [graph.tensors[node.outputs[0]].shape[-1] for node in members]
-    return len(widths) == 2 and widths[0] == widths[1]
+    if len(widths) != 2 or widths[0] != widths[1]:
+        return False
+    first, second = (set(_elementwise_readers(node.outputs[0], users)) for node in members)
+    return not first.isdisjoint(second)
+
+
+def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterator[str]:
+    """The only reader of a tensor, the only one of its result, and so on, as long as they are elementwise."""
+    while len(readers := users.get(name, [])) == 1:
+        entry = definition(readers[0].op)
+        if entry is None or entry.family != "elementwise":
+            return
+        yield readers[0].name
+        name = readers[0].outputs[0]
 
 
 def _merged_weights(
@@ -173,11 +189,11 @@ def _merged_weights(
     graph: IRGraph,
     tensors: dict[str, TensorSpec],
     weights: dict[str, WeightRecipe],
-    interleave: bool,
+    in_turns: bool,
 ) -> tuple[dict[str, str | tuple[str, ...]], str]:
     """Declares the merged weight, bias and output; gives the merged linear's inputs and the name of its output."""
     inputs: dict[str, str | tuple[str, ...]] = {"input": members[0].inputs["input"]}
-    transform = "interleave" if interleave and _pairs(members, graph) else "concatenate"
+    transform = "interleave" if in_turns else "concatenate"
     for key in ("weight", "bias"):
         if key not in members[0].inputs:
             continue
@@ -196,14 +212,12 @@ def _merged_weights(
     return inputs, name
 
 
-def _slices(
-    members: list[OpNode], source: str, tensors: Mapping[str, TensorSpec], interleaved: bool
-) -> Iterator[OpNode]:
+def _slices(members: list[OpNode], source: str, tensors: Mapping[str, TensorSpec], in_turns: bool) -> Iterator[OpNode]:
     """The nodes that give each linear's own result back, as views."""
     start = 0
     for number, node in enumerate(members):
         width = tensors[node.outputs[0]].shape[-1]
-        bounds = (number, 2 * width, 2) if interleaved else (start, start + width, 1)
+        bounds = (number, 2 * width, 2) if in_turns else (start, start + width, 1)
         attrs = dict(zip(("dim", "start", "end", "step"), (-1, *bounds), strict=True))
         yield OpNode(f"{node.name} of {source}", "aten.slice.Tensor", {"self": source}, attrs, node.outputs)
         start += width

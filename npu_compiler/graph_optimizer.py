@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from npu_compiler.asked_rows import compute_asked_rows
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.fusion_patterns import fuse_attention, merge_linears, share_heads
@@ -20,12 +21,13 @@ __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionaliz
 Pass = Callable[[IRGraph], IRGraph]
 
 
-def optimize(graph: IRGraph, pairs_columns: bool = False) -> IRGraph:
+def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0) -> IRGraph:
     """Runs all passes in order; the graph is verified after each.
 
     Args:
         graph: A graph as it was read.
         pairs_columns: Whether the target's epilogues can combine two neighbouring columns of a product.
+        launch_flops: Arithmetic that takes the target as long as one more small launch.
     """
     passes: tuple[Pass, ...] = (
         functionalize,
@@ -33,6 +35,7 @@ def optimize(graph: IRGraph, pairs_columns: bool = False) -> IRGraph:
         fold_batch_norms,
         fuse_attention,
         share_heads,
+        partial(compute_asked_rows, launch_flops=launch_flops),
         partial(merge_linears, interleave=pairs_columns),
     )
     for run in passes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from npu_compiler.codegen.target import target_named
 from npu_compiler.compiler import compute_dtype
@@ -18,96 +16,13 @@ from npu_compiler.partitioning.carried_graph import read_carried_graph
 from npu_compiler.partitioning.division import Division, divide
 from npu_compiler.partitioning.in_place import Chain, find_chains, is_in_place, rename_changed
 from npu_compiler.partitioning.placement import SupportRule
-from npu_compiler.partitioning.report import format_report
+from npu_compiler.partitioning.plan import Partition, PartitionPlan, TransferOp
 from npu_compiler.partitioning.sub_ir import SubIRWriter
 from npu_compiler.partitioning.support_rules import NodeCallback, callback_rule, target_rule
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "partition"]
 
 _DEFAULT_TARGET = "metal"
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Nodes that run together, on one side.
-
-    Attributes:
-        index: Its place in `PartitionPlan.partitions`.
-        device: ``npu`` or ``cpu``.
-        nodes: Names of its nodes, in order.
-        inputs: Tensors that it reads from the caller or from earlier partitions.
-        outputs: Tensors that the caller or later partitions read.
-        ir: The partition as an IR of its own, which `compile` takes where `device` is ``npu``.
-        reasons: For each node on the CPU, why it is there.
-        chained: Nodes on the CPU whose in-place op has to change the very memory that other nodes of the partition
-            share.
-    """
-
-    index: int
-    device: str
-    nodes: tuple[str, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    ir: Mapping[str, Any] = field(repr=False)
-    reasons: Mapping[str, str] = field(default_factory=dict, repr=False)
-    chained: frozenset[str] = frozenset()
-
-    @property
-    def on_device(self) -> bool:
-        return self.device == "npu"
-
-
-@dataclass(frozen=True)
-class TransferOp:
-    """A tensor that crosses between host and device: once, however many partitions read it there.
-
-    Attributes:
-        tensor: Its name.
-        direction: ``to_npu`` or ``to_cpu``.
-        source: The partition that makes it; None where the caller gives it.
-        readers: The partitions on the other side that read it; empty where only the caller does.
-        nbytes: Bytes that cross, in the data type of the device, without padding.
-    """
-
-    tensor: str
-    direction: str
-    source: int | None
-    readers: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class PartitionPlan:
-    """A model, divided.
-
-    Attributes:
-        model: The model's name.
-        target: The target it was divided for; None where a callback alone decided.
-        inputs: What the caller gives, in the data types that the model declares.
-        outputs: What the caller gets, by the names the model declares.
-        output_tensors: The tensor that holds each output, in the order of `outputs`.
-        partitions: In an order in which they can run.
-        transfers: In the order in which they happen.
-        weight_keys: Name in the weight file of each weight, by the name that nodes read.
-    """
-
-    model: str
-    target: str | None
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    output_tensors: tuple[str, ...]
-    partitions: tuple[Partition, ...]
-    transfers: tuple[TransferOp, ...]
-    weight_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that cross between host and device in one run."""
-        return sum(transfer.nbytes for transfer in self.transfers)
-
-    def report(self) -> str:
-        """The plan as text: partitions, transfers, and every node on the CPU with its reason."""
-        return format_report(self)
 
 
 def partition(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
-from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role
+from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role, TensorMap
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.errors import ProgramFormatError
 from npu_compiler.layout import BufferSpec
-
-if TYPE_CHECKING:
-    from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["check_program"]
 
@@ -19,21 +17,28 @@ _MAX_BYTES = 1 << 48
 _MAX_RANK = 16
 _MAX_SHARED = 1 << 20
 _MAX_CLUSTER = 8  # threadgroups; what every device that has clusters takes
+_MAP_RANKS = range(2, 6)
+_MAX_BOX = 256  # elements of a box along a dimension
+_LINE_BYTES, _CHUNK_BYTES = 128, 16  # of a tensor map
 _MAX_PARAMS = 4096  # Metal's limit for setBytes, CUDA's for kernel parameters
 
 
-def check_program(program: CompiledProgram, origin: str) -> None:
+def check_program(functions: Mapping[str, ExecutionPlan], recipes: Sequence[WeightRecipe], origin: str) -> None:
     """Checks indices, sizes and names of a program.
+
+    Args:
+        functions, recipes: What it holds.
+        origin: Where it comes from, for error messages.
 
     Raises:
         ProgramFormatError: Something points outside of what it points into.
     """
-    if not program.functions:
+    if not functions:
         raise ProgramFormatError(f"{origin}: the program has no function; compile the model again")
-    for recipe in program.recipes:
+    for recipe in recipes:
         _check_spec(recipe.spec, origin)
-    weights = {recipe.spec.name: recipe.spec.nbytes for recipe in program.recipes}
-    for name, plan in program.functions.items():
+    weights = {recipe.spec.name: recipe.spec.nbytes for recipe in recipes}
+    for name, plan in functions.items():
         _check_plan(plan, weights, f"{origin}, function '{name}'")
 
 
@@ -108,6 +113,8 @@ def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
         _require(inside, origin, f"step '{step.label}' binds buffer {argument.buffer} of {len(plan.buffers)}")
         size = plan.buffers[argument.buffer].nbytes
         _require(0 <= argument.offset <= size, origin, f"step '{step.label}' binds past the end of its buffer")
+        if argument.map is not None:
+            _require(_fits(argument.map, argument.offset, size), origin, f"step '{step.label}' has a broken tensor map")
     if isinstance(step, KernelCall):
         _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a missing kernel")
         _require(min(*step.grid, *step.block) >= 1, origin, f"step '{step.label}' launches an empty grid")
@@ -116,3 +123,13 @@ def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
         _require(clusters and prod(step.cluster) <= _MAX_CLUSTER, origin, f"step '{step.label}' has broken clusters")
         _require(0 <= step.shared_bytes <= _MAX_SHARED, origin, f"step '{step.label}' shares an impossible size")
         _require(len(step.params) <= _MAX_PARAMS, origin, f"step '{step.label}' has {len(step.params)} parameter bytes")
+
+
+def _fits(tensor: TensorMap, offset: int, size: int) -> bool:
+    """Whether a copy engine can take a map of a buffer of `size` bytes, and finds all of its elements inside."""
+    rank = len(tensor.sizes)
+    same = len(tensor.strides) == rank - 1 and len(tensor.box) == rank and rank in _MAP_RANKS
+    line = same and tensor.dtype in (FLOAT16, BFLOAT16) and tensor.box[0] * tensor.dtype.size == _LINE_BYTES
+    extents = all(1 <= n < 1 << 32 for n in tensor.sizes) and all(1 <= n <= _MAX_BOX for n in tensor.box)
+    aligned = all(0 < n < 1 << 40 and n % _CHUNK_BYTES == 0 for n in tensor.strides) and offset % _CHUNK_BYTES == 0
+    return line and extents and aligned and offset + tensor.nbytes <= size

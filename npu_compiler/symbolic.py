@@ -1,19 +1,32 @@
-"""Symbolic tensors: an op's definition, called with them, gives shapes, data types and arithmetic at once."""
+"""Symbolic tensors: an op's definition, called with them, gives shapes, data types and arithmetic at once.
+
+What has to be in memory they ask of their `Trace`, which collects it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
-from npu_compiler.expr import Call, Const, Expr, Iota, Load, Reduce, Ref, reindex
+from npu_compiler.expr import Call, Const, Expr, Iota, Load, Reduce, Ref, leaves, reindex
+from npu_compiler.layout import Layout
+from npu_compiler.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
 from npu_compiler.view import Step, View
 
-if TYPE_CHECKING:
-    from npu_compiler.trace import Trace
-
-__all__ = ["Number", "OpRefusal", "Tensor", "apply", "arange", "broadcast_shapes", "full", "normalize_dim", "where"]
+__all__ = [
+    "Number",
+    "OpRefusal",
+    "Tensor",
+    "Trace",
+    "apply",
+    "arange",
+    "broadcast_shapes",
+    "full",
+    "normalize_dim",
+    "where",
+]
 
 Number = float | int | bool
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -215,6 +228,71 @@ class Tensor:
 
     def __ge__(self, other: Tensor | Number) -> Tensor:
         return apply("ge", self, other)
+
+
+class Trace:
+    """Collects the tensors that tracing makes. `tensors` is in order of computation."""
+
+    def __init__(self, layouts: LayoutRule) -> None:
+        self.layouts = layouts
+        self.tensors: list[TracedTensor] = []
+        self.node = ""
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None = None) -> Tensor:
+        """Declares a tensor in memory and gives the symbolic tensor that refers to it."""
+        return self._declare(name, shape, dtype, role, source, self.layouts.layout(shape, role))
+
+    def _declare(
+        self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None, layout: Layout
+    ) -> Tensor:
+        traced = TracedTensor(len(self.tensors), name, shape, dtype, layout, role, source)
+        self.tensors.append(traced)
+        return Tensor(self, shape, dtype, Ref(traced.index, traced.view))
+
+    def map(self, tensor: Tensor, role: str | None = None) -> Tensor:
+        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise."""
+        return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
+
+    def anchor(
+        self, kind: str, operands: tuple[Tensor, ...], shape: tuple[int, ...], dtype: DType, **attrs: Any
+    ) -> Tensor:
+        """Adds an anchor whose operands are brought into memory first."""
+        refs = []
+        for operand in operands:
+            ref = operand.realize().ref
+            assert ref is not None
+            refs.append(ref)
+        source = Anchor(kind, tuple(refs), attrs)
+        if kind == "attention":  # [B, H, S, D] as [B, S, H, D], which the projection after it reads as rows
+            return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
+        return self.add(self.node, shape, dtype, "plain" if kind == "matmul" else "image", source)
+
+    def scatter(self, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
+        """`into` with `values` at the positions `index` of dimension `dim`.
+
+        Args:
+            into: Any shape.
+            dim: Counted from the front.
+            index: [n], integers from 0.
+            values: The shape of `into`, but for n in place of its size along `dim`.
+        """
+        base = into.realize().ref
+        assert base is not None
+        if not base.view.same_elements(self.tensors[base.tensor].view):
+            base = self.map(into).ref
+            assert base is not None
+        along = index.reshape((-1, *(1,) * (len(values.shape) - dim - 1)))
+        source = Scatter(base, values.cast(into.dtype).expr, values.shape, dim, along.expr)
+        return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
+
+    def _role(self, tensor: Tensor) -> str:
+        """An elementwise result of an image of the same shape is an image."""
+        if len(tensor.shape) == 4:
+            for load in leaves(tensor.expr):
+                source = self.tensors[load.ref.tensor]
+                if source.role == "image" and source.shape == tensor.shape and not load.ref.steps:
+                    return "image"
+        return "plain"
 
 
 def normalize_dim(dim: int, rank: int) -> int:

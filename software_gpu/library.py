@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import json
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -72,10 +73,17 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class CompiledLibrary:
-    """All kernels of one source; `handle` keeps their code loaded."""
+    """All kernels of one source.
+
+    Attributes:
+        kernels: By name.
+        handle: Keeps their code loaded.
+        slow_because: What the compiler said of their faster form, if that is why they run on fibers; else empty.
+    """
 
     kernels: Mapping[str, CompiledKernel]
     handle: ctypes.CDLL
+    slow_because: str
 
 
 class _ArgumentNeed(ctypes.Structure):
@@ -96,6 +104,8 @@ def compile_library(
 ) -> CompiledLibrary:
     """The native library of a Metal source, from memory, from disk or freshly compiled. Safe to call from threads.
 
+    Warns, once a process for each source, where its kernels run on fibers because their faster form does not compile.
+
     Args:
         source: Metal Shading Language; the only includes are Metal's own.
         macros: Preprocessor macros.
@@ -112,7 +122,19 @@ def compile_library(
         if key not in _loaded:
             path, description = load_or_build(key, lambda target: _build(source, macros, execution, target))
             _loaded[key] = _load(path, description)
+            _warn_of_fibers(_loaded[key])
         return _loaded[key]
+
+
+def _warn_of_fibers(library: CompiledLibrary) -> None:
+    if library.slow_because:
+        warnings.warn(
+            f"the kernels {', '.join(library.kernels)} run on fibers, many times slower than they might: the compiler "
+            f"refused their faster form ({library.slow_because}). Install another compiler (`npu doctor` names this "
+            "one), or report it with the kernels' source",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _key(source: str, macros: Mapping[str, str], execution: Execution) -> str:
@@ -132,14 +154,23 @@ def _build(source: str, macros: Mapping[str, str], execution: Execution, target:
     if problems:
         raise KernelCompileError("Metal would refuse the kernel source:\n" + "\n".join(problems))
     flags = _CHECK_FLAGS if execution is Execution.CHECKED else ()
-    code, description = generate(parsed, execution)
+    code, kernels = generate(parsed, execution)
+    slow_because = ""
     try:
         find_toolchain().build(code, target, flags)
-    except KernelCompileError:
+    except KernelCompileError as error:
+        if execution is not Execution.FAST:
+            raise
         # On fibers the kernel is compiled as it was written, so what clang says then is about the author's own text.
-        code, description = generate(parsed, Execution.FIBERS)
+        code, kernels = generate(parsed, Execution.FIBERS)
         find_toolchain().build(code, target, flags)
-    return json.dumps(description).encode()
+        slow_because = _first_error(error)
+    return json.dumps({"kernels": kernels, "slow_because": slow_because}).encode()
+
+
+def _first_error(error: KernelCompileError) -> str:
+    lines = str(error).splitlines()
+    return next((line for line in lines if "error:" in line), lines[0]).strip()
 
 
 def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple[str, list[dict[str, object]]]:
@@ -184,7 +215,8 @@ def _load(path: Path, description: bytes) -> CompiledLibrary:
     needs = _argument_needs(handle)
     lengths = _threadgroup_lengths(handle)
     kernels = {}
-    for number, described in enumerate(json.loads(description)):
+    content = json.loads(description)
+    for number, described in enumerate(content["kernels"]):
         arguments = tuple(
             Argument(name, int(index), *needs[number, int(index)], is_reference)
             for index, (name, is_reference) in described["buffers"].items()
@@ -195,7 +227,7 @@ def _load(path: Path, description: bytes) -> CompiledLibrary:
         kernels[name] = CompiledKernel(
             name, entries, described["region_shape"], arguments, lengths.get(number, 0), threadgroup
         )
-    return CompiledLibrary(kernels, handle)
+    return CompiledLibrary(kernels, handle, content["slow_because"])
 
 
 def _address(handle: ctypes.CDLL, symbol: str) -> int:

@@ -29,9 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         wait_for_previous_grid();
     }
     q += (long long)batch * p.q_batch + (long long)group * SHARED * p.q_head;
-    k += (long long)batch * p.k_batch + (long long)group * p.k_head;
-    v += (long long)batch * p.v_batch + (long long)group * p.v_head;
-    mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
+    enter_group(k, v, mask, batch, group, p);
     auto query_row = [&](int i) {
         int r = min(row + i, p.rows * SHARED - 1);
         return (long long)(r / p.rows) * p.q_head + (long long)(r % p.rows) * p.q_row;
@@ -88,10 +86,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         multiply_values(rows, score, shared + (2 * turn + 1) % SLOTS * SLOT_BYTES, first);
     }
     wait_for_copies<0>();
-    #pragma unroll
-    for (int half_row = 0; half_row < 2; ++half_row) {
-        rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 1);
-        rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 2);
-    }
+    add_up_rows(rows.sum);
     finish_rows(rows, reinterpret_cast<float*>(shared), row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
 }

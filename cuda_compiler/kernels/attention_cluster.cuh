@@ -215,17 +215,9 @@ __device__ __forceinline__ void finish_slice(
     if (clusters == 1) {
         return;
     }
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicInc(&arrivals[int(blockIdx.z) * CLUSTER + rank], clusters - 1) == uint(clusters - 1);
-    }
-    __syncthreads();
-    if (!is_last) {
+    if (!is_last_of(clusters, arrivals[int(blockIdx.z) * CLUSTER + rank])) {
         return;
     }
-    __threadfence();
     for (int place = int(threadIdx.x) * 2; place < count; place += THREADS * 2) {
         int index = first + place, row = index / V_WIDTH;
         Pair pair;

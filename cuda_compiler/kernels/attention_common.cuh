@@ -1,5 +1,4 @@
-// What all attention kernels share: tiles in shared memory, closed scores, the store of a result.
-constexpr float CLOSED = -1e30f;
+// What attention kernels by `mma.sync` share: tiles in shared memory, the store of a result.
 
 // Where an element lies in a tile of WIDTH columns, in bytes: rows are permuted or apart so that eight of them lie in
 // different banks at any column.

@@ -160,9 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         return;
     }
     int mine = max(0, (pieces - split + splits - 1) / splits); // pieces of this block
-    k += (long long)batch * p.k_batch + (long long)group * p.k_head;
-    v += (long long)batch * p.v_batch + (long long)group * p.v_head;
-    mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
+    enter_group(k, v, mask, batch, group, p);
     auto position_of = [&](int turn) {
         int piece = split + (warp + turn * WARPS) * splits;
         return (list[piece / (BLOCK / PIECE)] >> 1) * BLOCK + piece % (BLOCK / PIECE) * PIECE;

@@ -131,11 +131,7 @@ __device__ __forceinline__ bool add_splits(Rows& rows, const Tile& tile, int* fl
 __device__ __forceinline__ void finish_rows(
     Rows& rows, const Tile& tile, int warpgroup, unsigned char* shared, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    #pragma unroll
-    for (int half_row = 0; half_row < 2; ++half_row) {
-        rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 1);
-        rows.sum[half_row] += __shfl_xor_sync(0xffffffffu, rows.sum[half_row], 2);
-    }
+    add_up_rows(rows.sum);
 #if WARPGROUPS_L > 1
     float* part = reinterpret_cast<float*>(shared) + int(threadIdx.x) % FINISHING;
     synchronize(1, 128 * GROUPS_OF_WARPS);

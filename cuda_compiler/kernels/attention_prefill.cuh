@@ -36,9 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
         wait_for_previous_grid();
     }
     q += (long long)batch * p.q_batch + (long long)group * SHARED * p.q_head;
-    k += (long long)batch * p.k_batch + (long long)group * p.k_head;
-    v += (long long)batch * p.v_batch + (long long)group * p.v_head;
-    mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
+    enter_group(k, v, mask, batch, group, p);
     if (role == 0) {
         leave_registers<COPY_REGISTERS>();
         copy_operands(ring, tile, list, q, k, v, p);

@@ -126,21 +126,5 @@ __device__ __forceinline__ int list_tiles(
     for (int block = int(threadIdx.x); block < TILES; block += THREADS) {
         known[block] = (unsigned short)state_of(block, row, states, batch, group, p);
     }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        int lane = int(threadIdx.x), found = 0;
-        for (int base = 0; base < TILES; base += 32) {
-            int block = base + lane, state = block < TILES ? known[block] : 0;
-            uint open = __ballot_sync(0xffffffffu, state != 0);
-            if (state) {
-                list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(block * 2 + (state == 2));
-            }
-            found += __popc(open);
-        }
-        if (lane == 0) {
-            *total = found;
-        }
-    }
-    __syncthreads();
-    return *total;
+    return list_open_blocks<TILES>(list, known, total);
 }

@@ -1,6 +1,5 @@
 // What a warpgroup does with 64 rows of queries: scores, weights and results stay in registers. Lane l of a warp has rows
 // l / 4 and l / 4 + 8 of its warp's 16, and of eight columns 2 * (l % 4) and the next.
-constexpr float CLOSED = -1e30f; // below every score
 constexpr float FACTOR = SCALE * 1.44269504088896341f; // weights are powers of two
 
 struct Rows {

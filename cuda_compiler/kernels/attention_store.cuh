@@ -43,17 +43,9 @@ __device__ __forceinline__ void emit_pair(
 __device__ __forceinline__ void add_parts(
     float* shared, int row, int batch, int group, int splits, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicInc(&arrivals[tile_number()], splits - 1) == uint(splits - 1);
-    }
-    __syncthreads();
-    if (!is_last) {
+    if (!is_last_of(splits, arrivals[tile_number()])) {
         return;
     }
-    __threadfence();
     int count = min(TILE_M, p.rows * SHARED - row);
     for (int place = int(threadIdx.x) / 32; place < count; place += WARPS) { // a split's weight in each row
         float top = CLOSED, sum = 0.0f;

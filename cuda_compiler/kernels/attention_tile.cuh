@@ -226,21 +226,5 @@ __device__ __forceinline__ int list_tiles(
     for (int tile = int(threadIdx.x); tile < TILES; tile += THREADS) {
         known[tile] = (unsigned char)state_of(tile, row, states, batch, group, p);
     }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        int lane = int(threadIdx.x), found = 0;
-        for (int base = 0; base < TILES; base += 32) {
-            int tile = base + lane, state = tile < TILES ? known[tile] : 0;
-            uint open = __ballot_sync(0xffffffffu, state != 0);
-            if (state) {
-                list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + (state == 2));
-            }
-            found += __popc(open);
-        }
-        if (lane == 0) {
-            total = found;
-        }
-    }
-    __syncthreads();
-    return total;
+    return list_open_blocks<TILES>(list, known, &total);
 }

@@ -1,5 +1,5 @@
-// What every kernel begins with: storage types, packs of elements, warp reductions, ordering between kernels.
-// NVRTC compiles it with no header of the toolkit at hand.
+// What every kernel begins with: storage types, packs of elements, warp reductions, ordering between kernels and between
+// blocks. NVRTC compiles it with no header of the toolkit at hand.
 typedef signed char int8;
 typedef unsigned char uint8;
 typedef short int16;
@@ -74,6 +74,32 @@ __device__ __forceinline__ void hurry_next_grid()
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// Whether a block is the last of so many to get here; it then sees what the others have written before. The counter is
+// zero before the first, and again after the last.
+__device__ __forceinline__ bool is_last_of(int blocks, uint& arrivals)
+{
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicInc(&arrivals, blocks - 1) == uint(blocks - 1);
+    }
+    __syncthreads();
+    if (is_last) {
+        __threadfence();
+    }
+    return is_last;
+}
+
+// A quotient by a number from one on, two units in the last place off at most: an exact one is a dozen instructions and
+// a branch. Beyond 2^126 the reciprocal is zero; NaN stays.
+__device__ __forceinline__ float quotient(float dividend, float divisor)
+{
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
+    return dividend * reciprocal;
 }
 
 __device__ __forceinline__ float combine_sum(float a, float b) { return a + b; }

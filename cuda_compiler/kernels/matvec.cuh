@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
         wait_for_previous_grid();
     }
 #if PROLOGUE
-    compute_row(0, int(threadIdx.x), true, staged, VECTOR_ARGUMENTS p);
+    compute_row(0, int(threadIdx.x), staged, VECTOR_ARGUMENTS p);
     __syncthreads();
 #elif STAGED
     for (int index = int(threadIdx.x); index < VECTORS * COMMON / LOAD; index += THREADS) {

@@ -4,6 +4,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rows(OUT_T* out, EPI
     wait_for_previous_grid();
     int row = int(blockIdx.x) * (BLOCK_THREADS / ROW_THREADS) + int(threadIdx.x) / ROW_THREADS;
     if (row < p.rows) {
-        compute_row(row, int(threadIdx.x) % ROW_THREADS, true, out, EPILOGUE_ARGUMENTS p);
+        compute_row(row, int(threadIdx.x) % ROW_THREADS, out, EPILOGUE_ARGUMENTS p);
     }
 }

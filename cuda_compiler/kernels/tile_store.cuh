@@ -16,17 +16,9 @@ __device__ __forceinline__ bool add_splits(Accumulator& sum, float* partial)
         const float (&own)[4] = sum.at[quad / STEPS_N][quad % STEPS_N];
         __stcg(parts + (split * QUADS + quad) * THREADS, make_float4(own[0], own[1], own[2], own[3]));
     }
-    __threadfence();
-    __syncthreads();
-    __shared__ bool is_last;
-    if (threadIdx.x == 0) {
-        is_last = atomicInc(&arrivals[tile], SPLITS - 1) == SPLITS - 1;
-    }
-    __syncthreads();
-    if (!is_last) {
+    if (!is_last_of(SPLITS, arrivals[tile])) {
         return false;
     }
-    __threadfence();
     sum.clear();
     #pragma unroll 2
     for (int other = 0; other < SPLITS; ++other) {

@@ -21,6 +21,7 @@ from npu_compiler.errors import NPUError
 from npu_runtime import Device
 from npu_runtime.device import DEVICE_NAMES
 from software_gpu import cache as software_gpu_cache
+from software_gpu.probe import slow_kernels_reason
 from software_gpu.toolchain import find_toolchain
 
 __all__ = ["execute"]
@@ -51,7 +52,7 @@ def execute(args: argparse.Namespace) -> int:
     table = Table(title=f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for heading in ("", "works", "found, or remedy"):
         table.add_column(heading, overflow="fold")
-    for subject, works, detail in (*devices, _compiler(), *_caches(), *_packages()):
+    for subject, works, detail in (*devices, *_software_gpu(), *_caches(), *_packages()):
         table.add_row(subject, Text("yes", "green") if works else Text("no", "yellow"), Text(detail))
     Console().print(table)
     return 0 if any(finding.works for finding in devices) else 1
@@ -65,12 +66,17 @@ def _devices() -> Iterator[_Finding]:
             yield _Finding(f"device {name}", False, str(error))
 
 
-def _compiler() -> _Finding:
+def _software_gpu() -> Iterator[_Finding]:
     subject = "compiler of the software GPU"
     try:
-        return _Finding(subject, True, find_toolchain().description)
+        yield _Finding(subject, True, find_toolchain().description)
+        subject = "kernels of the software GPU"
+        reason = slow_kernels_reason()
     except NPUError as error:
-        return _Finding(subject, False, str(error))
+        yield _Finding(subject, False, str(error))
+        return
+    detail = f"on fibers, slowly; the compiler refused loops: {reason}" if reason else "as loops that are vectorised"
+    yield _Finding(subject, not reason, detail)
 
 
 def _caches() -> Iterator[_Finding]:

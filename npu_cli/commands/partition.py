@@ -10,7 +10,7 @@ from rich.table import Table
 import npu_compiler
 from npu_compiler.describe import format_bytes
 from npu_compiler.partitioner import PartitionPlan
-from npu_compiler.partitioning.report import cpu_reasons, endpoints, op_counts, summary
+from npu_compiler.partitioning.plan import cpu_reasons, endpoints, op_counts, summary
 
 __all__ = ["execute"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from npu_compiler.codegen.operands import MAX_ELEMENTS, TensorArg
+from npu_compiler.codegen.operands import MAX_ELEMENTS
+from npu_compiler.codegen.plan import Argument
 from npu_compiler.dtypes import DType
 from npu_compiler.expr import Ref
 from npu_compiler.symbolic import OpRefusal
@@ -25,8 +26,8 @@ class AttentionOperand:
     view: View
 
     @property
-    def argument(self) -> TensorArg:
-        return TensorArg(self.tensor.index, self.view.offset * self.tensor.dtype.size)
+    def argument(self) -> Argument:
+        return Argument(self.tensor.index, self.view.offset * self.tensor.dtype.size)
 
     def has_chunks(self, count: int) -> bool:
         """Whether every row is whole chunks of `count` neighbours, each at a multiple of that."""

@@ -14,7 +14,8 @@ from math import prod
 from typing import TypeVar
 
 from npu_compiler.expr import Call, Expr, Iota, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
-from npu_compiler.trace import Anchor, Map, Scatter, Trace, TracedTensor
+from npu_compiler.symbolic import Trace
+from npu_compiler.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.view import Step, View
 
 __all__ = ["Group", "group", "realign_rows"]

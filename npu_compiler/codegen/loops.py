@@ -9,6 +9,7 @@ from math import prod
 from npu_compiler.codegen.dialect import Dialect, Printer
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import Operands, merge_rows
+from npu_compiler.codegen.plan import Argument
 from npu_compiler.expr import Call, Expr, Reduce, reductions, walk
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
@@ -19,6 +20,7 @@ __all__ = [
     "elementwise_body",
     "elementwise_operands",
     "flops_of",
+    "output_argument",
     "row_operands",
     "row_program",
     "traffic_of",
@@ -37,6 +39,11 @@ def elementwise_body(group: Group, operands: Operands, dialect: Dialect) -> str:
     address = _address(group, operands, printer)
     storage = dialect.storage[group.output.dtype.name]
     return "\n".join([*printer.lines, f"    out[{address}] = {storage}({value});"])
+
+
+def output_argument(group: Group) -> Argument:
+    """What a kernel binds to write a group's results."""
+    return Argument(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
 
 
 def _exprs(group: Group) -> list[Expr]:

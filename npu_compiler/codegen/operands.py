@@ -7,27 +7,19 @@ from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.codegen.dialect import LeafNames
+from npu_compiler.codegen.plan import Argument
 from npu_compiler.expr import Expr, Iota, Load, Reduce, walk
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
 from npu_compiler.view import View, collapse
 
-__all__ = ["Operands", "TensorArg", "merge_groups", "merge_rows"]
+__all__ = ["Operands", "merge_groups", "merge_rows"]
 
 MAX_ELEMENTS = 1 << 31
 
 Merged = tuple[tuple[int, ...], list[tuple[int, ...]]]
 Merge = Callable[[tuple[int, ...], list[tuple[int, ...]]], Merged]
 """Merges dimensions of an iteration space, given the strides of every operand over it."""
-
-
-@dataclass(frozen=True)
-class TensorArg:
-    """A tensor bound to a kernel: index in the trace, or a scratch buffer's; byte offset; whether it is written."""
-
-    tensor: int
-    offset: int = 0
-    writes: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Operands:
     """
 
     sizes: tuple[int, ...]
-    pointers: tuple[tuple[TensorArg, TracedTensor], ...]
+    pointers: tuple[tuple[Argument, TracedTensor], ...]
     names: LeafNames
     fields: tuple[tuple[str, int], ...]
     output: str
@@ -122,7 +114,7 @@ class _Resolver:
         self.tensors, self.anchors, self.inner, self.prefix = tensors, anchors, inner, prefix
         self.loads: dict[int, tuple[str, str, bool]] = {}
         self.iotas: dict[int, str] = {}
-        self.pointers: list[tuple[TensorArg, TracedTensor]] = []
+        self.pointers: list[tuple[Argument, TracedTensor]] = []
         self._numbers: dict[tuple[int, int], int] = {}
 
     def collect(self, exprs: Sequence[Expr], shape: tuple[int, ...]) -> list[tuple[Load | Iota, tuple[int, ...]]]:
@@ -152,7 +144,7 @@ class _Resolver:
         key = (source.index, bound)
         number = self._numbers.setdefault(key, len(self.pointers))
         if number == len(self.pointers):
-            self.pointers.append((TensorArg(source.index, bound * source.dtype.size), source))
+            self.pointers.append((Argument(source.index, bound * source.dtype.size), source))
         text = address.text(f"{self.prefix}l{len(self.loads)}", strides, rest)
         self.loads[id(leaf)] = (f"{self.prefix}e{number}", text, guarded)
 

@@ -1,23 +1,11 @@
-"""Gives every tensor that a launch binds its place: a buffer of the caller's, a weight, or a range of the arena."""
+"""Gives every tensor that a call binds its place: a buffer of the caller's, a weight, or a range of the arena."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.plan import (
-    Argument,
-    Buffer,
-    Call,
-    CallChoice,
-    CallOption,
-    KernelCall,
-    KernelSource,
-    LibraryCall,
-    Role,
-    Step,
-)
-from npu_compiler.codegen.target import Choice, Emitted, Launch, Library, Lowering
+from npu_compiler.codegen.plan import Argument, Buffer, Call, Role, Step, change_calls, options_of
 from npu_compiler.memory import Lifetime, plan_arena
 from npu_compiler.trace import TracedTensor
 
@@ -25,7 +13,7 @@ __all__ = ["Placement"]
 
 
 class Placement:
-    """Assigns every tensor that a launch binds to a buffer and an offset.
+    """Assigns every tensor that a call binds to a buffer and an offset.
 
     Attributes:
         buffers: The plan's buffers.
@@ -45,15 +33,26 @@ class Placement:
         self.buffers: list[Buffer] = []
         self.slots: dict[int, tuple[int, int]] = {}
 
-    def place(self, emitted: Sequence[Emitted], lowering: Lowering) -> None:
-        """Declares the buffers in use, and shares the arena among all that is neither the caller's nor a weight."""
-        ranges = self._ranges(emitted)
+    def place(self, steps: Sequence[Step], scratch_sizes: Mapping[int, int]) -> tuple[Step, ...]:
+        """Declares the buffers in use, and shares the arena among all that is neither the caller's nor a weight.
+
+        Args:
+            steps: What was emitted, whose arguments name tensors and scratch buffers.
+            scratch_sizes: Bytes of each scratch buffer, by its index.
+
+        Returns:
+            The steps, whose arguments name the plan's buffers.
+        """
+        self._allocate(self._ranges(steps), scratch_sizes)
+        return tuple(change_calls(step, self._placed) for step in steps)
+
+    def _allocate(self, ranges: Mapping[int, tuple[int, int]], scratch_sizes: Mapping[int, int]) -> None:
         aliased_outputs = {self._aliases[i]: name for i, name in self._outputs.items() if i in self._aliases}
         outputs = {**self._outputs, **{i: name for i, name in aliased_outputs.items() if i >= self._inputs}}
         arena = []
         for index in sorted(ranges):
             if index < 0:
-                arena.append(Lifetime(index, lowering.scratch_sizes[index], *ranges[index]))
+                arena.append(Lifetime(index, scratch_sizes[index], *ranges[index]))
                 continue
             tensor = self._tensors[index]
             nbytes = tensor.layout.size * tensor.dtype.size
@@ -66,14 +65,14 @@ class Placement:
             else:
                 arena.append(Lifetime(index, nbytes, *ranges[index]))
         for index, name in outputs.items():
-            if index not in ranges and index not in self._aliases:  # empty, so that no launch writes it
+            if index not in ranges and index not in self._aliases:  # empty, so that no call writes it
                 self._declare(index, Role.OUTPUT, name, 0)
         offsets, size = plan_arena(arena)
         if arena:
             self.slots.update({key: (len(self.buffers), offset) for key, offset in offsets.items()})
             self.buffers.append(Buffer(Role.ARENA, "", size))
 
-    def _ranges(self, emitted: Sequence[Emitted]) -> dict[int, tuple[int, int]]:
+    def _ranges(self, steps: Sequence[Step]) -> dict[int, tuple[int, int]]:
         """First and last moment of each tensor and scratch buffer in use, by its index.
 
         The options of a choice count as if they ran one after another, between the same tensors: scratch of one may lie
@@ -81,12 +80,12 @@ class Placement:
         """
         ranges: dict[int, tuple[int, int]] = {}
         moment = 0
-        for item in emitted:
-            options = [option.launches for option in item.options] if isinstance(item, Choice) else [(item,)]
+        for step in steps:
+            options = options_of(step)
             first, last = moment, moment + len(options) - 1
-            for now, launches in enumerate(options, first):
-                for arg in (arg for launch in launches for arg in launch.args):
-                    index = self._aliases.get(arg.tensor, arg.tensor)
+            for now, option in enumerate(options, first):
+                for argument in (argument for call in option.calls for argument in call.args):
+                    index = self._aliases.get(argument.buffer, argument.buffer)
                     start, end = (first, last) if index >= 0 else (now, now)
                     ranges[index] = (ranges.get(index, (start, end))[0], end)
             moment = last + 1
@@ -96,39 +95,9 @@ class Placement:
         self.slots[index] = (len(self.buffers), 0)
         self.buffers.append(Buffer(role, name, nbytes))
 
-    def steps(self, emitted: Sequence[Emitted]) -> tuple[tuple[Step, ...], tuple[KernelSource, ...]]:
-        """What was emitted, with tensors as buffers and offsets, and the distinct kernels."""
-        kernels: dict[KernelSource, int] = {}
-        steps = tuple(self._step(item, kernels) for item in emitted)
-        return steps, tuple(kernels)
+    def _placed(self, call: Call) -> Call:
+        return replace(call, args=tuple(map(self._place_of, call.args)))
 
-    def _step(self, item: Emitted, kernels: dict[KernelSource, int]) -> Step:
-        if not isinstance(item, Choice):
-            return self._call(item, kernels)
-        return CallChoice(
-            tuple(
-                CallOption(option.requires, tuple(self._call(launch, kernels) for launch in option.launches))
-                for option in item.options
-            )
-        )
-
-    def _call(self, launch: Launch | Library, kernels: dict[KernelSource, int]) -> Call:
-        args = tuple(self._argument(arg) for arg in launch.args)
-        if isinstance(launch, Library):
-            return LibraryCall(launch.label, launch.routine, args, dict(launch.attrs), launch.flops, launch.nbytes)
-        return KernelCall(
-            launch.label,
-            kernels.setdefault(launch.kernel, len(kernels)),
-            args,
-            launch.params,
-            launch.grid,
-            launch.block,
-            launch.flops,
-            launch.nbytes,
-            launch.shared_bytes,
-            launch.cluster,
-        )
-
-    def _argument(self, arg: TensorArg) -> Argument:
-        buffer, base = self.slots[self._aliases.get(arg.tensor, arg.tensor)]
-        return Argument(buffer, base + arg.offset, arg.writes)
+    def _place_of(self, argument: Argument) -> Argument:
+        buffer, base = self.slots[self._aliases.get(argument.buffer, argument.buffer)]
+        return replace(argument, buffer=buffer, offset=base + argument.offset)

@@ -1,4 +1,8 @@
-"""What the compiler hands to the runtime: buffers, kernels and the steps that replay them."""
+"""What the compiler hands to the runtime: buffers, kernels and the steps that replay them.
+
+A target emits the same steps with numbers of its own, as a code generator names virtual registers: kernels as
+`Lowering` counts them, and for each tensor and scratch buffer a buffer of its own. `Placement` gives them memory.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import chain
 
+from npu_compiler.dtypes import DType
 from npu_compiler.layout import BufferSpec
 
 __all__ = [
@@ -24,6 +29,10 @@ __all__ = [
     "Role",
     "Select",
     "Step",
+    "TensorMap",
+    "change_calls",
+    "choice_of",
+    "options_of",
 ]
 
 
@@ -59,12 +68,43 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """How a copy engine sees a tensor of 16-bit elements: a box of it at a time, in lines of 128 bytes.
+
+    A kernel gets it by value, encoded for the address where the tensor lies, a multiple of 16. Elements outside of the
+    tensor are copied as zeros. In shared memory the 16-byte chunks of a line are permuted, eight lines alike.
+
+    Attributes:
+        dtype: The elements' data type.
+        sizes: Elements along each dimension, the one without gaps first; two to five of them.
+        strides: Bytes between neighbours along each dimension but the first; multiples of 16.
+        box: Elements of a copy along each dimension, at most 256; the first dimension's make a line.
+    """
+
+    dtype: DType
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the tensor's first element to behind its last one."""
+        steps = (self.dtype.size, *self.strides)
+        return self.dtype.size + sum((size - 1) * step for size, step in zip(self.sizes, steps, strict=True))
+
+
+@dataclass(frozen=True)
 class Argument:
-    """A buffer bound to a kernel: index into `ExecutionPlan.buffers` and a byte offset. `writes` marks an output."""
+    """A buffer bound to a kernel: index into `ExecutionPlan.buffers` and a byte offset. `writes` marks an output.
+
+    Until it is placed, `buffer` is the index of a tensor in the trace, or of a scratch buffer (below 0).
+    Where there is a `map`, the kernel gets that in the place of an address.
+    """
 
     buffer: int
-    offset: int
+    offset: int = 0
     writes: bool = False
+    map: TensorMap | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +113,7 @@ class KernelCall:
 
     Attributes:
         label: What the launch computes, for people: the names of the nodes it covers.
-        kernel: Index into `ExecutionPlan.kernels`.
+        kernel: Index into `ExecutionPlan.kernels`; until it is placed, what `Lowering.kernel` gave.
         grid: Threadgroups (blocks) in x, y, z.
         block: Threads of a threadgroup in x, y, z.
         flops: Floating-point operations done.
@@ -131,7 +171,8 @@ class CallOption:
 class CallChoice:
     """Several ways to compute the same tensors, the preferred first. One of them at least runs on any device.
 
-    What only one of them writes is its own scratch, and may lie where another's does.
+    What only one of them writes is its own scratch, and may lie where another's does. What other steps use too
+    (`Lowering.common_scratch`) is written outside of a choice: an option may never run.
     """
 
     options: tuple[CallOption, ...]
@@ -159,6 +200,25 @@ class CallChoice:
 
 
 Step = KernelCall | LibraryCall | CallChoice
+
+
+def choice_of(options: Sequence[CallOption]) -> list[Step]:
+    """A choice between options; where there is only one, its calls."""
+    return [CallChoice(tuple(options))] if len(options) > 1 else [*options[0].calls]
+
+
+def options_of(step: Step) -> tuple[CallOption, ...]:
+    """The ways to do a step; of a call there is one."""
+    return step.options if isinstance(step, CallChoice) else (CallOption("", (step,)),)
+
+
+def change_calls(step: Step, change: Callable[[Call], Call]) -> Step:
+    """The step with each of its calls changed."""
+    if not isinstance(step, CallChoice):
+        return change(step)
+    return CallChoice(tuple(replace(option, calls=tuple(map(change, option.calls))) for option in step.options))
+
+
 Select = Callable[[CallChoice, Sequence[KernelSource]], int]  # the option to take, given the plan's kernels
 
 
@@ -190,21 +250,24 @@ class ExecutionPlan:
     @property
     def calls(self) -> tuple[Call, ...]:
         """The launches in order; of each choice that is left, those of the preferred option."""
-        taken = (step.preferred.calls if isinstance(step, CallChoice) else (step,) for step in self.steps)
-        return tuple(chain.from_iterable(taken))
+        return tuple(chain.from_iterable(options_of(step)[0].calls for step in self.steps))
 
     def resolved(self, select: Select) -> ExecutionPlan:
         """The plan with one option in the place of each choice, and only the kernels that it then launches."""
-        calls = tuple(chain.from_iterable(self._taken(step, select) for step in self.steps))
-        launched = sorted({call.kernel for call in calls if isinstance(call, KernelCall)})
-        position = {kernel: index for index, kernel in enumerate(launched)}
-        return replace(
-            self,
-            kernels=tuple(self.kernels[kernel] for kernel in launched),
-            steps=tuple(
-                replace(call, kernel=position[call.kernel]) if isinstance(call, KernelCall) else call for call in calls
-            ),
-        )
+        calls = chain.from_iterable(self._taken(step, select) for step in self.steps)
+        return replace(self, steps=tuple(calls)).with_launched_kernels()
 
     def _taken(self, step: Step, select: Select) -> tuple[Call, ...]:
         return step.options[select(step, self.kernels)].calls if isinstance(step, CallChoice) else (step,)
+
+    def with_launched_kernels(self) -> ExecutionPlan:
+        """The plan with only the kernels that its steps launch, in the order in which they first do."""
+        numbers: dict[int, int] = {}
+
+        def renumbered(call: Call) -> Call:
+            if not isinstance(call, KernelCall):
+                return call
+            return replace(call, kernel=numbers.setdefault(call.kernel, len(numbers)))
+
+        steps = tuple(change_calls(step, renumbered) for step in self.steps)
+        return replace(self, kernels=tuple(self.kernels[number] for number in numbers), steps=steps)

@@ -7,18 +7,19 @@ from dataclasses import replace
 
 from npu_compiler.codegen.grouping import Group, group
 from npu_compiler.codegen.placement import Placement
-from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.codegen.plan import ExecutionPlan, Step
 from npu_compiler.codegen.producers import with_producers
 from npu_compiler.codegen.schedule import find_in_place, schedule, with_prologues
 from npu_compiler.codegen.sums import with_added_anchors
-from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
+from npu_compiler.codegen.target import CodegenTarget, Lowering
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.ir import IRGraph
 from npu_compiler.layout import BufferSpec, Layout, layout_of
 from npu_compiler.recipes import WeightRecipe
-from npu_compiler.symbolic import OpRefusal, Tensor
-from npu_compiler.trace import Trace, TracedTensor, trace_graph
+from npu_compiler.symbolic import OpRefusal, Tensor, Trace
+from npu_compiler.trace import TracedTensor
+from npu_compiler.tracing import trace_graph
 
 __all__ = ["plan_graph"]
 
@@ -52,14 +53,13 @@ def plan_graph(
     groups = with_producers(groups, stored, target.takes_producer)
     lowering = Lowering(trace.tensors)
     for groups_ in schedule(groups, stored):
-        lowering.emitted += _lower(groups_, target, lowering, graph)
+        lowering.steps += _lower(groups_, target, lowering, graph)
     names = dict(zip(stored, output_names, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)
-    placement.place(lowering.emitted, lowering)
-    steps, kernels = placement.steps(lowering.emitted)
+    steps = placement.place(lowering.steps, lowering.scratch_sizes)
     plan = ExecutionPlan(
         buffers=tuple(placement.buffers),
-        kernels=kernels,
+        kernels=tuple(lowering.kernels),
         steps=steps,
         inputs=tuple(_spec(trace.tensors[i], name, host_dtypes[name]) for i, name in enumerate(graph.inputs)),
         outputs=tuple(
@@ -74,7 +74,7 @@ def plan_graph(
         for index, name in weights.items()
         if index in placement.slots
     )
-    return plan, recipes
+    return plan.with_launched_kernels(), recipes
 
 
 def _spec(tensor: TracedTensor, name: str, host: DType) -> BufferSpec:
@@ -103,7 +103,7 @@ def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) 
     return list(taken.items())
 
 
-def _lower(groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Emitted]:
+def _lower(groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Step]:
     try:
         return target.lower(groups[0], lowering) if len(groups) == 1 else target.lower_shared(groups, lowering)
     except OpRefusal as refusal:

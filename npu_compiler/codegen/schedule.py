@@ -9,7 +9,8 @@ from math import prod
 
 from npu_compiler.codegen.grouping import Group, realign_rows
 from npu_compiler.expr import Expr
-from npu_compiler.trace import Anchor, Scatter, Trace, TracedTensor
+from npu_compiler.symbolic import Trace
+from npu_compiler.trace import Anchor, Scatter, TracedTensor
 
 __all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule", "with_prologues"]
 

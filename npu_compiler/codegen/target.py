@@ -1,4 +1,4 @@
-"""The one way in for a target: how it lays out tensors, and how it lowers a group to launches."""
+"""The one way in for a target: how it lays out tensors, and how it lowers a group to steps of a plan."""
 
 from __future__ import annotations
 
@@ -6,86 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import chain
 
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.codegen.plan import Call, KernelCall, KernelSource, Step, options_of
 from npu_compiler.errors import CompileError, MissingDependencyError
 from npu_compiler.expr import Expr
 from npu_compiler.layout import Layout
 from npu_compiler.trace import TracedTensor
 
-__all__ = [
-    "Choice",
-    "CodegenTarget",
-    "Emitted",
-    "Launch",
-    "Library",
-    "Lowering",
-    "Option",
-    "TARGETS",
-    "choice_of",
-    "target_named",
-]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel launch as a target emits it: tensors by index, not yet placed in memory. See `plan.KernelCall`.
-
-    `hurries`: where a device starts launches early, the next one may begin while this one still waits for those ahead.
-    """
-
-    label: str
-    kernel: KernelSource
-    args: tuple[TensorArg, ...]
-    params: bytes
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    flops: int = 0
-    nbytes: int = 0
-    shared_bytes: int = 0
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    hurries: bool = False
-
-
-@dataclass(frozen=True)
-class Library:
-    """A call of the vendor's library as a target emits it. See `plan.LibraryCall`."""
-
-    label: str
-    routine: str
-    args: tuple[TensorArg, ...]
-    attrs: Mapping[str, object]
-    flops: int = 0
-    nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way to compute a group. See `plan.CallOption`."""
-
-    requires: str
-    launches: tuple[Launch | Library, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Several ways to compute a group, of which a device takes one; the preferred first. See `plan.CallChoice`.
-
-    What other groups use too (`Lowering.common_scratch`) is written outside of a choice: an option may never run.
-    """
-
-    options: tuple[Option, ...]
-
-
-Emitted = Launch | Library | Choice
-
-
-def choice_of(options: Sequence[Option]) -> list[Emitted]:
-    """A choice between options; where there is only one, its launches."""
-    return [Choice(tuple(options))] if len(options) > 1 else [*options[0].launches]
+__all__ = ["TARGETS", "CodegenTarget", "Lowering", "target_named"]
 
 
 @dataclass
@@ -96,16 +25,28 @@ class Lowering:
         tensors: The trace's tensors, by index.
         scratch_sizes: Bytes of each scratch buffer asked for, by its index.
         common: The scratch buffers that several groups use, by what they hold.
-        emitted: What was emitted for the groups ahead.
+        steps: What was emitted for the groups ahead.
+        kernels: The distinct kernels, with their numbers.
+        hurrying: Kernels that, where a device starts launches early, let the next one begin while they still wait for
+            those ahead.
     """
 
     tensors: Sequence[TracedTensor]
     scratch_sizes: dict[int, int] = field(default_factory=dict)
     common: dict[Hashable, int] = field(default_factory=dict)
-    emitted: list[Emitted] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    kernels: dict[KernelSource, int] = field(default_factory=dict)
+    hurrying: set[int] = field(default_factory=set)
+
+    def kernel(self, source: KernelSource, hurries: bool = False) -> int:
+        """The number that a `KernelCall` knows a kernel by; `hurries`: see `hurrying`."""
+        number = self.kernels.setdefault(source, len(self.kernels))
+        if hurries:
+            self.hurrying.add(number)
+        return number
 
     def scratch(self, nbytes: int) -> int:
-        """A buffer that lives from the first to the last launch that binds it; its index serves as a tensor's."""
+        """A buffer that lives from the first to the last call that binds it; its index serves as a tensor's."""
         index = -1 - len(self.scratch_sizes)
         self.scratch_sizes[index] = nbytes
         return index
@@ -120,23 +61,15 @@ class Lowering:
     def is_settled(self, buffer: int) -> bool:
         """Whether a scratch buffer is written when the next launch begins, however early: one since then waited."""
         waited = False
-        for item in reversed(self.emitted):
-            if any(arg.tensor == buffer and arg.writes for launch in _launches(item) for arg in launch.args):
+        for step in reversed(self.steps):
+            if any(argument.buffer == buffer and argument.writes for argument in step.args):
                 return waited
-            waited = waited or _waits(item)
+            waited = waited or all(any(map(self._waits, option.calls)) for option in options_of(step))
         return waited
 
-
-def _launches(item: Emitted) -> tuple[Launch | Library, ...]:
-    """All launches of all options."""
-    return tuple(chain.from_iterable(o.launches for o in item.options)) if isinstance(item, Choice) else (item,)
-
-
-def _waits(item: Emitted) -> bool:
-    """Whether it lets the next launch begin only when all launches ahead of itself have finished."""
-    if isinstance(item, Choice):
-        return all(any(_waits(launch) for launch in option.launches) for option in item.options)
-    return isinstance(item, Library) or not item.hurries
+    def _waits(self, call: Call) -> bool:
+        """Whether it lets the next launch begin only when all launches ahead of itself have finished."""
+        return not (isinstance(call, KernelCall) and call.kernel in self.hurrying)
 
 
 class CodegenTarget(ABC):
@@ -147,12 +80,14 @@ class CodegenTarget(ABC):
         compute_dtypes: Names of the data types it computes in, the default first.
         storage_dtypes: Names of all data types that its memory may hold.
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
+        launch_flops: Arithmetic of a large product that takes as long as one more small launch.
     """
 
     name: str
     compute_dtypes: tuple[str, ...]
     storage_dtypes: frozenset[str]
     pairs_columns: bool = False
+    launch_flops: int = 1 << 25
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
@@ -170,13 +105,13 @@ class CodegenTarget(ABC):
         """Whether it can compute another group's anchor, whose result is added, in the kernel of a group's anchor."""
         return False
 
-    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
-        """The launches of elementwise groups that do not depend on each other; one, where the target can share it."""
-        return [launch for group in groups for launch in self.lower(group, lowering)]
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
+        """The steps of elementwise groups that do not depend on each other; one, where the target can share it."""
+        return [step for group in groups for step in self.lower(group, lowering)]
 
     @abstractmethod
-    def lower(self, group: Group, lowering: Lowering) -> list[Emitted]:
-        """The launches that compute a group.
+    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
+        """The steps that compute a group.
 
         Raises:
             OpRefusal: The target cannot compute it; the message is the reason.

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import Number, OpRefusal, Tensor, arange, full
-
-if TYPE_CHECKING:
-    from npu_compiler.trace import Trace
+from npu_compiler.symbolic import Number, OpRefusal, Tensor, Trace, arange, full
 
 
 def _kind(name: Any, *numbers: Number) -> DType:

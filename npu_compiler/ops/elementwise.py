@@ -64,8 +64,24 @@ def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) ->
         raise OpRefusal(
             f"given rounding_mode='{rounding_mode}' and {self.dtype}, expected 'floor' or 'trunc' and floating point"
         )
-    down = apply("floor", quotient)
-    return down if rounding_mode == "floor" else where(quotient < 0, apply("ceil", quotient), down)
+    if rounding_mode == "floor":
+        return _floor_divide(_float(self), other)
+    return where(quotient < 0, apply("ceil", quotient), apply("floor", quotient))
+
+
+def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
+    """The quotient rounded down, by PyTorch's own rule.
+
+    It goes by the remainder, which is exact, where a quotient just below a whole number may round up to it:
+    ``0.5 / 0.1`` gives 4. An infinite dividend gives NaN.
+    """
+    divisor = _float(other) if isinstance(other, Tensor) else full(dividend.trace, (), float(other), dividend.dtype)
+    rest = apply("fmod", dividend, divisor)
+    quotient = (dividend - rest) / divisor
+    quotient = where(where(divisor < 0, rest > 0, rest < 0), quotient - 1, quotient)
+    down = apply("floor", quotient)  # whole already, but for the rounding of the two operations above
+    nearest = where(quotient - down > 0.5, down + 1, down)
+    return where(apply("eq", divisor, 0), dividend / divisor, nearest)
 
 
 @op("aten.neg.default", "aten.neg_.default")
@@ -89,13 +105,13 @@ def relu(self: Tensor) -> Tensor:
 @op("aten.sigmoid.default", "aten.sigmoid_.default")
 def sigmoid(self: Tensor) -> Tensor:
     """``1 / (1 + exp(-self))``."""
-    return 1 / (1 + apply("exp", -_float(self)))
+    return apply("quotient", 1, 1 + apply("exp", -_float(self)))
 
 
 @op("aten.silu.default", "aten.silu_.default")
 def silu(self: Tensor) -> Tensor:
     """``self / (1 + exp(-self))``."""
-    return self / (1 + apply("exp", -self))
+    return apply("quotient", self, 1 + apply("exp", -self))
 
 
 @op("aten.gelu.default", "aten.gelu_.default")

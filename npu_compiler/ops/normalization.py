@@ -15,7 +15,7 @@ def softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = Fal
     """``exp(self - max) / sum(exp(self - max))`` over `dim`, computed in float32."""
     x = _converted(self, dtype).move_last(dim)
     shifted = apply("exp", x - x.reduce("max", (-1,), True))
-    return (shifted / shifted.reduce("sum", (-1,), True)).move_from_last(dim)
+    return apply("quotient", shifted, shifted.reduce("sum", (-1,), True)).move_from_last(dim)
 
 
 @op("aten._safe_softmax.default")
@@ -24,7 +24,7 @@ def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
     x = _converted(self, dtype).move_last(dim)
     largest = x.reduce("max", (-1,), True)
     shifted = apply("exp", x - largest)
-    result = shifted / shifted.reduce("sum", (-1,), True)
+    result = apply("quotient", shifted, shifted.reduce("sum", (-1,), True))
     return where(apply("eq", largest, float("-inf")), 0.0, result).move_from_last(dim)
 
 

@@ -10,7 +10,6 @@ from npu_compiler.partitioning.in_place import Chain
 from npu_compiler.partitioning.islands import find_islands
 from npu_compiler.partitioning.levels import components, levels
 from npu_compiler.partitioning.placement import Placement, SupportRule, place
-from npu_compiler.partitioning.report import island_reason
 
 __all__ = ["Division", "divide"]
 
@@ -42,7 +41,7 @@ def divide(
         # What goes to the CPU changes what its neighbours have to move, so that they are weighed again.
         for island in poor:
             for position in island.nodes:
-                placements[position] = Placement(False, island_reason(island))
+                placements[position] = Placement(False, island.reason)
 
 
 def _predecessors(graph: IRGraph) -> list[list[int]]:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from npu_compiler.describe import format_bytes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import definition
 from npu_compiler.partitioning.placement import is_free
@@ -50,6 +51,14 @@ class Island:
     def is_worth_moving(self) -> bool:
         saved = self.touched / _BYTES_PER_MOVED_BYTE + self.flops / _FLOPS_PER_MOVED_BYTE
         return self.moved <= saved or not self.is_known
+
+    @property
+    def reason(self) -> str:
+        """Why it is not worth moving."""
+        return (
+            f"moving {format_bytes(self.moved)} between host and device costs more than it saves: its group of "
+            f"{len(self.nodes)} reads and writes {format_bytes(self.touched)} and does {self.flops} operations"
+        )
 
 
 def find_islands(

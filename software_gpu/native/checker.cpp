@@ -6,10 +6,12 @@
 // groups by nothing.
 namespace msl {
 
+// Reads of several threads count as one, by many threads; and by many simdgroups, unless one has them all.
 struct Access {
   ulong dispatch, group;
-  uint thread, phase, simdgroup_phase;
+  uint thread, simdgroup, phase, simdgroup_phase;
 };
+constexpr uint many_simdgroups = ~0u;
 // What was last done to one place. Places share entries by hash; the later one evicts, so a race may go unseen but none
 // is reported that isn't there.
 struct Shadow {
@@ -49,8 +51,7 @@ static bool unordered(const Access& before, const Access& now) {
   if (before.dispatch != now.dispatch) return false;
   if (before.group != now.group) return true;
   if (before.thread == now.thread || before.phase != now.phase) return false;
-  bool same_simdgroup = before.thread != many_threads && before.thread / simd_width == now.thread / simd_width;
-  return !(same_simdgroup && before.simdgroup_phase != now.simdgroup_phase);
+  return !(before.simdgroup == now.simdgroup && before.simdgroup_phase != now.simdgroup_phase);
 }
 
 static void note_place(Worker* w, ulong place, const Access& now, bool writes) {
@@ -62,9 +63,11 @@ static void note_place(Worker* w, ulong place, const Access& now, bool writes) {
     shadow->write = now;
     return;
   }
-  bool others_read = unordered(shadow->read, now);
+  Access before = shadow->read;
   shadow->read = now;
-  if (others_read) shadow->read.thread = many_threads;
+  if (!unordered(before, now)) return;
+  shadow->read.thread = many_threads;
+  if (before.simdgroup != now.simdgroup) shadow->read.simdgroup = many_simdgroups;
 }
 
 static void note(const void* pointer, ulong bytes, bool writes) {
@@ -79,7 +82,7 @@ static void note(const void* pointer, ulong bytes, bool writes) {
   // Threadgroup memory is another memory for each group.
   ulong group = memory == Memory::device ? w->checked_group : 0;
   ulong dispatch = memory == Memory::device ? dispatch_number : dispatch_number + (w->checked_group << 32);
-  Access now = {dispatch, group, self->index, phase, w->simdgroups[self->simdgroup].phase};
+  Access now = {dispatch, group, self->index, self->simdgroup, phase, w->simdgroups[self->simdgroup].phase};
   ulong step = bytes == 1 ? 1 : 2;
   for (ulong place = address; place < address + bytes; place += step) note_place(w, place, now, writes);
 }

@@ -20,9 +20,10 @@ from npu_compiler.codegen.plan import (
     KernelCall,
     LibraryCall,
     Role,
+    TensorMap,
 )
 from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram
-from npu_compiler.dtypes import FLOAT16
+from npu_compiler.dtypes import FLOAT16, INT16
 from npu_compiler.errors import ProgramFormatError
 from npu_compiler.layout import BufferSpec, Layout, dense
 from tests.runtime.plans import axpy_plan, axpy_program, choice_plan, choice_program, counter_program
@@ -37,9 +38,29 @@ def library_program() -> CompiledProgram:
     return replace(axpy_program(), functions={"prefill": axpy_plan(), "decode": plan})
 
 
+MAP = TensorMap(FLOAT16, (8, 2), (16,), (64, 2))
+
+
+def map_program() -> CompiledProgram:
+    return replace(axpy_program(), model="maps", functions={"main": _with_map(MAP)(axpy_plan())})
+
+
+def _with_map(tensor: TensorMap, offset: int = 0) -> Change:
+    return _step(lambda step: replace(step, args=(Argument(0, offset, map=tensor), *step.args[1:])))
+
+
+def _step(change: Callable[[KernelCall], KernelCall]) -> Change:
+    def run(plan: ExecutionPlan) -> ExecutionPlan:
+        first = plan.steps[0]
+        assert isinstance(first, KernelCall)
+        return replace(plan, steps=(change(first),))
+
+    return run
+
+
 @pytest.mark.parametrize(
     "program",
-    [axpy_program(), counter_program(), choice_program(), library_program()],
+    [axpy_program(), counter_program(), choice_program(), library_program(), map_program()],
     ids=lambda p: str(p.model),
 )
 def test_a_program_is_read_back_as_it_was_written(program: CompiledProgram, tmp_path: Path) -> None:
@@ -172,15 +193,6 @@ def test_kernels_share_their_lines() -> None:
     assert len(program.to_bytes()) < 20 * len(axpy_program().to_bytes())
 
 
-def _step(change: Callable[[KernelCall], KernelCall]) -> Change:
-    def run(plan: ExecutionPlan) -> ExecutionPlan:
-        first = plan.steps[0]
-        assert isinstance(first, KernelCall)
-        return replace(plan, steps=(change(first),))
-
-    return run
-
-
 def _input(layout: Layout) -> Change:
     return lambda plan: replace(plan, inputs=(BufferSpec("x", FLOAT16, FLOAT16, layout),))
 
@@ -196,6 +208,14 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "cluster": (_step(lambda s: replace(s, grid=(6, 1, 1), cluster=(4, 1, 1))), "broken clusters"),
     "huge cluster": (_step(lambda s: replace(s, grid=(16, 1, 1), cluster=(16, 1, 1))), "broken clusters"),
     "huge params": (_step(lambda s: replace(s, params=bytes(5000))), "5000 parameter bytes"),
+    "map of one dimension": (_with_map(replace(MAP, sizes=(8,), strides=(), box=(64,))), "a broken tensor map"),
+    "map without a stride": (_with_map(replace(MAP, strides=())), "a broken tensor map"),
+    "map of integers": (_with_map(replace(MAP, dtype=INT16)), "a broken tensor map"),
+    "map of other lines": (_with_map(replace(MAP, box=(32, 2))), "a broken tensor map"),
+    "map of a huge box": (_with_map(replace(MAP, box=(64, 257))), "a broken tensor map"),
+    "map of odd rows": (_with_map(replace(MAP, strides=(18,))), "a broken tensor map"),
+    "map at an odd place": (_with_map(MAP, 8), "a broken tensor map"),
+    "map past the end": (_with_map(replace(MAP, sizes=(8, 3))), "a broken tensor map"),
     "rank": (_input(Layout((4, 5), (4,), (0, 1))), "mismatched shapes"),
     "order": (_input(Layout((4, 5), (4, 5), (0, 0))), "no permutation"),
     "smaller than it holds": (_input(Layout((4, 5), (4, 4), (0, 1))), "impossible size"),
@@ -249,6 +269,10 @@ def test_a_description_shows_the_preferred_option() -> None:
     assert "preferred of 2 options, for tensor cores" in text
     assert "axpy (" in text
     assert "only in other options" in text
+
+
+def test_a_description_shows_boxes() -> None:
+    assert "binds x+0 in boxes of [64, 2]" in map_program().describe()
 
 
 def test_a_state_of_another_size_than_its_input_is_refused() -> None:

@@ -119,6 +119,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for subject in ("device software-metal", "kernel cache of CUDA", "tuning results", "package torch"):
         assert subject in shown
+    assert "as loops that are vectorised" in " ".join(shown.split())
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelCall, KernelSource, LibraryCall, Role
-from npu_compiler.codegen.target import Choice, Launch, Library, Lowering, Option
+from npu_compiler.codegen.plan import (
+    Argument,
+    CallChoice,
+    CallOption,
+    ExecutionPlan,
+    KernelCall,
+    KernelSource,
+    LibraryCall,
+    Role,
+)
+from npu_compiler.codegen.target import Lowering
 from npu_runtime import Device, Executor
 from tests.runtime.plans import SHAPE, axpy_plan, choice_program
 from tests.support.ir_builder import IRBuilder
@@ -25,11 +33,12 @@ class _ChoosingTarget(ReferenceTarget):
     def lower(self, group: Group, lowering: Lowering) -> list[Any]:
         (launch,) = super().lower(group, lowering)
         parts = lowering.scratch(_PARTS_BYTES)
-        first = Launch("parts", launch.kernel, (TensorArg(parts, writes=True),), b"", (1, 1, 1), (1, 1, 1), flops=1)
-        args = (*launch.args, TensorArg(parts))
-        second = Launch("whole", KernelSource("whole", ""), args, b"", (2, 1, 1), (1, 1, 1), 2, cluster=(2, 1, 1))
-        library = Library("product", "gemm", launch.args, {}, flops=100)
-        return [Choice((Option("much", (first, second)), Option("", (library,))))]
+        first = KernelCall("parts", launch.kernel, (Argument(parts, writes=True),), b"", (1, 1, 1), (1, 1, 1), flops=1)
+        args = (*launch.args, Argument(parts))
+        kernel = lowering.kernel(KernelSource("whole", ""))
+        second = KernelCall("whole", kernel, args, b"", (2, 1, 1), (1, 1, 1), 2, cluster=(2, 1, 1))
+        library = LibraryCall("product", "gemm", launch.args, {}, flops=100)
+        return [CallChoice((CallOption("much", (first, second)), CallOption("", (library,))))]
 
 
 def planned(target: ReferenceTarget) -> ExecutionPlan:
@@ -68,7 +77,7 @@ def test_scratch_of_an_option_may_lie_where_that_of_another_does() -> None:
     class TwoOptions(_ChoosingTarget):
         def lower(self, group: Group, lowering: Lowering) -> list[Any]:
             (first,), (second,) = super().lower(group, lowering), super().lower(group, lowering)
-            return [Choice((first.options[0], second.options[0], first.options[1]))]
+            return [CallChoice((first.options[0], second.options[0], first.options[1]))]
 
     once, twice = planned(_ChoosingTarget()), planned(TwoOptions())
     assert twice.arena_bytes == once.arena_bytes

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.plan import KernelSource
-from npu_compiler.codegen.target import Choice, Launch, Lowering, Option
+from npu_compiler.codegen.plan import Argument, CallChoice, CallOption, KernelCall, KernelSource, Step
+from npu_compiler.codegen.target import Lowering
 
 BUFFER = -1
+LOWERING = Lowering([])
+PATIENT = LOWERING.kernel(KernelSource("patient", ""))
+HURRYING = LOWERING.kernel(KernelSource("hurrying", ""), hurries=True)
 
 
-def launch(writes: bool = False, hurries: bool = False) -> Launch:
+def launch(writes: bool = False, kernel: int = PATIENT) -> KernelCall:
     """One that binds the buffer, or writes it."""
-    kernel = KernelSource("kernel", "")
-    return Launch("", kernel, (TensorArg(BUFFER, writes=writes),), b"", (1, 1, 1), (1, 1, 1), hurries=hurries)
+    return KernelCall("", kernel, (Argument(BUFFER, writes=writes),), b"", (1, 1, 1), (1, 1, 1))
 
 
-def is_settled(*emitted: Launch | Choice) -> bool:
-    return Lowering([], emitted=[*emitted]).is_settled(BUFFER)
+def is_settled(*steps: Step) -> bool:
+    LOWERING.steps = [*steps]
+    return LOWERING.is_settled(BUFFER)
 
 
 def test_what_the_launch_ahead_writes_is_not_settled() -> None:
@@ -25,16 +27,17 @@ def test_what_the_launch_ahead_writes_is_not_settled() -> None:
 
 def test_a_launch_that_waits_before_the_next_begins_settles_what_is_ahead_of_it() -> None:
     assert is_settled(launch(writes=True), launch())
-    assert is_settled(launch(writes=True), launch(hurries=True), launch(), launch(hurries=True))
+    assert is_settled(launch(writes=True), launch(kernel=HURRYING), launch(), launch(kernel=HURRYING))
 
 
 def test_launches_that_hurry_settle_nothing() -> None:
-    assert not is_settled(launch(writes=True), launch(hurries=True), launch(hurries=True))
-    assert not is_settled(launch(), launch(writes=True), launch(hurries=True))
+    assert not is_settled(launch(writes=True), launch(kernel=HURRYING), launch(kernel=HURRYING))
+    assert not is_settled(launch(), launch(writes=True), launch(kernel=HURRYING))
 
 
 def test_a_choice_settles_what_each_of_its_options_does() -> None:
-    waits, hurries = Option("sm_90", (launch(),)), Option("", (launch(hurries=True),))
-    assert not is_settled(launch(writes=True), Choice((waits, hurries)))
-    assert is_settled(launch(writes=True), Choice((waits, Option("", (launch(hurries=True), launch())))))
-    assert not is_settled(launch(), Choice((Option("", (launch(writes=True),)),)))
+    waits, hurries = CallOption("sm_90", (launch(),)), CallOption("", (launch(kernel=HURRYING),))
+    assert not is_settled(launch(writes=True), CallChoice((waits, hurries)))
+    both = CallOption("", (launch(kernel=HURRYING), launch()))
+    assert is_settled(launch(writes=True), CallChoice((waits, both)))
+    assert not is_settled(launch(), CallChoice((CallOption("", (launch(writes=True),)),)))

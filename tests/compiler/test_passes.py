@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from npu_compiler.errors import UnsupportedOpError
+from npu_compiler.fusion_patterns import merge_linears
 from npu_compiler.graph_optimizer import assign_dtypes, eliminate_noops, fold_batch_norms, functionalize
 from npu_compiler.ir import IRGraph
 from npu_compiler.ir_reader import read_graph
@@ -232,3 +233,17 @@ def test_a_half_precision_model_keeps_its_own_data_types() -> None:
     graph = assign_dtypes(read_graph(builder.build(exact)), BFLOAT16)
     assert graph.tensors["projected"].dtype == BFLOAT16
     assert graph.tensors["exact"].dtype == FLOAT32
+
+
+# ---- merged linears
+
+
+@pytest.mark.parametrize("meet", [True, False])
+def test_columns_lie_in_turns_only_where_elementwise_work_combines_them(meet: bool) -> None:
+    builder = IRBuilder()
+    x = builder.input("x", (4, 8))
+    left, right = (builder.call("aten.linear.default", x, builder.weight(name, (6, 8))) for name in ("a", "b"))
+    active = builder.call("aten.silu.default", left)
+    outputs = [builder.call("aten.mul.Tensor", active, right)] if meet else [active, right]
+    merged = merge_linears(read_graph(builder.build(*outputs)), interleave=True).verify()
+    assert [recipe.transform for recipe in merged.weights.values()] == ["interleave" if meet else "concatenate"]

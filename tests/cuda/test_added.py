@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import npu_compiler
-from cuda_runtime.nvrtc import architectures, compile_kernel
+from cuda_runtime.nvrtc import architectures
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
-from tests.cuda.kernels import kernels_for
+from tests.cuda.kernels import check_compile, kernels_for
 from tests.cuda.resnets import compiled_resnet
 
 # Channels and side of the first image and of the second, outputs, options of the two convolutions.
@@ -68,8 +68,7 @@ def test_is_one_kernel_that_compiles(case: Any) -> None:
     except MissingDependencyError as error:
         pytest.skip(str(error))
     for capability in {70, 80, 90} & set(known):
-        for kernel in kernels_for(program.main, capability):
-            assert compile_kernel(kernel.text, kernel.entry, capability)
+        check_compile(kernels_for(program.main, capability), capability)
 
 
 @pytest.mark.parametrize(("name", "stages"), [("resnet18", 3), ("resnet50", 4)])

@@ -14,7 +14,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import npu_compiler
-from cuda_runtime import CUDABackend, CUDAExecutor, backend, cupy_api
+from cuda_runtime import CUDABackend, CUDAExecutor, cupy_api
 from npu_compiler.codegen.plan import KernelCall, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, KernelCompileError, NPUError, OutOfMemoryError
@@ -76,7 +76,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(**options: Any) -> None:
         module = _pretended(**options)
         monkeypatch.setattr(cupy_api, "cupy", lambda: module)
-        monkeypatch.setattr(backend, "cupy", lambda: module)
+        monkeypatch.setattr("cuda_runtime.device.cupy", lambda: module)
         monkeypatch.setattr("cuda_runtime.staging.cupy", lambda: module)
 
     return install

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cuda_runtime import capability
+from cuda_runtime.capability import fitting_options
 from cuda_runtime.library import check_call
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, LibraryCall
 from npu_compiler.errors import DeviceError
@@ -64,6 +66,25 @@ def test_what_the_library_adds(kind: str, added: dict[str, int], launches: int) 
 @pytest.mark.parametrize("kind", ["nothing", "bias", "matrix", "part of a matrix", "both", "column"])
 def test_equals_torch(kind: str, dtype: torch.dtype, device: Device) -> None:
     graph, result = graph_of(kind, dtype)
+    graph.check(result, roundings=3, device=device)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("generation", [70, 80, 90, 100])
+def test_every_device_can_do_without(generation: int, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capability, "is_installed", lambda: installed)
+    graph, result = graph_of("bias", torch.float16)
+    [choice] = [step for step in graph.compile(result).main.steps if isinstance(step, CallChoice)]
+    [*others, last] = fitting_options(choice, generation)
+    assert choice.options[last].requires == ""
+    kinds = {choice.options[index].requires for index in others}
+    assert kinds == ({"cublas"} if installed else set()) | ({"sm_90a"} if generation == 90 else set())
+
+
+@BOTH
+def test_equals_torch_without_the_library(dtype: torch.dtype, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capability, "is_installed", lambda: False)
+    graph, result = graph_of("matrix", dtype)
     graph.check(result, roundings=3, device=device)
 
 

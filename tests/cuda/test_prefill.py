@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import npu_compiler
-from npu_compiler.codegen.plan import CallChoice, KernelCall
+from npu_compiler.codegen.plan import KernelCall, options_of
 from npu_runtime import Device
 from tests.cuda.test_attention import BOTH, NAME, added, grouped, up_to
 from tests.ops import test_ops
@@ -47,8 +47,7 @@ CASES = [
 def lowered(case: Case) -> list[str]:
     """The kernels of the ways to compute a case, the preferred first."""
     main = npu_compiler.compile(case.ir(torch.float32), "cuda").main
-    step = main.steps[-1]
-    calls = [option.calls[-1] for option in step.options] if isinstance(step, CallChoice) else [step]
+    calls = [option.calls[-1] for option in options_of(main.steps[-1])]
     return [main.kernels[call.kernel].entry for call in calls if isinstance(call, KernelCall)]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
@@ -14,7 +12,7 @@ from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 from tests.cuda import shapes, test_prefill
-from tests.cuda.kernels import kernels_for
+from tests.cuda.kernels import check_compile, check_plan_compiles, kernels_for
 from tests.cuda.resnets import compiled_resnet
 from tests.ops.cases import Case
 from tests.ops.test_ops import COMPUTED
@@ -32,10 +30,7 @@ def nvrtc() -> None:
 
 
 def _compile_all(programs: list[CompiledProgram], architecture: int) -> None:
-    kernels = {kernel.digest: kernel for program in programs for kernel in kernels_for(program.main, architecture)}
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        codes = workers.map(lambda kernel: compile_kernel(kernel.text, kernel.entry, architecture), kernels.values())
-        assert all(codes)
+    check_compile((kernel for program in programs for kernel in kernels_for(program.main, architecture)), architecture)
 
 
 def _samples() -> list[Case]:
@@ -73,8 +68,8 @@ def test_refused_kernel_names_itself_and_the_reason() -> None:
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_kernels_of_resnets_compile(architecture: int) -> None:
-    programs = [compiled_resnet("resnet18", 1), compiled_resnet("resnet50", 64)]
-    _compile_all(programs, architecture)
+    for program in (compiled_resnet("resnet18", 1), compiled_resnet("resnet50", 64)):
+        check_plan_compiles(program.main, architecture)
 
 
 @pytest.mark.parametrize(("name", "launches"), [("resnet18", 20), ("resnet50", 52)])

@@ -9,6 +9,7 @@ from tests.ops.cases import Case, booleans, case, floats, integers, refused, val
 NAN, INF = float("nan"), float("inf")
 SPECIAL = values(NAN, INF, -INF, 0.0, -0.0, 1.5, -1.5, 100.0)
 ROW, MATRIX, IMAGE = floats(8), floats(3, 8), floats(2, 3, 4, 5)
+NEARLY_WHOLE = values(0.5, 1.0, 1.5, -0.5, -1.0, 3.0, 0.0)  # by 0.1: a little less than a whole number of times
 COLUMN, SCALAR, EMPTY = floats(3, 1), floats(), floats(0, 4)
 TRANSPOSED = floats(8, 3).through("aten.transpose.int", 0, 1)
 
@@ -67,6 +68,13 @@ ARITHMETIC = [
     case("div.Tensor_mode", MATRIX, floats(8, low=0.6, high=2), rounding_mode="floor"),
     case("div.Tensor_mode", MATRIX, ROW, rounding_mode=None),
     case("div.Scalar_mode", MATRIX, 0.75, rounding_mode="floor"),
+    case("div.Scalar_mode", NEARLY_WHOLE, 0.1, rounding_mode="floor"),
+    case("div.Scalar_mode", NEARLY_WHOLE, -0.1, rounding_mode="floor"),
+    case("div.Tensor_mode", NEARLY_WHOLE, values(0.25, -0.25, 0.5, -0.5, 0.125, -0.125, 1.5), rounding_mode="floor"),
+    case("div.Tensor_mode", integers(6), 0.1, rounding_mode="floor"),
+    case("div.Scalar_mode", SPECIAL, 0.75, rounding_mode="floor"),
+    case("div.Scalar_mode", SPECIAL, 0.0, rounding_mode="floor"),
+    case("div.Tensor_mode", SPECIAL, values(1.0, 2.0, -2.0, 3.0, 0.0, INF, INF, -INF), rounding_mode="floor"),
     case("div.Tensor_mode", MATRIX, floats(8, low=0.6, high=2), rounding_mode="trunc"),
     case("div.Tensor_mode", SPECIAL, 0.75, rounding_mode="trunc"),
     case("div.Scalar_mode", MATRIX, -0.75, rounding_mode="trunc"),

@@ -81,6 +81,14 @@ RACES = {
     "all write": "t[i] = 0.0f; y[0] = float(i);",
     "barrier of the other memory": "y[i] = 1.0f; threadgroup_barrier(mem_flags::mem_threadgroup); t[i] = y[63 - i];",
     "groups write the same place": "t[i % 64] = 0.0f; y[i % 64] = float(i);",
+    "read by the simdgroup, then written": "t[i] = y[i < 32 ? 0 : i]; if (i == 5) y[0] = t[i];",
+    "read by others too, then written": "t[i] = simd_sum(y[0]); if (i == 0) y[0] = t[i];",
+    "read again, then written": "t[i] = simd_sum(y[i < 32 ? 0 : i]); if (i < 9) t[i] = y[0]; if (i == 5) y[0] = t[i];",
+}
+ORDERED = {
+    "read by the simdgroup": "float sum = simd_sum(y[i < 32 ? 0 : i]); if (i == 5) y[0] = sum;",
+    "read twice": "float sum = simd_sum(y[i & 32]) + simd_sum(y[i & 32]); if (i % 32 == 5) y[i & 32] = sum;",
+    "read by all": "t[i] = y[0]; threadgroup_barrier(mem_flags::mem_device); if (i == 5) y[0] = t[i];",
 }
 
 
@@ -89,8 +97,14 @@ def test_race_is_found(case: str) -> None:
     source = HEAD + KERNEL.format("", "threadgroup float t[64]; " + RACES[case])
     groups = (2, 1, 1) if case.startswith("groups") else (1, 1, 1)
     place = "threadgroup memory" if case == "missing barrier" else r"argument 'y' \[\[buffer\(0\)\]\]"
-    with pytest.raises(DeviceError, match=rf"kernel 'k': thread \d+ and thread \d+ touch .*{place}"):
+    with pytest.raises(DeviceError, match=rf"kernel 'k': thread \d+ and (thread \d+|several threads) touch .*{place}"):
         run(source, "k", [np.zeros(64, np.float32)], groups, (64, 1, 1), kind="check")
+
+
+@pytest.mark.parametrize("case", ORDERED)
+def test_what_a_barrier_or_a_simdgroup_function_orders_is_no_race(case: str) -> None:
+    source = HEAD + KERNEL.format("", "threadgroup float t[64]; t[i] = 0.0f; " + ORDERED[case])
+    run(source, "k", [np.zeros(64, np.float32)], (1, 1, 1), (64, 1, 1), kind="check")
 
 
 OUT_OF_BOUNDS = {

@@ -13,9 +13,23 @@ from npu_compiler.errors import KernelCompileError, ToolchainError
 from software_gpu import cache, library, toolchain
 from software_gpu.library import compile_library
 from software_gpu.native_runtime import load_runtime
+from software_gpu.probe import slow_kernels_reason
 from tests.software_gpu.harness import HEAD, compile_error
 
 SOURCE = HEAD + "kernel void {}(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {{ y[i] = 1.0f; }}"
+
+SYNCHRONISING = (
+    HEAD
+    + """
+kernel void turned(device float* y [[buffer(0)]], uint i [[thread_position_in_threadgroup]])
+{
+    threadgroup float values[32];
+    values[i] = y[i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[i] = values[31 - i];
+}
+"""
+)
 
 
 @pytest.fixture
@@ -66,6 +80,24 @@ def test_failed_compilation_leaves_nothing(empty_cache: Path) -> None:
     with pytest.raises(KernelCompileError, match="program_source:3"):
         compile_library(HEAD + "kernel void k(device float* y [[buffer(0)]]) { y[0] = nonsense; }", {})
     assert list(empty_cache.iterdir()) == []
+
+
+def test_kernels_whose_faster_form_does_not_compile_run_on_fibers_and_say_so(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "region_entry", lambda *_: "int region = nowhere;")
+    with pytest.warns(RuntimeWarning, match=r"(?s)the kernels turned run on fibers.*nowhere.*npu doctor"):
+        assert set(compile_library(SYNCHRONISING, {}).kernels["turned"].entries) == {"fiber"}
+    compile_library(SYNCHRONISING, {})  # the same process has been told
+    forget_loaded(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="on fibers"):  # from the cache on disk
+        assert "nowhere" in compile_library(SYNCHRONISING, {}).slow_because
+    assert "nowhere" in slow_kernels_reason()
+
+
+def test_kernels_need_no_fibers_here(empty_cache: Path) -> None:
+    assert slow_kernels_reason() == ""
+    assert "region" in compile_library(SYNCHRONISING, {}).kernels["turned"].entries
 
 
 def test_threads_compile_once(empty_cache: Path) -> None:

@@ -14,8 +14,8 @@ from npu_compiler.dtypes import FLOAT32, dtype
 from npu_compiler.expr import FUNCTIONS, REDUCTIONS, Call, Const, Expr, Iota, Load, Reduce
 from npu_compiler.layout import dense
 from npu_compiler.ops import definition
-from npu_compiler.symbolic import Tensor
-from npu_compiler.trace import Anchor, Map, Trace
+from npu_compiler.symbolic import Tensor, Trace
+from npu_compiler.trace import Anchor, Map
 from npu_compiler.view import View
 
 __all__ = ["apply_definition", "evaluate", "positions", "read_view"]

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, KernelSource, Role
+from npu_compiler.codegen.plan import Argument, ExecutionPlan, KernelCall, KernelSource, Role
 from npu_compiler.codegen.planner import plan_graph
-from npu_compiler.codegen.target import CodegenTarget, Launch, Lowering
+from npu_compiler.codegen.target import CodegenTarget, Lowering
 from npu_compiler.dtypes import ALL, FLOAT16
 from npu_compiler.expr import Expr
 from npu_compiler.graph_optimizer import assign_dtypes, optimize
@@ -42,6 +41,7 @@ class ReferenceTarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(kind.name for kind in ALL)
     pairs_columns = True
+    launch_flops = 0
 
     def __init__(self) -> None:
         self.groups: list[tuple[Group, tuple[int, ...]]] = []
@@ -64,9 +64,9 @@ class ReferenceTarget(CodegenTarget):
         self.tensors = lowering.tensors
         reads = tuple(dict.fromkeys((group.output.index, *group.reads())))
         self.groups.append((group, reads))
-        args = tuple(TensorArg(index, writes=index == group.output.index) for index in reads)
-        kernel = KernelSource("reference", str(len(self.groups) - 1))
-        return [Launch(" + ".join(group.nodes), kernel, args, b"", (1, 1, 1), (1, 1, 1))]
+        args = tuple(Argument(index, writes=index == group.output.index) for index in reads)
+        kernel = lowering.kernel(KernelSource("reference", str(len(self.groups) - 1)))
+        return [KernelCall(" + ".join(group.nodes), kernel, args, b"", (1, 1, 1), (1, 1, 1))]
 
 
 class Planned:
@@ -172,7 +172,7 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     """Compiles an IR for the reference target, through all passes."""
     target = target or ReferenceTarget()
     graph = read_graph(ir)
-    optimized = assign_dtypes(optimize(graph, target.pairs_columns), FLOAT16).verify()
+    optimized = assign_dtypes(optimize(graph, target.pairs_columns, target.launch_flops), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
     plan, recipes = plan_graph(optimized, target, hosts, graph.outputs)
     return Planned(plan, recipes, target)

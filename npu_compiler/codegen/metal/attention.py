@@ -11,9 +11,9 @@ from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.metal.epilogue import Dims, anchor_kernel, anchor_of
 from npu_compiler.codegen.metal.skeleton import assemble, kernel_file
 from npu_compiler.codegen.metal.tiles import GROUP, MAX_GRID, TILE_THREADS, chunk_of
-from npu_compiler.codegen.operands import TensorArg
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.symbolic import OpRefusal
 
@@ -68,7 +68,7 @@ class _Division:
         return -(-self.problem.length // (self.parts * self.block)) * self.block
 
 
-def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
@@ -126,7 +126,7 @@ def _parts(length: int, threadgroups: int) -> int:
     return max(1, min(length // _MIN_PART, _ENOUGH_THREADGROUPS // threadgroups))
 
 
-def _inputs(problem: AttentionProblem) -> list[TensorArg]:
+def _inputs(problem: AttentionProblem) -> list[Argument]:
     masks = [] if problem.mask is None else [problem.mask]
     return [operand.argument for operand in (problem.q, problem.k, problem.v, *masks)]
 
@@ -186,7 +186,7 @@ def _grid(division: _Division) -> tuple[int, int, int]:
     return -(-rows // division.tile_rows), problem.batch * problem.groups, -(-problem.length // division.part)
 
 
-def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """Each part stores its sums, its largest score and the sum of its weights; a second launch puts them together."""
     problem, grid = division.problem, _grid(division)
     part_rows = grid[2] * division.all_rows
@@ -198,10 +198,10 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     params = ParamStruct("Params", tuple(("int", name) for name in ATTENTION_FIELDS))
     body = "\n".join(map(kernel_file, ("tile.metal", "attention.metal")))
-    first = Launch(
+    first = KernelCall(
         label=" + ".join(group.nodes),
-        kernel=assemble("attention", params, body, defined),
-        args=(*inputs, TensorArg(sums, writes=True), TensorArg(scratch, rows, writes=True)),
+        kernel=lowering.kernel(assemble("attention", params, body, defined)),
+        args=(*inputs, Argument(sums, writes=True), Argument(scratch, rows, writes=True)),
         params=params.pack(_values(division)),
         grid=grid,
         block=(32 * division.simdgroups, 1, 1),
@@ -216,5 +216,5 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
     values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
     threads = division.all_rows * -(-problem.value_size // GROUP)
     flops = 4 * part_rows * problem.value_size
-    arguments = [TensorArg(sums), TensorArg(scratch, rows)]
+    arguments = [Argument(sums), Argument(scratch, rows)]
     return [first, combine.launch(arguments, values, (-(-threads // TILE_THREADS), 1, 1), TILE_THREADS, flops)]

@@ -30,8 +30,8 @@ from npu_compiler.codegen.metal.tiles import (
     tile_dtype,
     tile_rows,
 )
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.trace import Anchor, TracedTensor
 from npu_compiler.view import View, collapse
 
@@ -92,11 +92,11 @@ class _Convolution:
         return self.weight.layout.alloc_shape[0] if whole else self.filters.shape[0]
 
     @property
-    def arguments(self) -> tuple[TensorArg, TensorArg]:
-        return self.image.argument, TensorArg(self.weight.index, self.filters.offset * self.weight.dtype.size)
+    def arguments(self) -> tuple[Argument, Argument]:
+        return self.image.argument, Argument(self.weight.index, self.filters.offset * self.weight.dtype.size)
 
 
-def lower_conv2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def lower_conv2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """Convolutions of images and weights in any layout.
 
     Raises:
@@ -120,7 +120,7 @@ def _convolution(anchor: Anchor, lowering: Lowering) -> _Convolution:
     return _Convolution(image, lowering.tensors[filters.tensor], filters.view, attrs["groups"], windows)
 
 
-def _tiled(conv: _Convolution, row_stride: int, group: Group, lowering: Lowering, dialect: Dialect) -> Launch:
+def _tiled(conv: _Convolution, row_stride: int, group: Group, lowering: Lowering, dialect: Dialect) -> KernelCall:
     image, filters = conv.image, conv.filters
     tile = tile_dtype(image.tensor.dtype, conv.weight.dtype)
     pixels, columns = group.shape[0] * prod(group.shape[2:]), conv.group_outputs
@@ -148,7 +148,7 @@ def _tiled(conv: _Convolution, row_stride: int, group: Group, lowering: Lowering
     return kernel.launch(conv.arguments, values, grid, TILE_THREADS, _flops(conv, group))
 
 
-def _direct(conv: _Convolution, group: Group, lowering: Lowering, dialect: Dialect) -> Launch:
+def _direct(conv: _Convolution, group: Group, lowering: Lowering, dialect: Dialect) -> KernelCall:
     image, filters = conv.image, conv.filters
     readable = filters.strides[0] == 1 and conv.readable_outputs % GROUP == 0
     per_thread = image.channels_per_thread() if readable else 1

@@ -9,12 +9,12 @@ from math import prod
 
 from npu_compiler.codegen.dialect import Dialect, Printer
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, traffic_of
+from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
 from npu_compiler.codegen.metal.skeleton import assemble, kernel_file, pointer_parameters
-from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, TensorArg, merge_groups
+from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import KernelSource
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import Anchor
 
@@ -57,7 +57,7 @@ class AnchorKernel:
     """A kernel with its epilogue, ready to be launched.
 
     Attributes:
-        source: The kernel.
+        kernel: Its number; see `Lowering.kernel`.
         params: Its parameters.
         operands: The tensors that the epilogue and the prologue read.
         values: Values of the parameters that these add.
@@ -67,23 +67,23 @@ class AnchorKernel:
     """
 
     group: Group
-    source: KernelSource
+    kernel: int
     params: ParamStruct
-    operands: tuple[TensorArg, ...]
+    operands: tuple[Argument, ...]
     values: Mapping[str, int]
-    output: TensorArg
+    output: Argument
     nbytes: int
     generated_flops: int
 
     def launch(
         self,
-        inputs: Sequence[TensorArg],
+        inputs: Sequence[Argument],
         values: Mapping[str, int],
         grid: tuple[int, int, int],
         threads: int,
         flops: int,
         share: float = 1.0,
-    ) -> Launch:
+    ) -> KernelCall:
         """One launch.
 
         Args:
@@ -94,9 +94,9 @@ class AnchorKernel:
             flops: Arithmetic of the kernel itself.
             share: The part of the group's results that this launch computes.
         """
-        return Launch(
+        return KernelCall(
             label=" + ".join(self.group.nodes),
-            kernel=self.source,
+            kernel=self.kernel,
             args=(*inputs, self.output, *self.operands),
             params=self.params.pack({**values, **self.values}),
             grid=grid,
@@ -139,42 +139,45 @@ def anchor_kernel(
         raise OpRefusal(f"the result has {group.output.layout.size} elements, more than kernels address (2^31)")
     assert group.anchor is not None
     operands, unpacking, extents = _resolve(group, lowering, dims)
-    first = inputs + 1
     pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
-    macros = {
-        **definitions,
-        "PAIRS": group.pairs,
-        "OUT_BUFFER": inputs,
-        "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
-        "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
-        "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
-        "PROLOGUE": int(prologue is not None),
-        "PROLOGUE_BUFFERS": "",
-        "PARAMS_BUFFER": first + len(pointers),
-        "out_t": dialect.storage[group.output.dtype.name],
-        "result_t": dialect.register(group.expr.dtype),
-    }
-    values = {**extents, **dict(operands.fields)}
-    flops = flops_of([group.expr], prod(group.shape))
-    if prologue is not None:
-        buffers = pointer_parameters(prologue.operands, dialect, first + len(operands.pointers))
-        macros |= {"PROLOGUE_BUFFERS": buffers.replace("\n", " "), **prologue.definitions}
-        values |= prologue.values
-        flops += prologue.flops
+    macros = {**definitions, **_macros(group, operands, prologue, inputs, dialect)}
+    values = {**extents, **dict(operands.fields), **(prologue.values if prologue else {})}
     params = ParamStruct("Params", tuple(("int", name) for name in (*fields, *values)))
     files = (*parts, f"{entry}.metal")
     text = [_functions(group, operands, unpacking, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     return AnchorKernel(
         group=group,
-        source=assemble(entry, params, "\n".join(text), defined),
+        kernel=lowering.kernel(assemble(entry, params, "\n".join(text), defined)),
         params=params,
         operands=tuple(argument for argument, _ in pointers),
         values=values,
-        output=TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True),
+        output=output_argument(group),
         nbytes=traffic_of(group, lowering.tensors),
-        generated_flops=flops,
+        generated_flops=flops_of([group.expr], prod(group.shape)) + (prologue.flops if prologue else 0),
     )
+
+
+def _macros(
+    group: Group, operands: Operands, prologue: Prologue | None, inputs: int, dialect: Dialect
+) -> dict[str, object]:
+    """What the files need to be told of output, epilogue and prologue; the output is bound behind the inputs."""
+    first = inputs + 1
+    behind = first + len(operands.pointers)
+    before = "" if prologue is None else pointer_parameters(prologue.operands, dialect, behind)
+    return {
+        "PAIRS": group.pairs,
+        "OUT_BUFFER": inputs,
+        "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
+        "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
+        "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
+        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE_BUFFERS": before.replace("\n", " "),
+        "PARAMS_BUFFER": behind + (len(prologue.operands.pointers) if prologue else 0),
+        "out_t": dialect.storage[group.output.dtype.name],
+        "result_t": dialect.register(group.expr.dtype),
+        **(prologue.definitions if prologue else {}),
+    }
 
 
 def _resolve(group: Group, lowering: Lowering, dims: Dims) -> tuple[Operands, list[str], dict[str, int]]:

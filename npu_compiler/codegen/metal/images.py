@@ -7,7 +7,7 @@ from math import prod
 
 from npu_compiler.codegen.metal.epilogue import Dims
 from npu_compiler.codegen.metal.tiles import GROUP
-from npu_compiler.codegen.operands import TensorArg
+from npu_compiler.codegen.plan import Argument
 from npu_compiler.expr import Ref
 from npu_compiler.trace import TracedTensor
 from npu_compiler.view import View
@@ -34,8 +34,8 @@ class Image:
         return cls(tensor, ref.view)
 
     @property
-    def argument(self) -> TensorArg:
-        return TensorArg(self.tensor.index, self.view.offset * self.tensor.dtype.size)
+    def argument(self) -> Argument:
+        return Argument(self.tensor.index, self.view.offset * self.tensor.dtype.size)
 
     @property
     def alignment(self) -> tuple[int, ...]:

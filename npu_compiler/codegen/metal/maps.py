@@ -12,15 +12,17 @@ from npu_compiler.codegen.loops import (
     elementwise_body,
     elementwise_operands,
     flops_of,
+    output_argument,
     row_operands,
     row_program,
     traffic_of,
 )
 from npu_compiler.codegen.metal.row_phases import phase_extents, phases_text
 from npu_compiler.codegen.metal.skeleton import assemble, fill, pointer_parameters
-from npu_compiler.codegen.operands import Operands, TensorArg
+from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 
 __all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
 
@@ -29,7 +31,7 @@ _MAX_GRID = 65535
 _AXES = ("i0", "i1", "i2", "i3", "i4", "i5", "i6", "i7")
 
 
-def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """One thread an element, over a grid of up to three dimensions; further ones are unpacked from z."""
     operands = elementwise_operands(group, lowering.tensors, _AXES)
     axes = _AXES[len(_AXES) - len(operands.sizes) :]
@@ -56,7 +58,7 @@ def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> lis
     ]
 
 
-def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """One threadgroup a row; as many threads as the row keeps busy."""
     operands = row_operands(group, lowering.tensors, (*_AXES, "c"))
     program = row_program(group, operands, dialect)
@@ -81,7 +83,7 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launc
     return [_launch(group, lowering, operands, "rows", fields, values | extents, body, grid, (threads, 1, 1))]
 
 
-def lower_shared(groups: Sequence[Group], lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def lower_shared(groups: Sequence[Group], lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """Several elementwise groups in one launch: each has its own threadgroups, of one element a thread."""
     parts = [_Part.of(group, number, lowering, dialect) for number, group in enumerate(groups)]
     counts = [-(-prod(part.operands.sizes) // _THREADS) for part in parts]
@@ -112,9 +114,9 @@ def lower_shared(groups: Sequence[Group], lowering: Lowering, dialect: Dialect) 
     )
     values = {f"first{number}": first for number, first in enumerate(firsts)}
     return [
-        Launch(
+        KernelCall(
             label="; ".join(" + ".join(group.nodes) for group in groups),
-            kernel=assemble("shared", None, body),
+            kernel=lowering.kernel(assemble("shared", None, body)),
             args=tuple(arguments),
             params=header.pack(values) + b"".join(part.params for part in parts),
             grid=(sum(counts), 1, 1),
@@ -138,7 +140,7 @@ class _Part:
     """
 
     operands: Operands
-    arguments: tuple[TensorArg, ...]
+    arguments: tuple[Argument, ...]
     kinds: tuple[str, ...]
     text: str
     params: bytes
@@ -162,7 +164,7 @@ class _Part:
             + "\n".join([*lines, elementwise_body(group, operands, dialect)])
             + "\n}\n"
         )
-        arguments = (_output(group), *(argument for argument, _ in operands.pointers))
+        arguments = (output_argument(group), *(argument for argument, _ in operands.pointers))
         return cls(operands, arguments, kinds, text, params.pack(values))
 
 
@@ -185,10 +187,6 @@ def _int_fields(operands: Operands, extents: dict[str, int]) -> tuple[tuple[str,
     return tuple(("int", name) for name in extents) + tuple(("int", name) for name, _ in operands.fields)
 
 
-def _output(group: Group) -> TensorArg:
-    return TensorArg(group.output.index, group.view.offset * group.output.dtype.size, writes=True)
-
-
 def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
@@ -203,12 +201,12 @@ def _launch(
     body: str,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
-) -> Launch:
+) -> KernelCall:
     params = ParamStruct("Params", fields)
-    return Launch(
+    return KernelCall(
         label=" + ".join(group.nodes),
-        kernel=assemble(entry, params, body),
-        args=(_output(group), *(argument for argument, _ in operands.pointers)),
+        kernel=lowering.kernel(assemble(entry, params, body)),
+        args=(output_argument(group), *(argument for argument, _ in operands.pointers)),
         params=params.pack({**values, **dict(operands.fields)}),
         grid=grid,
         block=block,

@@ -21,8 +21,8 @@ from npu_compiler.codegen.metal.tiles import (
     tile_dtype,
     tile_rows,
 )
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import Argument, KernelCall
+from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import DType
 from npu_compiler.trace import TracedTensor
 from npu_compiler.view import View, collapse
@@ -64,8 +64,8 @@ class _Matrix:
         """Elements that a tiled kernel copies at a time along the rows, which are `columns` long."""
         return chunk_of(self.tensor.dtype, tile, self.strides[1], (self.offset, self.strides[0], *self.batch, columns))
 
-    def argument(self, further: int) -> TensorArg:
-        return TensorArg(self.tensor.index, (self.offset + further) * self.tensor.dtype.size)
+    def argument(self, further: int) -> Argument:
+        return Argument(self.tensor.index, (self.offset + further) * self.tensor.dtype.size)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class _Batches:
     start: int
 
 
-def lower_matmul(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def lower_matmul(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged.
 
     Raises:
@@ -146,7 +146,7 @@ def _batch_values(found: _Product, batches: _Batches, a: str, b: str) -> dict[st
     }
 
 
-def _lower_tiled(found: _Product, group: Group, lowering: Lowering, dialect: Dialect, dims: Dims) -> list[Launch]:
+def _lower_tiled(found: _Product, group: Group, lowering: Lowering, dialect: Dialect, dims: Dims) -> list[KernelCall]:
     a, b = found.a, found.b
     tile = tile_dtype(a.tensor.dtype, b.tensor.dtype)
     rows, columns = tile_rows(found.m), tile_columns(found.n)
@@ -175,7 +175,7 @@ def _lower_tiled(found: _Product, group: Group, lowering: Lowering, dialect: Dia
     return _launches(kernel, found, ("a", "b"), values, grid, TILE_THREADS)
 
 
-def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Dialect, dims: Dims) -> list[Launch]:
+def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Dialect, dims: Dims) -> list[KernelCall]:
     """A product with a vector on one side. The matrix is seen as [outputs, k], whichever side it is on."""
     is_row = found.m == 1
     matrix, vector = (found.b.transposed, found.a) if is_row else (found.a, found.b.transposed)
@@ -224,7 +224,7 @@ def _launches(
     values: dict[str, int],
     grid: tuple[int, int],
     threads: int,
-) -> list[Launch]:
+) -> list[KernelCall]:
     """The launches that cover the batch. `names` are what the kernel calls `a` and `b`; a matrix is bound first."""
     launches = []
     total = prod(found.batch)

@@ -17,7 +17,8 @@ from npu_compiler.codegen.metal.images import (
     window_values,
 )
 from npu_compiler.codegen.metal.tiles import check_size
-from npu_compiler.codegen.target import Launch, Lowering
+from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.codegen.target import Lowering
 
 __all__ = ["POOL_FIELDS", "lower_pool2d"]
 
@@ -29,7 +30,7 @@ _DIVISORS = {"max": "1", "sum": "1", "mean": _PADDED, "mean_valid": _VALID, "ada
 """What the sum over a window is divided by, in the terms of the kernel."""
 
 
-def lower_pool2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[Launch]:
+def lower_pool2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """Pooling of an image in any layout.
 
     Raises:

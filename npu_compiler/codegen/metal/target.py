@@ -12,7 +12,8 @@ from npu_compiler.codegen.metal.maps import lower_elementwise, lower_rows, lower
 from npu_compiler.codegen.metal.matmul import lower_matmul
 from npu_compiler.codegen.metal.pooling import lower_pool2d
 from npu_compiler.codegen.metal.prologue import takes_vector_prologue
-from npu_compiler.codegen.target import CodegenTarget, Emitted, Lowering
+from npu_compiler.codegen.plan import Step
+from npu_compiler.codegen.target import CodegenTarget, Lowering
 from npu_compiler.expr import Expr, has_reduce
 from npu_compiler.layout import Layout, dense
 from npu_compiler.symbolic import OpRefusal
@@ -41,13 +42,13 @@ class MetalTarget(CodegenTarget):
             return Layout(shape, (_aligned(outputs), inputs, height, width), (2, 3, 1, 0))
         return dense(shape)
 
-    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Emitted]:
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering, METAL)]
 
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         return takes_vector_prologue(group, position)
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Emitted]:
+    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
         if group.anchor is not None and isinstance(group.anchor.source, Anchor):
             kind = group.anchor.source.kind
             if kind not in _ANCHORS:

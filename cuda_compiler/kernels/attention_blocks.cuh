@@ -1,0 +1,45 @@
+// What attention kernels share: blocks of positions that a mask leaves open, heads that read the same keys, sums of rows.
+constexpr float CLOSED = -1e30f; // below every score
+
+// Moves keys, values and mask on to those of one head of keys and of its query heads.
+template <typename K, typename V>
+__device__ __forceinline__ void enter_group(K*& k, V*& v, const mask_t*& mask, int batch, int group, const Params& p)
+{
+    k += (long long)batch * p.k_batch + (long long)group * p.k_head;
+    v += (long long)batch * p.v_batch + (long long)group * p.v_head;
+    mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
+}
+
+// Lists those of COUNT blocks that are open, each times two, plus one where the mask changes nothing; gives how many.
+// `known`: of each block 0 for closed, 2 for one that the mask changes nothing in, else 1; it and `total` are shared.
+template <int COUNT, typename T>
+__device__ __forceinline__ int list_open_blocks(unsigned short* list, const T* known, int* total)
+{
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int lane = int(threadIdx.x), found = 0;
+        for (int base = 0; base < COUNT; base += 32) {
+            int block = base + lane, state = block < COUNT ? known[block] : 0;
+            uint open = __ballot_sync(0xffffffffu, state != 0);
+            if (state) {
+                list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(block * 2 + (state == 2));
+            }
+            found += __popc(open);
+        }
+        if (lane == 0) {
+            *total = found;
+        }
+    }
+    __syncthreads();
+    return *total;
+}
+
+// Adds up what the four threads that share a row have of its sum, for two rows.
+__device__ __forceinline__ void add_up_rows(float (&sum)[2])
+{
+    #pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+        sum[half_row] += __shfl_xor_sync(0xffffffffu, sum[half_row], 1);
+        sum[half_row] += __shfl_xor_sync(0xffffffffu, sum[half_row], 2);
+    }
+}

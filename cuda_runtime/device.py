@@ -1,0 +1,183 @@
+"""A CUDA device, opened: CuPy's memory, the streams that work is asked of, and the graphs captured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_runtime.cupy_api import cupy, open_device
+from cuda_runtime.library import Library
+from cuda_runtime.staging import Staging
+from npu_compiler.describe import format_bytes
+from npu_compiler.errors import DeviceError, OutOfMemoryError
+from npu_compiler.layout import BufferSpec
+from npu_runtime.backend import DeviceBuffer
+
+__all__ = ["CUDABuffer", "CUDADevice", "VisibleBuffer"]
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+class CUDABuffer(DeviceBuffer):
+    """A piece of a CUDA device's memory.
+
+    Attributes:
+        device: The device.
+        array: The memory as a CuPy array of bytes. It keeps alive whatever owns the memory.
+        pointer: Its address on the device.
+    """
+
+    def __init__(self, device: CUDADevice, array: Any) -> None:
+        self.device, self.array = device, array
+        self.nbytes, self.pointer = int(array.nbytes), int(array.data.ptr)
+
+    @contextmanager
+    def writing(self) -> Iterator[NDArray[np.uint8]]:
+        content = np.empty(self.nbytes, np.uint8)
+        yield content
+        self.device.copy_in(content, self)
+
+    def reading(self) -> NDArray[np.uint8]:
+        with self.device.active():
+            content = self.device.staging.download(self.pointer, self.nbytes)
+        content.flags.writeable = False
+        return content
+
+    def copy_from(self, source: CUDABuffer) -> None:
+        """Asks the device to copy what a buffer of the same size holds."""
+        with self.device.active():
+            self.array.data.copy_from_device_async(source.array.data, self.nbytes, self.device.stream)
+
+    def view(self, spec: BufferSpec) -> Any:
+        """The tensor in this memory as a CuPy array of shape `spec.shape`, without a copy."""
+        with self.device.active():
+            flat = self.array[: spec.nbytes].view(spec.dtype.numpy)
+            return spec.layout.view(flat)
+
+
+class VisibleBuffer(CUDABuffer):
+    """Pinned memory of the host, which the device reaches over the bus."""
+
+    def __init__(self, device: CUDADevice, nbytes: int) -> None:
+        memory = cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
+        self._content = np.frombuffer(memory, np.uint8, nbytes)
+        place = cupy().cuda.UnownedMemory(memory.ptr, nbytes, memory, device.ordinal)
+        super().__init__(device, cupy().ndarray((nbytes,), cupy().uint8, cupy().cuda.MemoryPointer(place, 0)))
+
+    @contextmanager
+    def writing(self) -> Iterator[NDArray[np.uint8]]:
+        yield self._content
+
+    def reading(self) -> NDArray[np.uint8]:
+        content = self._content.view()
+        content.flags.writeable = False
+        return content
+
+
+class CUDADevice:
+    """A CUDA device. All its work is on one stream, so that what is asked for in order happens in order.
+
+    Attributes:
+        ordinal: Which of the machine's devices.
+        name: What it calls itself.
+        capability: Compute capability times ten.
+        stream: CuPy's stream that everything runs on.
+        second_stream: For captures and timed steps, which must not meet what others ask of the first; by `aside`.
+        staging: Through which bytes cross between host and device.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """Opens the device.
+
+        Raises:
+            DeviceError: There is no such device, its driver is too old, or it is below compute capability 7.0.
+            MissingDependencyError: CuPy is not installed.
+        """
+        self.ordinal = ordinal
+        self.name, self.capability = open_device(ordinal)
+        self._device = cupy().cuda.Device(ordinal)
+        with self._device:
+            self.stream = cupy().cuda.Stream(non_blocking=True)
+            self.second_stream = cupy().cuda.Stream(non_blocking=True)
+        self.staging = Staging(self.stream)
+        self._second_lock = RLock()
+        self._library: Library | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Makes the device and its stream the current ones.
+
+        Raises:
+            DeviceError: For what CUDA refuses or reports inside of the block.
+        """
+        with self._device, self.stream, self._translated():
+            yield
+
+    @contextmanager
+    def aside(self) -> Iterator[Any]:
+        """The second stream, for one thread at a time; the device is the current one. Raises as `active` does."""
+        with self._second_lock, self._device, self._translated():
+            yield self.second_stream
+
+    def captured(self, ask: Callable[[], object]) -> Any:
+        """A graph of what `ask` asks of the second stream.
+
+        Raises:
+            DeviceError: The device refused something.
+        """
+        with self.aside() as stream:
+            stream.begin_capture()
+            try:
+                ask()
+            except BaseException:
+                with suppress(cupy().cuda.runtime.CUDARuntimeError):  # the first error says more
+                    stream.end_capture()
+                raise
+            return stream.end_capture()
+
+    def library(self) -> Library:
+        """The vendor's library, opened when a plan first needs it; it works on the second stream.
+
+        Raises:
+            MissingDependencyError, DeviceError: As `Library`.
+        """
+        with self._second_lock, self.active():
+            if self._library is None:
+                self._library = Library(self.second_stream.ptr)
+            return self._library
+
+    def allocate(self, nbytes: int) -> CUDABuffer:
+        with self.active():
+            try:
+                return CUDABuffer(self, cupy().empty(max(nbytes, 1), cupy().uint8)[:nbytes])
+            except cupy().cuda.memory.OutOfMemoryError as error:
+                raise self._too_little(nbytes) from error
+
+    def copy_in(self, content: NDArray[np.uint8], buffer: DeviceBuffer) -> None:
+        """Fills a buffer with bytes of the host, which may change when this returns."""
+        assert isinstance(buffer, CUDABuffer)
+        with self.active():
+            self.staging.upload(content, buffer.pointer)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except cupy().cuda.runtime.CUDARuntimeError as error:
+            if error.status == _OUT_OF_MEMORY:
+                raise self._too_little(None) from error
+            raise DeviceError(f"{self.name} reports {error}; see `npu doctor`") from error
+
+    def _too_little(self, nbytes: int | None) -> OutOfMemoryError:
+        free, total = cupy().cuda.runtime.memGetInfo()
+        free += cupy().get_default_memory_pool().free_bytes()
+        needed = "more" if nbytes is None else f"a buffer of {format_bytes(nbytes)}"
+        return OutOfMemoryError(
+            f"{self.name} has {format_bytes(free)} of {format_bytes(total)} free, {needed} is needed: use a smaller "
+            "batch or a shorter cache, or free what else is on the device"
+        )

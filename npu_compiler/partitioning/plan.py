@@ -1,0 +1,157 @@
+"""A model divided between device and CPU: its partitions, what crosses between them, and all of it as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from npu_compiler.describe import format_bytes
+from npu_compiler.ir import TensorSpec
+
+__all__ = ["Partition", "PartitionPlan", "TransferOp", "cpu_reasons", "endpoints", "op_counts", "summary"]
+
+_OPS_LISTED = 4
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Nodes that run together, on one side.
+
+    Attributes:
+        index: Its place in `PartitionPlan.partitions`.
+        device: ``npu`` or ``cpu``.
+        nodes: Names of its nodes, in order.
+        inputs: Tensors that it reads from the caller or from earlier partitions.
+        outputs: Tensors that the caller or later partitions read.
+        ir: The partition as an IR of its own, which `compile` takes where `device` is ``npu``.
+        reasons: For each node on the CPU, why it is there.
+        chained: Nodes on the CPU whose in-place op has to change the very memory that other nodes of the partition
+            share.
+    """
+
+    index: int
+    device: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    ir: Mapping[str, Any] = field(repr=False)
+    reasons: Mapping[str, str] = field(default_factory=dict, repr=False)
+    chained: frozenset[str] = frozenset()
+
+    @property
+    def on_device(self) -> bool:
+        return self.device == "npu"
+
+
+@dataclass(frozen=True)
+class TransferOp:
+    """A tensor that crosses between host and device: once, however many partitions read it there.
+
+    Attributes:
+        tensor: Its name.
+        direction: ``to_npu`` or ``to_cpu``.
+        source: The partition that makes it; None where the caller gives it.
+        readers: The partitions on the other side that read it; empty where only the caller does.
+        nbytes: Bytes that cross, in the data type of the device, without padding.
+    """
+
+    tensor: str
+    direction: str
+    source: int | None
+    readers: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """A model, divided.
+
+    Attributes:
+        model: The model's name.
+        target: The target it was divided for; None where a callback alone decided.
+        inputs: What the caller gives, in the data types that the model declares.
+        outputs: What the caller gets, by the names the model declares.
+        output_tensors: The tensor that holds each output, in the order of `outputs`.
+        partitions: In an order in which they can run.
+        transfers: In the order in which they happen.
+        weight_keys: Name in the weight file of each weight, by the name that nodes read.
+    """
+
+    model: str
+    target: str | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    output_tensors: tuple[str, ...]
+    partitions: tuple[Partition, ...]
+    transfers: tuple[TransferOp, ...]
+    weight_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that cross between host and device in one run."""
+        return sum(transfer.nbytes for transfer in self.transfers)
+
+    def report(self) -> str:
+        """The plan as text: partitions, transfers, and every node on the CPU with its reason."""
+        return "\n".join([summary(self), *_partitions(self), *_transfers(self), *_reasons(self)]) + "\n"
+
+
+def summary(plan: PartitionPlan) -> str:
+    """The plan in one line."""
+    sides = {side: [p for p in plan.partitions if p.device == side] for side in ("npu", "cpu")}
+    nodes = {side: sum(len(p.nodes) for p in found) for side, found in sides.items()}
+    target = f" for {plan.target}" if plan.target else ""
+    return (
+        f"{plan.model}{target}: {_count(sum(nodes.values()), 'node')}, {nodes['npu']} on the device in "
+        f"{_count(len(sides['npu']), 'partition')}, {nodes['cpu']} on the CPU in {len(sides['cpu'])}, "
+        f"{format_bytes(plan.bytes_moved)} moved in {_count(len(plan.transfers), 'transfer')}"
+    )
+
+
+def op_counts(partition: Partition) -> str:
+    """The ops of a partition, the most frequent first: ``3 aten.add.Tensor, 1 aten.mm.default``."""
+    counts = Counter(node["op_type"] for node in partition.ir["nodes"]).most_common()
+    listed = [f"{count} {op}" for op, count in counts[:_OPS_LISTED]]
+    rest = sum(count for _, count in counts[_OPS_LISTED:])
+    return ", ".join(listed + ([f"{rest} others"] if rest else []))
+
+
+def endpoints(transfer: TransferOp) -> str:
+    """Where a transfer leads: ``input -> 1``, ``0 -> 1, 3``, ``2 -> output``."""
+    source = "input" if transfer.source is None else str(transfer.source)
+    return f"{source} -> {', '.join(map(str, transfer.readers)) or 'output'}"
+
+
+def _partitions(plan: PartitionPlan) -> Iterator[str]:
+    yield f"partitions: {len(plan.partitions)}"
+    for part in plan.partitions:
+        yield f"  {part.index}: {part.device}, {_count(len(part.nodes), 'node')} ({op_counts(part)})"
+        yield f"     reads {', '.join(part.inputs) or 'nothing'}; gives {', '.join(part.outputs) or 'nothing'}"
+
+
+def _transfers(plan: PartitionPlan) -> Iterator[str]:
+    yield f"transfers: {len(plan.transfers)}, {format_bytes(plan.bytes_moved)}"
+    for transfer in plan.transfers:
+        yield f"  {transfer.direction} {transfer.tensor}, {format_bytes(transfer.nbytes)}, {endpoints(transfer)}"
+
+
+def _reasons(plan: PartitionPlan) -> Iterator[str]:
+    on_cpu = sum(len(part.nodes) for part in plan.partitions if not part.on_device)
+    yield f"on the CPU: {_count(on_cpu, 'node')}"
+    for op, reason, names in cpu_reasons(plan):
+        yield f"  {names} ({op}): {reason}"
+
+
+def cpu_reasons(plan: PartitionPlan) -> list[tuple[str, str, str]]:
+    """Op, reason and the names of the nodes that share them, for all nodes on the CPU; in the order of the model."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for part in plan.partitions:
+        for node in part.ir["nodes"] if not part.on_device else ():
+            shared.setdefault((node["op_type"], part.reasons[node["name"]]), []).append(node["name"])
+    return [(op, reason, ", ".join(names)) for (op, reason), names in shared.items()]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

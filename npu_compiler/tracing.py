@@ -1,0 +1,109 @@
+"""Tracing: every node's definition is called once, with symbolic tensors; what they ask of the trace remains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from npu_compiler.dtypes import DType
+from npu_compiler.errors import IRError, UnsupportedOpError
+from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.registry import Kind, definition
+from npu_compiler.symbolic import OpRefusal, Tensor, Trace
+from npu_compiler.trace import LayoutRule
+
+__all__ = ["trace_graph"]
+
+
+def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, Tensor]]:
+    """Traces a whole graph.
+
+    Returns:
+        The trace, and the symbolic tensor of every input, weight and node output by name.
+
+    Raises:
+        UnsupportedOpError: A definition refuses its arguments.
+        IRError: A node's result differs from what the IR declares.
+    """
+    trace = Trace(layouts)
+    env: dict[str, Tensor] = {}
+    roles = _source_roles(graph)
+    for name in (*graph.inputs, *graph.weights):
+        spec = graph.tensors[name]
+        env[name] = trace.add(name, spec.shape, spec.dtype, roles.get(name, "plain"))
+    for node in graph.nodes:
+        trace.node = node.name
+        for name, result in zip(node.outputs, call(node, env, trace), strict=True):
+            spec = graph.tensors[name]
+            if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
+                raise IRError(
+                    f"node '{node.name}' ({node.op}): the IR declares '{spec}', its definition gives "
+                    f"{result.dtype}{list(result.shape)}; extract the model again"
+                )
+            env[name] = _as_declared(result, spec.dtype, trace)
+    return trace, env
+
+
+def _as_declared(result: Tensor, dtype: DType, trace: Trace) -> Tensor:
+    """The result stored in the data type that the graph declares, unless it is a mere view."""
+    if result.dtype != dtype:
+        result = result.cast(dtype)
+    return result.realize()
+
+
+def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor, ...]:
+    """Calls the definition of a node's op.
+
+    Raises:
+        UnsupportedOpError: The definition refuses these arguments.
+    """
+    entry = definition(node.op)
+    if entry is None:
+        raise UnsupportedOpError(node.name, node.op, "no definition of this op is registered")
+    arguments: dict[str, Any] = dict(node.attrs)
+    for key, value in node.inputs.items():
+        arguments[key] = env[value] if isinstance(value, str) else tuple(env[v] for v in value)
+    for parameter in entry.parameters:
+        if parameter.kind is Kind.ATTRIBUTE and arguments.get(parameter.name, 0) is None and not parameter.is_required:
+            arguments.pop(parameter.name)
+    try:
+        result = entry.function(trace, **arguments) if entry.creates else entry.function(**arguments)
+    except OpRefusal as refusal:
+        raise UnsupportedOpError(node.name, node.op, str(refusal)) from None
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise UnsupportedOpError(
+            node.name, node.op, f"its attributes have unexpected types or values ({error})"
+        ) from error
+    results = result if isinstance(result, tuple) else (result,)
+    if len(results) < len(node.outputs):
+        raise UnsupportedOpError(
+            node.name, node.op, f"{len(node.outputs)} outputs are used, {len(results)} are supported"
+        )
+    return results[: len(node.outputs)]
+
+
+_IMAGE_OPS = ("aten.conv2d", "aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d", "aten.batch_norm")
+
+
+def _source_roles(graph: IRGraph) -> dict[str, str]:
+    """Roles of the graph's inputs and weights: images where a convolution, a pooling or a BatchNorm reads them.
+
+    An image is also what becomes one through elementwise ops, so that the layout does not change on the way.
+    """
+    roles: dict[str, str] = {}
+    for node in reversed(graph.nodes):
+        if node.op.startswith(_IMAGE_OPS):
+            for key, value in node.inputs.items():
+                if not isinstance(value, str) or len(graph.tensors[value].shape) != 4:
+                    continue
+                if key in ("input", "self"):
+                    roles[value] = "image"
+                elif key == "weight" and node.op.startswith("aten.conv2d"):
+                    roles[value] = "conv_weight"
+            continue
+        output = graph.tensors[node.outputs[0]] if node.outputs else None
+        if output is not None and roles.get(output.name) == "image":
+            for name in node.tensors():
+                if graph.tensors[name].shape == output.shape:
+                    roles.setdefault(name, "image")
+    return roles

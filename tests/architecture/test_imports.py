@@ -1,0 +1,82 @@
+"""Who imports whom, by reading the sources: imports for annotations only and imports inside of functions count too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MAY_IMPORT = {
+    "npu_compiler": set[str](),
+    "metal_kernels": set[str](),
+    "software_gpu": {"npu_compiler"},
+    "cuda_compiler": {"npu_compiler"},
+    "npu_runtime": {"npu_compiler"},
+    "cuda_runtime": {"npu_compiler", "npu_runtime"},
+    "npu_cli": {"npu_compiler", "npu_runtime", "cuda_runtime", "software_gpu"},
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The file of each module, by its dotted name; a package goes by its own name."""
+    files = [path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")]
+    names = [path.relative_to(ROOT).with_suffix("").parts for path in files]
+    dotted = [".".join(name[:-1] if name[-1] == "__init__" else name) for name in names]
+    return dict(zip(dotted, files, strict=True))
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """Everything that a module imports; of what is imported from a module, the module."""
+    return frozenset(_imported(ast.parse(modules()[module].read_text())))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, "relative imports hide who imports whom"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in modules() else node.module
+
+
+def importers(library: str) -> set[str]:
+    """The modules that import a library, or part of it."""
+    return {module for module in modules() for name in imported(module) if name.split(".")[0] == library}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_packages_depend_one_way(package: str) -> None:
+    own = [module for module in modules() if module.split(".")[0] == package]
+    found = {name.split(".")[0] for module in own for name in imported(module)} & MAY_IMPORT.keys()
+    assert found - {package} <= MAY_IMPORT[package]
+
+
+def test_no_circles() -> None:
+    graph = {module: (imported(module) & modules().keys()) - {module} for module in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports go round: {' -> '.join(error.args[1])}")
+
+
+def test_the_software_gpu_knows_of_the_compiler_only_its_errors() -> None:
+    used = {name for module in modules() if module.startswith("software_gpu") for name in imported(module)}
+    assert {name for name in used if name.startswith("npu_compiler")} == {"npu_compiler.errors"}
+
+
+def test_gpu_libraries_have_one_door_each() -> None:
+    assert importers("cupy") == {"cuda_runtime.cupy_api"}
+    without_torch = ("npu_compiler", "metal_kernels", "software_gpu", "cuda_compiler", "cuda_runtime")
+    found = {module for module in importers("torch") if module.startswith(without_torch)}
+    assert found
+    assert all(module.startswith("npu_compiler.torch_frontend") for module in found)
