@@ -38,7 +38,7 @@ def partial_argument(tiling: Tiling, tiles: int, otherwise: Argument, lowering: 
 
 
 def product_function(tiling: Tiling, dtype: DType) -> str:
-    """The function that `tile_warpgroups.cuh` multiplies with; nothing for tiles that need none."""
+    """The function that warpgroups multiply with; nothing for tiles that need none."""
     return warpgroup_product(tiling.columns // tiling.warps_n, dtype.name) if tiling.by_warpgroups else ""
 
 

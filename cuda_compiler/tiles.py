@@ -19,13 +19,13 @@ class Tiling:
 
     Attributes:
         rows, columns, depth: Size of a tile along m, n and k.
-        warps_m, warps_n: How a block's warps share the results.
+        warps_m, warps_n: How a block's warps, or those of a team, share the results.
         stages: Tiles in shared memory at a time.
         blocks: Blocks that should fit a multiprocessor: the compiler limits registers for them.
         splits: Blocks that share one tile of results, each with a part of k.
         by_warpgroups: Whether four warps multiply together, as compute capability 9.0 can.
-        teams: Groups of `warps_m` x `warps_n` warps that take tiles of results in turns while a warpgroup copies; none
-            where all warps share a tile, which they also copy.
+        teams: Groups of warps that take tiles of results in turns while a warpgroup of its own copies; none where all
+            warps of a block share one tile, which they also copy.
     """
 
     rows: int
@@ -41,6 +41,7 @@ class Tiling:
 
     @property
     def threads(self) -> int:
+        """Of a block."""
         warps = self.warps_m * self.warps_n
         return 32 * (warps * self.teams + 4 if self.teams else warps)
 
@@ -50,7 +51,7 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: operands, and later the results that are brought into rows there."""
+        """Dynamic shared memory of a block: operands and the barriers of teams, or later results brought into rows."""
         operands = self.stages * (self.rows + self.columns) * self.depth * 2
         return operands + 16 * self.stages if self.teams else max(operands, self._staging_bytes)
 
@@ -66,17 +67,19 @@ class Tiling:
     @property
     def clustered(self) -> bool:
         """Whether the blocks that share a tile form a cluster, and so need no memory for their parts."""
-        return self.by_warpgroups and self.splits > 1
+        return self.by_warpgroups and not self.teams
 
     @property
     def files(self) -> tuple[str, ...]:
         """The kernel files that multiply and store such tiles."""
         if self.teams:
             return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_results.cuh", "tile_teams.cuh"
-        store = "tile_cluster.cuh" if self.clustered else "tile_store.cuh"
-        if self.by_warpgroups:
-            return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_warpgroups.cuh", store, "tile_once.cuh"
-        return "tensor_cores.cuh", "tile.cuh", "tile_warps.cuh", store, "tile_once.cuh"
+        if self.clustered:
+            return (
+                *("tensor_cores.cuh", "warpgroups.cuh", "tile.cuh"),
+                *("tile_warpgroups.cuh", "tile_cluster.cuh", "tile_once.cuh"),
+            )
+        return "tensor_cores.cuh", "tile.cuh", "tile_warps.cuh", "tile_store.cuh", "tile_once.cuh"
 
     def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
         """What the files expect.
@@ -86,7 +89,7 @@ class Tiling:
             steps: Tiles along k.
             panel: Tiles along m that follow each other before the next ones along n.
         """
-        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.by_warpgroups and not self.teams else {}
+        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.clustered else {}
         return {
             **ahead,
             "TEAMS": self.teams,

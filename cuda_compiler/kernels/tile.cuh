@@ -1,6 +1,6 @@
 // A block's tile of a matrix product of 16-bit operands: TILE_M x TILE_N results, TILE_K of the common dimension at a
 // time, STAGES of them on their way into shared memory. The kernel that includes this says how a tile is copied, and
-// `tile_warps` or `tile_warpgroups` how it is multiplied.
+// `tile_warps`, `tile_warpgroups` or `tile_teams` how it is multiplied.
 constexpr int WARPS = WARPS_M * WARPS_N, TEAM_THREADS = WARPS * 32; // that share a tile of results
 constexpr int COPY_THREADS = TEAMS ? 128 : TEAM_THREADS; // a warpgroup of their own behind the teams, if there are any
 constexpr int THREADS = TEAMS ? TEAMS * TEAM_THREADS + COPY_THREADS : TEAM_THREADS;

@@ -1,5 +1,5 @@
-// Tiles multiplied by warpgroups, with `wgmma` of compute capability 9.0: four warps multiply 64 rows at a time, straight
-// from shared memory, while the next tiles are copied. WARPS_M / 4 x WARPS_N warpgroups share the results, of which each warp
+// Tiles of blocks in clusters, multiplied by warpgroups with `wgmma` of compute capability 9.0: four warps multiply 64 rows at
+// a time, straight from shared memory, while they copy the next tiles. WARPS_M / 4 x WARPS_N warpgroups share the results, of which each warp
 // has 16 rows out of 64, in the registers where `mma.sync` would leave them.
 static_assert(TILE_K == 64 && A_ALONG_K && B_ALONG_K, "lines of 128 bytes, swizzled as the tensor cores expect");
 static_assert(A_BYTES % 1024 == 0 && B_BYTES % 1024 == 0, "the pattern repeats every eight lines");
