@@ -40,25 +40,21 @@ def _suits(found: Product) -> bool:
 def lower_bulk(found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: BulkTiling) -> Launch:
     """The launch of one tiling."""
     tiles_m, tiles_n = tiling.clusters_of_tiles(found.m, found.n)
-    tiles = tiles_m * tiles_n * tiling.cluster
-    partial = TensorArg(found.b.tensor.index)
-    if tiling.splits > 1:
-        partial = TensorArg(lowering.scratch(tiles * tiling.splits * tiling.rows * tiling.columns * 4), writes=True)
-    macros = {**tiling.macros(), "RESULT_TILES": tiles, "B_CONSTANT": int(found.b.is_constant)}
+    macros = {**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)}
     return anchor_launch(
         "matmul_bulk",
         group,
         lowering,
         positions,
         size=min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1])),
-        inputs=(_rows_argument(found, tiling), _columns_argument(found, tiling), partial),
+        inputs=(_rows_argument(found, tiling), _columns_argument(found, tiling)),
         values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         flops=found.flops,
         blocks=tiling.blocks(tiles_m * tiles_n),
         threads=tiling.threads,
         shared_bytes=tiling.shared_bytes,
-        cluster=tiling.cluster,
+        cluster=tiling.cluster * tiling.splits,
         generated=warpgroup_product(tiling.columns, found.a.tensor.dtype.name),
         parts=_FILES,
     )

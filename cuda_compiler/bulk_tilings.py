@@ -26,7 +26,8 @@ class BulkTiling:
             else they share the rows of one.
         cluster: Neighbouring blocks that copy what they share once.
         along_rows: Whether the blocks of a cluster follow each other along m, not n.
-        splits: Parts of k that are computed apart and added.
+        splits: Parts of k, each for a block of its own, which form a cluster and add what they have. Such blocks
+            compute one tile, take no turns and share no copies.
     """
 
     rows: int
@@ -66,8 +67,10 @@ class BulkTiling:
         return ceil(m / (self.rows * self.cluster_rows)), ceil(n / (self.columns * self.cluster_columns))
 
     def blocks(self, tiles: int) -> int:
-        """Blocks to launch for as many tiles of clusters: one a multiprocessor at the most."""
-        return min(MULTIPROCESSORS // self.cluster, tiles * self.splits) * self.cluster
+        """Blocks to launch for as many tiles of clusters: where they stay, one a multiprocessor at the most."""
+        if self.splits > 1:
+            return tiles * self.splits
+        return min(MULTIPROCESSORS // self.cluster, tiles) * self.cluster
 
     def macros(self) -> dict[str, object]:
         """What the kernel's file expects."""

@@ -54,10 +54,28 @@ __device__ __forceinline__ void publish_barriers()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Passed when all threads of the cluster have arrived.
+// Passed when all threads of the cluster have arrived. What they wrote before can be read behind it only if they `publish`.
+template <bool PUBLISH>
 __device__ __forceinline__ void wait_for_cluster()
 {
-    asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+    if (PUBLISH) {
+        asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+    } else {
+        asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
+    }
+}
+
+// Reads shared memory of a block of the cluster, at an address of this block's own.
+__device__ __forceinline__ float4 load_from_block(uint address, int block)
+{
+    float4 value;
+    asm volatile("{.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(address), "r"(block)
+                 : "memory");
+    return value;
 }
 
 // Arrives once for the warp at this barrier in every block of the cluster.
@@ -72,7 +90,7 @@ __device__ __forceinline__ void arrive_in_cluster(uint barrier)
     } else if (lane < SHARERS) {
         asm volatile("{.reg .b32 there;\n"
                      "mapa.shared::cluster.u32 there, %0, %1;\n"
-                     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(barrier), "r"(lane)
+                     "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier), "r"(lane)
                      : "memory");
     }
 }

@@ -7,6 +7,7 @@
 // cores, are eight neighbours of a row.
 constexpr int THREADS = 384, GROUP_ROWS = TURNS ? TILE_M : TILE_M / 2, STEPS_M = GROUP_ROWS / 64, GROUPS = TILE_N / 32;
 constexpr int A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int BLOCKS = CLUSTER * SPLITS; // of a cluster
 constexpr int CLUSTER_ROWS = ALONG_ROWS ? CLUSTER : 1, CLUSTER_COLUMNS = ALONG_ROWS ? 1 : CLUSTER;
 constexpr int A_PART = TILE_M / CLUSTER_COLUMNS, B_PART = TILE_N / CLUSTER_ROWS; // lines that a block copies
 constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = 8 / TAKEN;
@@ -48,15 +49,12 @@ struct Turn {
 
 // A block's share of the work: its place in the result, and the steps along k.
 struct Work {
-    int tile, split, row, col, first, count;
+    int split, row, col, first, count;
 
     __device__ __forceinline__ Work(int item, const Params& p)
     {
-        int rank = int(blockIdx.x) % CLUSTER;
-        split = item % SPLITS;
-        int cluster_tile = item / SPLITS;
-        tile = cluster_tile * CLUSTER + rank;
-        int panel = cluster_tile / (PANEL * p.tiles_n), inside = cluster_tile % (PANEL * p.tiles_n);
+        int rank = int(blockIdx.x) % CLUSTER, panel = item / (PANEL * p.tiles_n), inside = item % (PANEL * p.tiles_n);
+        split = int(blockIdx.x) % SPLITS;
         int height = min(p.tiles_m - panel * PANEL, PANEL);
         row = ((panel * PANEL + inside % height) * CLUSTER_ROWS + (ALONG_ROWS ? rank : 0)) * TILE_M;
         col = (inside / height * CLUSTER_COLUMNS + (ALONG_ROWS ? 0 : rank)) * TILE_N;
@@ -84,7 +82,7 @@ __device__ __forceinline__ void copy_b(const Ring& ring, int stage, const Tensor
 __device__ __forceinline__ void copy_operands(
     const Ring& ring, const TensorMap& a, const TensorMap& b, int clusters, int items, const Params& p)
 {
-    int item = int(blockIdx.x) / CLUSTER;
+    int item = int(blockIdx.x) / BLOCKS;
     int ahead = 0;
     if (B_CONSTANT && item < items) {
         Work work(item, p);
@@ -209,8 +207,7 @@ __device__ __forceinline__ void take_group(float (&taken)[4][4], const Sums& sum
 
 #if SPLITS == 1
 __device__ __forceinline__ void finish(
-    const Sums& sums, const Work& work, int row, int col, int warp, float* partial, OUT_T* out,
-    EPILOGUE_PARAMETERS const Params& p)
+    const Sums& sums, const Work& work, int row, int col, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     constexpr int AHEAD = TURNS ? 0 : 1; // of two warpgroups that take turns, the other hides the latency
     GroupOperands found[AHEAD + 1];
@@ -231,67 +228,48 @@ __device__ __forceinline__ void finish(
     }
 }
 #else
-constexpr int SHARES = SPLITS < STEPS_M * GROUPS ? SPLITS : STEPS_M * GROUPS, WARPS = TURNS ? 4 : 8;
-// Arrivals at each warp's shares of each tile; the last one leaves zero behind.
-__device__ uint arrivals[RESULT_TILES * WARPS * SHARES];
-
-// Leaves a warp's part of the sums, which are added, always in the same order, by the warp that comes last: each for the
-// groups of a share of its own where all come at a time.
+// Adds the parts that the blocks of a cluster have, always in the same order: each adds and stores some of the groups, of
+// all warps. All threads of the cluster come to two barriers here.
 __device__ __forceinline__ void finish(
-    const Sums& sums, const Work& work, int row, int col, int warp, float* partial, OUT_T* out,
-    EPILOGUE_PARAMETERS const Params& p)
+    const Sums& sums, const Work& work, const Ring& ring, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    constexpr int ALL = STEPS_M * GROUPS;
-    uint lane = threadIdx.x % 32;
-    int place = work.tile * WARPS + warp;
-    float4* parts = reinterpret_cast<float4*>(partial) + (long long)place * SPLITS * ALL * 128 + lane;
+    constexpr int OWN = STEPS_M * GROUPS, ALL = 8 * OWN;
+    static_assert(ALL * 16 * 128 <= STAGES * STAGE_BYTES, "results are staged where the operands were");
+    int lane = int(threadIdx.x % 32);
+    synchronize(1, 256); // both warpgroups have multiplied what was there
     #pragma unroll
-    for (int group = 0; group < ALL; ++group) {
+    for (int i = 0; i < OWN * 4; ++i) {
+        const float (&own)[4] = sums.at[i / 4 / GROUPS][i / 4 % GROUPS * 4 + i % 4];
+        uint at = ring.base + ((warp * OWN * 4 + i) * 32 + lane) * 16;
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(own[0]), "f"(own[1]), "f"(own[2]), "f"(own[3])
+                     : "memory");
+    }
+    wait_for_cluster<true>();
+    #pragma unroll 2
+    for (int group = work.split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
+        int owner = group / OWN, inside = group % OWN;
+        int row = work.row + owner / 4 * GROUP_ROWS + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
+        int col = work.col + inside % GROUPS * 32 + lane % 4 * 8;
+        GroupOperands found;
+        fetch_group(found, row, col, EPILOGUE_ARGUMENTS p);
+        float sum[4][4] = {};
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float (&own)[4] = sums.at[group / GROUPS][group % GROUPS * 4 + i];
-            __stcg(parts + ((work.split * ALL + group) * 4 + i) * 32, make_float4(own[0], own[1], own[2], own[3]));
-        }
-    }
-    __threadfence();
-    __syncwarp();
-    bool is_last = false;
-    int latest = work.split % SHARES;
-    if (lane < SHARES && lane != latest) {
-        is_last = atomicInc(&arrivals[place * SHARES + lane], SPLITS - 1) == SPLITS - 1;
-    }
-    __syncwarp();
-    if (lane == latest) {
-        is_last = atomicInc(&arrivals[place * SHARES + lane], SPLITS - 1) == SPLITS - 1;
-    }
-    uint mine = __ballot_sync(0xffffffffu, is_last);
-    __threadfence();
-    for (int share = 0; share < SHARES; ++share) {
-        if (!(mine >> share & 1)) {
-            continue;
-        }
-        for (int group = ALL * share / SHARES; group < ALL * (share + 1) / SHARES; ++group) {
-            GroupOperands found;
-            int r = row + group / GROUPS * 64, c = col + group % GROUPS * 32;
-            fetch_group(found, r, c, EPILOGUE_ARGUMENTS p);
-            float sum[4][4] = {};
+        for (int split = 0; split < SPLITS; ++split) {
             #pragma unroll
-            for (int split = 0; split < SPLITS; ++split) {
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float4 part = __ldcg(parts + ((split * ALL + group) * 4 + i) * 32);
-                    sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
-                }
+            for (int i = 0; i < 4; ++i) {
+                float4 part = load_from_block(ring.base + ((group * 4 + i) * 32 + lane) * 16, split);
+                sum[i][0] += part.x, sum[i][1] += part.y, sum[i][2] += part.z, sum[i][3] += part.w;
             }
-            store_group(sum, found, r, c, out, EPILOGUE_ARGUMENTS p);
         }
+        store_group(sum, found, row, col, out, EPILOGUE_ARGUMENTS p);
     }
+    wait_for_cluster<false>(); // the others may still read what is staged here
 }
 #endif
 
 // What a multiplying warpgroup does.
 __device__ __forceinline__ void multiply_and_store(
-    const Ring& ring, int group, int clusters, int items, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Ring& ring, int group, int clusters, int items, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32, first_row = TURNS ? 0 : group * GROUP_ROWS;
     Turn turn;
@@ -299,7 +277,7 @@ __device__ __forceinline__ void multiply_and_store(
     if (TURNS && group == 1) {
         pass_turn(group);
     }
-    for (int item = int(blockIdx.x) / CLUSTER; item < items; item += clusters, ++number) {
+    for (int item = int(blockIdx.x) / BLOCKS; item < items; item += clusters, ++number) {
         Work work(item, p);
         if (TURNS && number % 2 != group) {
             turn.skip(work.count);
@@ -307,19 +285,23 @@ __device__ __forceinline__ void multiply_and_store(
         }
         Sums sums;
         multiply_steps(sums, ring, turn, group, first_row, work.count);
-        finish(sums, work, work.row + first_row + warp * 16 + lane / 4, work.col + lane % 4 * 8,
-               TURNS ? warp : group * 4 + warp, partial, out, EPILOGUE_ARGUMENTS p);
+#if SPLITS == 1
+        int row = work.row + first_row + warp * 16 + lane / 4, col = work.col + lane % 4 * 8;
+        finish(sums, work, row, col, out, EPILOGUE_ARGUMENTS p);
+#else
+        finish(sums, work, ring, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
+#endif
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_bulk(
-    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, float* partial, OUT_T* out,
+    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT_T* out,
     EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     Ring ring{shared_address(shared)};
     int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    int clusters = int(gridDim.x) / CLUSTER, items = p.tiles_m * p.tiles_n * SPLITS;
+    int clusters = int(gridDim.x) / BLOCKS, items = p.tiles_m * p.tiles_n;
     if (threadIdx.x == 0) {
         ring.make();
         publish_barriers();
@@ -327,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_bulk(
         prefetch_map(b);
     }
     if (CLUSTER > 1) {
-        wait_for_cluster();
+        wait_for_cluster<false>();
     } else {
         __syncthreads();
     }
@@ -336,12 +318,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_bulk(
         if (threadIdx.x == 0) {
             copy_operands(ring, a, b, clusters, items, p);
         }
+        if (SPLITS > 1) {
+            wait_for_cluster<true>();
+            wait_for_cluster<false>();
+        }
     } else {
         allow_registers<240>();
         wait_for_previous_grid();
-        multiply_and_store(ring, role - 1, clusters, items, partial, out, EPILOGUE_ARGUMENTS p);
+        multiply_and_store(ring, role - 1, clusters, items, out, EPILOGUE_ARGUMENTS p);
     }
     if (CLUSTER > 1) {
-        wait_for_cluster(); // the others may still arrive at barriers, or copy
+        wait_for_cluster<false>(); // the others may still arrive at barriers, or copy
     }
 }

@@ -25,12 +25,12 @@ TILINGS = [
     BulkTiling(128, 192, turns=True),
     BulkTiling(128, 192, turns=True, cluster=2),
     BulkTiling(128, 96, turns=True, cluster=2, along_rows=False),
-    BulkTiling(128, 64, turns=True, splits=3),
+    BulkTiling(128, 64, turns=True),
     BulkTiling(128, 256),
     BulkTiling(256, 128, cluster=2, along_rows=False),
-    BulkTiling(128, 192, splits=4),
-    BulkTiling(128, 64, cluster=2, splits=2),
-    BulkTiling(256, 96, splits=5),
+    BulkTiling(128, 224, splits=4),
+    BulkTiling(128, 96, splits=2),
+    BulkTiling(256, 64, splits=5),
     BulkTiling(128, 32),
 ]
 SIZES = [(66, 32, 8), (130, 224, 520), (300, 800, 1096), (517, 416, 72)]
