@@ -10,9 +10,8 @@ from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.products import Matrix, Product
 from cuda_compiler.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import TensorArg
-from npu_compiler.codegen.plan import TensorMap
-from npu_compiler.codegen.target import Launch, Lowering, Option
+from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, TensorMap
+from npu_compiler.codegen.target import Lowering
 
 __all__ = ["bulk_options", "lower_bulk"]
 
@@ -22,12 +21,12 @@ _TAKEN = 8  # neighbours of a row that a thread has
 _FILES = "tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh"
 
 
-def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[Option]:
+def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not _suits(found):
         return []
     return [
-        Option(WARPGROUPS, (lower_bulk(found, group, lowering, positions, tiling),))
+        CallOption(WARPGROUPS, (lower_bulk(found, group, lowering, positions, tiling),))
         for tiling in bulk_tilings(found.m, found.n, found.k)
     ]
 
@@ -37,7 +36,9 @@ def _suits(found: Product) -> bool:
     return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
 
 
-def lower_bulk(found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: BulkTiling) -> Launch:
+def lower_bulk(
+    found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: BulkTiling
+) -> KernelCall:
     """The launch of one tiling."""
     tiles_m, tiles_n = tiling.clusters_of_tiles(found.m, found.n)
     macros = {**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)}
@@ -60,13 +61,13 @@ def lower_bulk(found: Product, group: Group, lowering: Lowering, positions: Posi
     )
 
 
-def _rows_argument(found: Product, tiling: BulkTiling) -> TensorArg:
+def _rows_argument(found: Product, tiling: BulkTiling) -> Argument:
     a, row = found.a, _line_stride(found.a)
     box = LINE, tiling.rows // tiling.cluster_columns
-    return TensorArg(a.tensor.index, a.argument.offset, map=TensorMap(a.tensor.dtype, (found.k, found.m), (row,), box))
+    return Argument(a.tensor.index, a.argument.offset, map=TensorMap(a.tensor.dtype, (found.k, found.m), (row,), box))
 
 
-def _columns_argument(found: Product, tiling: BulkTiling) -> TensorArg:
+def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
     """The lines of `b` in groups of 32, ordered so that a thread's results, 2 of every 8 columns, are neighbours.
 
     Line ``8 * block + 2 * thread + i`` of a group in shared memory is line ``8 * thread + 2 * block + i`` of `b`.
@@ -75,7 +76,7 @@ def _columns_argument(found: Product, tiling: BulkTiling) -> TensorArg:
     sizes = found.k, 2, 4, 4, found.n // _GROUP
     strides = row, 8 * row, 2 * row, _GROUP * row
     box = LINE, 2, 4, 4, tiling.columns // tiling.cluster_rows // _GROUP
-    return TensorArg(b.tensor.index, b.argument.offset, map=TensorMap(b.tensor.dtype, sizes, strides, box))
+    return Argument(b.tensor.index, b.argument.offset, map=TensorMap(b.tensor.dtype, sizes, strides, box))
 
 
 def _line_stride(operand: Matrix) -> int:
