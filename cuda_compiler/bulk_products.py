@@ -40,7 +40,7 @@ def lower_bulk(
     found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: BulkTiling
 ) -> KernelCall:
     """The launch of one tiling."""
-    tiles_m, tiles_n = tiling.clusters_of_tiles(found.m, found.n)
+    tiles_m, tiles_n = tiling.tiles(found.m, found.n)
     macros = {**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)}
     return anchor_launch(
         "matmul_bulk",
@@ -54,8 +54,8 @@ def lower_bulk(
         flops=found.flops,
         blocks=tiling.blocks(tiles_m * tiles_n),
         threads=tiling.threads,
+        splits=tiling.splits,
         shared_bytes=tiling.shared_bytes,
-        cluster=tiling.cluster * tiling.splits,
         generated=warpgroup_product(tiling.columns, found.a.tensor.dtype.name),
         parts=_FILES,
     )
@@ -63,7 +63,7 @@ def lower_bulk(
 
 def _rows_argument(found: Product, tiling: BulkTiling) -> Argument:
     a, row = found.a, _line_stride(found.a)
-    box = LINE, tiling.rows // tiling.cluster_columns
+    box = LINE, tiling.rows
     return Argument(a.tensor.index, a.argument.offset, map=TensorMap(a.tensor.dtype, (found.k, found.m), (row,), box))
 
 
@@ -75,7 +75,7 @@ def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
     b, row = found.b, _line_stride(found.b)
     sizes = found.k, 2, 4, 4, found.n // _GROUP
     strides = row, 8 * row, 2 * row, _GROUP * row
-    box = LINE, 2, 4, 4, tiling.columns // tiling.cluster_rows // _GROUP
+    box = LINE, 2, 4, 4, tiling.columns // _GROUP
     return Argument(b.tensor.index, b.argument.offset, map=TensorMap(b.tensor.dtype, sizes, strides, box))
 
 
