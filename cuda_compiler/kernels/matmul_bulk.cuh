@@ -10,6 +10,9 @@ constexpr int A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128, STAGE_BYTES = A_BY
 constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = 8 / TAKEN;
 static_assert(TILE_N % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
 static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
+// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin.
+constexpr bool LEAN = STEPS_M * TILE_N <= 160;
+constexpr int MOST_THREADS = LEAN ? 512 : THREADS, COPY_REGISTERS = LEAN ? 56 : 24, PRODUCT_REGISTERS = LEAN ? 160 : 240;
 
 // Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
 struct Ring {
@@ -288,7 +291,7 @@ __device__ __forceinline__ void multiply_and_store(
 }
 
 // Grid: blocks that stay in x, parts of k in y.
-extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, 1) matmul_bulk(
+extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) matmul_bulk(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -302,7 +305,7 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, 1) matmu
     }
     __syncthreads();
     if (role == 0) {
-        leave_registers<24>();
+        leave_registers<COPY_REGISTERS>();
         if (threadIdx.x == 0) {
             copy_operands(ring, a, b, p);
         }
@@ -311,7 +314,7 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, 1) matmu
             leave_cluster();
         }
     } else {
-        allow_registers<240>();
+        allow_registers<PRODUCT_REGISTERS>();
         wait_for_previous_grid();
         multiply_and_store(ring, role - 1, out, EPILOGUE_ARGUMENTS p);
     }
