@@ -18,7 +18,7 @@ __all__ = ["bulk_options", "lower_bulk"]
 _ROWS = 65  # fewer are what one warpgroup multiplies at a time
 _GROUP = 32  # columns whose lines are ordered together
 _TAKEN = 8  # neighbours of a row that a thread has
-_FILES = "tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh"
+_FILES = "tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh", "bulk_tile.cuh", "bulk_store.cuh"
 
 
 def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
