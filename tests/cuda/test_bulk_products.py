@@ -115,6 +115,12 @@ def test_what_the_copy_engine_cannot_serve_goes_another_way(m: int, n: int, k: i
     assert "matmul_bulk" not in {kernel.entry for kernel in plan.kernels}
 
 
+def test_batches_go_another_way() -> None:
+    graph = CUDAGraph(torch.float16)
+    plan = graph.compile(graph.call("bmm", graph.input(3, 300, 64), graph.input(3, 64, 96))).main
+    assert "matmul_bulk" not in {kernel.entry for kernel in plan.kernels}
+
+
 def test_operands_are_bound_as_maps() -> None:
     graph = CUDAGraph(torch.bfloat16)
     plan = graph.compile(graph.call("linear", graph.input(300, 72), graph.weight(64, 72))).main
