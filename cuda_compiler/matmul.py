@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from cuda_compiler.anchors import anchor_launch
+from cuda_compiler.bulk_products import bulk_options
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.matvec import as_vectors, lower_vectors
@@ -43,13 +44,15 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
         return [_lower_plain(found, group, lowering, positions)]
     moved = bytes_of_a_result(group, lowering)
     tilings = close_tilings(found.m, found.n, found.k, prod(found.batch), moved, found.along_k)
-    library = []
+    options = bulk_options(found, group, lowering, positions)
+    if options:
+        tilings = tuple(tiling for tiling in tilings if not tiling.by_warpgroups)[:1]
     if _suits_library(found):
-        library = [CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering)))]
+        options.append(CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering))))
         for_any_device = next(tiling for tiling in tilings if not tiling.by_warpgroups)
         tilings = (*(tiling for tiling in tilings if tiling.by_warpgroups), for_any_device)
-    tiled = [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
-    return choice_of([*library, *tiled])
+    options += [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
+    return choice_of(options)
 
 
 def _suits_library(found: Product) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from npu_compiler.codegen.plan import TensorMap
 from npu_compiler.errors import DeviceError, OutOfMemoryError
@@ -112,6 +112,7 @@ def _holder(value: int | bytes) -> ctypes.c_void_p | ctypes.Array[ctypes.c_char]
     return ctypes.c_void_p(value) if isinstance(value, int) else ctypes.create_string_buffer(value, len(value))
 
 
+@lru_cache(maxsize=4096)  # as many as a few plans bind
 def encoded_map(tensor: TensorMap, address: int) -> bytes:
     """A tensor map for a tensor at an address, as kernels take it.
 

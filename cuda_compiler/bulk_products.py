@@ -1,0 +1,83 @@
+"""Products of many rows by the copy engine and warpgroups of compute capability 9.0."""
+
+from __future__ import annotations
+
+from math import prod
+
+from cuda_compiler.anchors import anchor_launch
+from cuda_compiler.bulk_tilings import LINE, BulkTiling, bulk_tilings
+from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.products import Matrix, Product
+from cuda_compiler.wgmma import WARPGROUPS, warpgroup_product
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, TensorMap
+from npu_compiler.codegen.target import Lowering
+
+__all__ = ["bulk_options", "lower_bulk"]
+
+_ROWS = 65  # fewer are what one warpgroup multiplies at a time
+_GROUP = 32  # columns whose lines are ordered together
+_TAKEN = 8  # neighbours of a row that a thread has
+_FILES = "tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh", "bulk_tile.cuh", "bulk_store.cuh"
+
+
+def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
+    if not _suits(found):
+        return []
+    return [
+        CallOption(WARPGROUPS, (lower_bulk(found, group, lowering, positions, tiling),))
+        for tiling in bulk_tilings(found.m, found.n, found.k)
+    ]
+
+
+def _suits(found: Product) -> bool:
+    whole = found.fits_tiles and found.along_k and prod(found.batch) == 1
+    return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
+
+
+def lower_bulk(
+    found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: BulkTiling
+) -> KernelCall:
+    """The launch of one tiling."""
+    tiles_m, tiles_n = tiling.tiles(found.m, found.n)
+    macros = {**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)}
+    return anchor_launch(
+        "matmul_bulk",
+        group,
+        lowering,
+        positions,
+        size=min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1])),
+        inputs=(_rows_argument(found, tiling), _columns_argument(found, tiling)),
+        values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
+        macros=macros,
+        flops=found.flops,
+        blocks=tiling.blocks(tiles_m * tiles_n),
+        threads=tiling.threads,
+        splits=tiling.splits,
+        shared_bytes=tiling.shared_bytes,
+        generated=warpgroup_product(tiling.columns, found.a.tensor.dtype.name),
+        parts=_FILES,
+    )
+
+
+def _rows_argument(found: Product, tiling: BulkTiling) -> Argument:
+    a, row = found.a, _line_stride(found.a)
+    box = LINE, tiling.rows
+    return Argument(a.tensor.index, a.argument.offset, map=TensorMap(a.tensor.dtype, (found.k, found.m), (row,), box))
+
+
+def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
+    """The lines of `b` in groups of 32, ordered so that a thread's results, 2 of every 8 columns, are neighbours.
+
+    Line ``8 * block + 2 * thread + i`` of a group in shared memory is line ``8 * thread + 2 * block + i`` of `b`.
+    """
+    b, row = found.b, _line_stride(found.b)
+    sizes = found.k, 2, 4, 4, found.n // _GROUP
+    strides = row, 8 * row, 2 * row, _GROUP * row
+    box = LINE, 2, 4, 4, tiling.columns // _GROUP
+    return Argument(b.tensor.index, b.argument.offset, map=TensorMap(b.tensor.dtype, sizes, strides, box))
+
+
+def _line_stride(operand: Matrix) -> int:
+    return operand.along * operand.tensor.dtype.size

@@ -1,0 +1,113 @@
+// A tile of a matrix product whose operands the copy engine brings: TILE_M x TILE_N results, 64 of the common dimension at a
+// time, STAGES of them on their way into shared memory. Two warpgroups multiply; with TURNS each has tiles of its own, else
+// they share the rows of one.
+constexpr int THREADS = 384, GROUP_ROWS = TURNS ? TILE_M : TILE_M / 2, STEPS_M = GROUP_ROWS / 64, GROUPS = TILE_N / 32;
+constexpr int A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
+static_assert(TILE_N % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
+static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
+
+// Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
+struct Ring {
+    uint base;
+    __device__ __forceinline__ uint a(int stage) const { return base + stage * STAGE_BYTES; }
+    __device__ __forceinline__ uint b(int stage) const { return a(stage) + A_BYTES; }
+    __device__ __forceinline__ uint full(int stage) const { return base + STAGES * STAGE_BYTES + stage * 16; }
+    __device__ __forceinline__ uint empty(int stage) const { return full(stage) + 8; }
+    __device__ void make() const
+    {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            make_barrier(full(stage), 1);
+            make_barrier(empty(stage), TURNS ? 4 : 8); // warps
+        }
+    }
+};
+
+// A stage of the ring, and the parity of its barriers' phase.
+struct Turn {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next()
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ void skip(int count)
+    {
+        int turns = stage + count;
+        stage = turns % STAGES;
+        parity ^= turns / STAGES & 1;
+    }
+};
+
+// A block's share of the work: a tile, and the steps along k. Tiles are in panels of PANEL rows of them, inside of which rows
+// come first: blocks then share what they read of both operands.
+struct Work {
+    int row, col, first, count;
+
+    __device__ __forceinline__ Work(int tile, const Params& p)
+    {
+        int panel = tile / (PANEL * p.tiles_n), inside = tile % (PANEL * p.tiles_n);
+        int height = min(p.tiles_m - panel * PANEL, PANEL);
+        row = (panel * PANEL + inside % height) * TILE_M;
+        col = inside / height * TILE_N;
+        int steps = (p.k + 63) / 64, split = int(blockIdx.y);
+        first = steps * split / SPLITS;
+        count = steps * (split + 1) / SPLITS - first;
+    }
+};
+
+__device__ __forceinline__ void copy_a(const Ring& ring, int stage, const TensorMap& map, const Work& work, int step)
+{
+    copy_lines(ring.a(stage), map, ring.full(stage), (work.first + step) * 64, work.row);
+}
+
+__device__ __forceinline__ void copy_b(const Ring& ring, int stage, const TensorMap& map, const Work& work, int step)
+{
+    copy_groups(ring.b(stage), map, ring.full(stage), (work.first + step) * 64, work.col / 32);
+}
+
+// A warpgroup's results: blocks of 16 x 8 a warp.
+struct Sums {
+    float at[STEPS_M][TILE_N / 8][4];
+};
+
+// Lets the other warpgroup begin with its tile. Until then it must not look at the ring: its barriers tell phases only from
+// those right before and after them.
+__device__ __forceinline__ void pass_turn(int group) { arrive_at(2 - group, 256); }
+__device__ __forceinline__ void wait_for_turn(int group) { synchronize(1 + group, 256); }
+
+// Multiplies the steps of one share of the work.
+__device__ __forceinline__ void multiply_steps(
+    Sums& sums, const Ring& ring, Turn& turn, int group, int first_row, int count)
+{
+    if (TURNS) {
+        wait_for_turn(group);
+    }
+    uint64 a = matrix_descriptor(ring.a(0) + first_row * 128), b = matrix_descriptor(ring.b(0));
+    int before = 0;
+    for (int step = 0; step < count; ++step) {
+        wait_for_phase(ring.full(turn.stage), turn.parity);
+        uint64 at = uint64(turn.stage * (STAGE_BYTES >> 4));
+        begin_products();
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            #pragma unroll
+            for (int m = 0; m < STEPS_M; ++m) {
+                multiply_64_rows(sums.at[m], a + at + m * (64 * 128 >> 4) + k * 2, b + at + k * 2, step + k > 0);
+            }
+        }
+        commit_products();
+        if (TURNS && step + 1 == count) {
+            pass_turn(group);
+        }
+        wait_for_products<1>();
+        if (step > 0) {
+            arrive_by_warp(ring.empty(before));
+        }
+        before = turn.stage;
+        turn.next();
+    }
+    wait_for_products<0>();
+    arrive_by_warp(ring.empty(before));
+}

@@ -1,0 +1,95 @@
+// Matrix products on compute capability 9.0: a[m, k] by b[k, n], lines of both along k. One warp asks the copy engine for
+// tiles, two warpgroups multiply what is there. With TURNS each of them has a tile of its own, and one stores while the other
+// multiplies; else they share the rows of one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
+// which form a cluster; such blocks compute one tile.
+//
+// Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
+// cores, are eight neighbours of a row.
+
+// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin.
+constexpr bool LEAN = STEPS_M * TILE_N <= 160;
+constexpr int MOST_THREADS = LEAN ? 512 : THREADS, COPY_REGISTERS = LEAN ? 56 : 24, PRODUCT_REGISTERS = LEAN ? 160 : 240;
+
+// What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.
+__device__ __forceinline__ void copy_operands(
+    const Ring& ring, const TensorMap& a, const TensorMap& b, const Params& p)
+{
+    int tile = int(blockIdx.x), ahead = 0;
+    if (B_CONSTANT) {
+        Work work(tile, p);
+        ahead = min(work.count, STAGES);
+        for (int step = 0; step < ahead; ++step) {
+            arrive_and_expect(ring.full(step), STAGE_BYTES);
+            copy_b(ring, step, b, work, step);
+        }
+    }
+    wait_for_previous_grid();
+    Turn turn;
+    turn.parity = 1; // the first time around, everything is free
+    for (; tile < p.tiles_m * p.tiles_n; tile += int(gridDim.x)) {
+        Work work(tile, p);
+        for (int step = 0; step < work.count; ++step) {
+            if (ahead == 0) {
+                wait_for_phase(ring.empty(turn.stage), turn.parity);
+                arrive_and_expect(ring.full(turn.stage), STAGE_BYTES);
+                copy_b(ring, turn.stage, b, work, step);
+            } else {
+                --ahead;
+            }
+            copy_a(ring, turn.stage, a, work, step);
+            turn.next();
+        }
+    }
+}
+
+// What a multiplying warpgroup does.
+__device__ __forceinline__ void multiply_and_store(
+    const Ring& ring, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+{
+    int warp = int(threadIdx.x) / 32 % 4, first_row = TURNS ? 0 : group * GROUP_ROWS;
+    Turn turn;
+    int number = 0;
+    if (TURNS && group == 1) {
+        pass_turn(group);
+    }
+    for (int tile = int(blockIdx.x); tile < p.tiles_m * p.tiles_n; tile += int(gridDim.x), ++number) {
+        Work work(tile, p);
+        if (TURNS && number % 2 != group) {
+            turn.skip(work.count);
+            continue;
+        }
+        Sums sums;
+        multiply_steps(sums, ring, turn, group, first_row, work.count);
+        finish(sums, ring, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
+    }
+}
+
+// Grid: blocks that stay in x, parts of k in y.
+extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) matmul_bulk(
+    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    Ring ring{shared_address(shared)};
+    int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+        ring.make();
+        publish_barriers();
+        prefetch_map(a);
+        prefetch_map(b);
+    }
+    __syncthreads();
+    if (role == 0) {
+        leave_registers<COPY_REGISTERS>();
+        if (threadIdx.x == 0) {
+            copy_operands(ring, a, b, p);
+        }
+        if (SPLITS > 1) {
+            wait_for_cluster();
+            leave_cluster();
+        }
+    } else {
+        allow_registers<PRODUCT_REGISTERS>();
+        wait_for_previous_grid();
+        multiply_and_store(ring, role - 1, out, EPILOGUE_ARGUMENTS p);
+    }
+}

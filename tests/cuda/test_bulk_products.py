@@ -1,0 +1,151 @@
+"""Products whose operands the copy engine brings: every way to cut them up, ragged sizes, every kind of epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuda_compiler import bulk_products
+from cuda_compiler.bulk_tilings import BULK_CANDIDATES, BulkTiling, bulk_tilings
+from cuda_runtime.nvrtc import compile_kernel
+from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall
+from npu_compiler.compiled_program import CompiledProgram
+from npu_runtime import Device
+from tests.cuda.kernels import kernels_for
+from tests.cuda.test_matvec import CUDAGraph
+from tests.metal.graphs import Node
+
+SHARED_BYTES = 227 * 1024  # that a block may have on compute capability 9.0
+Force = Callable[[BulkTiling], None]
+
+TILINGS = list(BULK_CANDIDATES)
+SIZES = [(66, 32, 8), (130, 224, 520), (300, 800, 1096), (517, 416, 72)]
+
+
+def _name(tiling: BulkTiling) -> str:
+    kind = "turns" if tiling.turns else "shared"
+    return f"{tiling.rows}x{tiling.columns} {kind} {tiling.splits}"
+
+
+each_tiling = pytest.mark.parametrize("tiling", TILINGS, ids=_name)
+BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Force:
+    """Lets every product that the copy engine can serve take a tiling."""
+
+    def use(tiling: BulkTiling) -> None:
+        def chosen(m: int, n: int, k: int) -> tuple[BulkTiling, ...]:
+            return (replace(tiling, splits=min(tiling.splits, -(-k // 64))),)
+
+        monkeypatch.setattr(bulk_products, "bulk_tilings", chosen)
+
+    return use
+
+
+def products(dtype: torch.dtype, m: int, n: int, k: int) -> tuple[CUDAGraph, list[Node]]:
+    """A product alone, with a bias, with a residual, with paired columns, and with all kinds of arithmetic."""
+    graph = CUDAGraph(dtype)
+    x = graph.input(m, k)
+    gate, up = (graph.call("linear", x, graph.weight(n // 2, k)) for _ in range(2))
+    biased = graph.call("linear", x, graph.weight(n, k), graph.weight(n))
+    return graph, [
+        graph.call("linear", x, graph.weight(n, k)),
+        biased,
+        graph.call("add.Tensor", graph.input(m, n), graph.call("linear", x, graph.weight(n, k))),
+        graph.call("mul.Tensor", graph.call("silu", gate), up),
+        graph.call("mul.Tensor", graph.call("linear", x, graph.weight(n, k)), graph.input(m, 1)),
+    ]
+
+
+def preferred(plan: ExecutionPlan) -> list[str]:
+    """The kernel of every choice's preferred option."""
+    choices = [step for step in plan.steps if isinstance(step, CallChoice)]
+    calls = [choice.preferred.calls[0] for choice in choices]
+    return [plan.kernels[call.kernel].entry for call in calls if isinstance(call, KernelCall)]
+
+
+def _all_by_bulk(program: CompiledProgram) -> None:
+    assert set(preferred(program.main)) == {"matmul_bulk"}
+
+
+@each_tiling
+def test_tilings_fit_a_multiprocessor(tiling: BulkTiling) -> None:
+    assert tiling.shared_bytes <= SHARED_BYTES
+    assert tiling.stages >= 4
+    assert tiling.columns % 32 == 0
+
+
+@each_tiling
+def test_every_tiling_compiles(tiling: BulkTiling, force: Force) -> None:
+    force(tiling)
+    graph, results = products(torch.float16, 300, 800, 1096)
+    program = graph.compile(*results[TILINGS.index(tiling) % 4 :][:2])
+    _all_by_bulk(program)
+    for kernel in kernels_for(program.main, 90):
+        if kernel.entry == "matmul_bulk":
+            assert compile_kernel(kernel.text, kernel.entry, 90)
+
+
+@pytest.mark.parametrize("m", [65, 128, 512, 2048, 8192])
+@pytest.mark.parametrize(("n", "k"), [(17920, 1536), (1536, 8960), (2048, 1536), (1536, 1536), (32, 8), (151936, 1536)])
+def test_chosen_tilings_are_sound(m: int, n: int, k: int) -> None:
+    tilings = bulk_tilings(m, n, k)
+    assert len(set(tilings)) == len(tilings) <= 3
+    for tiling in tilings:
+        assert tiling.splits <= -(-k // 64)
+
+
+def test_other_devices_have_another_way() -> None:
+    graph, results = products(torch.float16, 300, 800, 1096)
+    plan = graph.compile(*results).main
+    assert "matmul_bulk" in {kernel.entry for kernel in kernels_for(plan, 90)}
+    for capability in (70, 80, 100):
+        assert "matmul_bulk" not in {kernel.entry for kernel in kernels_for(plan, capability)}
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (300, 72, 64), (300, 64, 68)])
+def test_what_the_copy_engine_cannot_serve_goes_another_way(m: int, n: int, k: int) -> None:
+    graph = CUDAGraph(torch.float16)
+    plan = graph.compile(graph.call("linear", graph.input(m, k), graph.weight(n, k))).main
+    assert "matmul_bulk" not in {kernel.entry for kernel in plan.kernels}
+
+
+def test_batches_go_another_way() -> None:
+    graph = CUDAGraph(torch.float16)
+    plan = graph.compile(graph.call("bmm", graph.input(3, 300, 64), graph.input(3, 64, 96))).main
+    assert "matmul_bulk" not in {kernel.entry for kernel in plan.kernels}
+
+
+def test_operands_are_bound_as_maps() -> None:
+    graph = CUDAGraph(torch.bfloat16)
+    plan = graph.compile(graph.call("linear", graph.input(300, 72), graph.weight(64, 72))).main
+    choice = next(step for step in plan.steps if isinstance(step, CallChoice))
+    call = choice.preferred.calls[0]
+    assert not isinstance(call, LibraryCall)
+    a, b = (argument.map for argument in call.args[:2])
+    assert a is not None
+    assert b is not None
+    assert (a.sizes, a.strides) == ((72, 300), (144,))
+    assert (b.sizes, b.strides) == ((72, 2, 4, 4, 2), (144, 8 * 144, 2 * 144, 32 * 144))
+    assert b.nbytes == 64 * 72 * 2
+
+
+@each_tiling
+def test_equals_torch(tiling: BulkTiling, force: Force, device: Device) -> None:
+    force(tiling)
+    number = TILINGS.index(tiling)
+    dtype = (torch.float16, torch.bfloat16)[number // len(SIZES) % 2]
+    graph, results = products(dtype, *SIZES[number % len(SIZES)])
+    _all_by_bulk(graph.check(*results, roundings=4, device=device))
+
+
+@BOTH
+def test_chosen_tilings_equal_torch(dtype: torch.dtype, device: Device) -> None:
+    for m, n, k in [(128, 2048, 1536), (512, 1536, 1536), (700, 1536, 2240)]:
+        graph, results = products(dtype, m, n, k)
+        graph.check(*results, roundings=4, device=device)
