@@ -235,7 +235,7 @@ def _lower_tiled(
         values={"rows": rows, "tiles_m": tiles_m},
         macros=macros,
         flops=2 * prod(group.shape) * sum(part.products for part in summed),
-        blocks=tiles,
+        blocks=tiling.grid(tiles),
         threads=tiling.threads,
         splits=tiling.splits,
         shared_bytes=tiling.shared_bytes,

@@ -156,7 +156,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Po
         values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         flops=found.flops,
-        blocks=tiles,
+        blocks=tiling.grid(tiles),
         threads=tiling.threads,
         splits=tiling.splits,
         shared_bytes=tiling.shared_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.dialect import CUDA
@@ -201,7 +201,8 @@ def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
 def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:
     """Device functions that compute `size` neighbours from their position, and store them.
 
-    ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both.
+    ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has
+    two parts: ``fetch_by_column`` reads what is the same for all rows, ``fetch_by_element`` what is not.
 
     Args:
         group: What to compute.
@@ -217,17 +218,24 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
     pointers, passed = f"{pointer_parameters(operands)}const Params& p", f"{pointer_arguments(operands)}p"
     value = "value, " if values else ""
     inline = "__device__ __forceinline__"
+    packs = {f"x{number}": load for number, load in enumerate(loads)}
+    by_column = {name: load for name, load in packs.items() if values and _is_by_column(load, found)}
+    by_element = {name: load for name, load in packs.items() if name not in by_column}
+    parameters, arguments = f"{positions}{pointers}", f"{names}{passed}"
+    if values:
+        fetching = [
+            *_fetching("FetchedByColumn", "fetch_by_column", by_column, size, parameters, found),
+            *_fetching("FetchedByElement", "fetch_by_element", by_element, size, parameters, found),
+            "struct Fetched : FetchedByColumn, FetchedByElement {};",
+            f"{inline} Fetched fetch({parameters})",
+            "{",
+            f"    return {{fetch_by_column({arguments}), fetch_by_element({arguments})}};",
+            "}",
+        ]
+    else:
+        fetching = _fetching("Fetched", "fetch", packs, size, parameters, found)
     lines = [
-        "struct Fetched {",
-        *(f"    Pack<{load.storage}, {size}> x{number};" for number, load in enumerate(loads)),
-        "};",
-        f"{inline} Fetched fetch({positions}{pointers})",
-        "{",
-        *found.statements,
-        "    Fetched fetched;",
-        *(f"    fetched.x{number} = {load.source};" for number, load in enumerate(loads)),
-        "    return fetched;",
-        "}",
+        *fetching,
         f"{inline} void store({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
         "{",
         *found.statements,
@@ -239,6 +247,30 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
         "}",
     ]
     return "\n".join(lines)
+
+
+def _is_by_column(load: PackedLoad, found: Positions) -> bool:
+    """Whether a pack is the same for all rows and batches."""
+    outside = found.operands.walks[id(load.leaf)][:-1]
+    return not found.statements and not any(outside) and not _guarded(found.operands, load.leaf)
+
+
+def _fetching(
+    struct: str, function: str, packs: Mapping[str, PackedLoad], size: int, parameters: str, found: Positions
+) -> list[str]:
+    """A struct of packs, and the function that reads them."""
+    return [
+        f"struct {struct} {{",
+        *(f"    Pack<{load.storage}, {size}> {name};" for name, load in packs.items()),
+        "};",
+        f"__device__ __forceinline__ {struct} {function}({parameters})",
+        "{",
+        *found.statements,
+        f"    {struct} fetched;",
+        *(f"    fetched.{name} = {load.source};" for name, load in packs.items()),
+        "    return fetched;",
+        "}",
+    ]
 
 
 def element_functions(group: Group, found: Positions, positions: str) -> str:

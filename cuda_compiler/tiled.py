@@ -6,8 +6,9 @@ from functools import lru_cache
 from math import prod
 
 from cuda_compiler.anchors import anchor_source
+from cuda_compiler.cluster_tiles import ranked_cluster_tilings
+from cuda_compiler.team_tiles import ranked_team_tilings
 from cuda_compiler.tiles import Tiling, ranked_tilings
-from cuda_compiler.warpgroups import ranked_warpgroup_tilings
 from cuda_compiler.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
@@ -51,7 +52,8 @@ def close_tilings(m: int, n: int, k: int, batch: int, moved: float, warpgroups: 
         warpgroups: Whether warpgroups can multiply the operands.
     """
     by_warps = ranked_tilings(m, n, k, batch)
-    by_warpgroups = ranked_warpgroup_tilings(m, n, k, batch, moved) if warpgroups else []
+    product = m, n, k, batch, moved
+    by_warpgroups = [*ranked_team_tilings(*product), *ranked_cluster_tilings(*product)] if warpgroups else []
     ranked = sorted([*by_warpgroups, *by_warps], key=lambda pair: pair[0])[:_MOST]
     close = tuple(tiling for clocks, tiling in ranked if clocks <= _CLOSE * ranked[0][0])
     return (*close, by_warps[0][1]) if all(tiling.by_warpgroups for tiling in close) else close

@@ -24,6 +24,8 @@ class Tiling:
         blocks: Blocks that should fit a multiprocessor: the compiler limits registers for them.
         splits: Blocks that share one tile of results, each with a part of k.
         by_warpgroups: Whether four warps multiply together, as compute capability 9.0 can.
+        teams: Groups of `warps_m` x `warps_n` warps that take tiles of results in turns while a warpgroup copies; none
+            where all warps share a tile, which they also copy.
     """
 
     rows: int
@@ -35,15 +37,22 @@ class Tiling:
     blocks: int
     splits: int = 1
     by_warpgroups: bool = False
+    teams: int = 0
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
+        warps = self.warps_m * self.warps_n
+        return 32 * (warps * self.teams + 4 if self.teams else warps)
+
+    def grid(self, tiles: int) -> int:
+        """Blocks for so many tiles of results, one split each."""
+        return min(tiles, MULTIPROCESSORS * self.blocks) if self.teams else tiles
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: operands, and later the results that are brought into rows there."""
-        return max(self.stages * (self.rows + self.columns) * self.depth * 2, self._staging_bytes)
+        operands = self.stages * (self.rows + self.columns) * self.depth * 2
+        return operands + 16 * self.stages if self.teams else max(operands, self._staging_bytes)
 
     @property
     def _staging_bytes(self) -> int:
@@ -62,8 +71,12 @@ class Tiling:
     @property
     def files(self) -> tuple[str, ...]:
         """The kernel files that multiply and store such tiles."""
-        products = "tile_warpgroups.cuh" if self.by_warpgroups else "tile_warps.cuh"
-        return "tensor_cores.cuh", "tile.cuh", products, "tile_cluster.cuh" if self.clustered else "tile_store.cuh"
+        if self.teams:
+            return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_results.cuh", "tile_teams.cuh"
+        store = "tile_cluster.cuh" if self.clustered else "tile_store.cuh"
+        if self.by_warpgroups:
+            return "tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_warpgroups.cuh", store, "tile_once.cuh"
+        return "tensor_cores.cuh", "tile.cuh", "tile_warps.cuh", store, "tile_once.cuh"
 
     def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
         """What the files expect.
@@ -73,9 +86,10 @@ class Tiling:
             steps: Tiles along k.
             panel: Tiles along m that follow each other before the next ones along n.
         """
-        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.by_warpgroups else {}
+        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.by_warpgroups and not self.teams else {}
         return {
             **ahead,
+            "TEAMS": self.teams,
             "PANEL": panel,
             "TILE_M": self.rows,
             "TILE_N": self.columns,

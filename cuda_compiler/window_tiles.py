@@ -120,5 +120,5 @@ def window_launch(
         threads=threads,
         shared_bytes=shared_bytes,
         generated="\n".join(generated),
-        parts=("tensor_cores.cuh", "window_tile.cuh"),
+        parts=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
     )

@@ -11,21 +11,23 @@ constexpr int TILES_N = (COLUMNS + TILE_N - 1) / TILE_N;
 // Copies chunks of channels; each thread has one column of them, whose tap and channel it keeps track of.
 template <typename G>
 struct ImageCopier {
-    static constexpr int CHUNKS = TILE_K / CHUNK, STEP = THREADS / CHUNKS, ROUNDS = TILE_M / STEP;
-    static_assert(THREADS % CHUNKS == 0 && TILE_M % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
+    static constexpr int CHUNKS = TILE_K / CHUNK, STEP = COPY_THREADS / CHUNKS, ROUNDS = TILE_M / STEP;
+    static_assert(COPY_THREADS % CHUNKS == 0 && TILE_M % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
     const tile_t* image;
     int top[ROUNDS], left[ROUNDS], pixel[ROUNDS]; // of each row's first tap
     int tap_y, tap_x, channel;
     uint target;
 
+    ImageCopier() = default;
+
     __device__ __forceinline__ ImageCopier(const tile_t* source, int row, int first_tile, const Params& p)
     {
-        uint line = threadIdx.x / CHUNKS, k = first_tile * TILE_K + threadIdx.x % CHUNKS * CHUNK;
+        uint line = copy_thread() / CHUNKS, k = first_tile * TILE_K + copy_thread() % CHUNKS * CHUNK;
         image = source;
         channel = int(k % G::CHANNELS);
         tap_x = int(k / G::CHANNELS % G::TAPS_X);
         tap_y = int(k / G::CHANNELS / G::TAPS_X);
-        target = tile_offset<TILE_M, true>(line, threadIdx.x % CHUNKS * CHUNK);
+        target = tile_offset<TILE_M, true>(line, copy_thread() % CHUNKS * CHUNK);
         #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
             uint place = row + line + round * STEP, image_line = place / uint(OUT_WIDTH);
@@ -75,72 +77,122 @@ struct ImageCopier {
     }
 };
 
-// The tiles of one convolution, and after those the tiles of the one that is added to it.
-struct Copier {
-    ImageCopier<Image> image;
-    OperandCopier<TILE_N, true> weight;
-    const Params& p;
 #if ADDED
-    ImageCopier<AddedImage> added_image;
-    OperandCopier<TILE_N, true> added_weight;
-    int images, weights; // tiles that are left of the first
+#define ADDED_PARAMETERS const tile_t *added_image, const tile_t *added_weight,
+constexpr int TILES = TILES_K<Image> + TILES_K<AddedImage>;
+#else
+#define ADDED_PARAMETERS
+constexpr int TILES = TILES_K<Image>;
 #endif
+
+// Whether each result reads the pixel at its own place, so that images are matrices that lie in rows.
+template <typename G>
+constexpr bool POINTWISE = G::TAPS_Y * G::TAPS_X * G::STEP_Y * G::STEP_X == 1 && G::PAD_Y == 0 && G::PAD_X == 0;
+
+template <typename G, bool = TEAMS && POINTWISE<G>>
+struct PixelCopier : ImageCopier<G> {
+    using ImageCopier<G>::ImageCopier;
+};
+
+template <typename G>
+struct PixelCopier<G, true> : OperandCopier<TILE_M, true> {
+    PixelCopier() = default;
+
+    __device__ __forceinline__ PixelCopier(const tile_t* source, int row, int first_tile, const Params& p)
+        : OperandCopier<TILE_M, true>(source, row, p.rows, G::PIXEL_STRIDE, 1, first_tile, G::CHANNELS)
+    {
+    }
+    __device__ __forceinline__ void copy(unsigned char* tile, const Params& p) { OperandCopier<TILE_M, true>::copy(tile); }
+};
+
+// The tiles of one convolution, and after those the tiles of the one that is added to it.
+template <typename G>
+struct ConvolutionCopier {
+    PixelCopier<G> image;
+    OperandCopier<TILE_N, true, TEAMS != 0> weight;
+
+    ConvolutionCopier() = default;
+
+    __device__ __forceinline__ ConvolutionCopier(
+        const tile_t* images, const tile_t* weights, Part part, int first_tile, const Params& p)
+        : image(images + part.base / COLUMNS * G::CHANNELS, part.row, first_tile, p),
+          weight(weights + (long long)part.base * COMMON<G>, part.col, COLUMNS, COMMON<G>, 1, first_tile, COMMON<G>)
+    {
+    }
+};
+
+__device__ Part part_of(int tile, const Params& p)
+{
+    int group = tile / (p.tiles_m * TILES_N);
+    Place place = place_of(tile % (p.tiles_m * TILES_N), p.tiles_m, TILES_N);
+    return {0, place.row, place.col, group * COLUMNS};
+}
+
+struct Copier {
+    const Params& p;
+    int first; // tile along the common dimension
+    const tile_t *image, *weight;
+    ConvolutionCopier<Image> own;
+#if ADDED
+    const tile_t *added_image, *added_weight;
+    ConvolutionCopier<AddedImage> added;
+    int images, weights; // tiles that are left of the first convolution
+#endif
+
+    __device__ __forceinline__ Copier(
+        const tile_t* image, const tile_t* weight, ADDED_PARAMETERS int first, const Params& p)
+        : p(p), first(first), image(image), weight(weight)
+#if ADDED
+          , added_image(added_image), added_weight(added_weight)
+#endif
+    {
+    }
+
+    // Goes to a tile of results.
+    __device__ __forceinline__ void begin(int tile)
+    {
+        own = ConvolutionCopier<Image>(image, weight, part_of(tile, p), first, p);
+#if ADDED
+        added = ConvolutionCopier<AddedImage>(
+            added_image, added_weight, part_of(tile, p), max(first - TILES_K<Image>, 0), p);
+        images = weights = TILES_K<Image> - first;
+#endif
+    }
 
     __device__ __forceinline__ void copy_a(unsigned char* tile)
     {
 #if ADDED
         if (images-- <= 0) {
-            added_image.copy(tile, p);
+            added.image.copy(tile, p);
             return;
         }
 #endif
-        image.copy(tile, p);
+        own.image.copy(tile, p);
     }
 
     __device__ __forceinline__ void copy_b(unsigned char* tile)
     {
 #if ADDED
         if (weights-- <= 0) {
-            added_weight.copy(tile);
+            added.weight.copy(tile);
             return;
         }
 #endif
-        weight.copy(tile);
+        own.weight.copy(tile);
     }
 };
 
 #if ADDED
-#define ADDED_PARAMETERS const tile_t *added_image, const tile_t *added_weight,
+#define ADDED_ARGUMENTS added_image, added_weight,
 #else
-#define ADDED_PARAMETERS
+#define ADDED_ARGUMENTS
 #endif
 
 extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, BLOCKS) conv2d(
     const tile_t* image, const tile_t* weight, ADDED_PARAMETERS float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    int tile = int(blockIdx.x), split = int(blockIdx.y);
-    int group = tile / (p.tiles_m * TILES_N), inside = tile % (p.tiles_m * TILES_N);
-    int row = place_of(inside, p.tiles_m, TILES_N).row, col = place_of(inside, p.tiles_m, TILES_N).col;
-#if ADDED
-    constexpr int TILES = TILES_K<Image> + TILES_K<AddedImage>;
-#else
-    constexpr int TILES = TILES_K<Image>;
-#endif
-    int first = TILES * split / SPLITS, last = TILES * (split + 1) / SPLITS;
-    const tile_t* weights = weight + (long long)group * COLUMNS * COMMON<Image>;
-    Copier copier{
-        ImageCopier<Image>(image + group * Image::CHANNELS, row, first, p),
-        OperandCopier<TILE_N, true>(weights, col, COLUMNS, COMMON<Image>, 1, first, COMMON<Image>), p,
-#if ADDED
-        ImageCopier<AddedImage>(added_image, row, max(first - TILES_K<Image>, 0), p),
-        OperandCopier<TILE_N, true>(added_weight, col, COLUMNS, COMMON<AddedImage>, 1, max(first - TILES_K<Image>, 0),
-                                    COMMON<AddedImage>),
-        TILES_K<Image> - first, TILES_K<Image> - first,
-#endif
-    };
-    Accumulator sum;
-    multiply_tiles(sum, copier, last - first, shared);
-    finish_tile(
-        sum, shared, tile, split, partial, 0, row, col, p.rows, COLUMNS, group * COLUMNS, out, EPILOGUE_ARGUMENTS p);
+    int split = int(blockIdx.y), first = TILES * split / SPLITS, last = TILES * (split + 1) / SPLITS;
+    Copier copier(image, weight, ADDED_ARGUMENTS first, p);
+    compute_tiles(copier, last - first, shared, partial, p.rows, COLUMNS, out, EPILOGUE_ARGUMENTS p);
 }

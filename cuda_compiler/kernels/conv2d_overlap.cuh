@@ -52,35 +52,24 @@ __device__ __forceinline__ uint64 window_descriptor(uint window, int step)
 // Starts the products of a tile.
 __device__ __forceinline__ void start_products(float (&sum)[TILE_Y][4], const Weights& weights, uint window)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    begin_products();
     #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         multiply_64_rows(sum, weights.at[step], window_descriptor(window, step), step > 0);
     }
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void wait_for_products()
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
+    commit_products();
 }
 
 // Waits for what this thread copies, and makes it visible to wgmma once a barrier has been passed.
 __device__ __forceinline__ void publish_copies()
 {
     wait_for_copies<0>();
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+    publish_to_products();
 }
 
 __device__ __forceinline__ void group_barrier()
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + int(threadIdx.x) / GROUP_THREADS), "n"(GROUP_THREADS) : "memory");
+    synchronize(1 + int(threadIdx.x) / GROUP_THREADS, GROUP_THREADS);
 }
 
 extern "C" __global__ void __launch_bounds__(GROUPS * GROUP_THREADS, 1) conv2d_overlap(
@@ -105,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * GROUP_THREADS, 1) conv2d_o
         if (number + workers < p.tiles) {
             copy_pixels(image, Tile(number + workers), windows + reading * CHUNKS * PLANE_BYTES);
         }
-        wait_for_products();
+        wait_for_products<0>();
         group_barrier(); // the last tile's results have been read
         stage(sum, 0, staged, Tile(number), EPILOGUE_ARGUMENTS p);
         publish_copies(); // before results are stored: it waits for what is being written

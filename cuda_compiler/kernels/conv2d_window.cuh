@@ -22,7 +22,6 @@ __device__ constexpr int first_chunk(int step)
     return step * 2 + 1 < CHUNKS ? step * 2 : CHUNKS - 2;
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A thread's part of the weights, in the register layout of wgmma's first operand.
 struct Weights {
     uint at[STEPS][4];
@@ -95,7 +94,7 @@ struct Pixels {
                 *reinterpret_cast<uint4*>(window + slot * 16) = chunk;
             }
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        publish_to_products();
     }
 
 private:
@@ -130,7 +129,7 @@ struct Sums {
 
     __device__ __forceinline__ void start(const Weights& weights, uint window)
     {
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        begin_products();
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             #pragma unroll
@@ -138,19 +137,14 @@ struct Sums {
                 uint first = window + half * (TILE_Y / 2 * RESULT_LINE_BYTES);
                 multiply_64_rows(at[half], weights.at[step], window_descriptor(first, step), step > 0);
             }
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            commit_products();
         }
     }
-
-    __device__ __forceinline__ void wait_for_first() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
-    __device__ __forceinline__ void wait_for_second() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 };
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
     const tile_t* image, const tile_t* weight, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned char* staged = shared + WINDOW_BYTES;
     Weights weights(weight);
@@ -166,9 +160,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
         if (next < p.tiles) {
             pixels.load(image, Tile(next));
         }
-        sums.wait_for_first();
+        wait_for_products<1>();
         stage(sums.at[0], 0, staged, Tile(number), EPILOGUE_ARGUMENTS p);
-        sums.wait_for_second();
+        wait_for_products<0>();
         stage(sums.at[1], TILE_Y / 2, staged, Tile(number), EPILOGUE_ARGUMENTS p);
         __syncthreads(); // the results are there, and the pixels have been read
         if (next < p.tiles) {
@@ -176,5 +170,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
         }
         store_results(staged, Tile(number), out, p);
     }
-#endif
 }

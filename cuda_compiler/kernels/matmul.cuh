@@ -1,7 +1,30 @@
 // Matrix products: a[m, k] by b[k, n]. Grid: tiles (see `place_of`, then the batch) in x, splits in y.
+__device__ Part part_of(int tile, const Params& p)
+{
+    int batch = tile / (p.tiles_m * p.tiles_n);
+    Place place = place_of(tile % (p.tiles_m * p.tiles_n), p.tiles_m, p.tiles_n);
+    return {batch, place.row, place.col, 0};
+}
+
 struct Copier {
+    const Params& p;
+    int first; // tile along k
+    const tile_t *a_source, *b_source;
     OperandCopier<TILE_M, A_ALONG_K> a;
-    OperandCopier<TILE_N, B_ALONG_K> b;
+    OperandCopier<TILE_N, B_ALONG_K, TEAMS != 0> b;
+
+    __device__ __forceinline__ Copier(const tile_t* a, const tile_t* b, int first, const Params& p)
+        : p(p), first(first), a_source(a), b_source(b)
+    {
+    }
+
+    // Goes to a tile of results.
+    __device__ __forceinline__ void begin(int tile)
+    {
+        Part part = part_of(tile, p);
+        a = {a_source + a_offset(part.batch, p), part.row, p.m, p.a_row, p.a_k, first, p.k};
+        b = {b_source + b_offset(part.batch, p), part.col, p.n, p.b_col, p.b_k, first, p.k};
+    }
 
     __device__ __forceinline__ void copy_a(unsigned char* tile) { a.copy(tile); }
     __device__ __forceinline__ void copy_b(unsigned char* tile) { b.copy(tile); }
@@ -11,14 +34,8 @@ extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(THREADS, BLOCKS) 
     const tile_t* a, const tile_t* b, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    int tile = int(blockIdx.x), split = int(blockIdx.y);
-    int batch = tile / (p.tiles_m * p.tiles_n), inside = tile % (p.tiles_m * p.tiles_n);
-    int row = place_of(inside, p.tiles_m, p.tiles_n).row, col = place_of(inside, p.tiles_m, p.tiles_n).col;
-    int steps = (p.k + TILE_K - 1) / TILE_K, first = steps * split / SPLITS, last = steps * (split + 1) / SPLITS;
-    Copier copier{
-        OperandCopier<TILE_M, A_ALONG_K>(a + a_offset(batch, p), row, p.m, p.a_row, p.a_k, first, p.k),
-        OperandCopier<TILE_N, B_ALONG_K>(b + b_offset(batch, p), col, p.n, p.b_col, p.b_k, first, p.k)};
-    Accumulator sum;
-    multiply_tiles(sum, copier, last - first, shared);
-    finish_tile(sum, shared, tile, split, partial, batch, row, col, p.m, p.n, 0, out, EPILOGUE_ARGUMENTS p);
+    int split = int(blockIdx.y), steps = (p.k + TILE_K - 1) / TILE_K;
+    int first = steps * split / SPLITS, last = steps * (split + 1) / SPLITS;
+    Copier copier(a, b, first, p);
+    compute_tiles(copier, last - first, shared, partial, p.m, p.n, out, EPILOGUE_ARGUMENTS p);
 }

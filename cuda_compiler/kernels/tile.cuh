@@ -1,7 +1,9 @@
 // A block's tile of a matrix product of 16-bit operands: TILE_M x TILE_N results, TILE_K of the common dimension at a
 // time, STAGES of them on their way into shared memory. The kernel that includes this says how a tile is copied, and
 // `tile_warps` or `tile_warpgroups` how it is multiplied.
-constexpr int WARPS = WARPS_M * WARPS_N, THREADS = WARPS * 32;
+constexpr int WARPS = WARPS_M * WARPS_N, TEAM_THREADS = WARPS * 32; // that share a tile of results
+constexpr int COPY_THREADS = TEAMS ? 128 : TEAM_THREADS; // a warpgroup of their own behind the teams, if there are any
+constexpr int THREADS = TEAMS ? TEAMS * TEAM_THREADS + COPY_THREADS : TEAM_THREADS;
 constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
 constexpr int STEPS_M = WARP_M / 16, STEPS_N = WARP_N / 8; // a warp's blocks of 16 x 8 results
 constexpr int CHUNK = 8; // elements of 16 bytes
@@ -18,39 +20,53 @@ __device__ __forceinline__ uint tile_offset(uint along, uint k)
     return (line * CHUNKS + (place / CHUNK ^ (turn & MASK))) * 16 + place % CHUNK * 2;
 }
 
+// A thread's number among those that copy.
+__device__ __forceinline__ uint copy_thread() { return threadIdx.x % COPY_THREADS; }
+
+// Which column of the result is multiplied at a position of the second operand's tile. Dealt out in eights to the four lanes
+// that have a row of 32 results between them, where each has two neighbouring positions out of eight.
+template <bool DEALT>
+__device__ __forceinline__ constexpr int column_at(int position)
+{
+    return DEALT ? position / 32 * 32 + position % 8 / 2 * 8 + position / 8 % 4 * 2 + position % 2 : position;
+}
+
 // Copies tiles of an operand whose chunks are contiguous in memory: every thread has one column of them.
-template <int EXTENT, bool ALONG_K>
+template <int EXTENT, bool ALONG_K, bool DEALT = false>
 struct OperandCopier {
     static constexpr int CHUNKS = (ALONG_K ? TILE_K : EXTENT) / CHUNK, LINES = ALONG_K ? EXTENT : TILE_K;
-    static constexpr int STEP = THREADS / CHUNKS, ROUNDS = LINES / STEP;
-    static_assert(THREADS % CHUNKS == 0 && LINES % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
+    static constexpr int STEP = COPY_THREADS / CHUNKS, ROUNDS = LINES / STEP;
+    static_assert(COPY_THREADS % CHUNKS == 0 && LINES % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
     const tile_t* source; // of this thread's first chunk in the next tile
-    long long round_stride, tile_stride;
+    long long line_stride, tile_stride;
     uint target;
     int depth, common;    // position of the first chunk along k, and where k ends
-    int inside;           // rounds whose rows exist, or for chunks along the rows whether this one does
+    int inside;           // rows from this thread's first one on, or for chunks along the rows whether this one exists
+
+    OperandCopier() = default;
 
     // `base` is the tile's first row, below `limit`; `common` the extent of k.
     __device__ __forceinline__ OperandCopier(
         const tile_t* operand, int base, int limit, int stride_along, int stride_k, int first_tile, int common)
         : common(common)
     {
-        int line = int(threadIdx.x / CHUNKS), place = int(threadIdx.x % CHUNKS) * CHUNK;
-        int along = base + (ALONG_K ? line : place);
+        int line = int(copy_thread() / CHUNKS), place = int(copy_thread() % CHUNKS) * CHUNK;
+        int along = base + (ALONG_K ? column_at<DEALT>(line) : place);
         depth = first_tile * TILE_K + (ALONG_K ? place : line);
         source = operand + (long long)along * stride_along + (long long)depth * stride_k;
-        round_stride = (long long)STEP * (ALONG_K ? stride_along : stride_k);
+        line_stride = ALONG_K ? stride_along : stride_k;
         tile_stride = (long long)TILE_K * stride_k;
         target = ALONG_K ? tile_offset<EXTENT, true>(line, place) : tile_offset<EXTENT, false>(place, line);
-        inside = ALONG_K ? (limit - along + STEP - 1) / STEP : int(along < limit);
+        inside = ALONG_K ? limit - along : int(along < limit);
     }
 
     __device__ __forceinline__ void copy(unsigned char* tile)
     {
         #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
-            bool valid = ALONG_K ? round < inside && depth < common : inside && depth + round * STEP < common;
-            copy_chunk(tile + target + round * STEP * CHUNKS * 16, source + round * round_stride, valid);
+            int line = ALONG_K ? column_at<DEALT>(round * STEP) : round * STEP;
+            bool valid = ALONG_K ? line < inside && depth < common : inside && depth + line < common;
+            copy_chunk(tile + target + round * STEP * CHUNKS * 16, source + line * line_stride, valid);
         }
         source += tile_stride;
         depth += TILE_K;
@@ -71,6 +87,13 @@ struct Accumulator {
         }
     }
 };
+
+// Where a tile of results lies: its batch, its first row and column, and what the first result of a row counts as for the
+// epilogue.
+struct Part {
+    int batch, row, col, base;
+};
+__device__ Part part_of(int tile, const Params& p); // the kernel says
 
 // A position among a result's tiles.
 struct Place {

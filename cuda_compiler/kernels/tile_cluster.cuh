@@ -27,15 +27,16 @@ __device__ __forceinline__ const float* in_block(const float* place, int block)
     return found;
 }
 
-// Adds the cluster's parts, always in the same order, and stores a tile that begins at `row` and `col` of a matrix of `rows`
-// by `columns`: STORE_SIZE neighbours at a time, made of PAIRS columns each. The first result of a row counts as `base` for
-// the epilogue.
+// Adds the cluster's parts, always in the same order, and stores a tile of a matrix of `rows` by `columns`: STORE_SIZE
+// neighbours at a time, made of PAIRS columns each.
 __device__ __forceinline__ void finish_tile(
-    const Accumulator& sum, unsigned char* shared, int tile, int split, float* partial, int batch, int row, int col,
-    int rows, int columns, int base, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Accumulator& sum, unsigned char* shared, float*, int rows, int columns, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
     constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = TILE_N / TAKEN, SHARE = (TILE_M + SPLITS - 1) / SPLITS;
     constexpr int ROUNDS = (SHARE * PACKS + THREADS - 1) / THREADS;
+    Part part = part_of(int(blockIdx.x), p);
+    int batch = part.batch, row = part.row, col = part.col, base = part.base, split = int(blockIdx.y);
     uint lane = threadIdx.x % 32;
     float* staged = reinterpret_cast<float*>(shared);
     #pragma unroll
@@ -70,10 +71,10 @@ __device__ __forceinline__ void finish_tile(
         Pack<float, TAKEN> value = load_pack<TAKEN>(in_block(place, 0));
         #pragma unroll
         for (int other = 1; other < SPLITS; ++other) {
-            Pack<float, TAKEN> part = load_pack<TAKEN>(in_block(place, other));
+            Pack<float, TAKEN> added = load_pack<TAKEN>(in_block(place, other));
             #pragma unroll
             for (int i = 0; i < TAKEN; ++i) {
-                value[i] += part[i];
+                value[i] += added[i];
             }
         }
         int c = col / PAIRS + pack % PACKS * STORE_SIZE;

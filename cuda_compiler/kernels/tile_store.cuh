@@ -6,8 +6,9 @@
 __device__ uint arrivals[RESULT_TILES];
 
 // Adds the parts that SPLITS blocks have of one tile, always in the same order. True in the block that has the sum.
-__device__ __forceinline__ bool add_splits(Accumulator& sum, int tile, int split, float* partial)
+__device__ __forceinline__ bool add_splits(Accumulator& sum, float* partial)
 {
+    int tile = int(blockIdx.x), split = int(blockIdx.y);
     constexpr int QUADS = STEPS_M * STEPS_N;
     float4* parts = reinterpret_cast<float4*>(partial) + (long long)tile * SPLITS * QUADS * THREADS + threadIdx.x;
     #pragma unroll
@@ -37,19 +38,17 @@ constexpr int STORE_STRIDE = SLICE + 4; // floats; keeps the quads of a fragment
 constexpr int STAGING_BYTES = WARPS * 16 * STORE_STRIDE * 4;
 static_assert(STAGING_BYTES <= SHARED_BYTES, "results are staged where the operands were");
 
-// Brings results into rows, so that each thread stores neighbours: STORE_SIZE at a time, made of PAIRS columns each. The
-// tile begins at `row` and `col` of a matrix of `rows` by `columns`, whose own first result in a row counts as `base` for
-// the epilogue. What the epilogue reads is fetched one step ahead.
+// Brings results of a matrix of `rows` by `columns` into rows, so that each thread stores neighbours: STORE_SIZE at a time,
+// made of PAIRS columns each. What the epilogue reads is fetched one step ahead.
 __device__ __forceinline__ void store_tile(
-    const Accumulator& sum, unsigned char* shared, int batch, int row, int col, int rows, int columns, int base,
-    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Accumulator& sum, unsigned char* shared, int rows, int columns, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     constexpr int TAKEN = STORE_SIZE * PAIRS, PACKS = SLICE / TAKEN, ROUNDS = 16 * PACKS / 32, SLICES = WARP_N / SLICE;
     static_assert(32 % PACKS == 0 || PACKS % 32 == 0, "lanes share rows evenly");
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* staged = reinterpret_cast<float*>(shared) + warp * 16 * STORE_STRIDE;
-    row += warp_row(0);
-    col = (col + warp_col()) / PAIRS;
+    Part part = part_of(int(blockIdx.x), p);
+    int batch = part.batch, base = part.base, row = part.row + warp_row(0), col = (part.col + warp_col()) / PAIRS;
     columns /= PAIRS;
     Fetched fetched[2][ROUNDS];
     #pragma unroll
@@ -91,13 +90,13 @@ __device__ __forceinline__ void store_tile(
 
 // Stores a tile, in the block that has the sum of all parts of it.
 __device__ __forceinline__ void finish_tile(
-    Accumulator& sum, unsigned char* shared, int tile, int split, float* partial, int batch, int row, int col, int rows,
-    int columns, int base, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    Accumulator& sum, unsigned char* shared, float* partial, int rows, int columns, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
 #if SPLITS > 1
-    if (!add_splits(sum, tile, split, partial)) {
+    if (!add_splits(sum, partial)) {
         return;
     }
 #endif
-    store_tile(sum, shared, batch, row, col, rows, columns, base, out, EPILOGUE_ARGUMENTS p);
+    store_tile(sum, shared, rows, columns, out, EPILOGUE_ARGUMENTS p);
 }

@@ -13,44 +13,6 @@ __device__ __forceinline__ int warp_row(int m)
 }
 __device__ __forceinline__ int warp_col() { return warpgroup() % WARPS_N * WARP_N; }
 
-// What the tensor cores need to know of lines of 128 bytes at a shared address: groups of eight follow each other after
-// 1024 bytes, their chunks permuted by exclusive or.
-__device__ __forceinline__ uint64 matrix_descriptor(uint address)
-{
-    return uint64(address >> 4 & 0x3fff) | uint64(1) << 16 | uint64(1024 >> 4) << 32 | uint64(1) << 62;
-}
-
-// Makes what this thread copied visible to the tensor cores, once a barrier has been passed.
-__device__ __forceinline__ void publish_copies()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void begin_products()
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void commit_products()
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-
-// Returns when all but the latest PENDING groups of this warpgroup's products are done.
-template <int PENDING>
-__device__ __forceinline__ void wait_for_products()
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-#endif
-}
-
 __device__ __forceinline__ void multiply_on_tensor_cores(Accumulator& sum, uint64 a, uint64 b)
 {
     begin_products();
@@ -95,7 +57,7 @@ __device__ __forceinline__ void multiply_tiles(Accumulator& sum, Copier& copier,
     int reading = 0, writing = AHEAD % STAGES;
     for (int tile = 0; tile < count; ++tile) {
         wait_for_copies<AHEAD - 1>();
-        publish_copies();
+        publish_to_products();
         __syncthreads();
         multiply_on_tensor_cores(sum, a + reading * (STAGE_BYTES >> 4), b + reading * (STAGE_BYTES >> 4));
         if (tile + AHEAD < count) {

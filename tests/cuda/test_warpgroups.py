@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import npu_compiler
-from cuda_compiler import convolution, matmul
+from cuda_compiler import convolution, matmul, tiles
+from cuda_compiler.cluster_tiles import CLUSTER_CANDIDATES, ranked_cluster_tilings
+from cuda_compiler.team_tiles import TEAM_CANDIDATES, ranked_team_tilings
 from cuda_compiler.tiled import close_tilings
 from cuda_compiler.tiles import Tiling, ranked_tilings
-from cuda_compiler.warpgroups import WARPGROUP_CANDIDATES, ranked_warpgroup_tilings
 from npu_compiler.codegen.plan import CallChoice
 from npu_runtime import Device
 from tests.cuda.kernels import check_compile, kernels_for
@@ -22,13 +23,19 @@ from tests.ops import test_ops
 from tests.ops.cases import Case, case, floats
 
 SHARED_BYTES = 227 * 1024  # that a block may have on compute capability 9.0
-TILINGS = list(WARPGROUP_CANDIDATES)
-SPLITS = (1, 2, 3, 8)
+TEAMS, CLUSTERS = list(TEAM_CANDIDATES), list(CLUSTER_CANDIDATES)
+TILINGS = [*TEAMS, *CLUSTERS]
+SPLITS = (2, 3, 8)
 Force = Callable[[Tiling], None]
 
 
 def _name(tiling: Tiling) -> str:
-    return f"{tiling.rows}x{tiling.columns}x{tiling.stages}"
+    return f"{tiling.rows}x{tiling.columns}x{tiling.stages}" + (f"-{tiling.teams}" if tiling.teams else "")
+
+
+def _shared(tiling: Tiling, number: int) -> Tiling:
+    """A tiling for clusters, with one number of splits or another."""
+    return tiling if tiling.teams else replace(tiling, splits=SPLITS[number % len(SPLITS)])
 
 
 each_tiling = pytest.mark.parametrize("tiling", TILINGS, ids=_name)
@@ -54,13 +61,17 @@ CASES = [
 
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Force:
-    """Lets every product and convolution that warpgroups can multiply take a tiling."""
+    """Lets every product and convolution that warpgroups can multiply take a tiling, if its splits have steps enough.
+
+    Teams compute several tiles of results each, as if the device had two multiprocessors.
+    """
+    monkeypatch.setattr(tiles, "MULTIPROCESSORS", 2)
 
     def use(tiling: Tiling) -> None:
         def chosen(m: int, n: int, k: int, batch: int, moved: float, warpgroups: bool) -> tuple[Tiling, ...]:
             general = ranked_tilings(m, n, k, batch)[0][1]
-            fits = tiling.splits * 2 <= ceil(k / tiling.depth)
-            return (tiling if fits else replace(tiling, splits=1), general) if warpgroups else (general,)
+            fits = tiling.teams or tiling.splits * 2 <= ceil(k / tiling.depth)
+            return (tiling if fits else TEAMS[0], general) if warpgroups else (general,)
 
         for module in (matmul, convolution):
             monkeypatch.setattr(module, "close_tilings", chosen)
@@ -70,8 +81,8 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
 
 @each_tiling
 def test_tilings_fit_a_multiprocessor(tiling: Tiling) -> None:
-    for splits in SPLITS:
-        whole = replace(tiling, splits=splits)
+    for number in range(len(SPLITS)):
+        whole = _shared(tiling, number)
         assert whole.shared_bytes <= SHARED_BYTES
         assert whole.blocks * (whole.shared_bytes + 1024) <= SHARED_BYTES + 1024
 
@@ -80,7 +91,7 @@ def test_tilings_fit_a_multiprocessor(tiling: Tiling) -> None:
 def test_every_tiling_compiles(architecture: int, force: Force) -> None:
     kernels = []
     for number, tiling in enumerate(TILINGS):
-        force(replace(tiling, splits=SPLITS[number % len(SPLITS)]))
+        force(_shared(tiling, number))
         for index in (number % 3, 3 + number % 4):
             plan = npu_compiler.compile(CASES[index].ir(torch.float32), "cuda").main
             choice = next(step for step in plan.steps if isinstance(step, CallChoice))
@@ -99,8 +110,14 @@ def test_only_the_capability_that_has_them_runs_them() -> None:
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (49, 512, 4608), (128, 17920, 1536), (802816, 64, 64)])
 def test_blocks_of_a_cluster_all_have_steps(m: int, n: int, k: int) -> None:
-    for _, tiling in ranked_warpgroup_tilings(m, n, k, 1, 2.0):
-        assert tiling.splits == 1 or tiling.splits * 2 <= ceil(k / tiling.depth)
+    for _, tiling in ranked_cluster_tilings(m, n, k, 1, 2.0):
+        assert 2 <= tiling.splits * 2 <= ceil(k / tiling.depth)
+
+
+def test_blocks_of_teams_stay() -> None:
+    few, many = (ranked_team_tilings(m, 256, 576, 1, 2.0)[0][1] for m in (49, 50176))
+    assert few.grid(4) == 4
+    assert many.grid(1000) == tiles.MULTIPROCESSORS
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (6272, 128, 512), (512, 1536, 8960), (802816, 64, 64)])
@@ -117,15 +134,14 @@ def test_close_tilings_are_few_and_serve_every_device(m: int, n: int, k: int, wa
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_equals_torch(tiling: Tiling, number: int, force: Force, device: Device) -> None:
     turn = number + TILINGS.index(tiling)
-    force(replace(tiling, splits=SPLITS[turn % len(SPLITS)]))
+    force(_shared(tiling, turn))
     compute = torch.float16 if turn % 8 < 4 else torch.bfloat16
     test_ops.check(CASES[number], torch.float32, compute, device)
 
 
 @each_tiling
-@pytest.mark.parametrize("splits", [1, 4])
-def test_pairs_and_a_residual(tiling: Tiling, splits: int, force: Force, device: Device) -> None:
-    force(replace(tiling, splits=splits))
+def test_pairs_and_a_residual(tiling: Tiling, force: Force, device: Device) -> None:
+    force(tiling if tiling.teams else replace(tiling, splits=4))
     graph = CUDAGraph(torch.bfloat16)
     x = graph.input(190, 520)
     gate, up = (graph.call("linear", x, graph.weight(148, 520)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Tiles multiplied by warpgroups: `wgmma`, which only compute capability 9.0 has.
+"""Tiles whose common dimension several blocks share, multiplied by warpgroups, which only compute capability 9.0 has.
 
 What a tiling costs was fitted to 3,000 times of candidates on the convolutions of ResNet-50 at four batch sizes and on
 the products of a language model of 1.5 billion parameters at 128 to 2048 rows, on one NVIDIA H200. Against those times,
@@ -13,7 +13,7 @@ from math import ceil
 
 from cuda_compiler.tiles import MULTIPROCESSORS, Tiling
 
-__all__ = ["WARPGROUP_CANDIDATES", "ranked_warpgroup_tilings"]
+__all__ = ["CLUSTER_CANDIDATES", "ranked_cluster_tilings"]
 
 _ROWS = 64  # that a warpgroup multiplies at a time
 _DEPTH = 64  # of a tile: lines of 128 bytes
@@ -33,7 +33,7 @@ def _tiling(rows: int, columns: int, stages: int, blocks: int) -> Tiling:
     return Tiling(rows, columns, _DEPTH, warps, 1, stages, blocks, by_warpgroups=True)
 
 
-WARPGROUP_CANDIDATES = {
+CLUSTER_CANDIDATES = {
     _tiling(128, 256, 4, 1): _Cost(1906),
     _tiling(256, 128, 4, 1): _Cost(1681),
     _tiling(128, 192, 5, 1): _Cost(1725),
@@ -49,7 +49,6 @@ WARPGROUP_CANDIDATES = {
     _tiling(64, 32, 4, 4): _Cost(1348, 305),
 }
 _USABLE = {
-    1: MULTIPROCESSORS,
     2: 132,
     3: 126,
     4: 120,
@@ -67,7 +66,7 @@ _MEMORY_BYTES = 4447  # of stored results and weights that device memory moves a
 _MARGIN = 0.9  # tiles for warps are mostly faster than the model of their own cost says
 
 
-def ranked_warpgroup_tilings(m: int, n: int, k: int, batch: int, moved: float) -> list[tuple[float, Tiling]]:
+def ranked_cluster_tilings(m: int, n: int, k: int, batch: int, moved: float) -> list[tuple[float, Tiling]]:
     """All candidates after the clocks that they take, as `ranked_tilings` counts them; the best first.
 
     Args:
@@ -80,10 +79,10 @@ def ranked_warpgroup_tilings(m: int, n: int, k: int, batch: int, moved: float) -
 
 def _variants(k: int) -> Iterator[tuple[Tiling, _Cost]]:
     """All candidates, with no more tiles on their way than a block has steps."""
-    for base, cost in WARPGROUP_CANDIDATES.items():
+    for base, cost in CLUSTER_CANDIDATES.items():
         for splits in _USABLE:
             steps = ceil(ceil(k / _DEPTH) / splits)
-            if splits == 1 or splits * 2 <= ceil(k / _DEPTH):
+            if splits * 2 <= ceil(k / _DEPTH):
                 yield replace(base, stages=min(base.stages, max(steps, 3 if steps > 2 else 1)), splits=splits), cost
 
 
@@ -103,4 +102,4 @@ def _clocks(tiling: Tiling, cost: _Cost, m: int, n: int, k: int, batch: int, mov
     results = m * n * batch * moved
     loads = blocks * sides * min(steps * _DEPTH, k) * 2
     clocks = max(clocks, (loads + results) / _CACHE_BYTES, (n * k * batch * 2 + results) / _MEMORY_BYTES)
-    return _LAUNCH + clocks + (_SPLIT + size * _SPLIT_RESULT if tiling.splits > 1 else 0)
+    return _LAUNCH + clocks + _SPLIT + size * _SPLIT_RESULT

@@ -1,0 +1,119 @@
+// How a team of warpgroups stores its tile: from the registers where it was multiplied, columns having been dealt out so that
+// each thread has eight neighbours of a row.
+constexpr int GROUPS = TEAM_THREADS / 128, GROUP_ROWS = WARP_M * 4;
+constexpr int COPY_REGISTERS = TEAMS * GROUPS == 2 && TILE_M > 128 ? 96 : 56; // by the rows whose pixels a thread keeps
+constexpr int PRODUCT_REGISTERS = TEAMS * GROUPS == 2 ? (504 - COPY_REGISTERS) / 16 * 8 : 152;
+constexpr int OTHER_REGISTERS = TEAMS * GROUPS == 2 ? 60 : 40; // of a thread, beside its results and what it fetches for them
+static_assert(TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "registers of a multiprocessor: 504 or 512 for four threads");
+static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has whole rows of a tile of its own");
+
+// A tile of results as a thread sees it: packs of eight neighbours of a row. Of 32 columns each four lanes have a row; where
+// there are 64, they leave half of it to the four lanes that have the next row and take half of that, so that eight lanes
+// store 128 bytes. The first result of a row counts as `base` for the epilogue, whose operands are fetched ahead, as many as
+// there are registers for before the tile is multiplied.
+struct Results {
+    static constexpr bool SHARED_ROWS = TILE_N % 64 == 0;
+    static constexpr int TAKEN = STORE_SIZE * PAIRS, EACH = 8 / TAKEN, PACKS_EACH = TILE_N / 32; // of a step's 8 rows
+    static constexpr int COUNT = STEPS_M * 2 * PACKS_EACH * EACH, COLUMNS_EACH = PACKS_EACH / (SHARED_ROWS ? 2 : 1) * EACH;
+    static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * STEPS_N * 4;
+    static constexpr int FREE_BYTES = FREE_REGISTERS * 4 - COLUMNS_EACH * int(sizeof(FetchedByColumn));
+    static constexpr int FITTING = FREE_BYTES / int(sizeof(FetchedByElement));
+    static constexpr int DEPTH = FITTING < 1 ? 1 : FITTING < COUNT ? FITTING : COUNT;
+    const int batch, rows, columns, base;
+    const bool lower; // of the two rows that eight lanes share
+    int row, col;
+    FetchedByColumn of_column[COLUMNS_EACH];
+    FetchedByElement of_element[DEPTH];
+
+    __device__ __forceinline__ Results(Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
+        : batch(part.batch), rows(rows), columns(columns / PAIRS), base(part.base), lower(threadIdx.x / 4 % 2)
+    {
+        int thread = int(threadIdx.x) % 128;
+        row = part.row + group * GROUP_ROWS + thread / 32 * 16 + thread % 32 / 4 - (SHARED_ROWS && lower ? 1 : 0);
+        col = (part.col + thread % 4 * 8 + (SHARED_ROWS && lower ? 32 : 0)) / PAIRS;
+        #pragma unroll
+        for (int number = 0; number < PACKS_EACH * EACH; ++number) {
+            if (!SHARED_ROWS || number / EACH % 2 == 0) {
+                fetch_column(number, EPILOGUE_ARGUMENTS p);
+            }
+        }
+        #pragma unroll
+        for (int number = 0; number < DEPTH; ++number) {
+            fetch_element(number, EPILOGUE_ARGUMENTS p);
+        }
+    }
+
+    // Which of the packs of operands that are the same for all rows.
+    static constexpr int column_of(int number)
+    {
+        return number / EACH % PACKS_EACH / (SHARED_ROWS ? 2 : 1) * EACH + number % EACH;
+    }
+
+    __device__ __forceinline__ int row_of(int number) const
+    {
+        int pack = number / EACH, rest = SHARED_ROWS ? pack % 2 : 0;
+        return row + pack / PACKS_EACH / 2 * 64 + pack / PACKS_EACH % 2 * 8 + rest;
+    }
+    __device__ __forceinline__ int col_of(int number) const
+    {
+        int pack = number / EACH % PACKS_EACH, first = SHARED_ROWS ? pack / 2 * 64 : pack * 32;
+        return col + (first + number % EACH * TAKEN) / PAIRS;
+    }
+    __device__ __forceinline__ bool is_inside(int number) const
+    {
+        return row_of(number) < rows && col_of(number) < columns;
+    }
+
+    __device__ __forceinline__ void fetch_column(int number, EPILOGUE_PARAMETERS const Params& p)
+    {
+        if (col_of(number) < columns) {
+            of_column[column_of(number)] = fetch_by_column(batch, 0, base + col_of(number), EPILOGUE_ARGUMENTS p);
+        }
+    }
+    __device__ __forceinline__ void fetch_element(int number, EPILOGUE_PARAMETERS const Params& p)
+    {
+        if (is_inside(number)) {
+            int c = base + col_of(number);
+            of_element[number % DEPTH] = fetch_by_element(batch, row_of(number), c, EPILOGUE_ARGUMENTS p);
+        }
+    }
+
+    // The results of a pack and, where rows are shared, of the next one.
+    __device__ __forceinline__ void take(float (&value)[2][8], const Accumulator& sum, int pack) const
+    {
+        const int step = pack / PACKS_EACH / 2, upper = pack / PACKS_EACH % 2 * 2, block = pack % PACKS_EACH * 4;
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            value[0][i] = sum.at[step][block + i / 2][upper + i % 2];
+            if (SHARED_ROWS) {
+                value[1][i] = sum.at[step][block + 4 + i / 2][upper + i % 2];
+                float other = __shfl_xor_sync(0xffffffffu, lower ? value[0][i] : value[1][i], 4);
+                (lower ? value[0][i] : value[1][i]) = other;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store_all(const Accumulator& sum, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    {
+        float value[2][8];
+        #pragma unroll
+        for (int number = 0; number < COUNT; ++number) {
+            const int pack = number / EACH, held = SHARED_ROWS ? pack % 2 : 0;
+            if (number % EACH == 0 && held == 0) {
+                take(value, sum, pack);
+            }
+            if (is_inside(number)) {
+                float part[TAKEN];
+                #pragma unroll
+                for (int i = 0; i < TAKEN; ++i) {
+                    part[i] = value[held][number % EACH * TAKEN + i];
+                }
+                Fetched fetched{of_column[column_of(number)], of_element[number % DEPTH]};
+                store(part, fetched, batch, row_of(number), base + col_of(number), out, EPILOGUE_ARGUMENTS p);
+            }
+            if (number + DEPTH < COUNT) {
+                fetch_element(number + DEPTH, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+};
