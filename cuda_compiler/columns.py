@@ -10,7 +10,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import finish_map, map_kernel, map_macros
 from cuda_compiler.packing import AXES, PackedLoad, Positions, pack_size, packed_loads, unpack, with_packs
 from cuda_compiler.skeleton import pointer_parameters
-from cuda_compiler.tiles import MULTIPROCESSORS
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.codegen.operands import Operands

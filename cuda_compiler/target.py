@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cuda_compiler.attention import lower_attention
-from cuda_compiler.attention_decode import takes_producer
-from cuda_compiler.convolution import lower_conv2d, takes_added_convolution
+from cuda_compiler.attention.decode import takes_producer
+from cuda_compiler.attention.lowering import lower_attention
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.image_packing import packed_weight
+from cuda_compiler.images.convolution import lower_conv2d, takes_added_convolution
+from cuda_compiler.images.image_packing import packed_weight
+from cuda_compiler.images.pooling import lower_pool2d
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.matmul import lower_matmul
-from cuda_compiler.matvec import takes_vector_prologue
-from cuda_compiler.pooling import lower_pool2d
+from cuda_compiler.products.matmul import lower_matmul
+from cuda_compiler.products.matvec import takes_vector_prologue
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.codegen.grouping import Group

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cuda_compiler import bulk_products
-from cuda_compiler.bulk_tilings import BULK_CANDIDATES, BulkTiling, bulk_tilings
+from cuda_compiler.products import bulk
+from cuda_compiler.products.bulk_tilings import BULK_CANDIDATES, BulkTiling, bulk_tilings
 from cuda_runtime.nvrtc import compile_kernel
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall
 from npu_compiler.compiled_program import CompiledProgram
@@ -42,7 +42,7 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
         def chosen(m: int, n: int, k: int) -> tuple[BulkTiling, ...]:
             return (replace(tiling, splits=min(tiling.splits, -(-k // 64))),)
 
-        monkeypatch.setattr(bulk_products, "bulk_tilings", chosen)
+        monkeypatch.setattr(bulk, "bulk_tilings", chosen)
 
     return use
 

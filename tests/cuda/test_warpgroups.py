@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import npu_compiler
-from cuda_compiler import convolution, matmul, tiles
-from cuda_compiler.cluster_tiles import CLUSTER_CANDIDATES, ranked_cluster_tilings
-from cuda_compiler.team_tiles import TEAM_CANDIDATES, ranked_team_tilings
-from cuda_compiler.tiled import close_tilings
-from cuda_compiler.tiles import Tiling, ranked_tilings
+from cuda_compiler.images import convolution
+from cuda_compiler.products import matmul
+from cuda_compiler.tiles import tiling as tiles
+from cuda_compiler.tiles.clusters import CLUSTER_CANDIDATES, ranked_cluster_tilings
+from cuda_compiler.tiles.lowering import close_tilings
+from cuda_compiler.tiles.teams import TEAM_CANDIDATES, ranked_team_tilings
+from cuda_compiler.tiles.tiling import Tiling, ranked_tilings
 from npu_compiler.codegen.plan import CallChoice
 from npu_runtime import Device
 from tests.cuda.kernels import check_compile, kernels_for

@@ -11,7 +11,7 @@ import pytest
 
 from cuda_compiler import compile_subgraph, is_cuda_op_supported
 from cuda_compiler.target import CUDATarget
-from cuda_compiler.tiles import CANDIDATES, ranked_tilings
+from cuda_compiler.tiles.tiling import CANDIDATES, ranked_tilings
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy

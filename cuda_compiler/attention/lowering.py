@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
-from cuda_compiler.attention_decode import DECODE_REQUIRES, lower_decode
-from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_states, mask_values
-from cuda_compiler.attention_prefill import is_for_warpgroups, lower_prefill
-from cuda_compiler.attention_sizes import padded, size_macros
+from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
+from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_states, mask_values
+from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
+from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
-from cuda_compiler.tiles import MULTIPROCESSORS
-from cuda_compiler.wgmma import WARPGROUPS
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS
+from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of

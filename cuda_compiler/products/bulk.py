@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from cuda_compiler.anchors import anchor_launch
-from cuda_compiler.bulk_tilings import LINE, BulkTiling, bulk_tilings
 from cuda_compiler.packing import Positions, pack_size
-from cuda_compiler.products import Matrix, Product
-from cuda_compiler.wgmma import WARPGROUPS, warpgroup_product
+from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
+from cuda_compiler.products.product import Matrix, Product
+from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, TensorMap
 from npu_compiler.codegen.target import Lowering

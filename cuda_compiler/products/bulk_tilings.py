@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from cuda_compiler.tiles import MULTIPROCESSORS
-from cuda_compiler.wgmma import SHARED_BYTES
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS
+from cuda_compiler.tiles.wgmma import SHARED_BYTES
 
 __all__ = ["BULK_CANDIDATES", "LINE", "BulkTiling", "bulk_tilings"]
 

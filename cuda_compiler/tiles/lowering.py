@@ -6,10 +6,10 @@ from functools import lru_cache
 from math import prod
 
 from cuda_compiler.anchors import anchor_source
-from cuda_compiler.cluster_tiles import ranked_cluster_tilings
-from cuda_compiler.team_tiles import ranked_team_tilings
-from cuda_compiler.tiles import Tiling, ranked_tilings
-from cuda_compiler.wgmma import WARPGROUPS, warpgroup_product
+from cuda_compiler.tiles.clusters import ranked_cluster_tilings
+from cuda_compiler.tiles.teams import ranked_team_tilings
+from cuda_compiler.tiles.tiling import Tiling, ranked_tilings
+from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.plan import Argument, CallOption, KernelCall

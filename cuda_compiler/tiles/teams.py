@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from cuda_compiler.tiles import MULTIPROCESSORS, Tiling
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS, Tiling
 
 __all__ = ["TEAM_CANDIDATES", "ranked_team_tilings"]
 

@@ -8,7 +8,7 @@ from math import prod
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
-from cuda_compiler.wgmma import warpgroup_product
+from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import Argument, KernelCall
 from npu_compiler.codegen.target import Lowering

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from cuda_compiler.anchors import anchor_source
-from cuda_compiler.image_packing import CHUNK, is_packed_image
-from cuda_compiler.tiles import MULTIPROCESSORS
-from cuda_compiler.wgmma import SHARED_BYTES
-from cuda_compiler.window_tiles import (
+from cuda_compiler.images.image_packing import CHUNK, is_packed_image
+from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     OUTPUTS,
     RESULT_BYTES,
@@ -16,6 +14,8 @@ from cuda_compiler.window_tiles import (
     tiles_of,
     window_launch,
 )
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS
+from cuda_compiler.tiles.wgmma import SHARED_BYTES
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.codegen.target import Lowering

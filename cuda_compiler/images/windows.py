@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cuda_compiler.anchors import anchor_source
-from cuda_compiler.image_packing import packed_weight
-from cuda_compiler.tiles import MULTIPROCESSORS
-from cuda_compiler.window_tiles import (
+from cuda_compiler.images.image_packing import packed_weight
+from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     RESULT_BYTES,
     TILE_X,
@@ -16,6 +15,7 @@ from cuda_compiler.window_tiles import (
     tiles_of,
     window_launch,
 )
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.codegen.target import Lowering

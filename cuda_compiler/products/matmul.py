@@ -6,14 +6,14 @@ from dataclasses import replace
 from math import prod
 
 from cuda_compiler.anchors import anchor_launch
-from cuda_compiler.bulk_products import bulk_options
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.matvec import as_vectors, lower_vectors
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
-from cuda_compiler.products import Product, offset_function, product_of
-from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
-from cuda_compiler.tiles import Tiling
+from cuda_compiler.products.bulk import bulk_options
+from cuda_compiler.products.matvec import as_vectors, lower_vectors
+from cuda_compiler.products.product import Product, offset_function, product_of
+from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles.tiling import Tiling
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import traffic_of
 from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of

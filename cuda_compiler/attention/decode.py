@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
-from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention_sizes import padded, size_macros
+from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch
-from cuda_compiler.attention_mask import MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention_sizes import size_macros
+from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.sizes import size_macros
 from cuda_compiler.packing import Positions, pack_size
-from cuda_compiler.tiles import MULTIPROCESSORS
-from cuda_compiler.wgmma import SHARED_BYTES, warpgroup_product
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS
+from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
 from npu_compiler.codegen.attention import AttentionProblem
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import Argument, KernelCall

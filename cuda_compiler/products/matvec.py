@@ -9,9 +9,9 @@ from math import prod
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size
-from cuda_compiler.products import Matrix, Product, offset_function
+from cuda_compiler.products.product import Matrix, Product, offset_function
 from cuda_compiler.rows import VectorFunction, vector_function
-from cuda_compiler.tiles import MULTIPROCESSORS
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import flops_of
 from npu_compiler.codegen.plan import KernelCall

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from cuda_compiler.tiles import MULTIPROCESSORS, Tiling
+from cuda_compiler.tiles.tiling import MULTIPROCESSORS, Tiling
 
 __all__ = ["CLUSTER_CANDIDATES", "ranked_cluster_tilings"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.image_packing import (
+from cuda_compiler.images.image_packing import (
     CHUNK,
     chunks_follow_steps,
     is_packed_image,
@@ -17,12 +17,12 @@ from cuda_compiler.image_packing import (
     pack_image,
     packed_weight,
 )
-from cuda_compiler.overlap_convolution import fits_overlaps, lower_overlaps
+from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
+from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
-from cuda_compiler.tiled import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
-from cuda_compiler.tiles import Tiling
-from cuda_compiler.wgmma import WARPGROUPS
-from cuda_compiler.window_convolution import fits_windows, lower_windows
+from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles.tiling import Tiling
+from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.codegen.target import Lowering

@@ -1,0 +1,1 @@
+"""Attention on CUDA: of many rows, of a decode step, and for any device."""
