@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +12,22 @@ from npu_compiler.compiled_program import CompiledProgram
 from tests.cuda.kernels import check_plan_compiles
 from tests.support.decoders import make_decoder
 
+_WIDTHS = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 32768,
+}
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> CompiledProgram:
-    """A Qwen2.5 of few layers, with prefill of 16 and 48."""
-    folder: Path = make_decoder(tmp_path_factory.mktemp("qwen"), "Qwen2", prefill=(16, 48)).folder
-    names = ("decode", "prefill_16", "prefill_48")
+    """Two layers as wide as those of Qwen2.5-1.5B, with prefill of 16, 128 and 512."""
+    lengths = (16, 128, 512)
+    folder = make_decoder(tmp_path_factory.mktemp("qwen"), "Qwen2", 2048, lengths, **_WIDTHS).folder
+    names = ("decode", *(f"prefill_{length}" for length in lengths))
     irs = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     return npu_compiler.compile(irs, target="cuda")
 
@@ -33,6 +42,12 @@ def test_a_layer_of_a_decode_step_is_five_launches(program: CompiledProgram) -> 
     start = found.index("attention_decode")
     following = found.index("attention_decode", start + 1)
     assert found[start:following] == ["attention_decode", "matvec", "matvec", "matvec", "matvec"]
+
+
+@pytest.mark.parametrize("rows", [128, 512])
+def test_products_of_a_prefill_go_by_the_copy_engine(program: CompiledProgram, rows: int) -> None:
+    """Four in each layer, and one in the last, of which only one row is asked for."""
+    assert entries(program, f"prefill_{rows}").count("matmul_bulk") == 5
 
 
 def test_a_mask_is_summed_up_once(program: CompiledProgram) -> None:
