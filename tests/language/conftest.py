@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device, Generator
 from tests.support.decoders import Decoder, make_decoder
 
@@ -22,3 +23,9 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 @pytest.fixture(scope="session")
 def generator(qwen: Decoder, device: Device) -> Generator:
     return Generator(qwen.folder, device)
+
+
+@pytest.fixture(scope="session")
+def program(qwen: Decoder, generator: Generator) -> CompiledProgram:
+    """What the generator compiled, and left in the folder."""
+    return CompiledProgram.load(qwen.folder / f"model.{generator.model.device.target}.npubin")

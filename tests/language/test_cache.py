@@ -54,8 +54,7 @@ def test_a_decode_step_writes_the_new_token_and_nothing_else(generator: Generato
         assert changed.tolist() == [20]
 
 
-def test_the_plan_updates_every_cache_in_place(qwen: Decoder, generator: Generator) -> None:
-    program = CompiledProgram.load(qwen.folder / "model.metal.npubin")
+def test_the_plan_updates_every_cache_in_place(program: CompiledProgram, generator: Generator) -> None:
     for name, step in generator.model.spec.functions.items():
         plan = program.functions[name]
         assert set(plan.state) == {(updated, given) for given, updated in step.caches}, plan.notes
@@ -150,15 +149,15 @@ def test_the_rotary_angle_far_out(tmp_path: Path, device: Device) -> None:
     assert not np.allclose(keys[:, :8], wrong.real, rtol=0.02, atol=0.02)
 
 
-def test_weights_lie_on_the_device_once(qwen: Decoder, device: Device) -> None:
-    program = CompiledProgram.load(qwen.folder / "model.metal.npubin")
+def test_weights_lie_on_the_device_once(qwen: Decoder, program: CompiledProgram, device: Device) -> None:
     path = qwen.folder / "model.safetensors"
     assert len(program.functions) == 3
     assert load_weights(path, program, device).nbytes <= 1.01 * path.stat().st_size
 
 
-def test_a_cache_in_two_runs_at_once(qwen: Decoder, device: Device, generator: Generator) -> None:
-    program = CompiledProgram.load(qwen.folder / "model.metal.npubin")
+def test_a_cache_in_two_runs_at_once(
+    qwen: Decoder, program: CompiledProgram, device: Device, generator: Generator
+) -> None:
     executor, step = Executor(program, device, "decode"), generator.model.spec.functions["decode"]
     sequence = generator.model.begin()
     caches = {name: c for (name, _), c in zip(step.caches, sequence.caches, strict=True) if isinstance(c, NPUBuffer)}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import npu_compiler
+from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ExtractionError, InputError, IRError, TargetMismatchError, WeightError
 from npu_runtime import Device, Generator
 from npu_runtime.tokenizer import TextStream, load_tokenizer
@@ -209,10 +210,9 @@ def test_weights_of_another_model(qwen: Decoder, device: Device, tmp_path: Path)
         Generator(folder, device)
 
 
-def test_a_program_for_another_target(qwen: Decoder, device: Device) -> None:
+def test_a_program_for_another_target(qwen: Decoder, program: CompiledProgram, device: Device) -> None:
     from dataclasses import replace
 
-    program = npu_compiler.CompiledProgram.load(qwen.folder / "model.metal.npubin")
     generator = Generator(qwen.folder, device, program=replace(program, target="other"))
     with pytest.raises(TargetMismatchError, match="compile it again"):
         generator.generate(PROMPT)
