@@ -70,11 +70,12 @@ def _with_parts(graph: IRGraph, launch_flops: int) -> IRGraph | None:
     """The graph with every selection as far ahead as its rows go; None where all stay where they are."""
     selections = {node.name: found for node in graph.nodes if (found := selection_of(node, graph)) is not None}
     whole: set[str] = set()
+    users = graph.users() if selections else {}
     while selections and (demand := _demand(graph, selections, whole)).small:
         unworthy = {
             *_without_work(graph, demand),
-            *_epilogues(graph, demand),
-            *_better_merged(graph, demand, launch_flops),
+            *_epilogues(graph, users, demand),
+            *_better_merged(graph, users, demand, launch_flops),
         }
         if not unworthy:
             return _rewritten(graph, selections, demand)
@@ -139,12 +140,11 @@ def _without_work(graph: IRGraph, demand: _Demand) -> Iterator[str]:
     yield from (node.name for node in small if root(node.outputs[0]) not in worthy)
 
 
-def _epilogues(graph: IRGraph, demand: _Demand) -> Iterator[str]:
+def _epilogues(graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand) -> Iterator[str]:
     """Small nodes that alone read the whole result of a product: they are its epilogue, as long as they stay whole."""
-    producers, users = graph.producers(), graph.users()
-    products = {name for node in graph.nodes if _family(node) in _PRODUCTS for name in node.outputs}
     done: set[str] = set()  # tensors that hold the result of a small product, or of what follows one
-    ends = {name for name in products if producers[name].name not in demand.small}
+    whole = (node for node in graph.nodes if _family(node) in _PRODUCTS and node.name not in demand.small)
+    ends = {name for node in whole for name in node.outputs}
     for node in graph.nodes:
         found = demand.small.get(node.name)
         if found is None:
@@ -159,9 +159,11 @@ def _epilogues(graph: IRGraph, demand: _Demand) -> Iterator[str]:
             yield node.name
 
 
-def _better_merged(graph: IRGraph, demand: _Demand, launch_flops: int) -> Iterator[str]:
+def _better_merged(
+    graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand, launch_flops: int
+) -> Iterator[str]:
     """Small linears that save less than a launch where they leave the product of those that share their input."""
-    for members in linears_by_input(graph, graph.users()):
+    for members in linears_by_input(graph, users):
         small = [node for node in members if node.name in demand.small]
         saved = sum(_saved(node, graph.tensors, demand) for node in small)
         if len(small) < len(members) and saved < launch_flops:

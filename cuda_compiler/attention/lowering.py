@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
-from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_states, mask_values
+from cuda_compiler.attention.mask import MAX_GRID, MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
-from cuda_compiler.attention.sizes import padded, size_macros
+from cuda_compiler.attention.sizes import operand_values, padded, size_macros
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
@@ -22,7 +22,6 @@ from npu_compiler.symbolic import OpRefusal
 
 __all__ = ["lower_attention"]
 
-_MAX_GRID = 65535
 _CHUNK = 8  # elements of 16 bytes
 _SLOTS = 3  # as in attention_tile.cuh
 _DIMS = ((0, 1), (2,), (3,))
@@ -122,7 +121,7 @@ def _lower_tiles(
         positions,
         size=min(2, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, states, parts),
-        values=_values(division),
+        values=operand_values(problem, division.state_rows),
         macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         flops=problem.flops,
         blocks=division.row_tiles,
@@ -139,8 +138,8 @@ def _problem(group: Group, lowering: Lowering) -> AttentionProblem:
     if len(problem.dtypes) != 1 or not problem.dtypes <= {FLOAT16, BFLOAT16}:
         given = ", ".join(str(operand.tensor.dtype) for operand in (problem.q, problem.k, problem.v))
         raise OpRefusal(f"given query, key and value of {given}, expected all of float16 or all of bfloat16")
-    if problem.batch * problem.groups > _MAX_GRID:
-        raise OpRefusal(f"given {problem.batch} * {problem.groups} heads of keys, expected at most {_MAX_GRID}")
+    if problem.batch * problem.groups > MAX_GRID:
+        raise OpRefusal(f"given {problem.batch} * {problem.groups} heads of keys, expected at most {MAX_GRID}")
     return problem
 
 
@@ -192,9 +191,3 @@ def _macros(division: _Division) -> dict[str, object]:
         "STATE_ROWS": division.state_rows,
         **mask_macros(problem),
     }
-
-
-def _values(division: _Division) -> dict[str, int]:
-    problem = division.problem
-    operands = {**problem.q.strides("q"), **problem.k.strides("k"), **problem.v.strides("v")}
-    return {"rows": problem.rows, **operands, **mask_values(problem, division.state_rows)}

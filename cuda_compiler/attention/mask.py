@@ -14,11 +14,11 @@ from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.view import View
 
-__all__ = ["MaskBlocks", "STATE_FIELDS", "mask_macros", "mask_states", "mask_values"]
+__all__ = ["MAX_GRID", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
 
-STATE_FIELDS = ("state_batch", "state_head", "state_parts")
+_STATE_FIELDS = ("state_batch", "state_head", "state_parts")
 
-_MAX_GRID = 65535
+MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
 _CHUNK_BYTES = 16  # that a thread reads at a time
 
@@ -54,7 +54,7 @@ def mask_macros(problem: AttentionProblem) -> dict[str, object]:
 def mask_values(problem: AttentionProblem, state_rows: int) -> dict[str, int]:
     """Parameters that say where a mask's numbers and the states of its blocks lie; zeros without a mask."""
     if problem.mask is None:
-        return dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_step", *STATE_FIELDS), 0)
+        return dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_step", *_STATE_FIELDS), 0)
     _, heads = _distinct(problem.mask.view)
     return {
         **problem.mask.strides("mask"),
@@ -81,8 +81,8 @@ def mask_states(
         return [], problem.k.argument
     batch, heads = _distinct(problem.mask.view)
     parts, tiles = -(-problem.rows // state_rows), -(-problem.length // block)
-    if batch * heads > _MAX_GRID or parts > _MAX_GRID:
-        raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {_MAX_GRID} of each")
+    if batch * heads > MAX_GRID or parts > MAX_GRID:
+        raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {MAX_GRID} of each")
     key = ("mask states", problem.mask.tensor.index, problem.mask.view, state_rows, block)
     buffer, is_new = lowering.common_scratch(key, batch * heads * parts * tiles)
     if not is_new:

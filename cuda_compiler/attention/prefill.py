@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_launch
-from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.sizes import size_macros
+from cuda_compiler.attention.mask import MaskBlocks, mask_macros
+from cuda_compiler.attention.sizes import operand_values, size_macros
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
@@ -109,7 +109,6 @@ def lower_prefill(
         warpgroup_product(division.block, dtype, "multiply_keys"),
         warpgroup_product(problem.value_size, dtype, "multiply_values", a_in_registers=True, b_along_columns=True),
     ]
-    operands = {**problem.q.strides("q"), **problem.k.strides("k"), **problem.v.strides("v")}
     return anchor_launch(
         "attention_prefill",
         group,
@@ -117,7 +116,7 @@ def lower_prefill(
         positions,
         size=pack_size(group, positions.operands, group.shape[-1]),
         inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, blocks.states, parts),
-        values={"rows": problem.rows, **operands, **mask_values(problem, blocks.rows)},
+        values=operand_values(problem, blocks.rows),
         macros={
             **_macros(division),
             "STATE_ROWS": blocks.rows,

@@ -1,12 +1,13 @@
-"""Sizes that every attention kernel is compiled for."""
+"""Sizes that attention kernels are compiled for, and where their operands lie."""
 
 from __future__ import annotations
 
+from cuda_compiler.attention.mask import mask_values
 from cuda_compiler.dialect import CUDA
 from npu_compiler.codegen.attention import AttentionProblem
 from npu_compiler.dtypes import FLOAT32
 
-__all__ = ["padded", "size_macros"]
+__all__ = ["operand_values", "padded", "size_macros"]
 
 
 def padded(size: int) -> int:
@@ -25,3 +26,9 @@ def size_macros(problem: AttentionProblem) -> dict[str, object]:
         "LENGTH": problem.length,
         "SCALE": CUDA.literal(problem.scale, FLOAT32),
     }
+
+
+def operand_values(problem: AttentionProblem, state_rows: int) -> dict[str, int]:
+    """Parameters that say how many rows there are, and where the operands, the mask and its blocks' states lie."""
+    operands = {**problem.q.strides("q"), **problem.k.strides("k"), **problem.v.strides("v")}
+    return {"rows": problem.rows, **operands, **mask_values(problem, state_rows)}

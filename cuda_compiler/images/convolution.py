@@ -30,7 +30,7 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import Anchor, TracedTensor
 
-__all__ = ["IMAGE_DIMS", "image_values", "lower_conv2d", "takes_added_convolution"]
+__all__ = ["IMAGE_DIMS", "lower_conv2d", "takes_added_convolution"]
 
 IMAGE_DIMS = ((), (0, 2, 3), (1,))  # a row is a pixel of [N, C, H, W], a column a channel
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
@@ -121,7 +121,7 @@ def _reads_chunks(anchor: TracedTensor | None) -> bool:
     return whole and is_packed_weight(weight) and is_packed_image(image, channels)
 
 
-def image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
+def _image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
     """Parameters that say where the pixels of an image lie."""
     image_stride, channel_stride, y_stride, x_stride = ref.view.strides
     return {
@@ -248,7 +248,7 @@ def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> Kernel
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     w_output, w_channel, w_y, w_x = conv.weight_ref.view.strides
     values = {
-        **image_values(conv.image_ref, group.shape),
+        **_image_values(conv.image_ref, group.shape),
         "results": prod(group.shape),
         "outputs": group.shape[1],
         "group_outputs": conv.outputs,

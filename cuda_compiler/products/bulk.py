@@ -13,7 +13,7 @@ from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, TensorMap
 from npu_compiler.codegen.target import Lowering
 
-__all__ = ["bulk_options", "lower_bulk"]
+__all__ = ["bulk_options"]
 
 _ROWS = 65  # fewer are what one warpgroup multiplies at a time
 _GROUP = 32  # columns whose lines are ordered together
@@ -26,7 +26,7 @@ def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Po
     if not _suits(found):
         return []
     return [
-        CallOption(WARPGROUPS, (lower_bulk(found, group, lowering, positions, tiling),))
+        CallOption(WARPGROUPS, (_lower_bulk(found, group, lowering, positions, tiling),))
         for tiling in bulk_tilings(found.m, found.n, found.k)
     ]
 
@@ -36,7 +36,7 @@ def _suits(found: Product) -> bool:
     return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
 
 
-def lower_bulk(
+def _lower_bulk(
     found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: BulkTiling
 ) -> KernelCall:
     """The launch of one tiling."""

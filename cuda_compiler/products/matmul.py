@@ -45,12 +45,11 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
     moved = bytes_of_a_result(group, lowering)
     tilings = close_tilings(found.m, found.n, found.k, prod(found.batch), moved, found.along_k)
     options = bulk_options(found, group, lowering, positions)
-    if options:
-        tilings = tuple(tiling for tiling in tilings if not tiling.by_warpgroups)[:1]
+    by_warpgroups = [] if options else [tiling for tiling in tilings if tiling.by_warpgroups]
     if _suits_library(found):
         options.append(CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering))))
-        for_any_device = next(tiling for tiling in tilings if not tiling.by_warpgroups)
-        tilings = (*(tiling for tiling in tilings if tiling.by_warpgroups), for_any_device)
+    if options:  # there is a quicker way, but not on every device
+        tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.by_warpgroups))
     options += [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
     return choice_of(options)
 

@@ -17,7 +17,7 @@ from npu_compiler.codegen.plan import ExecutionPlan
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 from tests.support.running import host_array
 
-__all__ = ["CASES", "Case", "check", "plans"]
+__all__ = ["CASES", "Case", "check", "check_smaller", "plans"]
 
 
 class Layer(torch.nn.Module):
@@ -94,6 +94,13 @@ def plans(case: Case, target: str, patch: pytest.MonkeyPatch) -> tuple[Execution
     plan = npu_compiler.compile(ir, target).main
     patch.setattr(graph_optimizer, "compute_asked_rows", lambda graph, launch_flops: graph)
     return plan, npu_compiler.compile(ir, target).main
+
+
+def check_smaller(case: Case, target: str, patch: pytest.MonkeyPatch) -> None:
+    """Less arithmetic in no more launches."""
+    plan, whole = plans(case, target, patch)
+    assert len(plan.calls) <= len(whole.calls)
+    assert sum(call.flops for call in plan.calls) < 0.8 * sum(call.flops for call in whole.calls)
 
 
 def check(case: Case, device: Device, folder: Path) -> None:
