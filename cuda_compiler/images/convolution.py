@@ -11,6 +11,7 @@ from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import (
     CHUNK,
+    IMAGE_DIMS,
     chunks_follow_steps,
     is_packed_image,
     is_packed_weight,
@@ -30,9 +31,8 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.expr import Ref
 from npu_compiler.trace import Anchor, TracedTensor
 
-__all__ = ["IMAGE_DIMS", "lower_conv2d", "takes_added_convolution"]
+__all__ = ["lower_conv2d", "takes_added_convolution"]
 
-IMAGE_DIMS = ((), (0, 2, 3), (1,))  # a row is a pixel of [N, C, H, W], a column a channel
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
 _PLAIN_THREADS = 128
 

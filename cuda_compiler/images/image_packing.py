@@ -15,8 +15,17 @@ from npu_compiler.expr import Ref
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
 
-__all__ = ["CHUNK", "chunks_follow_steps", "is_packed_image", "is_packed_weight", "pack_image", "packed_weight"]
+__all__ = [
+    "CHUNK",
+    "IMAGE_DIMS",
+    "chunks_follow_steps",
+    "is_packed_image",
+    "is_packed_weight",
+    "pack_image",
+    "packed_weight",
+]
 
+IMAGE_DIMS = ((), (0, 2, 3), (1,))  # a row is a pixel of [N, C, H, W], a column a channel
 CHUNK = 8  # elements that are copied at a time: 16 bytes
 _FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
 _PACK_THREADS = 256

@@ -65,7 +65,6 @@ def lower_overlaps(group: Group, lowering: Lowering) -> KernelCall:
         threads=_GROUPS * GROUP_THREADS,
         shared_bytes=_GROUPS * _group_bytes(group),
         columns=TILE_X * TILE_Y,
-        a_in_registers=True,
     )
 
 

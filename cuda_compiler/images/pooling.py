@@ -6,7 +6,7 @@ from math import prod
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.convolution import IMAGE_DIMS
+from cuda_compiler.images.image_packing import IMAGE_DIMS
 from cuda_compiler.packing import PACK_SIZES, Positions, pack_size, resolve_anchor
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group

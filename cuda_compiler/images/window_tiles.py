@@ -7,6 +7,7 @@ from math import prod
 
 from cuda_compiler.anchors import anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.image_packing import IMAGE_DIMS
 from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.codegen.grouping import Group
@@ -15,11 +16,10 @@ from npu_compiler.codegen.target import Lowering
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
-__all__ += ["fits_window_tiles", "tiles_of", "window_geometry", "window_launch"]
+__all__ += ["fits_window_tiles", "tiles_of", "window_launch"]
 
 TILE_X, TILE_Y = 8, 16  # results; 8 neighbours are what tensor cores read at a time
 OUTPUTS, GROUP_THREADS = 64, 128
-_IMAGE_DIMS = ((), (0, 2, 3), (1,))
 _CHUNK = 8  # results that are stored together
 _STAGED_BYTES = 2 * OUTPUTS + 16  # of shared memory for a result; neighbours begin in different banks
 RESULT_BYTES = TILE_X * TILE_Y * _STAGED_BYTES
@@ -30,7 +30,7 @@ def fits_window_tiles(group: Group, lowering: Lowering) -> bool:
 
     They are read before the kernel ahead has finished.
     """
-    found = resolve_anchor(group, lowering, _IMAGE_DIMS)
+    found = resolve_anchor(group, lowering, IMAGE_DIMS)
     by_channel = not found.statements and all(
         not any(walk[:-1]) for key, walk in found.operands.walks.items() if key is not None
     )
@@ -45,7 +45,7 @@ def tiles_of(group: Group) -> int:
     return batch * -(-height // TILE_Y) * -(-width // TILE_X)
 
 
-def window_geometry(group: Group) -> dict[str, object]:
+def _geometry(group: Group) -> dict[str, object]:
     """What the kernels know of the image and of the taps when they are compiled."""
     source = anchor_source(group)
     image, weight = (ref.view for ref in source.operands)
@@ -73,7 +73,6 @@ def window_launch(
     threads: int,
     shared_bytes: int,
     columns: int,
-    a_in_registers: bool = False,
 ) -> KernelCall:
     """A launch of one of the kernels that compute such tiles.
 
@@ -81,19 +80,18 @@ def window_launch(
         entry: The kernel.
         group: What to compute.
         lowering: Where the trace's tensors are.
-        macros: What the kernel expects beside `window_geometry`.
+        macros: What the kernel expects beside the geometry of image and taps.
         blocks: Blocks for each 64 output channels.
         threads: Threads of a block.
         shared_bytes: Its shared memory.
-        columns: Results of one product.
-        a_in_registers: Whether weights are in registers, not in shared memory.
+        columns: Results of one product, whose weights are in registers.
 
     Raises:
         OpRefusal: A tensor is too large.
     """
     refs = anchor_source(group).operands
     tensors = [lowering.tensors[ref.tensor] for ref in refs]
-    found = resolve_anchor(group, lowering, _IMAGE_DIMS)
+    found = resolve_anchor(group, lowering, IMAGE_DIMS)
     dtype = tensors[0].dtype
     common = {
         "tile_t": CUDA.storage[dtype.name],
@@ -103,7 +101,7 @@ def window_launch(
     }
     generated = (
         element_functions(group, found, "int batch, int row, int col, "),
-        warpgroup_product(columns, dtype.name, a_in_registers=a_in_registers),
+        warpgroup_product(columns, dtype.name, a_in_registers=True),
     )
     return anchor_launch(
         entry,
@@ -113,7 +111,7 @@ def window_launch(
         size=_CHUNK,
         inputs=[Argument(t.index, ref.view.offset * t.dtype.size) for t, ref in zip(tensors, refs, strict=True)],
         values={"tiles": tiles_of(group)},
-        macros={**window_geometry(group), **common, **macros},
+        macros={**_geometry(group), **common, **macros},
         flops=2 * prod(group.shape) * prod(refs[1].view.shape[1:]),
         blocks=blocks,
         splits=-(-group.shape[1] // OUTPUTS),

@@ -90,7 +90,6 @@ def lower_windows(group: Group, lowering: Lowering) -> KernelCall:
         threads=GROUP_THREADS,
         shared_bytes=window.nbytes + RESULT_BYTES,
         columns=TILE_X * TILE_Y // 2,
-        a_in_registers=True,
     )
 
 
