@@ -53,9 +53,8 @@ def _measure(
     name: str, batch: int, device: Device, ceilings: dict[str, float], args: argparse.Namespace
 ) -> dict[str, Any]:
     """Checks and times one model at one batch size; times in milliseconds."""
-    module = resnet(name, weights="seeded").module
-    images = _images(batch)
-    program, weights = _compiled(name, module, images, device)
+    images = images_of(batch)
+    module, program, weights = compiled_resnet(name, images, device)
     executor = CUDAExecutor(program, device, tune=args.tune)
     on_device = torch.from_numpy(images).cuda()
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
@@ -77,17 +76,19 @@ def _measure(
     return figures | cuda_timing.best_peer(figures)
 
 
-def _compiled(
-    name: str, module: torch.nn.Module, images: NDArray[np.float32], device: Device
-) -> tuple[CompiledProgram, Weights]:
+def compiled_resnet(
+    name: str, images: NDArray[np.float32], device: Device
+) -> tuple[torch.nn.Module, CompiledProgram, Weights]:
+    """A ResNet with seeded weights, and the same compiled for these images, with its weights on the device."""
+    module = resnet(name, weights="seeded").module
     with tempfile.TemporaryDirectory(prefix="npu-benchmark-") as folder:
         ir = Path(folder, f"{name}.json")
         npu_compiler.extract(module, torch.from_numpy(images), ir, model_name=name)
         program = npu_compiler.compile(ir, target="cuda")
-        return program, load_weights(ir.with_suffix(".safetensors"), program, device)
+        return module, program, load_weights(ir.with_suffix(".safetensors"), program, device)
 
 
-def _images(batch: int) -> NDArray[np.float32]:
+def images_of(batch: int) -> NDArray[np.float32]:
     """Photographs; from the ninth on, mixtures of them."""
     crops = photograph_crops(min(batch, 8))
     rng = np.random.default_rng(0)

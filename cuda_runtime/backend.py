@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from threading import Lock
+from time import perf_counter
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.capability import fitting_options
-from cuda_runtime.device import CUDABuffer, CUDADevice, VisibleBuffer
+from cuda_runtime.conversion import convert
+from cuda_runtime.device import CUDABuffer, CUDADevice, Flag, VisibleBuffer
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.recording import CUDARecording
 from cuda_runtime.tuning_results import TuningResults
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
-from npu_compiler.layout import BufferSpec
+from npu_compiler.dtypes import BFLOAT16
+from npu_compiler.errors import InputError
+from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.memory import ALIGNMENT
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
 
 __all__ = ["CUDABackend"]
+
+_WORTHWHILE = 1 << 16  # bytes; fewer are converted on the host in the time that a launch takes
 
 
 class CUDABackend(CUDADevice, Backend):
@@ -36,10 +44,18 @@ class CUDABackend(CUDADevice, Backend):
         super().__init__(ordinal)
         self.transfers = Transfers()
         self.results = TuningResults(self.name, self.capability)
+        self._converting, self._lost = Lock(), Flag(self)
 
     @classmethod
     def open(cls, name: str, ordinal: int) -> Self:
         return cls(ordinal)
+
+    def sibling(self) -> Self:
+        """The same device with streams of its own; what one makes is waited for where another reads it."""
+        return type(self)(self.ordinal)
+
+    def shares_memory_with(self, other: Backend) -> bool:
+        return isinstance(other, CUDABackend) and other.ordinal == self.ordinal
 
     def allocate_all(self, sizes: Sequence[int]) -> list[DeviceBuffer]:
         """As `Backend.allocate_all`: pieces of one allocation, because the driver rounds each up to 2 MiB."""
@@ -58,6 +74,41 @@ class CUDABackend(CUDADevice, Backend):
         if buffer.nbytes:
             with self.active():
                 buffer.array.data.memset_async(0, buffer.nbytes, self.stream)
+
+    def upload(self, array: NDArray[Any], spec: BufferSpec) -> DeviceBuffer:
+        """As `Backend.upload`; what must be converted crosses as it is, and is converted on the device."""
+        spec.check(array)
+        if array.nbytes < _WORTHWHILE or array.dtype == spec.dtype.numpy or array.dtype.name == "bfloat16":
+            return super().upload(array, spec)
+        started = perf_counter()
+        buffer, crossed = self.allocate(spec.nbytes), self.allocate(array.nbytes)
+        with self._converting:
+            self.copy_in(np.ascontiguousarray(array).reshape(-1).view(np.uint8), crossed)
+            with self.active():
+                if spec.layout.is_padded:
+                    self.clear(buffer)
+                source = crossed.array.view(array.dtype).reshape(array.shape)
+                convert(source, buffer.view(spec), self.stream, self._lost.array)
+                self.stream.synchronize()
+            if self._lost.taken():
+                raise InputError(
+                    f"'{spec.name}': given numbers that {spec.dtype} does not hold, from {array.min()} to {array.max()}"
+                    + ("; compile the model with dtype='bfloat16'" if spec.dtype.is_float else "")
+                )
+        self.transfers.uploads.add(spec.nbytes, perf_counter() - started)
+        return buffer
+
+    def download(self, buffer: DeviceBuffer, spec: BufferSpec) -> NDArray[Any]:
+        """As `Backend.download`; what must be converted is converted on the device."""
+        assert isinstance(buffer, CUDABuffer)
+        dense_there = BufferSpec(spec.name, spec.host_dtype, spec.host_dtype, dense(spec.shape))
+        same = spec.dtype == spec.host_dtype and spec.layout.strides == dense_there.layout.strides
+        if same or spec.nbytes < _WORTHWHILE or BFLOAT16 in (spec.dtype, spec.host_dtype):
+            return super().download(buffer, spec)
+        converted = self.allocate(dense_there.nbytes)
+        with self.active():
+            convert(buffer.view(spec), converted.view(dense_there), self.stream, self.overflow.array)
+        return super().download(converted, dense_there)
 
     def write(self, array: NDArray[Any], spec: BufferSpec, buffer: DeviceBuffer) -> None:
         self.copy_in(spec.encode_bytes(array), buffer)

@@ -18,7 +18,7 @@ from npu_compiler.errors import DeviceError, OutOfMemoryError
 from npu_compiler.layout import BufferSpec
 from npu_runtime.backend import DeviceBuffer
 
-__all__ = ["CUDABuffer", "CUDADevice", "VisibleBuffer"]
+__all__ = ["CUDABuffer", "CUDADevice", "Flag", "VisibleBuffer"]
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -35,6 +35,11 @@ class CUDABuffer(DeviceBuffer):
     def __init__(self, device: CUDADevice, array: Any) -> None:
         self.device, self.array = device, array
         self.nbytes, self.pointer = int(array.nbytes), int(array.data.ptr)
+
+    @property
+    def owner(self) -> Any:
+        """What all views of this memory share, and keep alive."""
+        return self.array.data.mem
 
     @contextmanager
     def writing(self) -> Iterator[NDArray[np.uint8]]:
@@ -61,22 +66,48 @@ class CUDABuffer(DeviceBuffer):
 
 
 class VisibleBuffer(CUDABuffer):
-    """Pinned memory of the host, which the device reaches over the bus."""
+    """Pinned memory of the host, which the device reaches over the bus.
+
+    Attributes:
+        content: The memory as the host sees it.
+    """
 
     def __init__(self, device: CUDADevice, nbytes: int) -> None:
+        """Takes it; what lies there is not promised."""
         memory = cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
-        self._content = np.frombuffer(memory, np.uint8, nbytes)
+        self.content: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, nbytes)
         place = cupy().cuda.UnownedMemory(memory.ptr, nbytes, memory, device.ordinal)
         super().__init__(device, cupy().ndarray((nbytes,), cupy().uint8, cupy().cuda.MemoryPointer(place, 0)))
 
     @contextmanager
     def writing(self) -> Iterator[NDArray[np.uint8]]:
-        yield self._content
+        yield self.content
 
     def reading(self) -> NDArray[np.uint8]:
-        content = self._content.view()
+        content = self.content.view()
         content.flags.writeable = False
         return content
+
+
+class Flag:
+    """A number in pinned memory, which kernels set and the host looks at.
+
+    Attributes:
+        array: A CuPy array uint32 [1].
+    """
+
+    def __init__(self, device: CUDADevice) -> None:
+        memory = VisibleBuffer(device, 4)
+        self._content = memory.content.view(np.uint32)
+        self._content[0] = 0
+        self.array = memory.array.view(cupy().uint32)
+
+    def taken(self) -> bool:
+        """Whether it was set; it is not any more."""
+        if not self._content[0]:
+            return False
+        self._content[0] = 0
+        return True
 
 
 class CUDADevice:
@@ -89,6 +120,8 @@ class CUDADevice:
         stream: CuPy's stream that everything runs on.
         second_stream: For captures and timed steps, which must not meet what others ask of the first; by `aside`.
         staging: Through which bytes cross between host and device.
+        order_event: For waits of one stream for another; its use is over with the call that orders them.
+        overflow: What conversions to a smaller data type set, see `conversion.convert`.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -104,6 +137,8 @@ class CUDADevice:
         with self._device:
             self.stream = cupy().cuda.Stream(non_blocking=True)
             self.second_stream = cupy().cuda.Stream(non_blocking=True)
+            self.order_event = cupy().cuda.Event(disable_timing=True)
+            self.overflow = Flag(self)
         self.staging = Staging(self.stream)
         self._second_lock = RLock()
         self._library: Library | None = None
@@ -117,6 +152,18 @@ class CUDADevice:
         """
         with self._device, self.stream, self._translated():
             yield
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes the device the current one, quickly where it is already. Raises as `active` does."""
+        try:
+            if cupy().cuda.runtime.getDevice() == self.ordinal:
+                yield
+                return
+            with self._device:
+                yield
+        except cupy().cuda.runtime.CUDARuntimeError as error:
+            raise self._translation(error) from error
 
     @contextmanager
     def aside(self) -> Iterator[Any]:
@@ -169,9 +216,12 @@ class CUDADevice:
         try:
             yield
         except cupy().cuda.runtime.CUDARuntimeError as error:
-            if error.status == _OUT_OF_MEMORY:
-                raise self._too_little(None) from error
-            raise DeviceError(f"{self.name} reports {error}; see `npu doctor`") from error
+            raise self._translation(error) from error
+
+    def _translation(self, error: Any) -> DeviceError | OutOfMemoryError:
+        if error.status == _OUT_OF_MEMORY:
+            return self._too_little(None)
+        return DeviceError(f"{self.name} reports {error}; see `npu doctor`")
 
     def _too_little(self, nbytes: int | None) -> OutOfMemoryError:
         free, total = cupy().cuda.runtime.memGetInfo()

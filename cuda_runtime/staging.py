@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, partial
 from threading import Condition
 from typing import Any
 
@@ -15,6 +20,8 @@ __all__ = ["Staging"]
 
 _PIECE_BYTES = 8 << 20
 _MAX_PIECES = 12
+_STRIP_BYTES = 1 << 19  # what one core copies in a few dozen microseconds
+_HELPERS = max(0, min(5, (os.cpu_count() or 1) // 2 - 1))
 
 Bytes = NDArray[np.uint8]
 
@@ -54,10 +61,14 @@ class Staging:
             piece = self._wait_for_one()
             try:
                 piece.crossed.synchronize()
-                piece.content[: part.nbytes] = part
-                self._copy(pointer + begin, piece.pointer, part.nbytes, piece)
+                _in_strips(part.nbytes, partial(self._send, part, pointer + begin, piece))
+                piece.crossed.record(self._stream)
             finally:
                 self._give_back(piece)
+
+    def _send(self, part: Bytes, pointer: int, piece: _Piece, begin: int, end: int) -> None:
+        piece.content[begin:end] = part[begin:end]
+        self._copy(pointer + begin, piece.pointer + begin, end - begin)
 
     def download(self, pointer: int, nbytes: int) -> Bytes:
         """A new array with the bytes at a device address, once all that was asked of the stream before has happened."""
@@ -70,7 +81,8 @@ class Staging:
             if piece is None:  # whoever waits must hold none, or threads could wait for each other
                 self._land(*crossing.popleft(), target)
                 piece = self._wait_for_one()
-            self._copy(piece.pointer, pointer + begin, min(_PIECE_BYTES, nbytes - begin), piece)
+            self._copy(piece.pointer, pointer + begin, min(_PIECE_BYTES, nbytes - begin))
+            piece.crossed.record(self._stream)
             crossing.append((begin, piece))
         while crossing:
             self._land(*crossing.popleft(), target)
@@ -79,7 +91,7 @@ class Staging:
     def _land(self, begin: int, piece: _Piece, target: Bytes) -> None:
         piece.crossed.synchronize()
         part = target[begin : begin + _PIECE_BYTES]
-        part[:] = piece.content[: part.nbytes]
+        _in_strips(part.nbytes, partial(_copy_strip, piece.content, part))
         self._give_back(piece)
 
     def _wait_for_one(self) -> _Piece:
@@ -104,7 +116,30 @@ class Staging:
             self._pieces.append(piece)
             self._returned.notify()
 
-    def _copy(self, target: int, source: int, nbytes: int, piece: _Piece) -> None:
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
         runtime = cupy().cuda.runtime
         runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, self._stream.ptr)
-        piece.crossed.record(self._stream)
+
+
+def _copy_strip(source: Bytes, target: Bytes, begin: int, end: int) -> None:
+    target[begin:end] = source[begin:end]
+
+
+def _in_strips(nbytes: int, copy: Callable[[int, int], None]) -> None:
+    """Copies `nbytes` bytes, strip by strip from `begin` to `end`, by several threads where there are many."""
+    strips = deque((begin, min(begin + _STRIP_BYTES, nbytes)) for begin in range(0, nbytes, _STRIP_BYTES))
+
+    def work() -> None:
+        with suppress(IndexError):  # of an empty deque
+            while True:
+                copy(*strips.popleft())
+
+    helpers = [_workers().submit(work) for _ in range(min(_HELPERS, len(strips) - 2))]
+    work()
+    for helper in helpers:
+        helper.result()
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_HELPERS, "npu-staging")

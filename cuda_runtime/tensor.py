@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cuda_runtime.backend import CUDABackend
+from cuda_runtime.conversion import convert
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer
 from npu_compiler.dtypes import BFLOAT16, dtype
@@ -13,7 +14,7 @@ from npu_compiler.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 
-__all__ = ["CUDATensor"]
+__all__ = ["CUDATensor", "checked_array", "lies_as"]
 
 
 class CUDATensor(NPUBuffer):
@@ -55,19 +56,41 @@ class CUDATensor(NPUBuffer):
         """
         backend = device.backend
         assert isinstance(backend, CUDABackend)
+        array = checked_array(value, backend, spec)
         with backend.active():
-            array = _as_cupy(value, spec)
-            _check(array, backend, spec)
-            same = str(array.dtype) == spec.dtype.name
-            if same and array.strides == tuple(stride * spec.dtype.size for stride in spec.layout.strides):
+            if lies_as(array, spec):
                 pointer = cupy().cuda.MemoryPointer(array.data.mem, array.data.ptr - array.data.mem.ptr)
                 flat = cupy().ndarray((spec.nbytes,), cupy().uint8, pointer)
                 return cls(device, CUDABuffer(backend, flat), spec)
             made = cls(device, backend.allocate(spec.nbytes), spec)
             if spec.layout.is_padded:
                 made.data.array[...] = 0
-            made.array[...] = array
+            convert(array, made.array, backend.stream, backend.overflow.array)
             return made
+
+
+def checked_array(value: Any, backend: CUDABackend, spec: BufferSpec) -> Any:
+    """A tensor of another library as a CuPy array, of the same memory; what makes it is waited for by the device.
+
+    Args:
+        value: As for `CUDATensor.adopt`.
+        backend: The device that it must lie on.
+        spec: What the program expects.
+
+    Raises:
+        InputError: It is not on this device, or has another shape or kind of data type.
+    """
+    with backend.active():
+        array = _as_cupy(value, spec)
+        _check(array, backend, spec)
+        return array
+
+
+def lies_as(array: Any, spec: BufferSpec) -> bool:
+    """Whether each element of a CuPy array lies where `spec` has it, in its data type."""
+    strides = tuple(stride * spec.dtype.size for stride in spec.layout.strides)
+    same = all(n == 1 or a == b for n, a, b in zip(spec.shape, array.strides, strides, strict=True))
+    return same and str(array.dtype) == spec.dtype.name
 
 
 def _as_cupy(value: Any, spec: BufferSpec) -> Any:

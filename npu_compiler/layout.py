@@ -125,7 +125,7 @@ class BufferSpec:
 
     def encode_bytes(self, array: NDArray[Any]) -> NDArray[np.uint8]:
         """The bytes of `encode`; those of `array` itself where it lies as the device wants it."""
-        self._check(array)
+        self.check(array)
         row_major = self.layout.strides == dense(self.shape).strides and not self.layout.is_padded
         if row_major and array.dtype == self.dtype.numpy and array.flags.c_contiguous:
             return array.reshape(-1).view(np.uint8)
@@ -148,10 +148,11 @@ class BufferSpec:
         return self.layout.view(stored).astype(self.host_dtype.numpy, order="C")
 
     def _store(self, array: NDArray[Any], flat: NDArray[Any]) -> None:
-        self._check(array)
+        self.check(array)
         self.layout.view(flat)[...] = array
 
-    def _check(self, array: NDArray[Any]) -> None:
+    def check(self, array: NDArray[Any]) -> None:
+        """Raises InputError where `encode` refuses an array."""
         if tuple(array.shape) != self.shape:
             raise InputError(f"'{self.name}': given an array of shape {tuple(array.shape)}, expected {self.shape}")
         given = array.dtype

@@ -145,6 +145,14 @@ class Backend(ABC):
             MissingDependencyError: A package that the device needs is not installed.
         """
 
+    def sibling(self) -> Backend:
+        """The same device for work that may overlap with this one's; itself where a device does one thing at a time."""
+        return self
+
+    def shares_memory_with(self, other: Backend) -> bool:
+        """Whether buffers of the other serve here, too."""
+        return other is self
+
     @abstractmethod
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory whose content is not promised.

@@ -72,6 +72,15 @@ class Device:
         name, _ = _open_best(target)
         return cls(name)
 
+    def sibling(self) -> Device:
+        """The same device, for executors whose runs overlap with those of this one's.
+
+        Buffers and weights of the one serve on the other. On CUDA a sibling has a stream of its own; devices that do
+        one thing at a time give themselves.
+        """
+        backend = self.backend.sibling()
+        return self if backend is self.backend else Device(backend)
+
     def __repr__(self) -> str:
         return f"Device({self.name!r}: {self.backend.name}, runs target {self.target!r})"
 

@@ -116,11 +116,7 @@ class Executor:
         """
         self._check_inputs(inputs)
         self._check_weights(weights)
-        specs = {spec.name: spec for spec in self.plan.outputs if spec.name not in self._state}
-        if outputs.keys() != specs.keys():
-            raise InputError(f"given memory for the outputs {_names(outputs)}, expected {_names(specs)}")
-        for name, spec in specs.items():
-            self._check_buffer(f"output '{name}'", outputs[name], spec)
+        self._check_outputs(outputs)
         states = {name: inputs[source] for name, source in self._state.items()}
         return BoundPlan(self._prepared, self._memory(inputs, {**outputs, **states}, weights), self._lock)
 
@@ -173,11 +169,18 @@ class Executor:
                     f"input '{source}' is updated in place and is the same buffer as '{shared[0]}'; give it its own"
                 )
 
+    def _check_outputs(self, outputs: Mapping[str, NPUBuffer]) -> None:
+        specs = {spec.name: spec for spec in self.plan.outputs if spec.name not in self._state}
+        if outputs.keys() != specs.keys():
+            raise InputError(f"given memory for the outputs {_names(outputs)}, expected {_names(specs)}")
+        for name, spec in specs.items():
+            self._check_buffer(f"output '{name}'", outputs[name], spec)
+
     def _check_buffer(self, what: str, given: object, spec: BufferSpec) -> None:
         remedy = "NPUBuffer.from_numpy(array, device, spec=spec) with the spec from program.input_specs"
         if not isinstance(given, NPUBuffer):
             raise InputError(f"{what}: given a {type(given).__name__}, expected an NPUBuffer; make one by {remedy}")
-        if given.device.backend is not self._backend:
+        if not self._backend.shares_memory_with(given.device.backend):
             raise InputError(
                 f"{what}: given a buffer on {given.device!r}, expected one on {self.device!r}; make it by {remedy}"
             )
@@ -193,7 +196,7 @@ class Executor:
         remedy = "load them by load_weights(path, program, device)"
         if weights is None:
             raise WeightError(f"given no weights, expected {len(needed)}; {remedy}")
-        if weights.backend is not self._backend:
+        if not self._backend.shares_memory_with(weights.backend):
             raise WeightError(f"given weights on {weights.backend.name}, expected them on {self.device!r}; {remedy}")
         wrong = [name for name, nbytes in needed.items() if name not in weights or weights[name].nbytes != nbytes]
         if wrong:
@@ -201,6 +204,10 @@ class Executor:
                 f"given the weights of another program: {len(wrong)} of {len(needed)} are missing or of another size, "
                 f"such as '{wrong[0]}'; {remedy}"
             )
+        self._weights_checked(weights)
+
+    def _weights_checked(self, weights: Weights) -> None:
+        """What weights that a run can use mean for the runs to come."""
         self._weights = weights
 
 

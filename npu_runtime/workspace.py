@@ -15,10 +15,12 @@ class Workspace:
 
     Attributes:
         lock: Held by whoever runs in this memory.
+        version: Another number whenever an arena is in another place.
     """
 
     def __init__(self, backend: Backend) -> None:
         self.lock = Lock()
+        self.version = 0
         self._backend = backend
         self._arenas: list[DeviceBuffer] = []
 
@@ -41,6 +43,9 @@ class Workspace:
                 self._arenas.append(self._backend.allocate(nbytes))
             elif self._arenas[number].nbytes < nbytes:
                 self._arenas[number] = self._backend.allocate(nbytes)
+            else:
+                return
+            self.version += 1
 
 
 def _arena_indices(plan: ExecutionPlan) -> list[int]:

@@ -1,0 +1,166 @@
+"""The calls of an executor, found again by the form of the inputs and where they lie."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from cuda_runtime.backend import CUDABackend
+from cuda_runtime.call import Call, Copied, FromHost, InPlace, Input, Rearranged
+from cuda_runtime.device import CUDABuffer
+from cuda_runtime.given import HOST, Given
+from cuda_runtime.output_ring import OutputSet
+from cuda_runtime.plan import CUDAPlan
+from cuda_runtime.tensor import CUDATensor, checked_array, lies_as
+from npu_compiler.codegen.plan import ExecutionPlan, Role
+from npu_compiler.errors import InputError
+from npu_compiler.layout import BufferSpec
+from npu_compiler.memory import ALIGNMENT
+from npu_runtime.backend import DeviceBuffer
+from npu_runtime.buffer import NPUBuffer
+from npu_runtime.weight_loader import Weights
+from npu_runtime.workspace import Workspace
+
+__all__ = ["Calls"]
+
+_MOST_CALLS = 16
+_REMEMBERED = 64  # places that inputs were seen at once
+
+Key = tuple[Any, ...]
+
+
+class Calls:
+    """Two kinds: those that read inputs where they lie, for inputs that came from the same place before, and those
+    that copy them first, for inputs that come from anywhere.
+
+    Attributes:
+        numbers: The number of the plan's buffer for each output that has memory of its own.
+        states: For each input that is updated in place its place among the inputs, and its name.
+        state_outputs: The output that such an input becomes.
+        output_specs: Of all outputs.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        prepared: CUDAPlan,
+        workspace: Workspace,
+        device: CUDABackend,
+        check_buffer: Callable[[str, object, BufferSpec], None],
+    ) -> None:
+        """Args:
+        plan, prepared: The plan, and the same ready to run.
+        workspace: Its intermediate tensors.
+        device: The device.
+        check_buffer: Raises InputError for a buffer that does not fit a spec; its first argument says which buffer.
+        """
+        self._plan, self._prepared, self._workspace, self._cuda = plan, prepared, workspace, device
+        self._check_buffer = check_buffer
+        named = {(buffer.role, buffer.name): i for i, buffer in enumerate(plan.buffers)}
+        self._specs = {spec.name: spec for spec in plan.inputs}
+        self._inputs = {name: named.get((Role.INPUT, name)) for name in self._specs}
+        self.state_outputs = {source: output for output, source in plan.state}
+        self.states = [(i, name) for i, name in enumerate(self._specs) if name in self.state_outputs]
+        self.output_specs = {spec.name: spec for spec in plan.outputs}
+        updated = {output for output, _ in plan.state}
+        self.numbers = {name: named[Role.OUTPUT, name] for name in self.output_specs if name not in updated}
+        self._calls: OrderedDict[Key, Call] = OrderedDict()
+        self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._own: dict[str, CUDABuffer] = {}
+        self._from_host: dict[Key, FromHost] = {}
+        self._spare: OutputSet | None = None
+
+    def find(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None) -> Call:
+        """The call for inputs, made when they are new.
+
+        Raises:
+            InputError: An input does not fit.
+        """
+        forms = (id(weights), self._workspace.version, *(each.form for each in given))
+        places = (*forms, *(each.address for each in given))
+        call = self._calls.get(places)
+        if call is not None:
+            return call
+        anywhere = not self.states and any(each.address != HOST for each in given) and places not in self._seen
+        key = forms if anywhere else places
+        if anywhere:
+            self._seen[places] = None
+            if len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+        if key not in self._calls:
+            made = self._made(values, given, weights, anywhere)
+            if len(self._calls) == _MOST_CALLS:
+                self._calls.popitem(last=False)
+            self._calls[key] = made
+        return self._calls[key]
+
+    def spare(self, make: Callable[[], Mapping[str, CUDATensor]]) -> OutputSet:
+        """Outputs that nobody is given, to be copied from."""
+        if self._spare is None:
+            self._spare = OutputSet("spare", make())
+        return self._spare
+
+    def check_overflow(self) -> None:
+        """Raises InputError where an input was too large for the program's data type."""
+        if self._cuda.overflow.taken():
+            raise InputError(
+                "given an input with numbers that its data type on the device does not hold: beyond 65504 in float16 "
+                "(compile the model with dtype='bfloat16'), or beyond 32 bits in integers"
+            )
+
+    def _made(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool) -> Call:
+        self._check_states(given)
+        inputs: dict[int, Input] = {}
+        arenas = self._workspace.arenas(self._plan)
+        for (name, number), value, each in zip(self._inputs.items(), values, given, strict=True):
+            taken = self._taken(self._specs[name], value, each, anywhere)
+            if number is not None:
+                inputs[number] = taken
+        held: Mapping[str, DeviceBuffer] = weights or {}
+        pointers = [0] * len(self._plan.buffers)
+        for number, buffer in enumerate(self._plan.buffers):
+            if buffer.role is Role.ARENA:
+                pointers[number] = cast(CUDABuffer, arenas[number]).pointer
+            elif buffer.role is Role.WEIGHT:
+                pointers[number] = cast(CUDABuffer, held[buffer.name]).pointer
+        specs = [value.spec for value in values if isinstance(value, NPUBuffer)]
+        return Call(self._cuda, self._prepared, pointers, inputs, (weights, arenas, specs))
+
+    def _check_states(self, given: Sequence[Given]) -> None:
+        names = list(self._specs)
+        for number, source in self.states:
+            for other, each in enumerate(given):
+                if other != number and each.address == given[number].address:
+                    raise InputError(
+                        f"input '{source}' is updated in place and is the same buffer as '{names[other]}'; give it its "
+                        "own"
+                    )
+
+    def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool) -> Input:
+        """How an input is taken."""
+        if isinstance(value, np.ndarray):
+            key = (spec.name, value.dtype)
+            if key not in self._from_host:
+                spec.check(value)  # the form is the dtype and shape; values are looked at on the device
+                self._from_host[key] = FromHost(self._cuda, self._memory(spec), spec, value.dtype)
+            return self._from_host[key]
+        if isinstance(value, NPUBuffer):
+            self._check_buffer(f"input '{spec.name}'", value, spec)
+            lies = True
+        else:
+            array = checked_array(value, self._cuda, spec)
+            lies = lies_as(array, spec)
+        if spec.name in self.state_outputs or (lies and not anywhere and given.address % ALIGNMENT == 0):
+            return InPlace(given.address)
+        if anywhere or lies:
+            return Copied(self._cuda, self._memory(spec), spec)
+        return Rearranged(array, self._memory(spec), spec)
+
+    def _memory(self, spec: BufferSpec) -> CUDABuffer:
+        """Memory of the executor's own for an input."""
+        if spec.name not in self._own:
+            self._own[spec.name] = self._cuda.allocate(spec.nbytes)
+        return self._own[spec.name]
