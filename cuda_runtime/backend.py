@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from threading import Lock
 from time import perf_counter
@@ -44,11 +45,17 @@ class CUDABackend(CUDADevice, Backend):
         super().__init__(ordinal)
         self.transfers = Transfers()
         self.results = TuningResults(self.name, self.capability)
-        self._converting, self._lost = Lock(), Flag(self)
+        self._converting = Lock()
 
     @classmethod
     def open(cls, name: str, ordinal: int) -> Self:
         return cls(ordinal)
+
+    @cached_property
+    def _lost(self) -> Flag:
+        """What conversions of uploads set; one at a time looks at it."""
+        with self.active():
+            return Flag(self)
 
     def sibling(self) -> Self:
         """The same device with streams of its own; what one makes is waited for where another reads it."""

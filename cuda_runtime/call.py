@@ -152,13 +152,17 @@ class Results:
         device: The device.
         tensors: The outputs, as `CUDATensor`.
         """
-        self._device = device
+        self._device, self._names = device, list(tensors)
         self._pairs: list[tuple[Any, Any]] = []
-        self._places: dict[str, tuple[CUDABuffer, BufferSpec]] = {}
+        self._visible: dict[str, NDArray[Any]] = {}
+        self._large: dict[str, tuple[CUDABuffer, BufferSpec]] = {}
         for name, tensor in tensors.items():
             spec = BufferSpec(name, tensor.spec.host_dtype, tensor.spec.host_dtype, dense(tensor.spec.shape))
             memory = staging_memory(device, spec.nbytes)
-            self._places[name] = memory, spec
+            if isinstance(memory, VisibleBuffer):
+                self._visible[name] = memory.content.view(spec.dtype.numpy).reshape(spec.shape)
+            else:
+                self._large[name] = memory, spec
             self._pairs.append((tensor.array, memory.view(spec)))
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
@@ -168,7 +172,12 @@ class Results:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The outputs as new arrays, once the device is done."""
-        return {name: spec.decode(memory.reading()) for name, (memory, spec) in self._places.items()}
+        found = {name: array.copy() for name, array in self._visible.items()}
+        for name, (memory, spec) in self._large.items():
+            with self._device.active():
+                flat = self._device.staging.download(memory.pointer, spec.nbytes)
+            found[name] = flat.view(spec.dtype.numpy).reshape(spec.shape)
+        return {name: found[name] for name in self._names}
 
 
 class Call:

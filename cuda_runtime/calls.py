@@ -27,7 +27,8 @@ from npu_runtime.workspace import Workspace
 __all__ = ["Calls"]
 
 _MOST_CALLS = 16
-_REMEMBERED = 64  # places that inputs were seen at once
+_AT_ONCE = 4  # places that inputs are read at from their first run on
+_REMEMBERED = 64  # further places, where they are read from their second run on
 
 Key = tuple[Any, ...]
 
@@ -69,6 +70,7 @@ class Calls:
         self.numbers = {name: named[Role.OUTPUT, name] for name in self.output_specs if name not in updated}
         self._calls: OrderedDict[Key, Call] = OrderedDict()
         self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._places = 0
         self._own: dict[str, CUDABuffer] = {}
         self._from_host: dict[Key, FromHost] = {}
         self._spare: OutputSet | None = None
@@ -84,18 +86,24 @@ class Calls:
         call = self._calls.get(places)
         if call is not None:
             return call
-        anywhere = not self.states and any(each.address != HOST for each in given) and places not in self._seen
+        anywhere = not self._is_worth_a_call(places, given)
         key = forms if anywhere else places
-        if anywhere:
-            self._seen[places] = None
-            if len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
         if key not in self._calls:
             made = self._made(values, given, weights, anywhere)
             if len(self._calls) == _MOST_CALLS:
                 self._calls.popitem(last=False)
             self._calls[key] = made
         return self._calls[key]
+
+    def _is_worth_a_call(self, places: Key, given: Sequence[Given]) -> bool:
+        """Whether a graph is captured for these very places, because these inputs may well come from there again."""
+        if self.states or all(each.address == HOST for each in given) or places in self._seen:
+            return True
+        self._seen[places] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        self._places += 1
+        return self._places <= _AT_ONCE
 
     def spare(self, make: Callable[[], Mapping[str, CUDATensor]]) -> OutputSet:
         """Outputs that nobody is given, to be copied from."""

@@ -25,10 +25,10 @@ def convert(source: Any, target: Any, stream: Any, overflow: Any) -> None:
         runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDefault, stream.ptr)
     elif target.dtype == "float16" and source.dtype in ("float32", "float64"):
         lost = "isinf(static_cast<float>(y)) && !isinf(x)"
-        _checking(str(source.dtype), "float16", lost)(source, overflow, target)
+        _checking(str(source.dtype), "float16", lost)(source, target, overflow)
     elif target.dtype.kind in "iu" and source.dtype.kind in "iu" and target.itemsize < source.itemsize:
         _checking(str(source.dtype), str(target.dtype), f"static_cast<{_C[str(source.dtype)]}>(y) != x")(
-            source, overflow, target
+            source, target, overflow
         )
     else:
         target[...] = source
@@ -41,5 +41,5 @@ _C = {"int64": "long long", "uint64": "unsigned long long", "int32": "int", "uin
 def _checking(given: str, made: str, lost: str) -> Any:
     """A kernel that converts, and notes where a value is lost."""
     return cupy().ElementwiseKernel(
-        f"{given} x, raw uint32 overflow", f"{made} y", f"y = x; if ({lost}) overflow[0] = 1u", f"npu_{given}_to_{made}"
+        f"{given} x", f"{made} y, raw uint32 overflow", f"y = x; if ({lost}) overflow[0] = 1u", f"npu_{given}_to_{made}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from threading import RLock
 from typing import Any
 
@@ -120,8 +121,6 @@ class CUDADevice:
         stream: CuPy's stream that everything runs on.
         second_stream: For captures and timed steps, which must not meet what others ask of the first; by `aside`.
         staging: Through which bytes cross between host and device.
-        order_event: For waits of one stream for another; its use is over with the call that orders them.
-        overflow: What conversions to a smaller data type set, see `conversion.convert`.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -137,11 +136,21 @@ class CUDADevice:
         with self._device:
             self.stream = cupy().cuda.Stream(non_blocking=True)
             self.second_stream = cupy().cuda.Stream(non_blocking=True)
-            self.order_event = cupy().cuda.Event(disable_timing=True)
-            self.overflow = Flag(self)
         self.staging = Staging(self.stream)
         self._second_lock = RLock()
         self._library: Library | None = None
+
+    @cached_property
+    def order_event(self) -> Any:
+        """For waits of one stream for another; its use is over with the call that orders them."""
+        with self._device:
+            return cupy().cuda.Event(disable_timing=True)
+
+    @cached_property
+    def overflow(self) -> Flag:
+        """What conversions to a smaller data type set, see `conversion.convert`."""
+        with self._device:
+            return Flag(self)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -152,18 +161,6 @@ class CUDADevice:
         """
         with self._device, self.stream, self._translated():
             yield
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Makes the device the current one, quickly where it is already. Raises as `active` does."""
-        try:
-            if cupy().cuda.runtime.getDevice() == self.ordinal:
-                yield
-                return
-            with self._device:
-                yield
-        except cupy().cuda.runtime.CUDARuntimeError as error:
-            raise self._translation(error) from error
 
     @contextmanager
     def aside(self) -> Iterator[Any]:
@@ -216,9 +213,10 @@ class CUDADevice:
         try:
             yield
         except cupy().cuda.runtime.CUDARuntimeError as error:
-            raise self._translation(error) from error
+            raise self.translated(error) from error
 
-    def _translation(self, error: Any) -> DeviceError | OutOfMemoryError:
+    def translated(self, error: Any) -> DeviceError:
+        """What CUDA reports as one of this project's errors."""
         if error.status == _OUT_OF_MEMORY:
             return self._too_little(None)
         return DeviceError(f"{self.name} reports {error}; see `npu doctor`")

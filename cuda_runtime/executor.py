@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -67,6 +66,9 @@ class CUDAExecutor(Executor):
             raise TargetMismatchError(f"given {device!r}, expected a CUDA device: Device('cuda')")
         super().__init__(program, device, function, workspace)
         self._cuda = device.backend
+        self._own_stream = int(self._cuda.stream.ptr)
+        self._cuda_error = cupy().cuda.runtime.CUDARuntimeError
+        self._device_before = self._cuda.ordinal
         self._shares = workspace is not None
         self._choices = choose_function(program, function)
         self._tunes = tune
@@ -113,16 +115,21 @@ class CUDAExecutor(Executor):
         """
         if self._tunes:
             self.tune(inputs, weights)
-        with self._alone():
+        self._enter()
+        try:
             if stream is not None:
-                self._order(_handle(stream), self.stream)
+                self._order(_handle(stream), self._own_stream)
             given = self._checked_outputs(outputs, inputs) if outputs is not None else None
             made = self._launch(inputs, weights, given, None, ordered=stream is not None)
             if stream is not None:
-                self._order(self.stream, _handle(stream))
+                self._order(self._own_stream, _handle(stream))
             elif sync:
                 self._wait()
             return made
+        except self._cuda_error as error:
+            raise self._cuda.translated(error) from error
+        finally:
+            self._leave()
 
     def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
         """Runs once, and gives the outputs as arrays on the host, which small ones reach in the same submission.
@@ -138,13 +145,18 @@ class CUDAExecutor(Executor):
         """
         if self._tunes:
             self.tune(inputs, weights)
-        with self._alone():
+        self._enter()
+        try:
             if self._copied is None:
                 tensors = self._new_outputs()
                 self._copied = OutputSet("copied", tensors), Results(self._cuda, tensors)
             self._launch(inputs, weights, *self._copied)
             self._wait()
             return self._copied[1].arrays()
+        except self._cuda_error as error:
+            raise self._cuda.translated(error) from error
+        finally:
+            self._leave()
 
     def tune(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> Tuning:
         """Times what the compiler left to choose, keeps the winners for this kind of device, and takes them.
@@ -156,7 +168,8 @@ class CUDAExecutor(Executor):
         Raises:
             NPUError: As `run` does.
         """
-        with self._alone():
+        self._enter()
+        try:
             adopted = {name: self._adopted(name, value) for name, value in inputs.items()}
             buffers, _ = self._bind(adopted, weights)
             with self._updating(adopted):
@@ -165,12 +178,14 @@ class CUDAExecutor(Executor):
             self._prepared = self._cuda.prepare(self.plan)
             self._make_ready()
             self._tunes = False
-        return tuning
+            return tuning
+        finally:
+            self._leave()
 
     @property
     def stream(self) -> int:
         """Handle of the stream that everything runs on."""
-        return int(self._cuda.stream.ptr)
+        return self._own_stream
 
     def replay(self) -> None:
         """Runs once more on the inputs of the last run and into its outputs, without waiting.
@@ -181,19 +196,21 @@ class CUDAExecutor(Executor):
         if self._latest is None:
             raise InputError("given nothing to run again, expected a run before; call run() first")
         if self._latest[0] is not None:
-            with self._cuda.active():
-                self._latest[0].launch(self._cuda.stream)
+            self._latest[0].launch(self._cuda.stream)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The executor for this thread alone, with its device the current one."""
+    def _enter(self) -> None:
+        """Takes the executor for this thread alone, and makes its device the current one; `_leave` undoes both."""
         if not self._lock.acquire(blocking=self._shares):
             raise DeviceError("another thread is running this executor; give each thread an executor of its own")
-        try:
-            with self._cuda.current():
-                yield
-        finally:
-            self._lock.release()
+        runtime = cupy().cuda.runtime
+        self._device_before = runtime.getDevice()
+        if self._device_before != self._cuda.ordinal:
+            runtime.setDevice(self._cuda.ordinal)
+
+    def _leave(self) -> None:
+        if self._device_before != self._cuda.ordinal:
+            cupy().cuda.runtime.setDevice(self._device_before)
+        self._lock.release()
 
     def _launch(
         self,
@@ -206,7 +223,7 @@ class CUDAExecutor(Executor):
     ) -> dict[str, CUDATensor]:
         values, given = self._recognized(inputs, weights)
         if not ordered:
-            own = self._cuda.stream.ptr
+            own = self._own_stream
             for producer in {each.producer for each in given}:
                 if producer is not None and producer != own:
                     self._order(producer, own)
@@ -293,8 +310,8 @@ class CUDAExecutor(Executor):
     def _weights_checked(self, weights: Weights) -> None:
         super()._weights_checked(weights)
         loaded_on = cast(CUDABackend, weights.backend).stream.ptr
-        if loaded_on != self._cuda.stream.ptr:
-            self._order(loaded_on, self._cuda.stream.ptr)
+        if loaded_on != self._own_stream:
+            self._order(loaded_on, self._own_stream)
 
     def _order(self, first: int, then: int) -> None:
         """Makes what is asked of the stream `then` from now on wait for what was asked of the stream `first`."""

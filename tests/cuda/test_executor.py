@@ -85,7 +85,7 @@ def test_a_run_that_is_not_waited_for_gives_its_result(executor: CUDAExecutor, r
 
 def test_inputs_that_do_not_fit_are_refused(executor: CUDAExecutor) -> None:
     good = torch.zeros(SHAPE, dtype=torch.float16, device="cuda")
-    for bad in (good[:2], good.long(), torch.zeros(SHAPE, dtype=torch.float16), np.zeros(SHAPE, np.float16)):
+    for bad in (good[:2], good.long(), np.zeros(SHAPE[1:], np.float16), np.zeros(SHAPE, np.int64), "zeros"):
         with pytest.raises(InputError, match="x1"):
             executor.run({"x0": good, "x1": bad})
     executor.run({"x0": good, "x1": good})  # the process stays usable
