@@ -25,8 +25,9 @@ from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.memory import ALIGNMENT
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
 
-__all__ = ["CUDABackend"]
+__all__ = ["SMALL_BYTES", "CUDABackend"]
 
+SMALL_BYTES = 1 << 20  # of a tensor on the host that the device reads or writes over the bus while it converts
 _WORTHWHILE = 1 << 16  # bytes; fewer are converted on the host in the time that a launch takes
 
 
@@ -56,6 +57,11 @@ class CUDABackend(CUDADevice, Backend):
         """What conversions of uploads set; one at a time looks at it."""
         with self.active():
             return Flag(self)
+
+    @cached_property
+    def _scratch(self) -> VisibleBuffer:
+        """What the host has, for a conversion that reads it over the bus; one at a time."""
+        return self.allocate_visible(SMALL_BYTES)
 
     def sibling(self) -> Self:
         """The same device with streams of its own; what one makes is waited for where another reads it."""
@@ -88,15 +94,19 @@ class CUDABackend(CUDADevice, Backend):
         if array.nbytes < _WORTHWHILE or array.dtype == spec.dtype.numpy or array.dtype.name == "bfloat16":
             return super().upload(array, spec)
         started = perf_counter()
-        buffer, crossed = self.allocate(spec.nbytes), self.allocate(array.nbytes)
-        with self._converting:
-            self.copy_in(np.ascontiguousarray(array).reshape(-1).view(np.uint8), crossed)
-            with self.active():
-                if spec.layout.is_padded:
-                    self.clear(buffer)
-                source = crossed.array.view(array.dtype).reshape(array.shape)
-                convert(source, buffer.view(spec), self.stream, self._lost.array)
-                self.stream.synchronize()
+        buffer = self.allocate(spec.nbytes)
+        if spec.layout.is_padded:
+            self.clear(buffer)
+        with self._converting, self.active():
+            if array.nbytes <= SMALL_BYTES:
+                crossed: CUDABuffer = self._scratch
+                self._scratch.content[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+            else:
+                crossed = self.allocate(array.nbytes)
+                self.staging.upload(np.ascontiguousarray(array).reshape(-1).view(np.uint8), crossed.pointer)
+            source = crossed.array[: array.nbytes].view(array.dtype).reshape(array.shape)
+            convert(source, buffer.view(spec), self.stream, self._lost.array)
+            self.stream.synchronize()
             if self._lost.taken():
                 raise InputError(
                     f"'{spec.name}': given numbers that {spec.dtype} does not hold, from {array.min()} to {array.max()}"

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_runtime.backend import CUDABackend
+from cuda_runtime.backend import SMALL_BYTES, CUDABackend
 from cuda_runtime.conversion import convert
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, VisibleBuffer
@@ -21,9 +21,8 @@ from cuda_runtime.tensor import checked_array
 from npu_compiler.layout import BufferSpec, dense
 from npu_runtime.buffer import NPUBuffer
 
-__all__ = ["SMALL_BYTES", "Call", "Copied", "FromHost", "Input", "InPlace", "Rearranged", "Results"]
+__all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Rearranged", "Results"]
 
-SMALL_BYTES = 1 << 20  # of a tensor on the host that the device reads or writes over the bus, inside of the graph
 _MAX_GRAPHS = 8
 
 Overflow = Any  # a CuPy array on pinned memory, see `convert`

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache, partial
 from threading import Condition
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cuda_runtime.copiers import copiers
 from cuda_runtime.cupy_api import cupy
 
 __all__ = ["Staging"]
 
 _PIECE_BYTES = 8 << 20
 _MAX_PIECES = 12
-_STRIP_BYTES = 1 << 19  # what one core copies in a few dozen microseconds
-_HELPERS = max(0, min(5, (os.cpu_count() or 1) // 2 - 1))
+_SECTION_BYTES = 2 << 20  # filled by all threads together, then sent
 
 Bytes = NDArray[np.uint8]
 
@@ -56,19 +51,35 @@ class Staging:
 
     def upload(self, source: Bytes, pointer: int) -> None:
         """Copies bytes to a device address, in the stream's order. When it returns, `source` may change."""
-        for begin in range(0, source.nbytes, _PIECE_BYTES):
-            part = source[begin : begin + _PIECE_BYTES]
-            piece = self._wait_for_one()
+        begin = 0
+        while begin < source.nbytes:
+            pieces = [self._wait_for_one()]
+            if _PIECE_BYTES < source.nbytes - begin and (more := self._take()) is not None:
+                pieces.append(more)
             try:
-                piece.crossed.synchronize()
-                _in_strips(part.nbytes, partial(self._send, part, pointer + begin, piece))
-                piece.crossed.record(self._stream)
+                end = min(begin + len(pieces) * _PIECE_BYTES, source.nbytes)
+                self._send(source[begin:end], pointer + begin, pieces)
+                begin = end
             finally:
-                self._give_back(piece)
+                for piece in pieces:
+                    self._give_back(piece)
 
-    def _send(self, part: Bytes, pointer: int, piece: _Piece, begin: int, end: int) -> None:
-        piece.content[begin:end] = part[begin:end]
-        self._copy(pointer + begin, piece.pointer + begin, end - begin)
+    def _send(self, source: Bytes, pointer: int, pieces: list[_Piece]) -> None:
+        """Fills pieces section by section, each of which crosses while the next one is being filled."""
+        sections = []
+        for number, piece in enumerate(pieces):
+            piece.crossed.synchronize()
+            part = source[number * _PIECE_BYTES : (number + 1) * _PIECE_BYTES]
+            for begin in range(0, part.nbytes, _SECTION_BYTES):
+                nbytes = min(_SECTION_BYTES, part.nbytes - begin)
+                at = number * _PIECE_BYTES + begin
+                pending = copiers().begin(piece.pointer + begin, source.ctypes.data + at, nbytes)
+                sections.append((pending, piece, begin, at, nbytes))
+        for pending, piece, begin, at, nbytes in sections:
+            pending.finish()
+            self._copy(pointer + at, piece.pointer + begin, nbytes)
+        for piece in pieces:
+            piece.crossed.record(self._stream)
 
     def download(self, pointer: int, nbytes: int) -> Bytes:
         """A new array with the bytes at a device address, once all that was asked of the stream before has happened."""
@@ -91,7 +102,7 @@ class Staging:
     def _land(self, begin: int, piece: _Piece, target: Bytes) -> None:
         piece.crossed.synchronize()
         part = target[begin : begin + _PIECE_BYTES]
-        _in_strips(part.nbytes, partial(_copy_strip, piece.content, part))
+        copiers().begin(part.ctypes.data, piece.pointer, part.nbytes).finish()
         self._give_back(piece)
 
     def _wait_for_one(self) -> _Piece:
@@ -119,27 +130,3 @@ class Staging:
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         runtime = cupy().cuda.runtime
         runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, self._stream.ptr)
-
-
-def _copy_strip(source: Bytes, target: Bytes, begin: int, end: int) -> None:
-    target[begin:end] = source[begin:end]
-
-
-def _in_strips(nbytes: int, copy: Callable[[int, int], None]) -> None:
-    """Copies `nbytes` bytes, strip by strip from `begin` to `end`, by several threads where there are many."""
-    strips = deque((begin, min(begin + _STRIP_BYTES, nbytes)) for begin in range(0, nbytes, _STRIP_BYTES))
-
-    def work() -> None:
-        with suppress(IndexError):  # of an empty deque
-            while True:
-                copy(*strips.popleft())
-
-    helpers = [_workers().submit(work) for _ in range(min(_HELPERS, len(strips) - 2))]
-    work()
-    for helper in helpers:
-        helper.result()
-
-
-@cache
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_HELPERS, "npu-staging")
