@@ -188,7 +188,7 @@ class _Grouping:
         loads = list(leaves(value.expr))
         for load in loads:
             producer = self.tensors[load.ref.tensor]
-            if not isinstance(producer.source, Map) or load.index is not None or not self._may_inline(producer):
+            if not isinstance(producer.source, Map) or not self._may_inline(producer):
                 continue
             if load.ref not in made:
                 larger = value.with_made(producer.index, self.values[producer.index])
@@ -201,7 +201,40 @@ class _Grouping:
             inlined[load] = made[load.ref]
         read = frozenset(load.ref.tensor for load in loads if load not in inlined)
         nodes = tuple(dict.fromkeys((*value.nodes, tensor.name)))
-        return replace(value, expr=_replace_loads(value.expr, inlined), nodes=nodes, reads=value.reads | read)
+        value = replace(value, expr=_replace_loads(value.expr, inlined), nodes=nodes, reads=value.reads | read)
+        return self._with_shared_operands(tensor, value)
+
+    def _with_shared_operands(self, tensor: TracedTensor, value: _Value) -> _Value:
+        """Takes in what has several readers that all are computed here by now: exponentials and their sum, say."""
+        waiting, tried = sorted(value.reads), set(value.reads)
+        while waiting:
+            index = waiting.pop()
+            producer = self.values.get(index)
+            if producer is None or index in self.stored or not isinstance(self.tensors[index].source, Map):
+                continue
+            larger = self._with_shared(value, index) if self._is_only_reader(tensor, index) else None
+            if larger is not None:
+                value, self.absorbed[index] = larger, tensor.index
+                waiting += sorted(value.reads - tried)
+                tried |= value.reads
+        return value
+
+    def _with_shared(self, value: _Value, index: int) -> _Value | None:
+        """The value with every load of a tensor replaced by one and the same expression, where that can be."""
+        made, producer = self.values[index], self.tensors[index]
+        larger = value.with_made(index, made) if made.anchor is None else None
+        if larger is None:
+            return None
+        loads = [load for load in leaves(value.expr) if load.ref.tensor == index]
+        inlined = {load: self._inline(load, producer, value.shape) for load in loads}
+        found = {load: expr for load, expr in inlined.items() if expr is not None}
+        if len(found) < len(loads) or len(set(found.values())) > 1:
+            return None
+        nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
+        return replace(larger, expr=_replace_loads(value.expr, found), nodes=nodes)
+
+    def _is_only_reader(self, tensor: TracedTensor, index: int) -> bool:
+        return all(self._reader(user) == tensor.index for user in self.users[index])
 
     def _is_of_rows(self, load: Load, shape: tuple[int, ...]) -> bool:
         """Whether it reads, in order, what each row of another tensor was reduced to, though no dimension says so."""
@@ -247,6 +280,8 @@ class _Grouping:
 
     def _inline(self, load: Load, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
         """The producer's expression at the positions of `shape` that read it, or None where it must be stored."""
+        if load.index is not None:
+            return None
         made = self.values[producer.index]
         whole = load.ref.view.same_elements(producer.view)
         if made.reductions:
@@ -279,7 +314,7 @@ class _Grouping:
         for index in value.reads - self.stored:
             producer = self.values.get(index)
             if producer is not None and producer.anchor is not None and producer.pairs == 1:
-                if self._readers(index) == {tensor.index}:
+                if self._is_only_reader(tensor, index):
                     candidates.add((producer.anchor.index, index))
         for _, index in sorted(candidates, reverse=True):
             epilogue = self._onto_anchor(tensor, value, index)
@@ -287,17 +322,16 @@ class _Grouping:
                 return epilogue
         return None
 
-    def _readers(self, index: int) -> set[int]:
-        """Who reads a tensor in the end, once what is computed elsewhere is counted where it is computed."""
-        readers = set()
-        for user in self.users[index]:
-            last = user
-            while last in self.absorbed:
-                last = self.absorbed[last]
-            while user != last:
-                user, self.absorbed[user] = self.absorbed[user], last
-            readers.add(last)
-        return readers
+    def _reader(self, index: int) -> int:
+        """Where a tensor is computed in the end: itself, or what took it in."""
+        last = index
+        while last in self.absorbed:
+            last = self.absorbed[last]
+        while index != last:
+            following = self.absorbed[index]
+            self.absorbed[index] = last
+            index = following
+        return last
 
     def _onto_anchor(self, tensor: TracedTensor, value: _Value, index: int) -> _Value | None:
         """`value` over the iteration space of the anchor behind the operand `index`, or None.
