@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -194,17 +196,34 @@ def partition_seconds(ir: Mapping[str, Any]) -> float:
     return time.process_time() - begin
 
 
-def measure(lengths: Sequence[int]) -> dict[str, Any]:
-    """Seconds by chain, by target and by length."""
-    rows: dict[str, Any] = {}
+def measure(lengths: Sequence[int]) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+    """Of each chain, seconds by target and by length."""
+    yield "partition", {"metal": {str(length): partition_seconds(alternating(length)) for length in lengths}}
     for name in CHAINS:
-        rows[name] = {
-            target: {str(length): compile_seconds(chain(name, length), target) for length in lengths}
-            for target in TARGETS
-        }
-        print(name, rows[name], file=sys.stderr)
-    rows["partition"] = {"metal": {str(length): partition_seconds(alternating(length)) for length in lengths}}
-    return rows
+        yield (
+            name,
+            {
+                target: {str(length): compile_seconds(chain(name, length), target) for length in lengths}
+                for target in TARGETS
+            },
+        )
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    processor = (
+        next(
+            (
+                line.partition(":")[2].strip()
+                for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")
+            ),
+            platform.processor(),
+        )
+        if Path("/proc/cpuinfo").exists()
+        else platform.processor()
+    )
+    return {"processor": processor, "python": platform.python_version(), "date": date.today().isoformat()}
 
 
 def main() -> None:
@@ -212,8 +231,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     arguments = parser.parse_args()
-    result = {"machine": machine(), "chains": measure(arguments.lengths)}
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    chains: dict[str, Any] = {}
+    for name, seconds in measure(arguments.lengths):
+        print(name, seconds, file=sys.stderr)
+        chains[name] = seconds
+        result = {"machine": machine(), "chains": chains}
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

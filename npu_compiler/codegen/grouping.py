@@ -313,9 +313,10 @@ class _Grouping:
         candidates = set()
         for index in value.reads - self.stored:
             producer = self.values.get(index)
-            if producer is not None and producer.anchor is not None and producer.pairs == 1:
-                if self._is_only_reader(tensor, index):
-                    candidates.add((producer.anchor.index, index))
+            if producer is None or producer.anchor is None or producer.pairs > 1:
+                continue
+            if self._is_only_reader(tensor, index):
+                candidates.add((producer.anchor.index, index))
         for _, index in sorted(candidates, reverse=True):
             epilogue = self._onto_anchor(tensor, value, index)
             if epilogue is not None:
