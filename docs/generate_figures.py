@@ -90,6 +90,7 @@ def pages() -> dict[str, str]:
     resnets, steps, sweep = (_load(f"cuda_{name}_h200.json") for name in ("resnet", "llm", "sweep"))
     tables: dict[str, Callable[[int], Iterable[str]]] = {
         "resnet": _resnet,
+        "compile_time": _compile_time,
         "cuda_resnet": lambda language: cuda_figures.resnet_table(resnets, language),
         "llm": _llm,
         "cuda_llm": lambda language: cuda_figures.llm_table(steps, language),
@@ -145,6 +146,22 @@ def _llm(language: int) -> Iterable[str]:
         "같은 코어의 PyTorch eager(bfloat16): 초당 {:.2f}토큰.",
     )
     yield label[language].format(results["PyTorch eager, tokens/s"])
+
+
+def _compile_time(language: int) -> Iterable[str]:
+    """Seconds by chain and target, with the ops of the chain as columns."""
+    results = _load("compile_time.json")
+    yield _machine(results["machine"])
+    yield ""
+    lengths = list(dict.fromkeys(n for row in results["chains"].values() for times in row.values() for n in times))
+    head = ("chain of | target", "사슬 | 타깃")[language]
+    ops = ("{:,} ops, s", "연산 {:,}개, s")[language]
+    yield f"| {head} | {' | '.join(ops.format(int(length)) for length in lengths)} |"
+    yield "|---" * (len(lengths) + 2) + "|"
+    for name, row in results["chains"].items():
+        for target, times in row.items():
+            cells = (f"{times[length]:.2f}" if length in times else "" for length in lengths)
+            yield f"| `{name}` | {target} | {' | '.join(cells)} |"
 
 
 def _machine(machine: Mapping[str, Any]) -> str:

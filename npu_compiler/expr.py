@@ -1,12 +1,13 @@
 """Scalar expressions: what one element of a tensor is, as a function of its position.
 
 A fused kernel is nothing but such an expression over one iteration space. numpy evaluates it, and each target's dialect
-prints it; `FUNCTIONS` is the one table of what an expression may call.
+prints it; `FUNCTIONS` is the one table of what an expression may call. An expression is compared, and looked up, by
+identity: one that several others use is one object, however many ways lead to it, and no walk takes it twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,16 +155,15 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> Iterable[Expr]:
     """Each distinct sub-expression once, operands before what uses them."""
-    found: dict[int, Expr] = {}
-
-    def visit(node: Expr) -> None:
-        for child in children(node):
-            if id(child) not in found:
-                visit(child)
-        found[id(node)] = node
-
-    visit(expr)
-    return found.values()
+    found: dict[Expr, None] = {}
+    stack = [expr]
+    while stack:
+        missing = [child for child in children(stack[-1]) if child not in found]
+        if missing:
+            stack.extend(reversed(missing))
+        else:
+            found[stack.pop()] = None
+    return found
 
 
 def leaves(expr: Expr) -> Iterator[Load]:
@@ -183,27 +183,27 @@ def has_reduce(expr: Expr) -> bool:
 
 def substitute(expr: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuilds `expr` bottom-up; where `rewrite` gives an expression for a leaf or a rebuilt node, that one stands."""
-    done: dict[int, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if id(node) in done:
-            return done[id(node)]
-        rebuilt = node
-        if isinstance(node, Call):
-            args = tuple(visit(arg) for arg in node.args)
-            if any(new is not old for new, old in zip(args, node.args, strict=True)):
-                rebuilt = replace(node, args=args)
-        elif isinstance(node, Reduce):
-            arg = visit(node.arg)
-            rebuilt = node if arg is node.arg else replace(node, arg=arg)
-        elif isinstance(node, Load) and node.index is not None:
-            index = visit(node.index)
-            rebuilt = node if index is node.index else replace(node, index=index)
+    done: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        rebuilt = _with_children(node, done)
         result = rewrite(rebuilt)
-        done[id(node)] = rebuilt if result is None else result
-        return done[id(node)]
+        done[node] = rebuilt if result is None else result
+    return done[expr]
 
-    return visit(expr)
+
+def _with_children(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
+    """A node whose operands are those that `done` has in place of its own; the node itself where all stay."""
+    if isinstance(node, Call):
+        args = tuple(done[arg] for arg in node.args)
+        changed = any(new is not old for new, old in zip(args, node.args, strict=True))
+        return Call(node.fn, args, node.dtype) if changed else node
+    if isinstance(node, Reduce):
+        arg = done[node.arg]
+        return node if arg is node.arg else replace(node, arg=arg)
+    if isinstance(node, Load) and node.index is not None:
+        index = done[node.index]
+        return node if index is node.index else replace(node, index=index)
+    return node
 
 
 class _Inexpressible(Exception):

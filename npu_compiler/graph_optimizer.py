@@ -10,7 +10,7 @@ from npu_compiler.asked_rows import compute_asked_rows
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.fusion_patterns import fuse_attention, merge_linears, share_heads
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.ops import views
 from npu_compiler.ops.registry import definition
@@ -49,24 +49,27 @@ def functionalize(graph: IRGraph) -> IRGraph:
     Raises:
         UnsupportedOpError: Another view of the changed memory is read later, which would have to change with it.
     """
-    names: dict[str, str] = {}
+    names = Renaming()
     bases: dict[str, str] = {}  # tensor to the one whose memory it views
+    views: dict[str, list[str]] = {}  # by the one whose memory it is: its views, but for those that are stale
     stale: dict[str, OpNode] = {}  # tensors whose memory an in-place op changed under them
     nodes = []
     for node in graph.nodes:
-        node = node.renamed(names)
+        node = names.apply(node)
         _refuse_stale(stale, node.tensors(), f"'{node.name}' reads later")
         nodes.append(node)
         source = next(node.tensors(), None)
         if source is not None and _may_share_memory(node, graph.tensors):
             bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
+            views.setdefault(bases.get(source, source), []).extend(node.outputs)
         if _is_in_place(node.op) and source is not None:
             root = bases.get(source, source)
             current = (source, *node.outputs)
-            stale.update({t: node for t in (root, *bases) if t not in current and bases.get(t, t) == root})
-            names = {old: node.outputs[0] if new == source else new for old, new in names.items()}
-            names[source] = node.outputs[0]
-    outputs = tuple(names.get(name, name) for name in graph.outputs)
+            same_memory = (root, *views.get(root, ()))
+            stale.update({name: node for name in same_memory if name not in current})
+            views[root] = [name for name in same_memory if name in current]
+            names.add(source, node.outputs[0])
+    outputs = tuple(map(names.current, graph.outputs))
     _refuse_stale(stale, outputs, "the graph gives as an output")
     return replace(graph, nodes=tuple(nodes), outputs=outputs)
 

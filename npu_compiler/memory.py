@@ -29,14 +29,48 @@ def plan_arena(lifetimes: Iterable[Lifetime]) -> tuple[dict[int, int], int]:
     Returns:
         The byte offset of each buffer by key, and the size of the arena.
     """
-    placed: list[tuple[int, int, Lifetime]] = []  # begin, end, lifetime
+    ordered = sorted(lifetimes, key=lambda item: (-item.nbytes, item.start, item.key))
+    placed = _Placed(max((life.end for life in ordered), default=0) + 1)
     offsets: dict[int, int] = {}
-    for life in sorted(lifetimes, key=lambda item: (-item.nbytes, item.start, item.key)):
+    total = 0
+    for life in ordered:
         size = -(-life.nbytes // ALIGNMENT) * ALIGNMENT
-        neighbours = sorted((b, e) for b, e, o in placed if o.start <= life.end and life.start <= o.end)
-        offsets[life.key] = begin = _best_gap(neighbours, size)
-        placed.append((begin, begin + size, life))
-    return offsets, max((end for _, end, _ in placed), default=0)
+        offsets[life.key] = begin = _best_gap(placed.alive_with(life), size)
+        placed.add(life, (begin, begin + size))
+        total = max(total, begin + size)
+    return offsets, total
+
+
+class _Placed:
+    """The ranges of bytes given away, by the steps at which they are: a search tree over the steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._leaves = 1 << (steps - 1).bit_length()
+        self._whole: dict[int, list[tuple[int, int]]] = {}  # by tree node: ranges that live through all of its steps
+        self._starting: dict[int, list[tuple[int, int]]] = {}  # by step
+
+    def add(self, life: Lifetime, taken: tuple[int, int]) -> None:
+        self._starting.setdefault(life.start, []).append(taken)
+        low, high = life.start + self._leaves, life.end + self._leaves + 1
+        while low < high:
+            if low & 1:
+                self._whole.setdefault(low, []).append(taken)
+                low += 1
+            if high & 1:
+                high -= 1
+                self._whole.setdefault(high, []).append(taken)
+            low, high = low >> 1, high >> 1
+
+    def alive_with(self, life: Lifetime) -> list[tuple[int, int]]:
+        """The ranges of those alive at some step of another one, by their beginning."""
+        found: list[tuple[int, int]] = []
+        node = life.start + self._leaves
+        while node:
+            found += self._whole.get(node, ())
+            node >>= 1
+        for step in range(life.start + 1, life.end + 1):
+            found += self._starting.get(step, ())
+        return sorted(found)
 
 
 def _best_gap(taken: list[tuple[int, int]], size: int) -> int:

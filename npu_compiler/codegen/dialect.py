@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from npu_compiler.dtypes import BOOL, INT64, DType
 from npu_compiler.expr import FUNCTIONS, Call, Const, Expr, Iota, Load, children
 
-__all__ = ["Dialect", "LeafNames", "Printer"]
+__all__ = ["Dialect", "LeafNames", "Printer", "is_small"]
 
 
 @dataclass(frozen=True)
@@ -76,55 +76,109 @@ class LeafNames:
     anchors: Mapping[int, str]
 
 
+_MAX_INLINE_NODES = 64
+_MAX_INLINE_TEXT = 1024  # characters
+
+
+def is_small(expr: Expr) -> bool:
+    """Whether an expression written out in place, with what it uses twice written twice, is no long text."""
+    stack, count = [expr], 0
+    while stack and count <= _MAX_INLINE_NODES:
+        count += 1
+        stack.extend(children(stack.pop()))
+    return not stack
+
+
 class Printer:
-    """Emits statements that compute expressions; equal sub-expressions are computed once."""
+    """Emits statements that compute expressions; equal sub-expressions are computed once.
+
+    Every operation gets a variable of its own, so that the text nests no deeper however long a chain of operations is.
+    """
 
     def __init__(self, dialect: Dialect, names: LeafNames, indent: str = "    ") -> None:
         self.dialect, self.names, self.indent = dialect, names, indent
         self.lines: list[str] = []
-        self._known: dict[int, str] = {}
+        self._known: dict[Expr, str] = {}
         self._by_text: dict[str, str] = {}
+        self._harmless: set[Expr] = set()  # expressions without a load that may leave its tensor
         self._count = 0
 
     def define(self, expr: Expr, name: str) -> None:
         """Says that `expr` already has a name, such as a finished reduction."""
-        self._known[id(expr)] = name
+        self._known[expr] = name
 
     def scope(self, indent: str) -> Printer:
         """A printer for a nested block: it knows what is known here, and what it learns stays there."""
         inner = Printer(self.dialect, self.names, indent)
         inner._known, inner._by_text, inner._count = dict(self._known), dict(self._by_text), self._count
+        inner._harmless = self._harmless
         return inner
 
     def value(self, expr: Expr) -> str:
         """Text for `expr`: a literal or a variable, whose definition is appended to `lines`."""
-        known = self._known.get(id(expr))
-        if known is not None:
-            return known
-        if isinstance(expr, Const):
-            return self.dialect.literal(expr.value, expr.dtype)
-        if isinstance(expr, Call) and expr.fn == "where" and any(self._is_guarded(arg) for arg in expr.args[1:]):
-            condition = self.value(expr.args[0])
-            text = f"({condition} ? {self.inline(expr.args[1])} : {self.inline(expr.args[2])})"
-        else:
-            text = self._text(expr, [self.value(child) for child in children(expr)])
-        name = self._by_text.get(text)
-        if name is None:
-            name = f"v{self._count}"
-            self._count += 1
-            self.lines.append(f"{self.indent}{self.dialect.register(expr.dtype)} {name} = {text};")
-            self._by_text[text] = name
-        self._known[id(expr)] = name
-        return name
+        choices: dict[Expr, bool] = {}
+        stack = [expr]
+        while stack:
+            node = stack[-1]
+            if self._at_hand(node) is not None:
+                stack.pop()
+                continue
+            if node not in choices:
+                choices[node] = self._is_guarded_choice(node)
+            first = children(node)[:1] if choices[node] else children(node)
+            missing = [child for child in first if self._at_hand(child) is None]
+            if missing:
+                stack.extend(reversed(missing))
+            elif choices[node]:
+                self._choose(stack.pop())
+            else:
+                self._name(node, self._text(node, [self._operand(child) for child in children(node)]))
+                stack.pop()
+        return self._operand(expr)
 
     def inline(self, expr: Expr) -> str:
-        """Text that evaluates `expr` in place, so that a side that is not taken reads no memory."""
-        known = self._known.get(id(expr))
-        if known is not None:
-            return known
-        if isinstance(expr, Const):
-            return self.dialect.literal(expr.value, expr.dtype)
-        return self._text(expr, [self.inline(child) for child in children(expr)])
+        """Text that evaluates `expr`, which `is_small`, in place: a side of it that is not taken reads no memory."""
+        known = self._at_hand(expr)
+        return self._text(expr, [self.inline(child) for child in children(expr)]) if known is None else known
+
+    def _at_hand(self, expr: Expr) -> str | None:
+        """The literal or the variable that `expr` is, if it is one already."""
+        return self.dialect.literal(expr.value, expr.dtype) if isinstance(expr, Const) else self._known.get(expr)
+
+    def _operand(self, expr: Expr) -> str:
+        text = self._at_hand(expr)
+        assert text is not None
+        return text
+
+    def _name(self, expr: Expr, text: str) -> None:
+        """Makes `text` a variable, or finds the one that it is."""
+        name = self._by_text.get(text)
+        if name is None:
+            name = self._by_text[text] = self._new_name()
+            self.lines.append(f"{self.indent}{self.dialect.register(expr.dtype)} {name} = {text};")
+        self._known[expr] = name
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return f"v{self._count - 1}"
+
+    def _choose(self, expr: Expr) -> None:
+        """One of two sides, of which the one not taken must not be evaluated: in one expression, or as a branch."""
+        condition, *sides = children(expr)
+        test = self._operand(condition)
+        if all(map(is_small, sides)):
+            text = f"({test} ? {self.inline(sides[0])} : {self.inline(sides[1])})"
+            if len(text) <= _MAX_INLINE_TEXT:
+                self._name(expr, text)
+                return
+        name = self._new_name()
+        self.lines.append(f"{self.indent}{self.dialect.register(expr.dtype)} {name};")
+        for head, side in zip((f"if ({test}) {{", "} else {"), sides, strict=True):
+            inner = self.scope(self.indent + "    ")
+            value = inner.value(side)
+            self.lines += [f"{self.indent}{head}", *inner.lines, f"{inner.indent}{name} = {value};"]
+        self.lines.append(f"{self.indent}}}")
+        self._known[expr] = name
 
     def _text(self, expr: Expr, args: list[str]) -> str:
         if isinstance(expr, Call):
@@ -143,7 +197,19 @@ class Printer:
     def _stride(self, load: Load) -> str:
         return str(load.index_stride)
 
+    def _is_guarded_choice(self, expr: Expr) -> bool:
+        """Whether a side of it loads what may not exist where the other side is taken."""
+        return isinstance(expr, Call) and expr.fn == "where" and any(map(self._is_guarded, expr.args[1:]))
+
     def _is_guarded(self, expr: Expr) -> bool:
-        if isinstance(expr, Load) and self.names.loads.get(id(expr), ("", "", False))[2]:
-            return True
-        return id(expr) not in self._known and any(self._is_guarded(child) for child in children(expr))
+        seen: set[Expr] = set()
+        stack = [expr]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Load) and self.names.loads.get(id(node), ("", "", False))[2]:
+                return True
+            if node not in seen and node not in self._harmless and node not in self._known:
+                seen.add(node)
+                stack.extend(children(node))
+        self._harmless |= seen
+        return False

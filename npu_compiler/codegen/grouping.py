@@ -18,12 +18,18 @@ from npu_compiler.symbolic import Trace
 from npu_compiler.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.view import Step, View
 
-__all__ = ["Group", "group", "realign_rows"]
+__all__ = ["MAX_READS", "Group", "group", "realign_rows"]
 
 _CHEAP_CALLS = frozenset(
     {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 )
 _MAX_CHEAP_CALLS = 12
+_MAX_WORK = 192
+"""Operations on an element beyond which a kernel's arithmetic takes longer than to store the element and load it again,
+on every device; a longer chain is several kernels."""
+_BRANCH_WORK = 6  # what a choice counts as: its sides may become branches, which nest
+MAX_READS = 28
+"""Tensors that a kernel reads: Metal binds 31 buffers, of which the result and the parameters are two."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +105,43 @@ def group(
 
 @dataclass(frozen=True)
 class _Value:
-    """What a tensor is made of, so far: over its own shape, or over its anchor's if it has one."""
+    """What a tensor is made of, so far.
+
+    Attributes:
+        shape: The positions that `expr` is over: the tensor's shape, or its anchor's if it has one, or the tensor's
+            shape and a last dimension of 1 where each element is what a row was reduced to.
+        reads: Tensors that computing it loads.
+        work: Operations on an element, counted again where several ways lead to them.
+        reductions: Counted like that; each is one more walk over a row, which computes the row's elements anew.
+    """
 
     expr: Expr
+    shape: tuple[int, ...]
     nodes: tuple[str, ...]
+    reads: frozenset[int]
+    work: int = 0
+    reductions: int = 0
     anchor: TracedTensor | None = None
     pairs: int = 1
     index: Expr | None = None
+
+    @classmethod
+    def of(cls, expr: Expr, shape: tuple[int, ...]) -> _Value:
+        """An expression as it stands, of no node yet."""
+        nodes = walk(expr)
+        branches = sum(isinstance(node, Call) and node.fn == "where" for node in nodes)
+        work = sum(isinstance(node, Call) for node in nodes) + branches * (_BRANCH_WORK - 1)
+        reductions = sum(isinstance(node, Reduce) for node in nodes)
+        return cls(expr, shape, (), frozenset(load.ref.tensor for load in leaves(expr)), work, reductions)
+
+    def with_made(self, index: int, made: _Value, times: int = 1) -> _Value | None:
+        """This value where the tensor `index` is computed, not loaded; None where that is too much for a kernel."""
+        reads = (self.reads - {index}) | made.reads
+        work, reductions = self.work + times * made.work, self.reductions + times * made.reductions
+        if work * (1 + reductions) > _MAX_WORK or len(reads) > MAX_READS:
+            return None
+        nodes = tuple(dict.fromkeys((*self.nodes, *made.nodes)))
+        return replace(self, nodes=nodes, reads=reads, work=work, reductions=reductions)
 
 
 class _Grouping:
@@ -133,26 +169,82 @@ class _Grouping:
             elif isinstance(source, Scatter):
                 value = self._absorb(tensor, source.expr, source.shape)
                 index = self._absorb(tensor, source.index, source.shape)
-                self.values[tensor.index] = replace(value, index=index.expr)
+                self.values[tensor.index] = replace(value, index=index.expr, reads=value.reads | index.reads)
             elif isinstance(source, Anchor):
                 itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
-                self.values[tensor.index] = _Value(itself, (tensor.name,), tensor)
+                reads = frozenset((tensor.index, *(ref.tensor for ref in source.operands)))
+                self.values[tensor.index] = _Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
         return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
 
     def _absorb(self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...]) -> _Value:
         """Takes into `tensor`, which computes `expr` over `shape`, whatever of its operands need not be stored."""
-        nodes: list[str] = []
-        inlined: dict[int, Expr] = {}
-        for load in leaves(expr):
+        value = _Value.of(expr, shape)
+        if not value.reductions and any(self._is_of_rows(load, shape) for load in leaves(expr)):
+            single = reindex(expr, shape, (("reshape", (*shape, 1)),))
+            if single is not None:
+                value = replace(value, expr=single, shape=(*shape, 1))
+        inlined: dict[Expr, Expr] = {}
+        made: dict[Ref, Expr] = {}  # what reads the same elements becomes the same expression
+        loads = list(leaves(value.expr))
+        for load in loads:
             producer = self.tensors[load.ref.tensor]
-            if isinstance(producer.source, Map) and self._may_inline(producer):
-                replacement = self._inline(load, producer, shape)
-                if replacement is not None:
-                    inlined[id(load)] = replacement
-                    if len(self.users[producer.index]) == 1:
-                        self.absorbed[producer.index] = tensor.index
-                    nodes += self.values[producer.index].nodes
-        return _Value(_replace_loads(expr, inlined), tuple(dict.fromkeys((*nodes, tensor.name))))
+            if not isinstance(producer.source, Map) or not self._may_inline(producer):
+                continue
+            if load.ref not in made:
+                larger = value.with_made(producer.index, self.values[producer.index])
+                replacement = None if larger is None else self._inline(load, producer, value.shape)
+                if larger is None or replacement is None:
+                    continue
+                value, made[load.ref] = larger, replacement
+                if len(self.users[producer.index]) == 1:
+                    self.absorbed[producer.index] = tensor.index
+            inlined[load] = made[load.ref]
+        read = frozenset(load.ref.tensor for load in loads if load not in inlined)
+        nodes = tuple(dict.fromkeys((*value.nodes, tensor.name)))
+        value = replace(value, expr=_replace_loads(value.expr, inlined), nodes=nodes, reads=value.reads | read)
+        return self._with_shared_operands(tensor, value)
+
+    def _with_shared_operands(self, tensor: TracedTensor, value: _Value) -> _Value:
+        """Takes in what has several readers that all are computed here by now: exponentials and their sum, say."""
+        waiting, tried = sorted(value.reads), set(value.reads)
+        while waiting:
+            index = waiting.pop()
+            producer = self.values.get(index)
+            if producer is None or index in self.stored or not isinstance(self.tensors[index].source, Map):
+                continue
+            larger = self._with_shared(value, index) if self._is_only_reader(tensor, index) else None
+            if larger is not None:
+                value, self.absorbed[index] = larger, tensor.index
+                waiting += sorted(value.reads - tried)
+                tried |= value.reads
+        return value
+
+    def _with_shared(self, value: _Value, index: int) -> _Value | None:
+        """The value with every load of a tensor replaced by one and the same expression, where that can be."""
+        made, producer = self.values[index], self.tensors[index]
+        larger = value.with_made(index, made) if made.anchor is None else None
+        if larger is None:
+            return None
+        loads = [load for load in leaves(value.expr) if load.ref.tensor == index]
+        inlined = {load: self._inline(load, producer, value.shape) for load in loads}
+        found = {load: expr for load, expr in inlined.items() if expr is not None}
+        if len(found) < len(loads) or len(set(found.values())) > 1:
+            return None
+        nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
+        return replace(larger, expr=_replace_loads(value.expr, found), nodes=nodes)
+
+    def _is_only_reader(self, tensor: TracedTensor, index: int) -> bool:
+        return all(self._reader(user) == tensor.index for user in self.users[index])
+
+    def _is_of_rows(self, load: Load, shape: tuple[int, ...]) -> bool:
+        """Whether it reads, in order, what each row of another tensor was reduced to, though no dimension says so."""
+        producer = self.values.get(load.ref.tensor)
+        if producer is None or not producer.reductions or producer.shape[-1] != 1 or load.index is not None:
+            return False
+        tensor = self.tensors[load.ref.tensor]
+        own = _reshaped(tensor.view, shape)
+        in_order = own is not None and load.ref.view.same_elements(own)
+        return in_order and shape[-1:] != (1,) and self._may_inline(tensor)
 
     def _may_inline(self, producer: TracedTensor) -> bool:
         """Whether a tensor may be computed where it is read instead of being stored."""
@@ -167,7 +259,7 @@ class _Grouping:
         That is so for a few simple operations on no more elements than the value has itself.
         """
         calls = 0
-        inside_index: set[int] = set()
+        inside_index: set[Load] = set()
         loads: list[Load] = []
         for node in walk(expr):
             if isinstance(node, Reduce) or (isinstance(node, Call) and node.fn not in _CHEAP_CALLS):
@@ -176,10 +268,10 @@ class _Grouping:
             if isinstance(node, Load):
                 loads.append(node)
                 if node.index is not None:
-                    inside_index.update(id(load) for load in leaves(node.index))
+                    inside_index.update(leaves(node.index))
         read: dict[int, int] = {}
         for load in loads:
-            if id(load) not in inside_index:
+            if load not in inside_index:
                 view = load.ref.view
                 distinct = prod(n for n, stride in zip(view.shape, view.strides, strict=True) if stride)
                 read[load.ref.tensor] = read.get(load.ref.tensor, 0) + distinct
@@ -188,46 +280,59 @@ class _Grouping:
 
     def _inline(self, load: Load, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
         """The producer's expression at the positions of `shape` that read it, or None where it must be stored."""
-        expr = self.values[producer.index].expr
         if load.index is not None:
             return None
+        made = self.values[producer.index]
         whole = load.ref.view.same_elements(producer.view)
-        if not has_reduce(expr):
-            return expr if whole else reindex(expr, producer.shape, load.ref.steps)
-        read = load.ref.view.shape
-        if _without_ones(producer.shape[:-1]) != _without_ones(shape[:-1]) or read[:-1] != shape[:-1]:
+        if made.reductions:
+            return self._inline_rows(load.ref.view, producer, shape)
+        return made.expr if whole else reindex(made.expr, producer.shape, load.ref.steps)
+
+    def _inline_rows(self, read: View, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
+        """What reduces along rows, for a reader of `shape` whose rows are the same ones in order.
+
+        What a row was reduced to is the same all along it: that an expansion repeats it there changes nothing.
+        """
+        made = self.values[producer.index]
+        width = read.shape[-1] if read.shape else 1
+        target = (*shape[:-1], width)
+        if not shape or not made.shape or not _expands(read.shape, target):
             return None
-        if whole and len(producer.shape) == len(shape):
-            return expr
-        rows_only = producer.shape[-1:] in ((), (1,)) and prod(read) == prod(producer.shape)
-        if rows_only and _keeps_rows(load.ref, producer):
-            return realign_rows(expr, producer.shape[:-1], shape[:-1])
-        return None
+        seen = read.expand(target)
+        if made.shape[-1] == 1 and seen.strides[-1] == 0:
+            width, seen = 1, View((*target[:-1], 1), (*seen.strides[:-1], 0), seen.offset)
+        own = _reshaped(producer.view, (*shape[:-1], width))
+        if width != made.shape[-1] or own is None or not own.same_elements(seen):
+            return None
+        return realign_rows(made.expr, made.shape[:-1], shape[:-1])
 
     def _as_epilogue(self, tensor: TracedTensor, value: _Value) -> _Value | None:
         """`value` as the epilogue of the latest anchor among its operands, if it can be one."""
-        if has_reduce(value.expr):
+        if value.reductions:
             return None
         candidates = set()
-        for load in leaves(value.expr):
-            producer = self.values.get(load.ref.tensor)
-            alone = self._readers(load.ref.tensor) == {tensor.index} and load.ref.tensor not in self.stored
-            if producer is not None and producer.anchor is not None and producer.pairs == 1 and alone:
-                candidates.add((producer.anchor.index, load.ref.tensor))
+        for index in value.reads - self.stored:
+            producer = self.values.get(index)
+            if producer is None or producer.anchor is None or producer.pairs > 1:
+                continue
+            if self._is_only_reader(tensor, index):
+                candidates.add((producer.anchor.index, index))
         for _, index in sorted(candidates, reverse=True):
             epilogue = self._onto_anchor(tensor, value, index)
             if epilogue is not None:
                 return epilogue
         return None
 
-    def _readers(self, index: int) -> set[int]:
-        """Who reads a tensor in the end, once what is computed elsewhere is counted where it is computed."""
-        readers = set()
-        for user in self.users[index]:
-            while user in self.absorbed:
-                user = self.absorbed[user]
-            readers.add(user)
-        return readers
+    def _reader(self, index: int) -> int:
+        """Where a tensor is computed in the end: itself, or what took it in."""
+        last = index
+        while last in self.absorbed:
+            last = self.absorbed[last]
+        while index != last:
+            following = self.absorbed[index]
+            self.absorbed[index] = last
+            index = following
+        return last
 
     def _onto_anchor(self, tensor: TracedTensor, value: _Value, index: int) -> _Value | None:
         """`value` over the iteration space of the anchor behind the operand `index`, or None.
@@ -246,25 +351,29 @@ class _Grouping:
         shape = (*anchor.shape[:-1], anchor.shape[-1] // pairs)
         if tensor.view.reshape(shape) is None:
             return None
-        expr = reindex(value.expr, tensor.shape, () if tensor.shape == shape else (("reshape", shape),))
-        if expr is None:
+        expr = reindex(value.expr, value.shape, () if value.shape == shape else (("reshape", shape),))
+        larger = value.with_made(index, made, pairs)
+        if expr is None or larger is None:
             return None
-        replacements: dict[int, Expr] = {}
+        replacements: dict[Expr, Expr] = {}
         for load in (load for load in leaves(expr) if load.ref.tensor == index):
             step = _column_step(load, own, pairs)
             made_there = None if step is None else reindex(made.expr, anchor.shape, step)
             if made_there is None:
                 return None
-            replacements[id(load)] = made_there
+            replacements[load] = made_there
+        nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
         expr = _replace_loads(expr, replacements)
-        return _Value(expr, tuple(dict.fromkeys((*made.nodes, *value.nodes))), anchor, pairs)
+        return replace(larger, expr=expr, shape=anchor.shape, nodes=nodes, anchor=anchor, pairs=pairs)
 
     def _as_groups(self, tensor: TracedTensor, value: _Value) -> list[Group]:
         if isinstance(tensor.source, Scatter):
             return self._scatter_groups(tensor, tensor.source, value)
         if value.anchor is None:
-            shape = tensor.shape or (1,)  # what reduces has a last dimension
-            return [Group(tensor, None, value.expr, shape, tensor.view.expand(shape), value.nodes)]
+            shape = value.shape or (1,)  # what reduces has a last dimension
+            view = tensor.view.reshape(shape)
+            assert view is not None
+            return [Group(tensor, None, value.expr, shape, view, value.nodes)]
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
         assert view is not None
@@ -300,19 +409,18 @@ def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
     return None
 
 
-def _replace_loads(expr: Expr, replacements: Mapping[int, Expr]) -> Expr:
-    return substitute(expr, lambda node: replacements.get(id(node))) if replacements else expr
+def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
+    return substitute(expr, replacements.get) if replacements else expr
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
+def _expands(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to another one."""
+    own = (1,) * (len(shape) - len(given)) + given
+    return len(own) == len(shape) and all(size in (1, wanted) for size, wanted in zip(own, shape, strict=True))
 
 
-def _keeps_rows(ref: Ref, producer: TracedTensor) -> bool:
-    """Whether a reference to one value a row reads the rows in order, whatever the dimensions of size 1."""
-    read = [(n, s) for n, s in zip(ref.view.shape, ref.view.strides, strict=True) if n != 1]
-    own = [(n, s) for n, s in zip(producer.view.shape, producer.view.strides, strict=True) if n != 1]
-    return read == own and ref.view.offset == 0
+def _reshaped(view: View, shape: tuple[int, ...]) -> View | None:
+    return view.reshape(shape) if prod(view.shape) == prod(shape) else None
 
 
 _Read = TypeVar("_Read", Ref, View)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from npu_compiler.codegen.grouping import Group, realign_rows
+from npu_compiler.codegen.grouping import MAX_READS, Group, realign_rows
 from npu_compiler.expr import Expr
 from npu_compiler.symbolic import Trace
 from npu_compiler.trace import Anchor, Scatter, TracedTensor
@@ -46,6 +47,7 @@ def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int
     aliases: dict[int, int] = {}
     state: dict[int, int] = {}
     notes = []
+    reaching = _reach_outputs(trace, set(outputs))
     for tensor in trace.tensors:
         if not isinstance(tensor.source, Scatter):
             continue
@@ -53,7 +55,7 @@ def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int
         others = readers[base] - {tensor.index}
         root = aliases.get(base, base)
         reason = _refusal(trace, tensor, root, others, base in outputs, root in weights)
-        if reason is None and root in inputs and tensor.index not in outputs and not _ends_in(trace, tensor, outputs):
+        if reason is None and root in inputs and tensor.index not in reaching:
             reason = f"the input '{trace.tensors[root].name}' does not become an output"
         if reason is None:
             aliases[tensor.index] = root
@@ -79,17 +81,18 @@ def _refusal(
     return None
 
 
-def _ends_in(trace: Trace, tensor: TracedTensor, outputs: Collection[int]) -> bool:
-    """Whether a chain of further scatters leads from a tensor to an output."""
-    current = tensor.index
-    while current not in outputs:
-        following = [
-            t.index for t in trace.tensors if isinstance(t.source, Scatter) and t.source.into.tensor == current
-        ]
-        if len(following) != 1:
-            return False
-        current = following[0]
-    return True
+def _reach_outputs(trace: Trace, outputs: Collection[int]) -> set[int]:
+    """The tensors from which a chain of scatters, each the only one behind the last, leads to an output."""
+    following: dict[int, list[int]] = {}
+    for tensor in trace.tensors:
+        if isinstance(tensor.source, Scatter):
+            following.setdefault(tensor.source.into.tensor, []).append(tensor.index)
+    reaching: set[int] = set()
+    for tensor in reversed(trace.tensors):
+        behind = following.get(tensor.index, [])
+        if tensor.index in outputs or (len(behind) == 1 and behind[0] in reaching):
+            reaching.add(tensor.index)
+    return reaching
 
 
 def with_prologues(
@@ -142,24 +145,34 @@ def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> lis
     launches, not of work in each.
     """
     shared: list[list[Group]] = []
+    open_places: list[int] = []  # of launches that further groups may join, in order
     made_at: dict[int, int] = {}
     for group in needed_groups(groups, outputs):
         if not prod(group.shape):
             continue
         after = max((made_at[index] for index in _needs(group) if index in made_at), default=-1)
-        place = next((i for i in range(after + 1, len(shared)) if _may_join(group, shared[i])), len(shared))
+        place = len(shared)
+        if _may_share(group):
+            later = open_places[bisect_right(open_places, after) :]
+            place = next((i for i in later if _fits(group, shared[i])), place)
+            if place == len(shared):
+                open_places.append(place)
         if place == len(shared):
             shared.append([])
         shared[place].append(group)
+        if len(shared[place]) == _MAX_SHARED_GROUPS:
+            open_places.remove(place)
         made_at[group.output.index] = place
     return [tuple(members) for members in shared]
 
 
-def _may_join(group: Group, members: Sequence[Group]) -> bool:
-    candidates = (group, *members)
-    return len(members) < _MAX_SHARED_GROUPS and all(
-        member.is_elementwise and prod(member.shape) <= _MAX_SHARED_ELEMENTS for member in candidates
-    )
+def _may_share(group: Group) -> bool:
+    return group.is_elementwise and prod(group.shape) <= _MAX_SHARED_ELEMENTS
+
+
+def _fits(group: Group, members: Sequence[Group]) -> bool:
+    """Whether one kernel can bind the tensors of all: each has pointers of its own, and one to its result."""
+    return sum(len(set(member.reads())) + 1 for member in (group, *members)) <= MAX_READS
 
 
 def needed_groups(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:

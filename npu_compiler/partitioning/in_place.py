@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from npu_compiler.errors import IRError
-from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ir import IRGraph, OpNode, Renaming
 from npu_compiler.ops.registry import definition
 
 __all__ = ["Chain", "find_chains", "is_in_place", "rename_changed"]
@@ -70,7 +70,8 @@ def find_chains(graph: IRGraph) -> tuple[Chain, ...]:
                 f"the output '{name}' is an input or a weight that '{stale[name].name}' changes in place through a "
                 "view; extract the model with npu_compiler.extract, which writes such changes as pure operations"
             )
-    return _merged(_span(root, graph, roots, op) for root, op in stale.items())
+    spans = _spans(graph, roots)
+    return _merged(Chain(*spans[root], op) for root, op in stale.items())
 
 
 def _note_stale(
@@ -86,14 +87,13 @@ def _note_stale(
             stale[root] = changed[root]
 
 
-def _span(root: str, graph: IRGraph, roots: Mapping[str, str], op: OpNode) -> Chain:
-    """From the first to the last node that touches the memory of a root."""
-    touching = [
-        position
-        for position, node in enumerate(graph.nodes)
-        if any(roots[name] == root for name in (*node.tensors(), *node.outputs))
-    ]
-    return Chain(touching[0], touching[-1], op)
+def _spans(graph: IRGraph, roots: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """The first and the last node that touch the memory of each root."""
+    spans: dict[str, tuple[int, int]] = {}
+    for position, node in enumerate(graph.nodes):
+        for name in (*node.tensors(), *node.outputs):
+            spans[roots[name]] = (spans.get(roots[name], (position,))[0], position)
+    return spans
 
 
 def _roots(graph: IRGraph) -> dict[str, str]:
@@ -139,14 +139,13 @@ def rename_changed(graph: IRGraph) -> IRGraph:
 
     Right outside of chains; inside them it changes nothing, because there the result is the changed memory itself.
     """
-    names: dict[str, str] = {}
+    names = Renaming()
     nodes = []
     for node in graph.nodes:
-        node = node.renamed(names)
+        node = names.apply(node)
         nodes.append(node)
         target = next(node.tensors(), None)
         if target is not None and is_in_place(node.op) and node.outputs:
-            names = {old: node.outputs[0] if new == target else new for old, new in names.items()}
-            names[target] = node.outputs[0]
-    outputs = tuple(names.get(name, name) for name in graph.outputs)
+            names.add(target, node.outputs[0])
+    outputs = tuple(map(names.current, graph.outputs))
     return replace(graph, nodes=tuple(nodes), outputs=outputs)

@@ -74,8 +74,10 @@ def _numbered(found: Sequence[int], on_device: Sequence[bool]) -> list[int]:
     side_of = dict(zip(found, on_device, strict=True))
     numbers: dict[int, int] = {}
     previous: bool | None = None
+    number = -1
     for level, side in sorted(side_of.items()):
-        numbers[level] = max(numbers.values(), default=-1) + (side != previous)
+        number += side != previous
+        numbers[level] = number
         previous = side
     return [numbers[level] for level in found]
 
