@@ -8,7 +8,8 @@ from typing import Any
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.registry import Kind, definition
+from npu_compiler.ops.binding import Kind
+from npu_compiler.ops.registry import definition, kind_of
 from npu_compiler.symbolic import OpRefusal, Tensor, Trace
 from npu_compiler.trace import LayoutRule
 
@@ -82,7 +83,7 @@ def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor,
     return results[: len(node.outputs)]
 
 
-_IMAGE_OPS = ("aten.conv2d", "aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d", "aten.batch_norm")
+_IMAGE_OPS = frozenset(("conv2d", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm"))
 
 
 def _source_roles(graph: IRGraph) -> dict[str, str]:
@@ -92,13 +93,14 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        if node.op.startswith(_IMAGE_OPS):
+        kind = kind_of(node.op)
+        if kind in _IMAGE_OPS:
             for key, value in node.inputs.items():
                 if not isinstance(value, str) or len(graph.tensors[value].shape) != 4:
                     continue
                 if key in ("input", "self"):
                     roles[value] = "image"
-                elif key == "weight" and node.op.startswith("aten.conv2d"):
+                elif key == "weight" and kind == "conv2d":
                     roles[value] = "conv_weight"
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None

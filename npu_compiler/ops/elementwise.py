@@ -51,7 +51,7 @@ def div(self: Tensor, other: Tensor | Number) -> Tensor:
     return apply("div", _float(self), _float(other) if isinstance(other, Tensor) else float(other))
 
 
-@op("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode")
+@op("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode", kind="div_mode")
 def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) -> Tensor:
     """``self / other``, as it is, rounded down (``floor``) or towards zero (``trunc``), in floating point."""
     quotient = div(self, other)
@@ -317,7 +317,8 @@ def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     return where(mask, filler.cast(self.dtype), self)
 
 
-@op("aten.to.dtype", "aten._to_copy.default", "aten.to.dtype_layout", "aten.to.device")
+@op("aten._to_copy.default")
+@op("aten.to.dtype", "aten.to.dtype_layout", "aten.to.device")
 def to(
     self: Tensor,
     device: Any = None,
