@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -89,7 +89,11 @@ def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
 
 
 def eliminate_noops(graph: IRGraph) -> IRGraph:
-    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, needless conversions."""
+    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, needless conversions.
+
+    The choice among several results is one of them. Results behind the last one that is read are not made: a norm whose
+    statistics nobody asks for gives one result, however it is spelled.
+    """
     names: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:
@@ -100,7 +104,14 @@ def eliminate_noops(graph: IRGraph) -> IRGraph:
         else:
             names[node.outputs[0]] = source
     outputs = tuple(names.get(name, name) for name in graph.outputs)
-    return replace(graph, nodes=tuple(node for node in nodes if node.outputs), outputs=outputs)
+    read = {*outputs, *(name for node in nodes for name in node.tensors())}
+    kept = tuple(_without_unread(node, read) for node in nodes if node.outputs)
+    return replace(graph, nodes=kept, outputs=outputs)
+
+
+def _without_unread(node: OpNode, read: Container[str]) -> OpNode:
+    last = max((place for place, name in enumerate(node.outputs) if name in read), default=0)
+    return node if last + 1 == len(node.outputs) else replace(node, outputs=node.outputs[: last + 1])
 
 
 def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
@@ -109,12 +120,20 @@ def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
     if entry is None or len(node.outputs) != 1:
         return None
     source = next(node.tensors(), None)
+    if entry.kind == "getitem":
+        return _chosen(node)
     if source is None or tensors[source].shape != tensors[node.outputs[0]].shape:
         return None
     if entry.kind == "dropout":
         return None if node.attrs.get("train") and node.attrs.get("p") else source
     same_dtype = tensors[source].dtype == tensors[node.outputs[0]].dtype
     return source if same_dtype and entry.kind in _KEEP_ELEMENTS else None
+
+
+def _chosen(node: OpNode) -> str | None:
+    """The tensor of a list that a node picks; the definition refuses an index that is out of range."""
+    items, index = node.inputs["self"], node.attrs["index"]
+    return items[index] if type(index) is int and -len(items) <= index < len(items) else None
 
 
 _KEEP_ELEMENTS = frozenset(("alias", "clone", "reshape", "view", "expand", "to", "to_copy"))

@@ -161,6 +161,13 @@ def minimum(self: Tensor, other: Tensor) -> Tensor:
     return _extremum("min", self, other)
 
 
+@op("aten.clamp.Tensor", "aten.clamp_.Tensor", kind="clamp_tensor")
+def clamp_tensor(self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """`self` limited by two tensors, either of which may be absent; NaN where any is."""
+    result = self if min is None else maximum(self, min)
+    return result if max is None else minimum(result, max)
+
+
 _FUNCTIONS = {
     "exp": "``e ** self``.",
     "log": "The natural logarithm.",
