@@ -67,6 +67,8 @@ def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor,
     for parameter in entry.parameters:
         if parameter.kind is Kind.ATTRIBUTE and arguments.get(parameter.name, 0) is None and not parameter.is_required:
             arguments.pop(parameter.name)
+        elif parameter.kind is Kind.OPTIONAL:
+            arguments.setdefault(parameter.name, None)
     try:
         result = entry.function(trace, **arguments) if entry.creates else entry.function(**arguments)
     except OpRefusal as refusal:

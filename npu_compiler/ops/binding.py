@@ -208,7 +208,7 @@ def _told(
             continue
         fits = [(len(name), word, name) for word in words for name in names if _ends_in(word, name)]
         if fits:
-            _, word, name = max(fits)
+            _, word, name = max(fits, key=lambda fit: fit[0])
             yield position, (word, name)
 
 

@@ -151,8 +151,6 @@ def bind(
             raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
         else:
             inputs[parameter] = tuple(tensors[i] for i in place if i is not None)
-    given_up = [p.name for p in entry.parameters if p.kind is Kind.OPTIONAL and p.is_required]
-    attrs = {**{key: None for key in given_up if key not in inputs}, **attrs}
     _check_attributes(node, entry, name, inputs, attrs)
     return BoundNode(inputs, attrs, bound.absent, bound.assumption)
 
@@ -169,7 +167,7 @@ def _check_attributes(
                 f"node '{node}' ({name}): given {attrs[key]!r:.40} as '{key}', expected a tensor; extract again"
             )
     for parameter in entry.parameters:
-        if parameter.is_required and parameter.name not in inputs and parameter.name not in attrs:
+        if not parameter.may_be_absent and parameter.name not in inputs and parameter.name not in attrs:
             raise IRError(
                 f"node '{node}' ({name}): its argument '{parameter.name}' is missing; extract the model again"
             )
