@@ -12,6 +12,7 @@ from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.fusion_patterns import fuse_attention, merge_linears, share_heads
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
+from npu_compiler.linear_spelling import spell_linears
 from npu_compiler.ops.registry import definition, is_in_place, kind_of
 from npu_compiler.recipes import WeightRecipe
 
@@ -31,6 +32,7 @@ def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0)
     passes: tuple[Pass, ...] = (
         functionalize,
         eliminate_noops,
+        spell_linears,
         fold_batch_norms,
         fuse_attention,
         share_heads,
