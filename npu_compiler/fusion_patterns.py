@@ -175,13 +175,16 @@ def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNod
 
 
 def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterator[str]:
-    """The only reader of a tensor, the only one of its result, and so on, as long as they are elementwise."""
-    while len(readers := users.get(name, [])) == 1:
-        entry = definition(readers[0].op)
-        if entry is None or entry.family != "elementwise":
-            return
-        yield readers[0].name
-        name = readers[0].outputs[0]
+    """The readers of a tensor, those of their results, and so on, as long as all readers of one are elementwise."""
+    waiting, seen = [name], {name}
+    while waiting:
+        readers = users.get(waiting.pop(), [])
+        if not all((entry := definition(node.op)) is not None and entry.family == "elementwise" for node in readers):
+            continue
+        for node in readers:
+            yield node.name
+            waiting += [made for made in node.outputs if made not in seen]
+            seen.update(node.outputs)
 
 
 def _merged_weights(
