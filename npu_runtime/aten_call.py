@@ -44,9 +44,10 @@ class AtenCall:
         packet = getattr(getattr(torch.ops, namespace, None), name, None) if name else None
         found = getattr(packet, overload or "default", None)
         if not isinstance(found, torch._ops.OpOverload):
-            raise UnsupportedOpError(
-                node, op, "PyTorch has no operator of this name; import the package that defines it"
-            )
+            reason = "PyTorch has no operator of this name; import the package that defines it"
+            if op.startswith("wrap_"):
+                reason = "it hides a graph that the IR does not hold; npu_compiler.extract opens such nodes"
+            raise UnsupportedOpError(node, op, reason)
         self._overload = found
         self._arguments = found._schema.arguments
         self._parameters = [_parameter(argument) for argument in self._arguments]
