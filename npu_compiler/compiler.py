@@ -55,9 +55,7 @@ def _functions(source: IRSource | Mapping[str, IRSource]) -> dict[str, IRSource]
     """The functions by name; a lone IR is called ``main``."""
     if not isinstance(source, Mapping) or "nodes" in source or "graph_inputs" in source:
         return {"main": source}
-    if not source or not all(
-        isinstance(name, str) and is_ir_source(ir) for name, ir in source.items()
-    ):
+    if not source or not all(isinstance(name, str) and is_ir_source(ir) for name, ir in source.items()):
         raise CompileError(f"given {list(source)[:8]}, expected an IR or a mapping of names to IRs")
     return dict(source)
 

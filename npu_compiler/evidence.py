@@ -11,7 +11,7 @@ from npu_compiler.layout import Layout, dense
 from npu_compiler.ops.binding import Evidence, TensorArgument
 from npu_compiler.ops.registry import definition
 from npu_compiler.symbolic import Trace
-from npu_compiler.tracing import call
+from npu_compiler.tracing import results_of
 
 __all__ = ["Names", "evidence_of"]
 
@@ -81,10 +81,7 @@ def _computes(node: OpNode, outputs: Sequence[TensorSpec], specs: Mapping[str, T
     trace = Trace(_Dense())
     env = {name: trace.add(name, specs[name].shape, specs[name].dtype, "plain") for name in node.tensors()}
     try:
-        results = call(node, env, trace)
+        results_of(node, env, trace, outputs)
     except (UnsupportedOpError, IRError):
         return False
-    return all(
-        result.shape == declared.shape and result.dtype.category == declared.dtype.category
-        for result, declared in zip(results, outputs, strict=True)
-    )
+    return True

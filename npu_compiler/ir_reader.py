@@ -171,6 +171,4 @@ class _NodeReader:
                     "is damaged or out of order, extract the model again"
                 )
             if declared.shape != operand.shape or declared.dtype != operand.dtype:
-                raise IRError(
-                    f"{where} reads '{operand}', but it was made as '{declared}'; extract the model again"
-                )
+                raise IRError(f"{where} reads '{operand}', but it was made as '{declared}'; extract the model again")

@@ -111,16 +111,13 @@ def plain_node(node: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
     attrs = node.get("attrs")
-    keywords = {key: value for key, value in attrs.items() if _is_graph_node(value)} if _is_mapping(attrs) else {}
-    if keywords and isinstance(attrs, Mapping):
+    attrs = attrs if isinstance(attrs, Mapping) else {}
+    keywords = {key: value for key, value in attrs.items() if _is_graph_node(value)}
+    if keywords:
         kept = {key: value for key, value in attrs.items() if key not in keywords}
         inputs = [*node.get("inputs", ()), *map(_node_spec, keywords.values())]
         node = {**node, "attrs": kept | {"_tensor_keywords": list(keywords)}, "inputs": inputs}
     return _plain(node)
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _is_graph_node(value: object) -> bool:

@@ -37,7 +37,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a kind of operation appears in a graph: the kinds of op it may be, its parameters in order, whether they commute."""
+    """How an operation appears in a graph: the kinds of op it may be, its parameters in order, whether they commute."""
 
     ops: frozenset[str]
     parameters: tuple[str, ...]
@@ -149,9 +149,10 @@ def find(graph: IRGraph, patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern,
 def _first_match(
     patterns: Sequence[Pattern], node: OpNode, graph: IRGraph, producers: Mapping[str, OpNode]
 ) -> tuple[Pattern, Match] | None:
+    kind = kind_of(node.op)
     for sought in patterns:
         match = Match(node)
-        if kind_of(node.op) in _KINDS[sought.result.kind].ops and _matches(sought.result, node, match, graph, producers):
+        if kind in _KINDS[sought.result.kind].ops and _matches(sought.result, node, match, graph, producers):
             return sought, match
     return None
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
-from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.binding import Kind
 from npu_compiler.ops.registry import definition, kind_of
-from npu_compiler.symbolic import OpRefusal, Tensor, Trace
+from npu_compiler.symbolic import OpRefusal, Tensor, Trace, full
 from npu_compiler.trace import LayoutRule
 
-__all__ = ["trace_graph"]
+__all__ = ["results_of", "trace_graph"]
 
 
 def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, Tensor]]:
@@ -34,15 +34,37 @@ def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, T
         env[name] = trace.add(name, spec.shape, spec.dtype, roles.get(name, "plain"))
     for node in graph.nodes:
         trace.node = node.name
-        for name, result in zip(node.outputs, call(node, env, trace), strict=True):
-            spec = graph.tensors[name]
-            if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
-                raise IRError(
-                    f"node '{node.name}' ({node.op}): the IR declares '{spec}', its definition gives "
-                    f"{result.dtype}{list(result.shape)}; extract the model again"
-                )
-            env[name] = _as_declared(result, spec.dtype, trace)
+        declared = [graph.tensors[name] for name in node.outputs]
+        for result, spec in zip(results_of(node, env, trace, declared), declared, strict=True):
+            env[spec.name] = _as_declared(result, spec.dtype, trace)
     return trace, env
+
+
+def results_of(
+    node: OpNode, env: Mapping[str, Tensor], trace: Trace, declared: Sequence[TensorSpec]
+) -> tuple[Tensor, ...]:
+    """Calls the definition of a node's op, and compares what it gives with what the IR declares.
+
+    Of a further result without elements the IR has the last word: the statistics that a norm used are empty where it
+    was exported on the CPU, and have a value for each channel elsewhere.
+
+    Raises:
+        UnsupportedOpError: The definition refuses these arguments.
+        IRError: A result differs.
+    """
+    first, *others = call(node, env, trace) or (None,)
+    rest = [
+        full(trace, spec.shape, 0, spec.dtype) if 0 in spec.shape and spec.shape != result.shape else result
+        for result, spec in zip(others, declared[1:], strict=True)
+    ]
+    results = () if first is None else (first, *rest)
+    for result, spec in zip(results, declared, strict=True):
+        if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
+            raise IRError(
+                f"node '{node.name}' ({node.op}): the IR declares '{spec}', its definition gives "
+                f"{result.dtype}{list(result.shape)}; extract the model again"
+            )
+    return results
 
 
 def _as_declared(result: Tensor, dtype: DType, trace: Trace) -> Tensor:

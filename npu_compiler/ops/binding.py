@@ -102,9 +102,10 @@ def bind_tensors(
     keywords = _taken_out(attrs, "_tensor_keywords", str, where)
     sizes = _taken_out(attrs, "_tensor_list_sizes", int, where)
     masks = _taken_out(attrs, "_tensor_list_none_masks", list, where)
-    takers = [
-        p for p in parameters if p.kind is not Kind.ATTRIBUTE and p.name not in attrs and p.name not in keywords
-    ]
+    unknown = set(keywords) - {p.name for p in parameters if p.kind is not Kind.ATTRIBUTE}
+    if unknown or len(keywords) > count:
+        raise IRError(f"{where}: given tensors by the keywords {', '.join(keywords)}, which it has not; {_REMEDY}")
+    takers = [p for p in parameters if p.kind is not Kind.ATTRIBUTE and p.name not in attrs and p.name not in keywords]
     ordered = count - len(keywords)
     lists = [p for p in takers if p.kind is Kind.TENSORS]
     singles = [p for p in takers if p.kind is not Kind.TENSORS]
@@ -116,7 +117,7 @@ def bind_tensors(
     if len(optional) < surplus:
         needed = ", ".join(p.name for p in takers if p not in optional)
         raise IRError(f"{where}: given {count} tensors, its schema needs {needed}; {_REMEDY}")
-    by_keyword = {name: ordered + i for i, name in enumerate(keywords)}
+    by_keyword: dict[str, TensorArgument] = {name: ordered + i for i, name in enumerate(keywords)}
     ways = [
         _placed([p for p in takers if p not in absent], of_list, masks) | by_keyword
         for absent in reversed([*combinations(optional, surplus)])  # the first: all that is given comes first
@@ -137,20 +138,18 @@ _REMEDY = "extract the model with npu_compiler.extract, which records all that t
 
 def _taken_out(attrs: dict[str, Any], key: str, kind: type, where: str) -> list[Any]:
     value = attrs.pop(key, None) or []
-    if not isinstance(value, list) or any(type(item) is not kind or (kind is int and item < 0) for item in value):
+    if not isinstance(value, list) or any(type(item) is not kind for item in value):
         raise IRError(f"{where}: given {value!r:.60} as '{key}', expected a list that pytorch-ir made; {_REMEDY}")
     return value
 
 
 def _sizes(where: str, lists: int, spare: int, recorded: list[int]) -> list[int]:
     """How many tensors each list takes: as recorded; else a single list takes all that is spare."""
-    if len(recorded) == lists:
+    if len(recorded) == lists and min(recorded, default=0) >= 0:
         return recorded
     if lists == 1 and not recorded:
         return [max(0, spare)]
-    raise IRError(
-        f"{where}: it has {lists} lists of tensors and the sizes of {len(recorded)} are recorded; {_REMEDY}"
-    )
+    raise IRError(f"{where}: it has {lists} lists of tensors and the sizes of {len(recorded)} are recorded; {_REMEDY}")
 
 
 def _placed(
@@ -164,16 +163,17 @@ def _placed(
         if size is None:
             placed[parameter.name], start = start, start + 1
             continue
-        placed[parameter.name] = tuple(_with_none(range(start, start + size), next(rest, None)))
+        placed[parameter.name] = tuple(_with_none(range(start, start + size), next(rest, [False] * size)))
         start += size
     return placed
 
 
-def _with_none(items: Sequence[int], mask: Sequence[bool] | None) -> Iterator[int | None]:
+def _with_none(items: Sequence[int], mask: Sequence[bool]) -> Iterator[int | None]:
     """Puts None back where a list of optional tensors had it."""
+    if sum(not absent for absent in mask) != len(items):
+        raise IRError(f"given {mask!r:.60} as '_tensor_list_none_masks' of {len(items)} tensors; {_REMEDY}")
     rest = iter(items)
-    for absent in mask if mask is not None else [False] * len(items):
-        yield None if absent else next(rest, None)
+    yield from (None if absent else next(rest) for absent in mask)
 
 
 def _choose(

@@ -88,8 +88,7 @@ def conv1d(
     if len(input.shape) != 3 or len(weight.shape) != 3:
         raise OpRefusal(f"given {len(input.shape)} dimensions, expected 3: [N, C, L]")
     image, kernel = (t.reshape((*t.shape[:2], 1, t.shape[2])) for t in (input, weight))
-    sizes = [(first, *size) for first, size in ((1, stride), (0, padding), (1, dilation))]
-    result = conv2d(image, kernel, bias, *sizes, groups)
+    result = conv2d(image, kernel, bias, (1, *stride), (0, *padding), (1, *dilation), groups)
     return result.reshape((*result.shape[:2], result.shape[3]))
 
 

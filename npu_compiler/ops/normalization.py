@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from npu_compiler.dtypes import FLOAT32, dtype
+from npu_compiler.dtypes import dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, apply, full, where
+from npu_compiler.symbolic import OpRefusal, Tensor, apply, where
 
 
 @op("aten.softmax.int", "aten._softmax.default")
@@ -159,10 +159,11 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The batch norm, with two empty tensors in place of the statistics of a batch."""
+    """The batch norm, with the mean and one over the standard deviation that it used."""
     result = batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    nothing = full(input.trace, (0,), 0, FLOAT32)
-    return result, nothing, nothing
+    assert running_mean is not None
+    assert running_var is not None
+    return result, running_mean, apply("rsqrt", running_var + eps)
 
 
 @op("aten._native_batch_norm_legit_no_training.default", kind="batch_norm")
@@ -175,7 +176,7 @@ def native_batch_norm_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The batch norm with the running statistics, with two empty tensors in place of those of a batch."""
+    """The batch norm with the running statistics, as `native_batch_norm` gives it."""
     return native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
 
 

@@ -15,7 +15,16 @@ from typing import Any, TypeVar
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ops.binding import Evidence, Kind, Parameter, bind_tensors
 
-__all__ = ["BoundNode", "OpDefinition", "bind", "canonical", "definition", "get_supported_ops", "is_in_place", "kind_of"]
+__all__ = [
+    "BoundNode",
+    "OpDefinition",
+    "bind",
+    "canonical",
+    "definition",
+    "get_supported_ops",
+    "is_in_place",
+    "kind_of",
+]
 __all__ += ["op"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,7 +91,9 @@ def op(*names: str, kind: str = "") -> Callable[[F], F]:
             binds = next((k for k in Kind if k.value == annotation), Kind.ATTRIBUTE)
             parameters.append(Parameter(parameter.name, binds, parameter.default))
         family = function.__module__.rpartition(".")[2]
-        entry = OpDefinition(names, kind or _plain_name(names[0]).strip("_"), family, tuple(parameters), function, creates)
+        entry = OpDefinition(
+            names, kind or _plain_name(names[0]).strip("_"), family, tuple(parameters), function, creates
+        )
         for name in names:
             _REGISTRY[name] = entry
         return function

@@ -27,7 +27,8 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ones = torch.ones(4, dtype=torch.float32, device=x.device)
-        return (self.fc(x) + ones).to(torch.float16).to(torch.float32, memory_format=torch.contiguous_format)
+        shifted: torch.Tensor = self.fc(x) + ones
+        return shifted.to(torch.float16).to(torch.float32, memory_format=torch.contiguous_format)
 
 
 @pytest.fixture(scope="module")
@@ -107,4 +108,4 @@ def test_anything_else_is_refused_in_words(given: Any) -> None:
 
 def test_a_mapping_of_names_to_something_else_is_refused_in_words() -> None:
     with pytest.raises(CompileError, match="expected an IR or a mapping of names to IRs"):
-        npu_compiler.compile({"main": 3})  # type: ignore[dict-item]
+        npu_compiler.compile({"main": 3})

@@ -151,7 +151,8 @@ class Block(nn.Module):
         y = self.norm(F.relu(x + self.last(self.conv(x))).flatten(2).transpose(1, 2))
         q, k, v = (projected(y) for projected in (self.q, self.k, self.v))
         y = torch.softmax(q @ k.transpose(1, 2) * 0.25, -1) @ v
-        return F.silu(self.gate(y)) * self.up(y)
+        gated: torch.Tensor = F.silu(self.gate(y)) * self.up(y)
+        return gated
 
 
 def test_a_decomposed_model_takes_the_same_launches_and_is_right() -> None:

@@ -145,20 +145,12 @@ NATIVE = [
     case("native_layer_norm.default", MATRIX, [40], _GAIN, _SHIFT, 1e-5),
     case("native_layer_norm.default", CUBE, [5, 40], None, None, 1e-5),
     case("native_layer_norm.default", _SMALL, [40], None, _SHIFT, 1e-3),
-    refused("expected [40]", "layer_norm.default", floats(3, 40), [40], floats(1)),
     case("_fused_rms_norm.default", MATRIX, [40], _GAIN, 1e-6),
     case("_fused_rms_norm.default", CUBE, [5, 40], None, None),
-    case("native_batch_norm.default", _FOUR, *_CHANNELS, _VARIANCE, False, 0.1, 1e-5),
-    case("native_batch_norm.default", _FOUR, None, floats(6), floats(6), _VARIANCE, False, 0.1, 1e-5),
-    refused("model.eval()", "native_batch_norm.default", _FOUR, None, None, None, None, True, 0.1, 1e-5),
-    case("_native_batch_norm_legit_no_training.default", _FOUR, *_CHANNELS, _VARIANCE, 0.1, 1e-5),
-    case("_native_batch_norm_legit_no_training.default", floats(2, 6), None, None, floats(6), _VARIANCE, 0.1, 1e-3),
     case("instance_norm.default", _FOUR, floats(6), floats(6), None, None, True, 0.1, 1e-5, True).storing(2),
     case("instance_norm.default", floats(2, 6, 9), None, None, None, None, True, 0.1, 1e-3, True),
     case("instance_norm.default", _FOUR, *_CHANNELS, _VARIANCE, False, 0.1, 1e-5, True),
-    refused(
-        "model.eval()", "instance_norm.default", _FOUR, None, None, floats(6), _VARIANCE, True, 0.1, 1e-5, True
-    ),
+    refused("model.eval()", "instance_norm.default", _FOUR, None, None, floats(6), _VARIANCE, True, 0.1, 1e-5, True),
     case("native_group_norm.default", _FOUR, floats(6), floats(6), 2, 6, 20, 3, 1e-5).storing(2),
     case("native_group_norm.default", _FOUR, None, None, 2, 6, 20, 2, 1e-3),
 ]

@@ -190,9 +190,11 @@ def test_the_executor_s_own_binding_would_shift_absent_tensors() -> None:
     with pytest.raises(ExecutionError, match="running_mean must be defined"):  # it took them for weight and bias
         IRExecutor(IR.from_dict(ir), weights={}).execute((IMAGE, mean, variance))
     plan = cpu_plan(ir)
-    (kept,) = CPUProgram(plan.partitions[0]).run(
-        dict(zip((spec.name for spec in plan.inputs), (IMAGE, mean, variance), strict=True))
-    ).values()
+    (kept,) = (
+        CPUProgram(plan.partitions[0])
+        .run(dict(zip((spec.name for spec in plan.inputs), (IMAGE, mean, variance), strict=True)))
+        .values()
+    )
     torch.testing.assert_close(kept, F.batch_norm(IMAGE, mean, variance))
 
 
