@@ -26,6 +26,7 @@ class Logits(nn.Module):
         return self.model(input_ids=tokens, use_cache=False)[0]
 
 
+@pytest.mark.filterwarnings("ignore:Skipping .* meta-device constant")
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
 def test_a_decoder_whose_mask_takes_differences(family: str, device: Device) -> None:
     """Its `diff` has a tensor in front and none behind, of which the IR says only that there is one."""
