@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,3 +177,13 @@ def test_a_decomposed_model_takes_the_same_launches_and_is_right() -> None:
         (result,) = planned.run({name: x.double()}, given)
         np.testing.assert_allclose(result, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
     assert launches[0] == launches[1]
+
+
+def test_passes_ask_for_what_an_op_is_and_not_for_its_name() -> None:
+    root = Path(npu_compiler.__file__).parent
+    passes = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("ops", "torch_frontend")]
+    named = re.compile(
+        r"""\bop(\.startswith\(| (==|!=|in|not in) )\(?["']aten\.|^\s+["']aten\.[^"']+["']:""", re.MULTILINE
+    )
+    assert len(passes) > 50
+    assert not [path.name for path in passes if named.search(path.read_text())]
