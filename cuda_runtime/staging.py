@@ -54,7 +54,7 @@ class Staging:
         begin = 0
         while begin < source.nbytes:
             pieces = [self._wait_for_one()]
-            if _PIECE_BYTES < source.nbytes - begin and (more := self._take()) is not None:
+            if source.nbytes - begin > _PIECE_BYTES and (more := self._take()) is not None:
                 pieces.append(more)
             try:
                 end = min(begin + len(pieces) * _PIECE_BYTES, source.nbytes)

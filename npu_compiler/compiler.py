@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike
 
 from npu_compiler.codegen.plan import ExecutionPlan
 from npu_compiler.codegen.planner import plan_graph
@@ -14,7 +13,8 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, DType
 from npu_compiler.errors import CompileError
 from npu_compiler.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
-from npu_compiler.ir_reader import IRSource, read_graph
+from npu_compiler.ir_reader import read_graph
+from npu_compiler.ir_source import IRSource, is_ir_source
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.shared_weights import share_weights
 
@@ -27,8 +27,9 @@ def compile(
     """Compiles a model for a target. The same IR gives the same program, byte for byte.
 
     Args:
-        source: Path of an IR JSON file, or the IR itself as a dict; or several of them by name, which become functions
-            of one program that share their weights (a prefill of each length, and a decode step).
+        source: Path of an IR JSON file; or the IR itself: as a dict, as pytorch-ir's `IR`, or as `extract` gave it; or
+            several of them by name, which become functions of one program that share their weights (a prefill of each
+            length, and a decode step).
         target: ``metal`` or ``cuda``.
         dtype: What to compute in, ``float16`` or ``bfloat16``; by default what the weights are in, and float16 for a
             float32 model.
@@ -54,9 +55,7 @@ def _functions(source: IRSource | Mapping[str, IRSource]) -> dict[str, IRSource]
     """The functions by name; a lone IR is called ``main``."""
     if not isinstance(source, Mapping) or "nodes" in source or "graph_inputs" in source:
         return {"main": source}
-    if not source or not all(
-        isinstance(name, str) and isinstance(ir, str | PathLike | Mapping) for name, ir in source.items()
-    ):
+    if not source or not all(isinstance(name, str) and is_ir_source(ir) for name, ir in source.items()):
         raise CompileError(f"given {list(source)[:8]}, expected an IR or a mapping of names to IRs")
     return dict(source)
 

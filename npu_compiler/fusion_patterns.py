@@ -9,7 +9,7 @@ from typing import Any
 
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
-from npu_compiler.ops.registry import definition
+from npu_compiler.ops.registry import definition, kind_of
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.rewrite import Match, Pattern, find, pattern
 
@@ -83,7 +83,7 @@ def share_heads(graph: IRGraph) -> IRGraph:
     producers = graph.producers()
     nodes = []
     for node in graph.nodes:
-        if node.op == _SDPA:
+        if kind_of(node.op) == "scaled_dot_product_attention":
             sources = [_before_repeat(str(node.inputs[key]), graph, producers) for key in ("key", "value")]
             if None not in sources:
                 inputs = {**node.inputs, "key": str(sources[0]), "value": str(sources[1])}
@@ -95,9 +95,9 @@ def share_heads(graph: IRGraph) -> IRGraph:
 def _before_repeat(name: str, graph: IRGraph, producers: Mapping[str, OpNode]) -> str | None:
     """The [B, G, L, D] that unsqueeze, expand and reshape repeated into [B, G * n, L, D]."""
     chain = []
-    for prefixes in (("aten.reshape.", "aten.view.", "aten._unsafe_view."), ("aten.expand.",), ("aten.unsqueeze.",)):
+    for kinds in (("reshape", "view"), ("expand",), ("unsqueeze",)):
         node = producers.get(name)
-        if node is None or not node.op.startswith(prefixes):
+        if node is None or kind_of(node.op) not in kinds:
             return None
         chain.append(graph.tensors[name].shape)
         name = str(next(node.tensors()))
@@ -153,7 +153,7 @@ def linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Itera
     """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads."""
     groups: dict[tuple[str, bool, str], list[OpNode]] = {}
     for node in graph.nodes:
-        if node.op != "aten.linear.default":
+        if kind_of(node.op) != "linear":
             continue
         parameters = [str(value) for key, value in node.inputs.items() if key != "input"]
         own = all(
@@ -175,13 +175,16 @@ def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNod
 
 
 def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterator[str]:
-    """The only reader of a tensor, the only one of its result, and so on, as long as they are elementwise."""
-    while len(readers := users.get(name, [])) == 1:
-        entry = definition(readers[0].op)
-        if entry is None or entry.family != "elementwise":
-            return
-        yield readers[0].name
-        name = readers[0].outputs[0]
+    """The readers of a tensor, those of their results, and so on, as long as all readers of one are elementwise."""
+    waiting, seen = [name], {name}
+    while waiting:
+        readers = users.get(waiting.pop(), [])
+        if not all((entry := definition(node.op)) is not None and entry.family == "elementwise" for node in readers):
+            continue
+        for node in readers:
+            yield node.name
+            waiting += [made for made in node.outputs if made not in seen]
+            seen.update(node.outputs)
 
 
 def _merged_weights(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +12,8 @@ from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.fusion_patterns import fuse_attention, merge_linears, share_heads
 from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
-from npu_compiler.ops import views
-from npu_compiler.ops.registry import definition
+from npu_compiler.linear_spelling import spell_linears
+from npu_compiler.ops.registry import definition, is_in_place, kind_of
 from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionalize", "optimize"]
@@ -32,6 +32,7 @@ def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0)
     passes: tuple[Pass, ...] = (
         functionalize,
         eliminate_noops,
+        spell_linears,
         fold_batch_norms,
         fuse_attention,
         share_heads,
@@ -62,7 +63,7 @@ def functionalize(graph: IRGraph) -> IRGraph:
         if source is not None and _may_share_memory(node, graph.tensors):
             bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
             views.setdefault(bases.get(source, source), []).extend(node.outputs)
-        if _is_in_place(node.op) and source is not None:
+        if is_in_place(node.op) and source is not None:
             root = bases.get(source, source)
             current = (source, *node.outputs)
             same_memory = (root, *views.get(root, ()))
@@ -82,27 +83,22 @@ def _refuse_stale(stale: Mapping[str, OpNode], names: Iterable[str], use: str) -
             raise UnsupportedOpError(changed.name, changed.op, reason)
 
 
-_COPIES = ("aten.clone.", "aten.lift_fresh_copy.")
-
-
 def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
     """Whether a node's results may be views of its first operand."""
     entry = definition(node.op)
-    if entry is None or node.op.startswith(_COPIES):
+    if entry is None or entry.kind == "clone":
         return False
-    if node.op.startswith(("aten.to.", "aten.type_as.")):
+    if entry.kind in ("to", "type_as"):
         return tensors[next(node.tensors())].dtype == tensors[node.outputs[0]].dtype
-    return entry.family == "views" or node.op == "getitem"
-
-
-def _is_in_place(op: str) -> bool:
-    """ATen's convention: the name before the overload ends in one underscore."""
-    base = op.split(".")[1] if op.count(".") > 1 else op
-    return base.endswith("_") and not base.endswith("__")
+    return entry.family == "views" or entry.kind == "getitem"
 
 
 def eliminate_noops(graph: IRGraph) -> IRGraph:
-    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, needless conversions."""
+    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, needless conversions.
+
+    The choice among several results is one of them. Results behind the last one that is read are not made: a norm whose
+    statistics nobody asks for gives one result, however it is spelled.
+    """
     names: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:
@@ -113,7 +109,14 @@ def eliminate_noops(graph: IRGraph) -> IRGraph:
         else:
             names[node.outputs[0]] = source
     outputs = tuple(names.get(name, name) for name in graph.outputs)
-    return replace(graph, nodes=tuple(node for node in nodes if node.outputs), outputs=outputs)
+    read = {*outputs, *(name for node in nodes for name in node.tensors())}
+    kept = tuple(_without_unread(node, read) for node in nodes if node.outputs)
+    return replace(graph, nodes=kept, outputs=outputs)
+
+
+def _without_unread(node: OpNode, read: Container[str]) -> OpNode:
+    last = max((place for place, name in enumerate(node.outputs) if name in read), default=0)
+    return node if last + 1 == len(node.outputs) else replace(node, outputs=node.outputs[: last + 1])
 
 
 def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
@@ -122,14 +125,23 @@ def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
     if entry is None or len(node.outputs) != 1:
         return None
     source = next(node.tensors(), None)
+    if entry.kind == "getitem":
+        return _chosen(node)
     if source is None or tensors[source].shape != tensors[node.outputs[0]].shape:
         return None
-    if entry.function is views.dropout:
+    if entry.kind == "dropout":
         return None if node.attrs.get("train") and node.attrs.get("p") else source
     same_dtype = tensors[source].dtype == tensors[node.outputs[0]].dtype
-    keeps_elements = entry.function in (views.identity, views.reshape, views.view, views.expand)
-    converts = node.op.startswith(("aten.to.", "aten._to_copy"))
-    return source if same_dtype and (keeps_elements or converts) else None
+    return source if same_dtype and entry.kind in _KEEP_ELEMENTS else None
+
+
+def _chosen(node: OpNode) -> str | None:
+    """The tensor of a list that a node picks; the definition refuses an index that is out of range."""
+    items, index = node.inputs["self"], node.attrs["index"]
+    return items[index] if type(index) is int and -len(items) <= index < len(items) else None
+
+
+_KEEP_ELEMENTS = frozenset(("alias", "clone", "reshape", "view", "expand", "to", "to_copy"))
 
 
 def fold_batch_norms(graph: IRGraph) -> IRGraph:
@@ -164,11 +176,11 @@ def _foldable(
     norm: OpNode, graph: IRGraph, producers: Mapping[str, OpNode], users: Mapping[str, list[OpNode]]
 ) -> OpNode | None:
     """The convolution that a BatchNorm can be folded into."""
-    if not norm.op.startswith("aten.batch_norm"):
+    if kind_of(norm.op) != "batch_norm" or len(norm.outputs) != 1:
         return None
     source = norm.inputs["input"]
     convolution = producers.get(source) if isinstance(source, str) else None
-    if convolution is None or not convolution.op.startswith("aten.conv2d") or norm.attrs.get("training"):
+    if convolution is None or kind_of(convolution.op) != "conv2d" or norm.attrs.get("training"):
         return None
     if len(users[convolution.outputs[0]]) > 1 or convolution.outputs[0] in graph.outputs:
         return None
@@ -219,8 +231,8 @@ def _add_folded(
         declare(bias, shape[:1], statistics, "fold_bias")
 
 
-_ANGLE_OPS = ("aten.cos.", "aten.sin.", "aten.cos_.", "aten.sin_.", "wrap_with_set_grad_enabled")
-_ANGLE_BORDERS = ("aten.linear", "aten.conv2d", "aten.addmm", "aten.embedding")
+_ANGLE_OPS = frozenset(("cos", "sin", "wrap_with_set_grad_enabled"))
+_ANGLE_BORDERS = frozenset(("linear", "conv2d", "addmm", "embedding", "embedding_bag"))
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
@@ -233,10 +245,10 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
         return graph
     exact: set[str] = set()
     for node in reversed(graph.nodes):
-        is_angle = node.op.startswith(_ANGLE_OPS)
-        if is_angle or (exact.intersection(node.outputs) and not node.op.startswith(_ANGLE_BORDERS)):
+        kind = kind_of(node.op)
+        if kind in _ANGLE_OPS or (exact.intersection(node.outputs) and kind not in _ANGLE_BORDERS):
             exact.update(node.tensors())
-        if node.op.startswith(_ANGLE_BORDERS):
+        if kind in _ANGLE_BORDERS:
             exact.difference_update(node.outputs)
     tensors = {
         name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec

@@ -98,6 +98,7 @@ class IRGraph:
         nodes: Every node after the producers of what it reads.
         tensors: Every tensor by name.
         compute_dtype: Half precision that the graph is already written for; None where the compiler chooses one.
+        notes: What was assumed where the IR does not say it.
     """
 
     name: str
@@ -107,6 +108,7 @@ class IRGraph:
     nodes: tuple[OpNode, ...]
     tensors: Mapping[str, TensorSpec]
     compute_dtype: DType | None = None
+    notes: tuple[str, ...] = ()
 
     def users(self) -> dict[str, list[OpNode]]:
         """The nodes that read each tensor, in order; a tensor that nobody reads has no entry."""

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import IRError
+from npu_compiler.evidence import Names, evidence_of
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir_source import IRSource, load_json, plain_node
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.ops.registry import bind, canonical
 from npu_compiler.recipes import WeightInput, WeightRecipe
 
-__all__ = ["IRSource", "load_json", "read_graph", "read_node"]
+__all__ = ["read_graph", "read_node"]
 
-IRSource = str | os.PathLike[str] | Mapping[str, Any]
 _MAX_ELEMENTS = 1 << 40
-
-
-def load_json(source: IRSource) -> Mapping[str, Any]:
-    """The IR as a mapping, from a path or from a mapping (which is returned as it is).
-
-    Raises:
-        IRError: The file cannot be read, is not JSON, or holds something other than an object.
-    """
-    if isinstance(source, Mapping):
-        return source
-    try:
-        data = json.loads(Path(source).read_bytes())
-    except OSError as error:
-        raise IRError(f"cannot read '{source}': {error.strerror}; give the path of an IR JSON file") from error
-    except (ValueError, RecursionError) as error:
-        raise IRError(f"'{source}' is not JSON ({error}); make one with npu_compiler.extract") from error
-    if not isinstance(data, dict):
-        raise IRError(
-            f"'{source}' holds a {type(data).__name__}, expected an IR object; make one with npu_compiler.extract"
-        )
-    return data
 
 
 def read_graph(source: IRSource) -> IRGraph:
@@ -57,26 +34,28 @@ def read_graph(source: IRSource) -> IRGraph:
     tensors: dict[str, TensorSpec] = {}
     inputs = tuple(_declare(tensors, _field(data, "graph_inputs", list, "the IR"), "the graph's inputs"))
     weights = _read_weights(data, tensors)
-    nodes = []
-    for index, raw in enumerate(_field(data, "nodes", list, "the IR")):
-        nodes.append(_read_node(raw, index, tensors))
+    keys = {placeholder: recipe.inputs[0].name for placeholder, recipe in weights.items() if recipe.inputs}
+    reader = _NodeReader(tensors, Names(inputs, keys))
+    nodes = tuple(reader.read(raw, index) for index, raw in enumerate(_field(data, "nodes", list, "the IR")))
     outputs = tuple(_spec(raw, "the graph's outputs").name for raw in _field(data, "graph_outputs", list, "the IR"))
     written_for = dtype(data["compute_dtype"]) if "compute_dtype" in data else None
-    return IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors, written_for).verify()
+    notes = tuple(reader.assumptions)
+    return IRGraph(name, inputs, outputs, weights, nodes, tensors, written_for, notes).verify()
 
 
-def read_node(raw: Mapping[str, Any]) -> tuple[OpNode, dict[str, TensorSpec]]:
-    """Reads one node of an IR by itself, with the tensors it names.
+def read_node(raw: Any) -> tuple[OpNode, dict[str, TensorSpec]]:
+    """Reads one node of an IR by itself, with the tensors it names: as JSON has it, or pytorch-ir's own object.
 
     Raises:
         IRError, UnsupportedOpError: As `read_graph`.
     """
     tensors: dict[str, TensorSpec] = {}
+    raw = plain_node(raw)
     if not isinstance(raw, Mapping):
         raise IRError(f"given {raw!r:.60}, expected a node of an IR")
     where = f"node '{raw.get('name', '?')}'"
-    _declare(tensors, _field(raw, "inputs", list, where), where)
-    return _read_node(raw, 0, tensors), tensors
+    inputs = _declare(tensors, _field(raw, "inputs", list, where), where)
+    return _NodeReader(tensors, Names(inputs, {})).read(raw, 0), tensors
 
 
 def _field(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
@@ -149,27 +128,47 @@ def _constant_bytes(raw: Any, spec: TensorSpec) -> bytes:
     return array.tobytes()
 
 
-def _read_node(raw: Any, index: int, tensors: dict[str, TensorSpec]) -> OpNode:
-    if not isinstance(raw, Mapping):
-        raise IRError(f"node {index}: given {raw!r:.60}, expected an object; make the IR with npu_compiler.extract")
-    name = _field(raw, "name", str, f"node {index}")
-    op = canonical(_field(raw, "op_type", str, f"node '{name}'"))
-    operands = [_spec(item, f"node '{name}'") for item in _field(raw, "inputs", list, f"node '{name}'")]
-    for operand in operands:
-        declared = tensors.get(operand.name)
-        if declared is None:
-            raise IRError(
-                f"node '{name}' ({op}) reads the tensor '{operand.name}', which no input, weight or earlier node "
-                "makes; the IR is damaged or out of order, extract the model again"
-            )
-        if declared.shape != operand.shape or declared.dtype != operand.dtype:
-            raise IRError(
-                f"node '{name}' ({op}) reads '{operand}', but it was made as '{declared}'; extract the model again"
-            )
-    inputs, attrs = bind(name, op, [o.name for o in operands], dict(_field(raw, "attrs", Mapping, f"node '{name}'")))
-    outputs = [_spec(item, f"node '{name}'") for item in _field(raw, "outputs", list, f"node '{name}'")]
-    for output in outputs:
-        if output.name in tensors:
-            raise IRError(f"node '{name}' ({op}): its output '{output.name}' is made twice; extract the model again")
-        tensors[output.name] = output
-    return OpNode(name, op, inputs, attrs, tuple(output.name for output in outputs))
+class _NodeReader:
+    """Reads nodes in order; each declares what it makes.
+
+    Attributes:
+        assumptions: What was taken for absent where the IR does not say, in words.
+    """
+
+    def __init__(self, tensors: dict[str, TensorSpec], names: Names) -> None:
+        self.assumptions: list[str] = []
+        self._tensors, self._names = tensors, names
+
+    def read(self, raw: Any, index: int) -> OpNode:
+        """Reads one node; `index` is its place, for messages."""
+        if not isinstance(raw, Mapping):
+            raise IRError(f"node {index}: given {raw!r:.60}, expected an object; make the IR with npu_compiler.extract")
+        name = _field(raw, "name", str, f"node {index}")
+        op = canonical(_field(raw, "op_type", str, f"node '{name}'"))
+        operands = [_spec(item, f"node '{name}'") for item in _field(raw, "inputs", list, f"node '{name}'")]
+        self._check_operands(f"node '{name}' ({op})", operands)
+        read = [operand.name for operand in operands]
+        attrs = _field(raw, "attrs", Mapping, f"node '{name}'")
+        outputs = [_spec(item, f"node '{name}'") for item in _field(raw, "outputs", list, f"node '{name}'")]
+        bound = bind(name, op, read, attrs, evidence_of(name, op, read, attrs, outputs, self._tensors, self._names))
+        self.assumptions += [bound.assumption] if bound.assumption else []
+        for output in outputs:
+            if output.name in self._tensors:
+                raise IRError(
+                    f"node '{name}' ({op}): its output '{output.name}' is made twice; extract the model again"
+                )
+            self._tensors[output.name] = output
+        made = tuple(output.name for output in outputs)
+        self._names.follow(op, read, made)
+        return OpNode(name, op, bound.inputs, bound.attrs, made)
+
+    def _check_operands(self, where: str, operands: Iterable[TensorSpec]) -> None:
+        for operand in operands:
+            declared = self._tensors.get(operand.name)
+            if declared is None:
+                raise IRError(
+                    f"{where} reads the tensor '{operand.name}', which no input, weight or earlier node makes; the IR "
+                    "is damaged or out of order, extract the model again"
+                )
+            if declared.shape != operand.shape or declared.dtype != operand.dtype:
+                raise IRError(f"{where} reads '{operand}', but it was made as '{declared}'; extract the model again")

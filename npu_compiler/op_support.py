@@ -37,9 +37,7 @@ def is_op_supported(node: Any, target: str = "metal") -> Support:
         target: ``metal`` or ``cuda``.
     """
     try:
-        parsed, tensors = read_node(
-            node if isinstance(node, Mapping) or not hasattr(node, "to_dict") else node.to_dict()
-        )
+        parsed, tensors = read_node(node)
     except UnsupportedOpError as error:
         return Support(False, error.reason)
     except IRError as error:

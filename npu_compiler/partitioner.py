@@ -9,12 +9,13 @@ from npu_compiler.codegen.target import target_named
 from npu_compiler.compiler import compute_dtype
 from npu_compiler.graph_optimizer import assign_dtypes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.ir_reader import IRSource
+from npu_compiler.ir_source import IRSource
 from npu_compiler.op_support import Support
 from npu_compiler.op_support import is_op_supported as lowers_on_metal
+from npu_compiler.ops.registry import is_in_place
 from npu_compiler.partitioning.carried_graph import read_carried_graph
 from npu_compiler.partitioning.division import Division, divide
-from npu_compiler.partitioning.in_place import Chain, find_chains, is_in_place, rename_changed
+from npu_compiler.partitioning.in_place import Chain, find_chains, rename_changed
 from npu_compiler.partitioning.placement import SupportRule
 from npu_compiler.partitioning.plan import Partition, PartitionPlan, TransferOp
 from npu_compiler.partitioning.sub_ir import SubIRWriter
@@ -34,7 +35,8 @@ def partition(
     (the rule is in `npu_compiler.partitioning.islands`). Views and no-ops run where their operand is.
 
     Args:
-        source: Path of an IR JSON file, or the IR itself as a dict. Ops that the registry does not know are welcome.
+        source: Path of an IR JSON file; or the IR itself: as a dict, as pytorch-ir's `IR`, or as `extract` gave it. Ops
+            that the registry does not know are welcome.
         is_op_supported: Called with the JSON object of each node that computes something; its fields are attributes
             too, as in ``node.op_type``. Its answer is a bool, or a `Support` that carries the reason. Without it, or
             with `npu_compiler.is_op_supported`, a node is supported where it lowers.
@@ -70,6 +72,7 @@ def partition(
         partitions=partitions,
         transfers=_transfers(graph, partitions, device_tensors),
         weight_keys=carried.weight_keys,
+        notes=graph.notes,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.registry import kind_of
 
 __all__ = ["Match", "Pattern", "PatternOps", "find", "pattern"]
 
@@ -36,7 +37,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a kind of operation appears in a graph: its ATen names, its parameters in order, whether they commute."""
+    """How an operation appears in a graph: the kinds of op it may be, its parameters in order, whether they commute."""
 
     ops: frozenset[str]
     parameters: tuple[str, ...]
@@ -53,7 +54,7 @@ def _swaps_last(node: OpNode, graph: IRGraph) -> bool:
     rank = _rank(node, graph)
     if rank < 2:
         return False
-    if node.op == "aten.permute.default":
+    if kind_of(node.op) == "permute":
         order = [int(d) % rank for d in node.attrs["dims"]]
         return order == [*range(rank - 2), rank - 1, rank - 2]
     return {int(node.attrs[key]) % rank for key in ("dim0", "dim1")} == {rank - 2, rank - 1}
@@ -68,13 +69,13 @@ def _plain_sum(node: OpNode, graph: IRGraph) -> bool:
 
 
 _KINDS: Mapping[str, _Kind] = {
-    "matmul": _Kind(frozenset({"aten.matmul.default"}), ("self", "other")),
-    "transpose": _Kind(frozenset({"aten.transpose.int", "aten.permute.default"}), ("self",), holds=_swaps_last),
-    "add": _Kind(frozenset({"aten.add.Tensor", "aten.add_.Tensor"}), ("self", "other"), True, _plain_sum),
-    "mul": _Kind(frozenset({"aten.mul.Tensor", "aten.mul.Scalar"}), ("self", "other"), True),
-    "div": _Kind(frozenset({"aten.div.Tensor", "aten.div.Scalar"}), ("self", "other")),
-    "softmax": _Kind(frozenset({"aten.softmax.int", "aten._softmax.default"}), ("self",), holds=_over_last),
-    "cast": _Kind(frozenset({"aten.to.dtype", "aten._to_copy.default", "aten.type_as.default"}), ("self",)),
+    "matmul": _Kind(frozenset({"matmul"}), ("self", "other")),
+    "transpose": _Kind(frozenset({"transpose", "permute"}), ("self",), holds=_swaps_last),
+    "add": _Kind(frozenset({"add"}), ("self", "other"), True, _plain_sum),
+    "mul": _Kind(frozenset({"mul"}), ("self", "other"), True),
+    "div": _Kind(frozenset({"div"}), ("self", "other")),
+    "softmax": _Kind(frozenset({"softmax"}), ("self",), holds=_over_last),
+    "cast": _Kind(frozenset({"to", "to_copy", "type_as"}), ("self",)),
 }
 
 
@@ -148,9 +149,10 @@ def find(graph: IRGraph, patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern,
 def _first_match(
     patterns: Sequence[Pattern], node: OpNode, graph: IRGraph, producers: Mapping[str, OpNode]
 ) -> tuple[Pattern, Match] | None:
+    kind = kind_of(node.op)
     for sought in patterns:
         match = Match(node)
-        if node.op in _KINDS[sought.result.kind].ops and _matches(sought.result, node, match, graph, producers):
+        if kind in _KINDS[sought.result.kind].ops and _matches(sought.result, node, match, graph, producers):
             return sought, match
     return None
 
@@ -162,7 +164,7 @@ def _if_output(name: str, graph: IRGraph) -> Sequence[None]:
 def _matches(sought: Operation, node: OpNode, match: Match, graph: IRGraph, producers: Mapping[str, OpNode]) -> bool:
     """Matches one operation at a node, and its operands at theirs; extends `match` only where all of it fits."""
     kind = _KINDS[sought.kind]
-    if node.op not in kind.ops or len(node.outputs) != 1 or not kind.holds(node, graph):
+    if kind_of(node.op) not in kind.ops or len(node.outputs) != 1 or not kind.holds(node, graph):
         return False
     given = [node.inputs.get(p, node.attrs.get(p)) for p in kind.parameters]
     orders = [given, given[::-1]] if kind.commutes and len(given) == 2 else [given]

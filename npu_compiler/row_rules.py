@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from npu_compiler.ir import OpNode, TensorSpec
-from npu_compiler.ops.registry import definition
+from npu_compiler.ops.registry import definition, kind_of
 
 __all__ = ["MALFORMED", "Passage", "Rows", "passage"]
 
@@ -107,7 +107,7 @@ def passage(node: OpNode, tensors: Mapping[str, TensorSpec], dim: int, rows: Row
         None where it cannot, or no rule says how.
     """
     entry = definition(node.op)
-    rule = _RULES.get((node.op.rpartition(".")[0] or node.op).rstrip("_"))
+    rule = _RULES.get(kind_of(node.op))
     if rule is None and entry is not None and entry.family == "elementwise":
         rule = _elementwise
     if rule is None or any(0 in tensors[name].shape for name in (*node.tensors(), *node.outputs)):
@@ -264,31 +264,30 @@ def _attended(call: _Call) -> Passage | None:
 
 
 _RULES: Mapping[str, Rule] = {
-    "aten.type_as": _converted,
-    "aten.transpose": _reordered(_swapped("dim0", "dim1")),
-    "aten.swapaxes": _reordered(_swapped("axis0", "axis1")),
-    "aten.t": _reordered(lambda call: [*reversed(range(call.rank))]),
-    "aten.numpy_T": _reordered(lambda call: [*reversed(range(call.rank))]),
-    "aten.permute": _reordered(_permuted),
-    "aten.movedim": _reordered(_moved),
-    **dict.fromkeys(("aten.reshape", "aten.view", "aten._unsafe_view", "aten.view_as", "aten.reshape_as"), _reshaped),
-    **dict.fromkeys(("aten.flatten", "aten.unflatten", "aten.unsqueeze", "aten.squeeze"), _reshaped),
-    **dict.fromkeys(("aten.expand", "aten.expand_as", "aten.broadcast_to"), _expanded),
-    **dict.fromkeys(("aten.slice", "aten.narrow", "aten.index_select"), _part),
-    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), _part),
-    **dict.fromkeys(("aten.select", "aten.unbind"), _one_of),
+    "type_as": _converted,
+    "transpose": _reordered(_swapped("dim0", "dim1")),
+    "swapaxes": _reordered(_swapped("axis0", "axis1")),
+    "t": _reordered(lambda call: [*reversed(range(call.rank))]),
+    "permute": _reordered(_permuted),
+    "movedim": _reordered(_moved),
+    **dict.fromkeys(("reshape", "view", "view_as"), _reshaped),
+    **dict.fromkeys(("flatten", "unflatten", "unsqueeze", "squeeze"), _reshaped),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expanded),
+    **dict.fromkeys(("slice", "narrow", "index_select"), _part),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk"), _part),
+    **dict.fromkeys(("select", "unbind"), _one_of),
     "getitem": _item,
-    **dict.fromkeys(("aten.cat", "aten.concat"), _joined),
-    "aten.stack": _stacked,
-    "aten.embedding": _embedded,
-    **dict.fromkeys(("aten.softmax", "aten._softmax", "aten._safe_softmax"), _over_others),
-    **dict.fromkeys(("aten.log_softmax", "aten._log_softmax"), _over_others),
-    **dict.fromkeys(("aten.layer_norm", "aten.rms_norm"), _normalized),
-    **dict.fromkeys(("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.any", "aten.all"), _reduced),
-    "aten.linear": _linear,
-    "aten.matmul": _multiplied("self", "other"),
-    **dict.fromkeys(("aten.mm", "aten.bmm"), _multiplied("self", "mat2")),
-    "aten.addmm": _multiplied("mat1", "mat2", "self"),
-    "aten.baddbmm": _multiplied("batch1", "batch2", "self"),
-    "aten.scaled_dot_product_attention": _attended,
+    "cat": _joined,
+    "stack": _stacked,
+    "embedding": _embedded,
+    **dict.fromkeys(("softmax", "safe_softmax"), _over_others),
+    "log_softmax": _over_others,
+    **dict.fromkeys(("layer_norm", "rms_norm"), _normalized),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "any", "all"), _reduced),
+    "linear": _linear,
+    "matmul": _multiplied("self", "other"),
+    "mm": _multiplied("self", "mat2"),
+    "addmm": _multiplied("mat1", "mat2", "self"),
+    "baddbmm": _multiplied("batch1", "batch2", "self"),
+    "scaled_dot_product_attention": _attended,
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.registry import kind_of
 from npu_compiler.row_rules import MALFORMED, Rows
 
 __all__ = ["Selection", "selection_of", "take"]
@@ -28,15 +29,15 @@ class Selection:
 
 def selection_of(node: OpNode, graph: IRGraph) -> Selection | None:
     """What a node takes, where it takes at most half: more leave a product as large as it is."""
-    source = node.inputs.get("weight" if node.op == "aten.embedding.default" else "self")
+    source = node.inputs.get("weight" if kind_of(node.op) == "embedding" else "self")
     if not isinstance(source, str) or source in graph.weights or not node.outputs:
         return None
     shape = graph.tensors[source].shape
     found = None
     try:
-        if node.op in ("aten.select.int", "aten.slice.Tensor", "aten.narrow.default"):
+        if kind_of(node.op) in ("select", "slice", "narrow"):
             found = _known(node, source, shape)
-        elif node.op in ("aten.index_select.default", "aten.index.Tensor", "aten.embedding.default"):
+        elif kind_of(node.op) in ("index_select", "index", "embedding"):
             found = _indexed(node, source, graph.tensors)
     except MALFORMED:
         return None
@@ -49,10 +50,10 @@ def _known(node: OpNode, source: str, shape: tuple[int, ...]) -> Selection | Non
     if not -len(shape) <= dim < len(shape) or attrs.get("step", 1) < 1:
         return None
     size = shape[dim]
-    if node.op == "aten.slice.Tensor":
+    if kind_of(node.op) == "slice":
         taken = range(*slice(attrs.get("start"), attrs.get("end"), int(attrs.get("step", 1))).indices(size))
     else:
-        start = int(attrs["index" if node.op == "aten.select.int" else "start"])
+        start = int(attrs["index" if kind_of(node.op) == "select" else "start"])
         start += size if start < 0 else 0
         taken = range(start, start + int(attrs.get("length", 1)))
     inside = all(0 <= position < size for position in (taken[0], taken[-1])) if taken else False
@@ -61,10 +62,11 @@ def _known(node: OpNode, source: str, shape: tuple[int, ...]) -> Selection | Non
 
 def _indexed(node: OpNode, source: str, tensors: Mapping[str, TensorSpec]) -> Selection | None:
     """By a tensor of positions; of dimensions of one position ahead, there is nothing to choose."""
-    given = node.inputs["indices" if node.op != "aten.index_select.default" else "index"]
+    by_dim = kind_of(node.op) == "index_select"
+    given = node.inputs["index" if by_dim else "indices"]
     *ahead, index = (given,) if isinstance(given, str) else given
     shape, positions = tensors[source].shape, tensors[index].shape
-    dim = int(node.attrs["dim"]) % len(shape) if node.op == "aten.index_select.default" else len(ahead)
+    dim = int(node.attrs["dim"]) % len(shape) if by_dim else len(ahead)
     alone = all(shape[i : i + 1] == (1,) and tensors[name].shape in ((1,), positions) for i, name in enumerate(ahead))
     fits = len(positions) == 1 and dim < len(shape) and alone and tensors[index].dtype.is_integer
     if not fits or source in (index, *ahead):

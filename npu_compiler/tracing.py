@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
-from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.registry import Kind, definition
-from npu_compiler.symbolic import OpRefusal, Tensor, Trace
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.binding import Kind
+from npu_compiler.ops.registry import definition, kind_of
+from npu_compiler.symbolic import OpRefusal, Tensor, Trace, full
 from npu_compiler.trace import LayoutRule
 
-__all__ = ["trace_graph"]
+__all__ = ["results_of", "trace_graph"]
 
 
 def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, Tensor]]:
@@ -33,15 +34,37 @@ def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, T
         env[name] = trace.add(name, spec.shape, spec.dtype, roles.get(name, "plain"))
     for node in graph.nodes:
         trace.node = node.name
-        for name, result in zip(node.outputs, call(node, env, trace), strict=True):
-            spec = graph.tensors[name]
-            if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
-                raise IRError(
-                    f"node '{node.name}' ({node.op}): the IR declares '{spec}', its definition gives "
-                    f"{result.dtype}{list(result.shape)}; extract the model again"
-                )
-            env[name] = _as_declared(result, spec.dtype, trace)
+        declared = [graph.tensors[name] for name in node.outputs]
+        for result, spec in zip(results_of(node, env, trace, declared), declared, strict=True):
+            env[spec.name] = _as_declared(result, spec.dtype, trace)
     return trace, env
+
+
+def results_of(
+    node: OpNode, env: Mapping[str, Tensor], trace: Trace, declared: Sequence[TensorSpec]
+) -> tuple[Tensor, ...]:
+    """Calls the definition of a node's op, and compares what it gives with what the IR declares.
+
+    Of a further result without elements the IR has the last word: the statistics that a norm used are empty where it
+    was exported on the CPU, and have a value for each channel elsewhere.
+
+    Raises:
+        UnsupportedOpError: The definition refuses these arguments.
+        IRError: A result differs.
+    """
+    first, *others = call(node, env, trace) or (None,)
+    rest = [
+        full(trace, spec.shape, 0, spec.dtype) if 0 in spec.shape and spec.shape != result.shape else result
+        for result, spec in zip(others, declared[1:], strict=True)
+    ]
+    results = () if first is None else (first, *rest)
+    for result, spec in zip(results, declared, strict=True):
+        if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
+            raise IRError(
+                f"node '{node.name}' ({node.op}): the IR declares '{spec}', its definition gives "
+                f"{result.dtype}{list(result.shape)}; extract the model again"
+            )
+    return results
 
 
 def _as_declared(result: Tensor, dtype: DType, trace: Trace) -> Tensor:
@@ -66,6 +89,8 @@ def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor,
     for parameter in entry.parameters:
         if parameter.kind is Kind.ATTRIBUTE and arguments.get(parameter.name, 0) is None and not parameter.is_required:
             arguments.pop(parameter.name)
+        elif parameter.kind is Kind.OPTIONAL:
+            arguments.setdefault(parameter.name, None)
     try:
         result = entry.function(trace, **arguments) if entry.creates else entry.function(**arguments)
     except OpRefusal as refusal:
@@ -82,7 +107,7 @@ def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor,
     return results[: len(node.outputs)]
 
 
-_IMAGE_OPS = ("aten.conv2d", "aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d", "aten.batch_norm")
+_IMAGE_OPS = frozenset(("conv2d", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm"))
 
 
 def _source_roles(graph: IRGraph) -> dict[str, str]:
@@ -92,13 +117,14 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        if node.op.startswith(_IMAGE_OPS):
+        kind = kind_of(node.op)
+        if kind in _IMAGE_OPS:
             for key, value in node.inputs.items():
                 if not isinstance(value, str) or len(graph.tensors[value].shape) != 4:
                     continue
                 if key in ("input", "self"):
                     roles[value] = "image"
-                elif key == "weight" and node.op.startswith("aten.conv2d"):
+                elif key == "weight" and kind == "conv2d":
                     roles[value] = "conv_weight"
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None

@@ -2,8 +2,7 @@
 
 An IR lists a node's tensors in order and without names, and leaves out what was at its default. Reading them in the
 order of the schema loses keyword arguments behind a defaulted one, and takes the next tensor for one that was None. So
-the tensors are bound to the parameters that have no recorded value, and where more parameters than tensors are left, to
-those that cannot be absent.
+they are bound as the compiler binds those of ops that it lowers (`npu_compiler.ops.binding`), by PyTorch's own schema.
 """
 
 from __future__ import annotations
@@ -14,11 +13,15 @@ from typing import Any
 import torch
 
 from npu_compiler.errors import IRError, UnsupportedOpError
+from npu_compiler.ops.binding import Evidence, Kind, Parameter, TensorArgument, bind_tensors
 
 __all__ = ["AtenCall"]
 
-_MEMORY_TYPES = ("Tensor", "Optional[Tensor]")
-_LIST_TYPES = ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]")
+_KINDS = {
+    "Tensor": Kind.TENSOR,
+    "Optional[Tensor]": Kind.OPTIONAL,
+    **dict.fromkeys(("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"), Kind.TENSORS),
+}
 _NON_FINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -41,11 +44,14 @@ class AtenCall:
         packet = getattr(getattr(torch.ops, namespace, None), name, None) if name else None
         found = getattr(packet, overload or "default", None)
         if not isinstance(found, torch._ops.OpOverload):
-            raise UnsupportedOpError(
-                node, op, "PyTorch has no operator of this name; import the package that defines it"
-            )
+            reason = "PyTorch has no operator of this name; import the package that defines it"
+            if op.startswith("wrap_"):
+                reason = "it hides a graph that the IR does not hold; npu_compiler.extract opens such nodes"
+            raise UnsupportedOpError(node, op, reason)
         self._overload = found
         self._arguments = found._schema.arguments
+        self._parameters = [_parameter(argument) for argument in self._arguments]
+        self._where = f"node '{node}' ({op})"
 
     def __call__(self, tensors: Sequence[torch.Tensor], attrs: Mapping[str, Any], in_place: bool) -> list[torch.Tensor]:
         """Runs the operator.
@@ -70,21 +76,65 @@ class AtenCall:
         written = argument.alias_info is not None and argument.alias_info.is_write
         return value.clone() if written and isinstance(value, torch.Tensor) else value
 
-    def bind(self, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def bind(
+        self, tensors: Sequence[Any], attrs: Mapping[str, Any], evidence: Evidence | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments.
 
         Args:
             tensors: The node's tensors, or anything that stands for them, in order.
             attrs: The node's attributes.
+            evidence: Decides which optional tensors are absent where the schema leaves a choice.
 
         Raises:
             IRError: An argument is missing, one is too many, or several bindings are possible.
         """
-        given = self._bind_tensors(tensors, attrs)
+        attrs = dict(attrs)
+        places = bind_tensors(self._where, self._parameters, len(tensors), attrs, evidence).tensors
+        return self._ordered(tensors, places, attrs)
+
+    def settled(self, node: Mapping[str, Any], names: Sequence[Sequence[str]]) -> tuple[dict[str, Any], str]:
+        """A node's attributes with None for tensors that are absent where the IR leaves a choice; and what was assumed.
+
+        Args:
+            node: The node, as the IR has it.
+            names: What the model calls each tensor that it reads.
+
+        Raises:
+            IRError: As `bind`.
+        """
+        attrs = dict(node["attrs"])
+        evidence = Evidence(names, lambda places: self._computes(node, places))
+        bound = bind_tensors(self._where, self._parameters, len(node["inputs"]), attrs, evidence)
+        self._ordered(node["inputs"], bound.tensors, attrs)
+        return {**node["attrs"], **dict.fromkeys(bound.absent)}, bound.assumption
+
+    def _computes(self, node: Mapping[str, Any], places: Mapping[str, TensorArgument]) -> bool:
+        """Whether the operator takes tensors of such shapes so, and gives what the IR declares."""
+        tensors = [_without_memory(spec) for spec in node["inputs"]]
+        attrs = {key: value for key, value in node["attrs"].items() if not key.startswith("_tensor_")}
+        try:
+            args, kwargs = self._ordered(tensors, places, attrs, "meta")
+            result = self._overload(*args, **kwargs)
+        except (IRError, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            return False
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        shapes = [list(item.shape) for item in results if isinstance(item, torch.Tensor)]
+        return shapes == [list(spec["shape"]) for spec in node["outputs"]]
+
+    def _ordered(
+        self,
+        tensors: Sequence[Any],
+        places: Mapping[str, TensorArgument],
+        attrs: Mapping[str, Any],
+        device: str = "cpu",
+    ) -> tuple[list[Any], dict[str, Any]]:
+        given: dict[str, Any] = {
+            name: tensors[place] if isinstance(place, int) else [None if i is None else tensors[i] for i in place]
+            for name, place in places.items()
+        }
         known = {argument.name for argument in self._arguments}
         for name, value in attrs.items():
-            if name.startswith("_tensor_list_"):
-                continue
             if name not in known:
                 raise self._error(f"its schema has no argument '{name}'")
             given.setdefault(name, value)
@@ -92,7 +142,7 @@ class AtenCall:
         kwargs: dict[str, Any] = {}
         for argument in self._arguments:
             if argument.name in given:
-                value = _converted(given[argument.name], str(argument.real_type))
+                value = _converted(given[argument.name], str(argument.real_type), device)
             elif argument.has_default_value():
                 value = argument.default_value
             elif str(argument.type).startswith("Optional"):
@@ -105,74 +155,29 @@ class AtenCall:
                 kwargs[argument.name] = value
         return args, kwargs
 
-    def _bind_tensors(self, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
-        takers = [
-            argument
-            for argument in self._arguments
-            if str(argument.type) in _MEMORY_TYPES + _LIST_TYPES and argument.name not in attrs
-        ]
-        lists = [argument for argument in takers if str(argument.type) in _LIST_TYPES]
-        sizes = self._list_sizes(lists, len(tensors) - (len(takers) - len(lists)), attrs)
-        present = self._present(takers, len(tensors) - sum(sizes.values()), lists)
-        rest = iter(tensors)
-        masks = iter(attrs.get("_tensor_list_none_masks") or ())
-        given: dict[str, Any] = {}
-        for argument in present:
-            if argument.name not in sizes:
-                given[argument.name] = next(rest)
-            else:
-                items = [next(rest) for _ in range(sizes[argument.name])]
-                given[argument.name] = _with_none(items, argument, masks)
-        if next(rest, None) is not None:
-            raise self._error(f"given {len(tensors)} tensors, more than its schema takes")
-        return given
-
-    def _list_sizes(self, lists: Sequence[Any], spare: int, attrs: Mapping[str, Any]) -> dict[str, int]:
-        """How many tensors each list takes: as recorded; else a single list takes all that is spare."""
-        recorded = list(attrs.get("_tensor_list_sizes") or ())
-        if len(recorded) == len(lists):
-            return {argument.name: size for argument, size in zip(lists, recorded, strict=True)}
-        if len(lists) == 1 and not recorded:
-            return {lists[0].name: max(0, spare)}
-        raise self._error(f"it has {len(lists)} lists of tensors and the sizes of {len(recorded)} are recorded")
-
-    def _present(self, takers: Sequence[Any], single: int, lists: Sequence[Any]) -> Sequence[Any]:
-        """The parameters that are given, where `single` tensors are left for those that are no lists."""
-        surplus = len(takers) - len(lists) - single
-        if surplus <= 0:
-            return takers
-        optional = [argument for argument in takers if str(argument.type) == "Optional[Tensor]"]
-        if len(optional) == surplus:
-            return [argument for argument in takers if argument not in optional]
-        names = ", ".join(argument.name for argument in optional)
-        if len(optional) < surplus:
-            raise self._error(f"{single} tensors are too few for its schema")
-        raise self._error(f"{surplus} of {names} are absent, and it is not recorded which")
-
     def _error(self, reason: str) -> IRError:
         return IRError(
-            f"node '{self.node}' ({self.op}): {reason}; extract the model with npu_compiler.extract, which records all "
+            f"{self._where}: {reason}; extract the model with npu_compiler.extract, which records all "
             "that the schema needs"
         )
 
 
-def _with_none(items: list[Any], argument: Any, masks: Any) -> list[Any]:
-    """Puts None back where a list of optional tensors had it; `masks` holds a list for each that had any."""
-    if "Optional[Tensor]" not in str(argument.type):
-        return items
-    mask = next(masks, None)
-    if mask is None:
-        return items
-    rest = iter(items)
-    return [None if absent else next(rest) for absent in mask]
+def _parameter(argument: Any) -> Parameter:
+    kind = _KINDS.get(str(argument.type), Kind.ATTRIBUTE)
+    required = kind is not Kind.OPTIONAL and not argument.has_default_value()
+    return Parameter(argument.name, kind) if required else Parameter(argument.name, kind, None)
 
 
-def _converted(value: Any, kind: str) -> Any:
+def _without_memory(spec: Mapping[str, Any]) -> torch.Tensor:
+    return torch.empty(tuple(spec["shape"]), dtype=getattr(torch, spec["dtype"]), device="meta")
+
+
+def _converted(value: Any, kind: str, device: str) -> Any:
     """An attribute as torch takes it; JSON has dtypes, layouts, devices and memory formats by name."""
     if not isinstance(value, str):
         return value
     if "Device" in kind:
-        return torch.device("cpu")  # whatever device the model was extracted on, this node runs here
+        return torch.device(device)  # whatever device the model was extracted on, this node runs here
     if any(name in kind for name in ("ScalarType", "Layout", "MemoryFormat")):
         return getattr(torch, value.removeprefix("torch."))
     return _NON_FINITE.get(value, value)

@@ -13,6 +13,7 @@ from torch_ir.executor import ExecutionError
 from torch_ir.ops import register_executor
 
 from npu_compiler.errors import DeviceError, WeightError
+from npu_compiler.evidence import Names
 from npu_compiler.partitioner import Partition
 from npu_compiler.recipes import WeightInput
 from npu_runtime.aten_call import AtenCall
@@ -28,7 +29,11 @@ _ASSERTION = "aten._assert_tensor_metadata.default"
 
 
 class CPUProgram:
-    """A partition on the CPU. Runs from several threads do not disturb each other."""
+    """A partition on the CPU. Runs from several threads do not disturb each other.
+
+    Attributes:
+        notes: What was assumed of arguments that the IR does not record, beyond what the plan says.
+    """
 
     def __init__(self, partition: Partition) -> None:
         """Binds every node's arguments once, so that what cannot run is known before the first run.
@@ -39,7 +44,10 @@ class CPUProgram:
         """
         self._isolated = bool(partition.chained)
         raw = {key: value for key, value in partition.ir.items() if key != "constants"}
-        raw["nodes"] = [_prepared(node, node["name"] in partition.chained) for node in partition.ir["nodes"]]
+        names = Names((), partition.ir["weight_name_mapping"])
+        prepared = [_prepared(node, node["name"] in partition.chained, names) for node in partition.ir["nodes"]]
+        raw["nodes"] = [node for node, _ in prepared]
+        self.notes = tuple(note for _, note in prepared if note)
         self._ir = IR.from_dict(raw)
         self._inputs = [(spec["name"], getattr(torch, spec["dtype"])) for spec in partition.ir["graph_inputs"]]
         self._expected = [WeightInput(w["name"], tuple(w["shape"]), w["dtype"]) for w in partition.ir["weights"]]
@@ -106,15 +114,20 @@ def _apart(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
 
 
-def _prepared(node: Mapping[str, Any], in_place: bool) -> dict[str, Any]:
-    """The node under the name that its executor is registered by; tensors go by their names alone."""
-    op = node["op_type"]
+def _prepared(node: Mapping[str, Any], in_place: bool, names: Names) -> tuple[dict[str, Any], str]:
+    """The node under the name that its executor is registered by, and what was assumed of its arguments.
+
+    Tensors go by their names alone.
+    """
+    op, attrs, note = node["op_type"], node["attrs"], ""
+    read = [tensor["name"] for tensor in node["inputs"]]
     if _GETITEM not in op:
         if op != _ASSERTION:
-            AtenCall(node["name"], op).bind(node["inputs"], node["attrs"])
+            attrs, note = AtenCall(node["name"], op).settled(node, [names[name] for name in read])
         op = _registered(op, in_place)
+    names.follow(node["op_type"], read, [output["name"] for output in node["outputs"]])
     inputs = [{key: tensor[key] for key in ("name", "shape", "dtype")} for tensor in node["inputs"]]
-    return {**node, "op_type": op, "inputs": inputs}
+    return {**node, "op_type": op, "inputs": inputs, "attrs": attrs}, note
 
 
 @cache

@@ -53,6 +53,11 @@ class DAGFunction:
         return Lifetimes.of(self.plan)
 
     @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed where the IR does not say it: as the plan says, and of ops that only PyTorch knows."""
+        return (*self.plan.notes, *(note for program in self.cpu_programs.values() for note in program.notes))
+
+    @cached_property
     def input_specs(self) -> Mapping[str, BufferSpec]:
         """For each input that the device reads, how it lies there."""
         inputs = {spec.name for spec in self.plan.inputs}

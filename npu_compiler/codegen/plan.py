@@ -232,7 +232,7 @@ class ExecutionPlan:
         steps: Launches, and choices between some, in order; each may rely on the ones before it being complete.
         inputs, outputs: What the caller gives and gets, in the model's order.
         state: Pairs (output name, input name): the output is the input's own buffer, updated in place.
-        notes: What the compiler could not do and why, for `describe()`.
+        notes: What was assumed of the model, and what the compiler could not do and why, for `describe()`.
     """
 
     buffers: tuple[Buffer, ...]

@@ -67,7 +67,7 @@ def plan_graph(
             for (index, layout), name in zip(outputs, output_names, strict=True)
         ),
         state=tuple((names[index], graph.inputs[source]) for index, source in in_place.state.items()),
-        notes=in_place.notes,
+        notes=(*graph.notes, *in_place.notes),
     )
     recipes = tuple(
         replace(graph.weights[name], spec=_spec(trace.tensors[index], name, host_dtypes[name]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from npu_compiler.ops.indexing import pad
 from npu_compiler.ops.registry import op
 from npu_compiler.symbolic import OpRefusal, Tensor
 
@@ -50,7 +51,48 @@ def conv2d(
     return result if bias is None else result + bias.reshape((-1, 1, 1))
 
 
-@op("aten.convolution.default")
+@op("aten.conv2d.padding", kind="conv2d")
+def conv2d_padding(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: str = "valid",
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """The convolution without padding, or with as much as keeps the size: where it is odd, one more behind."""
+    if padding not in ("same", "valid"):
+        raise OpRefusal(f"given padding='{padding}', expected 'same' or 'valid'")
+    if padding == "valid":
+        return conv2d(input, weight, bias, stride, (0, 0), dilation, groups)
+    if _pair(stride, "stride") != (1, 1):
+        raise OpRefusal(f"given stride={stride} with padding='same', expected 1")
+    total = [d * (k - 1) for d, k in zip(_pair(dilation, "dilation"), weight.shape[2:], strict=True)]
+    if any(t % 2 for t in total):
+        input = pad(input, [0, total[1] % 2, 0, total[0] % 2])
+    return conv2d(input, weight, bias, stride, [t // 2 for t in total], dilation, groups)
+
+
+@op("aten.conv1d.default")
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Tensor:
+    """Cross-correlation of [N, C, L] with weight [O, C / groups, K], plus bias [O]: of images one row high."""
+    if len(input.shape) != 3 or len(weight.shape) != 3:
+        raise OpRefusal(f"given {len(input.shape)} dimensions, expected 3: [N, C, L]")
+    image, kernel = (t.reshape((*t.shape[:2], 1, t.shape[2])) for t in (input, weight))
+    result = conv2d(image, kernel, bias, (1, *stride), (0, *padding), (1, *dilation), groups)
+    return result.reshape((*result.shape[:2], result.shape[3]))
+
+
+@op("aten.convolution.default", kind="conv2d")
 def convolution(
     input: Tensor,
     weight: Tensor,
@@ -62,10 +104,11 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Convolution in its general form, of which the two-dimensional, not transposed one is supported."""
+    """Convolution in its general form, of which that of lines and images, not transposed, is supported."""
     if transposed or any(output_padding):
         raise OpRefusal("a transposed convolution is not supported")
-    return conv2d(input, weight, bias, stride, padding, dilation, groups)
+    of_rank = conv1d if len(input.shape) == 3 else conv2d
+    return of_rank(input, weight, bias, stride, padding, dilation, groups)
 
 
 def _pool(x: Tensor, reduction: str, out: Sequence[int], **attrs: Any) -> Tensor:

@@ -51,7 +51,7 @@ def div(self: Tensor, other: Tensor | Number) -> Tensor:
     return apply("div", _float(self), _float(other) if isinstance(other, Tensor) else float(other))
 
 
-@op("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode")
+@op("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode", kind="div_mode")
 def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) -> Tensor:
     """``self / other``, as it is, rounded down (``floor``) or towards zero (``trunc``), in floating point."""
     quotient = div(self, other)
@@ -159,6 +159,13 @@ def maximum(self: Tensor, other: Tensor) -> Tensor:
 def minimum(self: Tensor, other: Tensor) -> Tensor:
     """The lesser of two; NaN where either is."""
     return _extremum("min", self, other)
+
+
+@op("aten.clamp.Tensor", "aten.clamp_.Tensor", kind="clamp_tensor")
+def clamp_tensor(self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """`self` limited by two tensors, either of which may be absent; NaN where any is."""
+    result = self if min is None else maximum(self, min)
+    return result if max is None else minimum(result, max)
 
 
 _FUNCTIONS = {
@@ -317,7 +324,8 @@ def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     return where(mask, filler.cast(self.dtype), self)
 
 
-@op("aten.to.dtype", "aten._to_copy.default", "aten.to.dtype_layout", "aten.to.device")
+@op("aten._to_copy.default")
+@op("aten.to.dtype", "aten.to.dtype_layout", "aten.to.device")
 def to(
     self: Tensor,
     device: Any = None,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from npu_compiler.dtypes import promote
+from npu_compiler.dtypes import BOOL, promote
 from npu_compiler.ops.registry import op
 from npu_compiler.symbolic import OpRefusal, Tensor, apply, arange, full, normalize_dim, where
 
@@ -54,6 +54,21 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new dimension."""
     dim = normalize_dim(dim, len(tensors[0].shape) + 1)
     return cat([t.reshape((*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors], dim)
+
+
+@op("aten.diff.default")
+def diff(
+    self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Tensor:
+    """Differences of neighbours along `dim`, taken `n` times; of booleans, whether they differ."""
+    parts = [part for part in (prepend, self, append) if part is not None]
+    result = cat(parts, dim) if len(parts) > 1 else self
+    for _ in range(n):
+        size = result.shape[normalize_dim(dim, len(result.shape))]
+        result = result.realize()
+        later, sooner = (result.slice(dim, start, max(0, size - 1)) for start in (1, 0))
+        result = apply("ne", later, sooner) if result.dtype == BOOL else later - sooner
+    return result
 
 
 @op("aten.embedding.default")

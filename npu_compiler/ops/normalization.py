@@ -49,6 +49,16 @@ def _flat_last(x: Tensor, normalized_shape: Sequence[int]) -> Tensor:
     return x.reshape((*x.shape[:-count], -1)) if count > 1 else x
 
 
+def _standard(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`x` brought to mean 0 and variance 1 over its last dimension; the mean, and one over the standard deviation."""
+    size = x.shape[-1]
+    mean = x.reduce("sum", (-1,), True) * (1 / size)
+    centred = x - mean
+    variance = (centred * centred).reduce("sum", (-1,), True) * (1 / size)
+    scale = apply("rsqrt", variance + eps)
+    return centred * scale, mean, scale
+
+
 @op("aten.layer_norm.default")
 def layer_norm(
     input: Tensor,
@@ -59,27 +69,62 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimensions."""
-    x = _flat_last(input, normalized_shape)
-    size = x.shape[-1]
-    centred = x - x.reduce("sum", (-1,), True) * (1 / size)
-    variance = (centred * centred).reduce("sum", (-1,), True) * (1 / size)
-    result = centred * apply("rsqrt", variance + eps)
-    return _affine(result, weight, bias).reshape(input.shape)
+    return native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
+
+
+@op("aten.native_layer_norm.default", kind="layer_norm")
+def native_layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The layer norm, with the mean and one over the standard deviation."""
+    _check_parameters(normalized_shape, weight, bias)
+    result, mean, scale = _standard(_flat_last(input, normalized_shape), eps)
+    rows = (*input.shape[: len(input.shape) - len(normalized_shape)], *(1,) * len(normalized_shape))
+    return _affine(result, weight, bias).reshape(input.shape), mean.reshape(rows), scale.reshape(rows)
 
 
 @op("aten.rms_norm.default")
 def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: Any = None) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimensions."""
+    return fused_rms_norm(input, normalized_shape, weight, eps)[0]
+
+
+@op("aten._fused_rms_norm.default", kind="rms_norm")
+def fused_rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: Any
+) -> tuple[Tensor, Tensor]:
+    """The RMS norm, with one over the root of the mean square."""
+    _check_parameters(normalized_shape, weight)
     x = _flat_last(input, normalized_shape)
     epsilon = eps if eps is not None else 2.0**-23  # float32's machine epsilon, in which PyTorch computes
-    square = (x * x).reduce("sum", (-1,), True) * (1 / x.shape[-1])
-    return _affine(x * apply("rsqrt", square + epsilon), weight, None).reshape(input.shape)
+    scale = apply("rsqrt", (x * x).reduce("sum", (-1,), True) * (1 / x.shape[-1]) + epsilon)
+    rows = (*input.shape[: len(input.shape) - len(normalized_shape)], *(1,) * len(normalized_shape))
+    return _affine(x * scale, weight, None).reshape(input.shape), scale.reshape(rows)
+
+
+def _check_parameters(shape: Sequence[int], *parameters: Tensor | None) -> None:
+    for parameter in parameters:
+        if parameter is not None and list(parameter.shape) != list(shape):
+            raise OpRefusal(f"given a weight or bias of shape {list(parameter.shape)}, expected {list(shape)}")
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
         x = x * weight.reshape((-1,))
     return x if bias is None else x + bias.reshape((-1,))
+
+
+def _affine_by_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        x = x * _by_channel(weight, x)
+    return x if bias is None else x + _by_channel(bias, x)
+
+
+def _by_channel(parameter: Tensor, x: Tensor) -> Tensor:
+    """A value for each channel of `x` [N, C, ...], as a tensor that broadcasts to it."""
+    if parameter.shape != x.shape[1:2]:
+        raise OpRefusal(f"given {list(parameter.shape)} values for {x.shape[1]} channels")
+    return parameter.reshape((-1, *(1,) * (len(x.shape) - 2)))
 
 
 @op("aten.batch_norm.default")
@@ -99,15 +144,61 @@ def batch_norm(
         raise OpRefusal("it uses the statistics of the batch; call model.eval() before extraction")
     if len(input.shape) < 2:
         raise OpRefusal(f"given {len(input.shape)} dimensions, expected a batch and channels")
+    scale = apply("rsqrt", _by_channel(running_var, input) + eps)
+    return _affine_by_channel((input - _by_channel(running_mean, input)) * scale, weight, bias)
 
-    def by_channel(statistic: Tensor) -> Tensor:
-        return statistic.reshape((-1, *(1,) * (len(input.shape) - 2)))
 
-    scale = apply("rsqrt", by_channel(running_var) + eps)
-    result = (input - by_channel(running_mean)) * scale
-    if weight is not None:
-        result = result * by_channel(weight)
-    return result if bias is None else result + by_channel(bias)
+@op("aten.native_batch_norm.default", kind="batch_norm")
+def native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The batch norm, with the mean and one over the standard deviation that it used."""
+    result = batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    assert running_mean is not None
+    assert running_var is not None
+    return result, running_mean, apply("rsqrt", running_var + eps)
+
+
+@op("aten._native_batch_norm_legit_no_training.default", kind="batch_norm")
+def native_batch_norm_no_training(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The batch norm with the running statistics, as `native_batch_norm` gives it."""
+    return native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
+
+
+@op("aten.instance_norm.default")
+def instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """Each channel of each example brought to mean 0 and variance 1, or by the running statistics; then scaled."""
+    if not use_input_stats:
+        return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
+    if running_mean is not None or running_var is not None:
+        raise OpRefusal("it updates its running statistics; call model.eval() before extraction")
+    result, _, _ = _standard(input.reshape((*input.shape[:2], -1)), eps)
+    return _affine_by_channel(result.reshape(input.shape), weight, bias)
 
 
 @op("aten.group_norm.default")
@@ -120,15 +211,23 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """Each of `num_groups` groups of channels brought to mean 0 and variance 1, then scaled by channel."""
-    batch, channels, *rest = input.shape
-    if num_groups < 1 or channels % num_groups:
-        raise OpRefusal(f"given num_groups={num_groups}, which does not divide {channels} channels")
-    x = input.reshape((batch, num_groups, -1))
-    size = x.shape[-1]
-    centred = x - x.reduce("sum", (-1,), True) * (1 / size)
-    variance = (centred * centred).reduce("sum", (-1,), True) * (1 / size)
-    result = (centred * apply("rsqrt", variance + eps)).reshape(input.shape)
-    ones = (1,) * len(rest)
-    if weight is not None:
-        result = result * weight.reshape((-1, *ones))
-    return result if bias is None else result + bias.reshape((-1, *ones))
+    return _group_norm(input, num_groups, weight, bias, eps)[0]
+
+
+@op("aten.native_group_norm.default", kind="group_norm")
+def native_group_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The group norm, with the mean and one over the standard deviation of each group."""
+    return _group_norm(input, group, weight, bias, eps)
+
+
+def _group_norm(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, channels = x.shape[:2]
+    if groups < 1 or channels % groups:
+        raise OpRefusal(f"given num_groups={groups}, which does not divide {channels} channels")
+    result, mean, scale = _standard(x.reshape((batch, groups, -1)), eps)
+    by_group = (mean.reshape((batch, groups)), scale.reshape((batch, groups)))
+    return _affine_by_channel(result.reshape(x.shape), weight, bias), *by_group

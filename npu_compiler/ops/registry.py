@@ -10,42 +10,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeVar
 
 from npu_compiler.errors import IRError, UnsupportedOpError
+from npu_compiler.ops.binding import Evidence, Kind, Parameter, bind_tensors
 
-__all__ = ["OpDefinition", "Parameter", "bind", "canonical", "definition", "get_supported_ops", "op"]
+__all__ = [
+    "BoundNode",
+    "OpDefinition",
+    "bind",
+    "canonical",
+    "definition",
+    "get_supported_ops",
+    "is_in_place",
+    "kind_of",
+]
+__all__ += ["op"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MISSING = inspect.Parameter.empty
-
-
-class Kind(Enum):
-    """What a parameter of an op binds to."""
-
-    TENSOR = "Tensor"
-    OPTIONAL = "Tensor | None"
-    TENSOR_OR_NUMBER = "Tensor | Number"
-    TENSORS = "Sequence[Tensor]"
-    ATTRIBUTE = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of an op: its ATen name, what it binds to, and its default, if it has one."""
-
-    name: str
-    kind: Kind
-    default: Any
-
-    @property
-    def is_required(self) -> bool:
-        return self.default is _MISSING
-
-    def takes_attribute(self, value: object) -> bool:
-        """Whether it may be an attribute: anything but a tensor's parameter, and None for an optional tensor."""
-        return self.kind in (Kind.ATTRIBUTE, Kind.TENSOR_OR_NUMBER) or (self.kind is Kind.OPTIONAL and value is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +36,8 @@ class OpDefinition:
 
     Attributes:
         names: ATen names with overload; in-place variants are the same op.
+        kind: What it is, however it is spelled; passes ask for this, never for a name. The plain ATen name of the most
+            usual spelling, whose parameters all others share as far as passes look at them.
         family: Module it is defined in, for documentation.
         parameters: In the order of the ATen schema.
         function: Takes symbolic tensors and attributes by those names and gives the result, or a tuple of them.
@@ -61,6 +45,7 @@ class OpDefinition:
     """
 
     names: tuple[str, ...]
+    kind: str
     family: str
     parameters: tuple[Parameter, ...]
     function: Callable[..., Any]
@@ -72,12 +57,28 @@ class OpDefinition:
         return (inspect.getdoc(self.function) or "").split("\n")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class BoundNode:
+    """A node's arguments.
+
+    Attributes:
+        inputs: Tensors by parameter.
+        attrs: All other arguments by parameter.
+        absent, assumption: As in `Bound`.
+    """
+
+    inputs: dict[str, str | tuple[str, ...]]
+    attrs: dict[str, Any]
+    absent: tuple[str, ...]
+    assumption: str
+
+
 _NON_FINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}  # JSON has no word for them
 _REGISTRY: dict[str, OpDefinition] = {}
 
 
-def op(*names: str) -> Callable[[F], F]:
-    """Registers a function as the definition of the ATen ops `names`."""
+def op(*names: str, kind: str = "") -> Callable[[F], F]:
+    """Registers a function as the definition of the ATen ops `names`, of the kind of the first unless one is given."""
 
     def register(function: F) -> F:
         parameters = []
@@ -87,10 +88,12 @@ def op(*names: str) -> Callable[[F], F]:
                 creates = True
                 continue
             annotation = str(parameter.annotation)
-            kind = next((kind for kind in Kind if kind.value == annotation), Kind.ATTRIBUTE)
-            parameters.append(Parameter(parameter.name, kind, parameter.default))
+            binds = next((k for k in Kind if k.value == annotation), Kind.ATTRIBUTE)
+            parameters.append(Parameter(parameter.name, binds, parameter.default))
         family = function.__module__.rpartition(".")[2]
-        entry = OpDefinition(names, family, tuple(parameters), function, creates)
+        entry = OpDefinition(
+            names, kind or _plain_name(names[0]).strip("_"), family, tuple(parameters), function, creates
+        )
         for name in names:
             _REGISTRY[name] = entry
         return function
@@ -101,6 +104,23 @@ def op(*names: str) -> Callable[[F], F]:
 def definition(name: str) -> OpDefinition | None:
     """The definition of an ATen op, or None where the registry has none."""
     return _REGISTRY.get(name)
+
+
+def kind_of(name: str) -> str:
+    """What an op is, by its definition; of an op that has none, its plain name."""
+    entry = _REGISTRY.get(name)
+    return _plain_name(name).strip("_") if entry is None else entry.kind
+
+
+def is_in_place(name: str) -> bool:
+    """ATen's convention: the name before the overload ends in one underscore."""
+    base = _plain_name(name)
+    return base.endswith("_") and not base.endswith("__")
+
+
+def _plain_name(name: str) -> str:
+    """Without namespace and overload."""
+    return name.split(".")[1] if name.count(".") > 1 else name
 
 
 def canonical(op_type: str) -> str:
@@ -114,21 +134,16 @@ def get_supported_ops() -> tuple[str, ...]:
 
 
 def bind(
-    node: str, name: str, tensors: Sequence[str], attrs: dict[str, Any]
-) -> tuple[dict[str, str | tuple[str, ...]], dict[str, Any]]:
+    node: str, name: str, tensors: Sequence[str], attrs: Mapping[str, Any], evidence: Evidence | None = None
+) -> BoundNode:
     """Binds a node's tensors and attributes to the parameters of its op.
-
-    pytorch-ir lists the tensors that were given, in order, without names; an optional tensor that was None leaves no
-    trace unless the extraction recorded it as a None attribute.
 
     Args:
         node: Name of the node, for messages.
         name: ATen name of its op.
         tensors: Names of its tensors.
         attrs: Its attributes by ATen name.
-
-    Returns:
-        Tensors by parameter name, and attributes by parameter name.
+        evidence: Decides which optional tensors are absent where the schema leaves a choice.
 
     Raises:
         UnsupportedOpError: The registry lacks the op, or the op takes no such attribute.
@@ -138,52 +153,22 @@ def bind(
     if entry is None:
         raise UnsupportedOpError(node, name, "no definition of this op is registered")
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
-    sizes = attrs.pop("_tensor_list_sizes", [])
-    if not isinstance(sizes, list) or any(type(size) is not int or size < 0 for size in sizes):
-        raise IRError(f"node '{node}' ({name}): given {sizes!r:.60} as '_tensor_list_sizes', expected a list of counts")
-    sizes = list(sizes)
-    if attrs.pop("_tensor_list_none_masks", None):
-        raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
-    expected = _tensor_parameters(node, entry, attrs, len(tensors), sizes)
+    bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
     inputs: dict[str, str | tuple[str, ...]] = {}
-    rest = list(tensors)
-    for parameter in expected:
-        count = (sizes.pop(0) if sizes else len(rest)) if parameter.kind is Kind.TENSORS else 1
-        if count > len(rest):
-            raise IRError(f"node '{node}' ({name}): given {len(tensors)} tensors, none is left for '{parameter.name}'")
-        inputs[parameter.name] = tuple(rest[:count]) if parameter.kind is Kind.TENSORS else rest[0]
-        del rest[:count]
-    if rest:
-        raise IRError(f"node '{node}' ({name}): given {len(tensors)} tensors, {len(rest)} more than its schema takes")
-    return inputs, _bind_attributes(node, entry, name, inputs, attrs)
+    for parameter, place in bound.tensors.items():
+        if isinstance(place, int):
+            inputs[parameter] = tensors[place]
+        elif None in place:
+            raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
+        else:
+            inputs[parameter] = tuple(tensors[i] for i in place if i is not None)
+    _check_attributes(node, entry, name, inputs, attrs)
+    return BoundNode(inputs, attrs, bound.absent, bound.assumption)
 
 
-def _tensor_parameters(
-    node: str, entry: OpDefinition, attrs: Mapping[str, Any], given: int, sizes: Sequence[int]
-) -> list[Parameter]:
-    """The parameters that the given tensors belong to, in order; refuses where several choices fit."""
-    candidates = [p for p in entry.parameters if p.kind is not Kind.ATTRIBUTE and p.name not in attrs]
-    if any(p.kind is Kind.TENSORS for p in candidates):
-        return candidates
-    surplus = len(candidates) - given
-    if surplus <= 0:
-        return candidates
-    optional = [p for p in candidates if p.kind is Kind.OPTIONAL or not p.is_required]
-    if len(optional) == surplus:
-        return [p for p in candidates if p not in optional]
-    if len(optional) < surplus:
-        needed = ", ".join(p.name for p in candidates if p not in optional)
-        raise IRError(f"node '{node}' ({entry.names[0]}): given {given} tensors, its schema needs {needed}")
-    names = ", ".join(p.name for p in optional)
-    raise IRError(
-        f"node '{node}' ({entry.names[0]}): given {given} tensors, and it is ambiguous which of {names} are absent; "
-        "extract the model with npu_compiler.extract, which records them"
-    )
-
-
-def _bind_attributes(
+def _check_attributes(
     node: str, entry: OpDefinition, name: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> None:
     known = {p.name: p for p in entry.parameters}
     for key in attrs:
         if key not in known:
@@ -193,8 +178,7 @@ def _bind_attributes(
                 f"node '{node}' ({name}): given {attrs[key]!r:.40} as '{key}', expected a tensor; extract again"
             )
     for parameter in entry.parameters:
-        if parameter.is_required and parameter.name not in inputs and parameter.name not in attrs:
+        if not parameter.may_be_absent and parameter.name not in inputs and parameter.name not in attrs:
             raise IRError(
                 f"node '{node}' ({name}): its argument '{parameter.name}' is missing; extract the model again"
             )
-    return dict(attrs)

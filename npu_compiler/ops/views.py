@@ -15,12 +15,16 @@ from npu_compiler.symbolic import OpRefusal, Tensor, normalize_dim
     "aten.detach.default",
     "aten.detach_.default",
     "aten.contiguous.default",
-    "aten.clone.default",
-    "aten.lift_fresh_copy.default",
     "aten.lift_fresh.default",
 )
-def identity(self: Tensor, memory_format: Any = None) -> Tensor:
+def alias(self: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself: memory format and aliasing change no value."""
+    return self
+
+
+@op("aten.clone.default", "aten.lift_fresh_copy.default")
+def clone(self: Tensor, memory_format: Any = None) -> Tensor:
+    """The same elements in memory of their own."""
     return self
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from npu_compiler.dtypes import DType, dtype
-from npu_compiler.errors import IRError
+from npu_compiler.errors import IRError, UnsupportedOpError
+from npu_compiler.evidence import Names, evidence_of
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.ir_reader import IRSource, load_json
+from npu_compiler.ir_source import IRSource, load_json
 from npu_compiler.layout import BufferSpec, dense
-from npu_compiler.ops.registry import canonical
+from npu_compiler.ops.registry import bind, canonical, definition
 from npu_compiler.recipes import WeightInput, WeightRecipe
 
 __all__ = ["CarriedGraph", "read_carried_graph"]
@@ -25,7 +26,8 @@ class CarriedGraph:
     """A model whose nodes are not bound.
 
     Attributes:
-        graph: The graph; a node's tensors go by their positions, "0", "1", and so on; its attributes are as written.
+        graph: The graph; a node's tensors go by their positions, "0", "1", and so on; its attributes are as written,
+            and say None of optional tensors of which it had to be found out that they are absent.
         raw: The JSON object of each node by name.
         weight_keys: Name in the weight file of each weight that nodes read.
         constants: Values that the IR itself carries, by name in the weight file.
@@ -49,17 +51,20 @@ def read_carried_graph(source: IRSource) -> CarriedGraph:
     tensors: dict[str, TensorSpec] = {}
     inputs = tuple(_declare(tensors, _items(data, "graph_inputs", "the IR"), "the graph's inputs"))
     keys = _weight_keys(data, tensors)
-    nodes, raw = [], {}
+    nodes, raw, notes = [], {}, list[str]()
+    names = Names(inputs, keys)
     for index, item in enumerate(_items(data, "nodes", "the IR")):
         node = _node(item, index, tensors)
         if node.name in raw:
             raise IRError(f"two nodes are called '{node.name}'; {_REMEDY}")
+        node, note = _settled(node, tensors, names)
         nodes.append(node)
+        notes += [note] if note else []
         raw[node.name] = item
     outputs = tuple(_spec(item, "the graph's outputs").name for item in _items(data, "graph_outputs", "the IR"))
     weights = {name: _recipe(tensors[name], key) for name, key in keys.items()}
     name = str(data.get("model_name") or "model")
-    graph = IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors).verify()
+    graph = IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors, notes=tuple(notes)).verify()
     return CarriedGraph(graph, raw, keys, _mapping(data, "constants"), outputs)
 
 
@@ -142,3 +147,25 @@ def _node(item: Any, index: int, tensors: dict[str, TensorSpec]) -> OpNode:
     if not isinstance(attrs, Mapping):
         raise IRError(f"{where}: given a {type(attrs).__name__} as 'attrs', expected an object; {_REMEDY}")
     return OpNode(item["name"], canonical(item["op_type"]), inputs, attrs, tuple(spec.name for spec in made))
+
+
+def _settled(node: OpNode, tensors: Mapping[str, TensorSpec], names: Names) -> tuple[OpNode, str]:
+    """The node with absent tensors as None where the IR leaves a choice, and what was assumed.
+
+    A node that cannot be bound stays as it is: the target's rule says why, and the CPU binds it by PyTorch's schema.
+    """
+    read = list(node.tensors())
+    outputs = [tensors[name] for name in node.outputs]
+    given = (node.name, node.op, read, node.attrs)
+    note = ""
+    if definition(node.op) is not None:
+        try:
+            bound = bind(*given, evidence_of(*given, outputs, tensors, names))
+        except (IRError, UnsupportedOpError):
+            pass
+        else:
+            note = bound.assumption
+            if note:
+                node = replace(node, attrs={**node.attrs, **dict.fromkeys(bound.absent)})
+    names.follow(node.op, read, node.outputs)
+    return node, note

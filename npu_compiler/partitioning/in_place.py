@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from npu_compiler.errors import IRError
 from npu_compiler.ir import IRGraph, OpNode, Renaming
-from npu_compiler.ops.registry import definition
+from npu_compiler.ops.registry import definition, is_in_place, kind_of
 
-__all__ = ["Chain", "find_chains", "is_in_place", "rename_changed"]
+__all__ = ["Chain", "find_chains", "rename_changed"]
 
-_COPIES = ("aten.clone.", "aten.lift_fresh_copy.")
 _UNREGISTERED_VIEWS = frozenset(
     ("adjoint", "as_strided", "diagonal", "H", "imag", "mH", "mT", "real", "swapdims", "T", "to", "unfold")
 ) | {"view_as_complex", "view_as_real"}
@@ -29,12 +28,6 @@ class Chain:
     first: int
     last: int
     op: OpNode
-
-
-def is_in_place(op: str) -> bool:
-    """ATen's convention: the name before the overload ends in one underscore."""
-    base = _base(op)
-    return base.endswith("_") and not base.endswith("__")
 
 
 def find_chains(graph: IRGraph) -> tuple[Chain, ...]:
@@ -115,12 +108,8 @@ def _source(node: OpNode) -> str | None:
 
 def _is_view(op: str) -> bool:
     entry = definition(op)
-    known = entry is not None and entry.family == "views" and not op.startswith(_COPIES)
-    return known or op == "getitem" or _base(op) in _UNREGISTERED_VIEWS
-
-
-def _base(op: str) -> str:
-    return op.split(".")[1] if op.count(".") > 1 else op
+    known = entry is not None and entry.family == "views" and entry.kind != "clone"
+    return known or op == "getitem" or kind_of(op) in _UNREGISTERED_VIEWS
 
 
 def _merged(chains: Iterable[Chain]) -> tuple[Chain, ...]:

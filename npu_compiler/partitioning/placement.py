@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.op_support import Support
-from npu_compiler.ops import views
-from npu_compiler.ops.registry import definition
+from npu_compiler.ops.registry import definition, kind_of
 from npu_compiler.partitioning.in_place import Chain
 
 __all__ = ["Placement", "is_free", "place"]
@@ -96,11 +95,10 @@ def _place_by_readers(
             placements[position] = _by_support(node, support)
 
 
-_NO_OPS = (views.identity, views.dropout)
+_NO_OPS = frozenset(("alias", "clone", "dropout"))
 
 
 def _follows_silently(node: OpNode) -> bool:
     """Whether it makes no sense to ask for a node's support: it has no arithmetic and no element order of its own."""
-    entry = definition(node.op)
-    no_op = entry is not None and entry.function in _NO_OPS and not node.attrs.get("train")
-    return no_op or node.op in ("getitem", "aten._assert_tensor_metadata.default")
+    no_op = definition(node.op) is not None and kind_of(node.op) in _NO_OPS and not node.attrs.get("train")
+    return no_op or kind_of(node.op) in ("getitem", "assert_tensor_metadata")

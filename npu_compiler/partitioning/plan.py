@@ -77,6 +77,7 @@ class PartitionPlan:
         partitions: In an order in which they can run.
         transfers: In the order in which they happen.
         weight_keys: Name in the weight file of each weight, by the name that nodes read.
+        notes: What was assumed where the IR does not say it.
     """
 
     model: str
@@ -87,6 +88,7 @@ class PartitionPlan:
     partitions: tuple[Partition, ...]
     transfers: tuple[TransferOp, ...]
     weight_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def bytes_moved(self) -> int:
@@ -95,7 +97,7 @@ class PartitionPlan:
 
     def report(self) -> str:
         """The plan as text: partitions, transfers, and every node on the CPU with its reason."""
-        return "\n".join([summary(self), *_partitions(self), *_transfers(self), *_reasons(self)]) + "\n"
+        return "\n".join([summary(self), *_partitions(self), *_transfers(self), *_reasons(self), *_notes(self)]) + "\n"
 
 
 def summary(plan: PartitionPlan) -> str:
@@ -142,6 +144,12 @@ def _reasons(plan: PartitionPlan) -> Iterator[str]:
     yield f"on the CPU: {_count(on_cpu, 'node')}"
     for op, reason, names in cpu_reasons(plan):
         yield f"  {names} ({op}): {reason}"
+
+
+def _notes(plan: PartitionPlan) -> Iterator[str]:
+    if plan.notes:
+        yield f"notes: {len(plan.notes)}"
+    yield from (f"  {note}" for note in plan.notes)
 
 
 def cpu_reasons(plan: PartitionPlan) -> list[tuple[str, str, str]]:

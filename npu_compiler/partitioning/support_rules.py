@@ -59,12 +59,12 @@ def target_rule(target: CodegenTarget, tensors: Mapping[str, TensorSpec]) -> Sup
             return Support(True)
         names = list(node.tensors())
         try:
-            inputs, attrs = bind(node.name, node.op, names, dict(node.attrs))
+            bound = bind(node.name, node.op, names, node.attrs)
         except UnsupportedOpError as error:
             return Support(False, error.reason)
         except IRError as error:
             return Support(False, str(error))
-        answer = lowers(OpNode(node.name, node.op, inputs, attrs, node.outputs), tensors, target)
+        answer = lowers(OpNode(node.name, node.op, bound.inputs, bound.attrs, node.outputs), tensors, target)
         if answer:
             accepted.add(signature)
         return answer

@@ -162,16 +162,6 @@ def test_tensors_are_bound_by_the_names_of_the_schema() -> None:
     assert node.inputs == {"input": "x", "running_mean": "p_m", "running_var": "p_v"}
 
 
-def test_what_stays_ambiguous_is_refused() -> None:
-    builder = IRBuilder()
-    x, mean, variance = builder.input("x", (2, 3)), builder.weight("m", (3,)), builder.weight("v", (3,))
-    ir = builder.build(builder.call("aten.batch_norm.default", x, None, None, mean, variance, False, 0.1, 1e-5, True))
-    for key in ("weight", "bias"):  # as an extraction that does not record absent tensors leaves it
-        del ir["nodes"][0]["attrs"][key]
-    with pytest.raises(IRError, match="ambiguous which of weight, bias, running_mean, running_var are absent"):
-        read_graph(ir)
-
-
 def test_constants_in_the_ir_become_weights_without_a_file() -> None:
     builder = IRBuilder()
     total = builder.call("aten.add.Tensor", builder.input("x", (3,)), builder.weight("c", (3,)))

@@ -139,4 +139,13 @@ CREATION = [
 ]
 
 
-CASES = [*JOINS, *LOOKUPS, *SELECTIONS, *COPIES, *TRIANGLES, *PADDING, *CREATION]
+DIFFERENCES = [
+    case("diff.default", MATRIX),
+    case("diff.default", CUBE, 2, 1),
+    case("diff.default", MATRIX, 1, 1, floats(3, 2)),
+    case("diff.default", TURNED, 1, 0, None, floats(1, 3, 4)),
+    case("diff.default", integers(3, 4), 2, 0, integers(1, 4), integers(2, 4)),
+    case("diff.default", booleans(9)),
+    case("diff.default", floats(3), 3),
+]
+CASES = [*JOINS, *DIFFERENCES, *LOOKUPS, *SELECTIONS, *COPIES, *TRIANGLES, *PADDING, *CREATION]

@@ -140,4 +140,19 @@ BATCHES += [
     case("group_norm.default", floats(2, 6, 9), 6, floats(6), None, 1e-3).storing(2),
 ]
 
-CASES = [*SUMS, *EXTREMA, *TRUTHS, *SOFTMAX, *LAYERS, *BATCHES]
+_FOUR = floats(2, 6, 4, 5)
+NATIVE = [
+    case("native_layer_norm.default", MATRIX, [40], _GAIN, _SHIFT, 1e-5),
+    case("native_layer_norm.default", CUBE, [5, 40], None, None, 1e-5),
+    case("native_layer_norm.default", _SMALL, [40], None, _SHIFT, 1e-3),
+    case("_fused_rms_norm.default", MATRIX, [40], _GAIN, 1e-6),
+    case("_fused_rms_norm.default", CUBE, [5, 40], None, None),
+    case("instance_norm.default", _FOUR, floats(6), floats(6), None, None, True, 0.1, 1e-5, True).storing(2),
+    case("instance_norm.default", floats(2, 6, 9), None, None, None, None, True, 0.1, 1e-3, True),
+    case("instance_norm.default", _FOUR, *_CHANNELS, _VARIANCE, False, 0.1, 1e-5, True),
+    refused("model.eval()", "instance_norm.default", _FOUR, None, None, floats(6), _VARIANCE, True, 0.1, 1e-5, True),
+    case("native_group_norm.default", _FOUR, floats(6), floats(6), 2, 6, 20, 3, 1e-5).storing(2),
+    case("native_group_norm.default", _FOUR, None, None, 2, 6, 20, 2, 1e-3),
+]
+
+CASES = [*SUMS, *EXTREMA, *TRUTHS, *SOFTMAX, *LAYERS, *BATCHES, *NATIVE]
