@@ -194,7 +194,7 @@ def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], depend
         return {"loop": loop_entry(kernel, vectorize=kernel.name not in dependent)}
     try:
         region = region_entry(kernel, source, synchronizing, dependent)
-    except UnknownForm:
+    except (UnknownForm, RecursionError):
         return {"fiber": fiber_entry(kernel)}
     return {"fiber": fiber_entry(kernel, small=True), "region": region}
 
