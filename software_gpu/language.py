@@ -134,9 +134,13 @@ def _attribute_problems(tokens: Sequence[Token], text: str) -> Iterator[_Problem
         apart = tokens[first].end != tokens[first + 1].start
         if found[1] not in _ATTRIBUTES or apart:
             name = f"the attribute [[{found[1]}]]" if found[1] else "an attribute"
-            yield found.start(), name, (
-                "it is not offered; [[buffer(n)]], [[threadgroup(n)]] and the positions of threads are. Where a "
-                "constant decides, write one kernel for each case and choose with a preprocessor macro"
+            yield (
+                found.start(),
+                name,
+                (
+                    "it is not offered; [[buffer(n)]], [[threadgroup(n)]] and the positions of threads are. Where a "
+                    "constant decides, write one kernel for each case and choose with a preprocessor macro"
+                ),
             )
 
 
@@ -236,7 +240,9 @@ def _check_variable(declaration: Sequence[Token], name: str) -> None:
         end = texts.index("=") if "=" in texts else len(texts)
         variable = next((text for text in reversed(_outside_subscripts(texts[:end])) if is_name(text)), "?")
         refuse(
-            declaration[0].line, f"'{variable}'", "a variable outside a function must be 'constant', its value behind '='"
+            declaration[0].line,
+            f"'{variable}'",
+            "a variable outside a function must be 'constant', its value behind '='",
         )
 
 
