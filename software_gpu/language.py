@@ -36,6 +36,7 @@ _FORMS = (
     (r" \( \{ ", "a statement inside an expression", "write a function"),
     (r"(?<! using) namespace | using namespace (?!metal ; )", "a namespace", "write `using namespace metal;`"),
     (r" (?:struct|enum) (?![A-Za-z_]\w* )| struct \w+ : ", "a struct with no name, or a base", "name plain data"),
+    (r" [;{}] (?!default )[A-Za-z_]\w* : ", "a label", "MSL has no goto"),
     (r" template < [^()]* template | > (?:struct|using) ", "a template of types", "templates are functions"),
 )
 _REFUSED = re.compile("|".join(f"({pattern})" for pattern, _, _ in _FORMS))
@@ -43,6 +44,12 @@ _ATTRIBUTE = re.compile(r" (?=\[ \[ )(?:\[ \[ (\w+) (?:\( \d+ \) )?\] \] )?")
 _ALIAS = re.compile(r" (?:typedef|using \w+ =)(?= )([^;]*)(?= ; )")
 _STRUCT = re.compile(r" struct \w+ \{ ([^}]*)\}(?= )")
 _NOT_DATA = re.compile(r" (?:[*&(=~{]|&&|struct|enum|static) ")
+# In a function: `type name()`, `type name(int` and their like, which declare a function and no variable.
+_PROTOTYPE = re.compile(
+    r" (?!return |else |do )[A-Za-z_]\w*(?: [*&])* (\w+) \( (?:\) ;|void |"
+    r"(?:const |device |constant |thread |threadgroup |bool|b?float|half|u?(?:char|short|int|long)|unsigned|signed|size_t)"
+    r"[\d ]*(?![({]))"
+)
 _SUBSCRIPT = re.compile(r"\[ [^\[\]]*\] ")
 _INDIRECT = re.compile(rf" (?=\( {_SPACES}[*&] )")
 _CAST = re.compile(r" \* (?=\) )")
@@ -228,6 +235,9 @@ def _check_function(declaration: Sequence[Token], name: str) -> None:
     parameters = _ATTRIBUTE.sub(" ", _joined(declaration[opening + 1 : closing]))
     if "(" in parameters:
         refuse(line, f"'{name}'", "a function's parameter is a value, a pointer or a reference to one")
+    declared = _PROTOTYPE.search(_joined(declaration[closing + 1 :]))
+    if declared:
+        refuse(line, f"'{declared[1]}'", "a function is declared where its body is")
     if "static" in texts[closing:]:
         refuse(declaration[texts.index("static", closing)].line, "'static'", "a function's variables end with its call")
 

@@ -61,14 +61,14 @@ def run_limited(command: Sequence[str], source: str) -> subprocess.CompletedProc
 
 def _limit(process: int) -> None:
     """Sets the limits, before the process has read its input."""
-    for kind, limit in (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_CORE, 0),
+    for kind, soft, hard in (
+        (resource.RLIMIT_CPU, CPU_SECONDS, CPU_SECONDS + 5),  # the soft one says that it was the limit
+        (resource.RLIMIT_AS, MEMORY_BYTES, MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, FILE_BYTES, FILE_BYTES),
+        (resource.RLIMIT_CORE, 0, 0),
     ):
         with suppress(OSError, ValueError):  # the process is gone, or has a lower limit already
-            resource.prlimit(process, kind, (limit, limit))
+            resource.prlimit(process, kind, (soft, hard))
 
 
 def _content(file: BinaryIO) -> str:
