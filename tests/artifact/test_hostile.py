@@ -36,7 +36,7 @@ COMMANDS = {
     "a declaration of the host's": ("int system(device const char* command);", "system(0);", "'system'"),
     "a declaration in a function": ("", "void abort(); abort();", "'abort'"),
     "a declaration of types in a function": ("", "int close(int); close(1);", "'close'"),
-    "a declaration of pointers in a function": ("", "int system(device const char*); system(0);", "'system'"),
+    "a declaration of pointers in a function": ("", "int system(device const char* p); system(0);", "'system'"),
     "a name of the host": ("", "system(0);", "undeclared identifier 'system'"),
     "a name with a scope": ("", "::std::terminate();", "std"),
     "a constructor attribute": ('__attribute__((constructor)) void start() { system("touch CANARY"); }', BODY, "'\"'"),
@@ -142,8 +142,7 @@ BOMBS = {
     "deep brackets": f"inline int f() {{ return {'(' * 5000}1{')' * 5000}; }}",
     "deep blocks": f"inline void f() {'{' * 5000}{'}' * 5000}",
     "deep statements": f"inline void f(int n) {{ {'if (n) ' * 9000}n = 1; }}",
-    "deep negation": f"inline int f(int n) {{ return {'- ' * 90000}n; }}",
-    "deep choice": f"inline int f(int n) {{ return {'n ? n : ' * 20000}n; }}",
+    "deep negation": f"inline int f(int n) {{ return {'- ' * 50000}n; }}",
     "unclosed brackets": "inline void f() {{{{",
     "closed brackets": "}}}} )",
     "macros": "#define A0 1 +\n"
@@ -199,7 +198,7 @@ def test_a_compiler_is_not_kept_busy(name: str, monkeypatch: pytest.MonkeyPatch,
         run_artifact(with_kernel(kernel(BOMBS[name])))
     except KernelCompileError as error:
         text = str(error)
-    assert text or name in {"deep choice", "a huge constant", "a huge array"}
+    assert text or name in {"a huge constant", "a huge array"}
     assert str(tmp_path) not in text
     assert len(text) < 10_000
     assert not list(tmp_path.iterdir())
