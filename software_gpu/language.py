@@ -33,6 +33,7 @@ _FORMS = (
     (r" :: \* ", "a pointer to a member", "name the member"),
     (r" \. \. \. ", "'...'", "write the arguments out"),
     (r" (?:return|case|else|do|[^\w\s\])[]+) \[ (?!\[ )", "a lambda", "write a function"),
+    (r" (?:return|,) \{ \} | return \{ | \* \w+ (?:= )?\{ ", "a value in empty braces", "write the value"),
     (r" \( \{ ", "a statement inside an expression", "write a function"),
     (r" namespace (?!metal ; )| (?!using )\S+ namespace ", "a namespace", "write `using namespace metal;`"),
     (r" (?:struct|enum) (?![A-Za-z_]\w* )| struct \w+ : ", "a struct with no name, or a base", "name plain data"),

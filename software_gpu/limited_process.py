@@ -22,11 +22,12 @@ MEMORY_BYTES = 4 << 30
 FILE_BYTES = 64 << 20
 FRAME_BYTES = 4 << 20  # half of a thread's stack
 
-# What clang itself counts. A variable whose value must be computed when the library is loaded is refused with them.
+# What clang itself counts; and what only it sees: a variable whose value is computed when the library is loaded.
 COMPILER_LIMITS = (
     *("-ftemplate-depth=64", "-fconstexpr-depth=64", "-fconstexpr-steps=100000", "-fno-crash-diagnostics"),
     *(f"-Wframe-larger-than={FRAME_BYTES}", "-Werror=frame-larger-than"),
     *("-Wglobal-constructors", "-Werror=global-constructors"),
+    *("-Wzero-as-null-pointer-constant", "-Werror=zero-as-null-pointer-constant"),  # a pointer made of a number
 )
 _CRASH = re.compile(r"^(?:PLEASE submit|Stack dump|LLVM ERROR: out of memory).*", re.MULTILINE | re.DOTALL)
 

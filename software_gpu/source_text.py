@@ -63,6 +63,7 @@ _REFUSED_WORDS = {
     "goto": "MSL has no goto",
     "virtual": "MSL has no virtual functions",
     "thread_local": "MSL has no thread_local",
+    **dict.fromkeys(["nullptr", "NULL"], "a pointer points into a buffer"),
     "union": "memory is read as another type by as_type",
     "alignas": "types are aligned by what they hold",
     "operator": "operators are those of the language",

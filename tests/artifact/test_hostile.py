@@ -81,6 +81,10 @@ POINTERS = {
     "of nothing": ("", "*(device int*)0 = 1;", "no matching conversion"),
     "of a computed number": ("", "*(device int*)(ulong(i) + 4096) = 1;", "no matching conversion"),
     "of a number by a literal": ("", "device int* p = (device int*){16}; *p = 1;", "no matching constructor"),
+    "of nothing by its name": ("", "device int* p = nullptr; p[4] = 1;", "'nullptr'"),
+    "of nothing without a cast": ("", "device half* p = 0; p[8] = half(1);", "null pointer"),
+    "of nothing in braces": ("", "device int* p{}; p[4] = 1;", "empty braces"),
+    "of nothing that is returned": ("inline device int* f() { return {}; }", "f()[4] = 1;", "empty braces"),
     "by another cast": ("", "*reinterpret_cast<device int*>(16ul) = 1;", "'reinterpret_cast'"),
     "by a reference": ("", "ulong n = 16; (device int*&)n = 0;", "a cast to a reference"),
     "by as_type": ("", "*as_type<device int*>(16ul) = 1;", "a pointer or reference without a name"),
@@ -263,7 +267,7 @@ def test_a_name_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """A program of such names runs: they are words for people."""
     monkeypatch.chdir(tmp_path)
     path = "../../canary"
-    plan = replace(axpy_plan(), notes=(path,), steps=tuple(replace(step, label=path) for step in axpy_plan().steps))
+    plan = replace(axpy_plan(), notes=(path,))
     run_artifact(replace(axpy_program(), model=path, functions={path: plan}).to_bytes())
     assert not list(tmp_path.rglob("*canary*"))
     assert not (tmp_path / path).exists()
