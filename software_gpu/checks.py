@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from software_gpu.msl_parser import ADDRESS_SPACES, SourceText, Token
 from software_gpu.source import preprocess
+from software_gpu.source_text import RefusedSource
 from software_gpu.toolchain import find_toolchain
 from software_gpu.translation import PROLOGUE, translate
 
@@ -31,7 +32,10 @@ def find_problems(source: str, macros: Mapping[str, str] | None = None) -> list[
     Raises:
         KernelCompileError: The source does not even read as C++ with kernels.
     """
-    parsed = preprocess(source, macros or {})
+    try:
+        parsed = preprocess(source, macros or {})
+    except RefusedSource as error:
+        return [error.problem]
     return [*lint(parsed), *_address_space_problems(parsed)]
 
 

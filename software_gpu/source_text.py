@@ -11,11 +11,10 @@ from typing import NoReturn
 
 from npu_compiler.errors import KernelCompileError
 
-__all__ = ["ALLOWED", "MAX_EXPANDED", "checked_text", "refuse"]
+__all__ = ["MAX_EXPANDED", "RefusedSource", "checked_text", "refuse"]
 
 MAX_SOURCE = 1 << 18  # characters; the largest kernels of real models have a tenth of it
 MAX_EXPANDED = 1 << 20  # characters after macros are expanded
-
 ALLOWED = (
     "A kernel source holds kernels and plain functions with bodies, structs of plain data, types and constants, "
     "and of the preprocessor conditionals, plain macros and Metal's own includes"
@@ -37,7 +36,7 @@ _DIRECTIVE = re.compile(
     )\Z""",
     re.VERBOSE | re.ASCII,
 )
-_INCLUDE = re.compile(r"^[ ]*#[ ]*include\b[^\n]*", re.MULTILINE)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*", re.MULTILINE)
 # The project's kernel files include each other where they stand by themselves, which an artifact's never do.
 _OWN_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"\w+\.metal"[ \t]*$', re.MULTILINE | re.ASCII)
 # The words of a static_assert.
@@ -74,9 +73,17 @@ _REFUSED_WORDS = {
 }
 
 
+class RefusedSource(KernelCompileError):
+    """The source is not in the language of kernels. `problem` says where and why, in one line."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"the kernel source is refused:\n{problem}. {ALLOWED}")
+
+
 def refuse(line: int, what: str, why: str) -> NoReturn:
-    """Raises the KernelCompileError of a construct that kernels may not hold."""
-    raise KernelCompileError(f"the kernel source is refused:\nline {line}: {what}: {why}. {ALLOWED}")
+    """Refuses the source for a construct that kernels may not hold."""
+    raise RefusedSource(f"line {line}: {what}: {why}")
 
 
 def checked_text(source: str) -> str:

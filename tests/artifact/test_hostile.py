@@ -118,7 +118,7 @@ POINTERS = {
     "to a function of no name": ("inline void f() {}", "auto g = f; g();", "'auto'"),
     "to a member": ("", "uint AxpyParams::* m = &AxpyParams::count;", "a pointer to a member"),
     "to code": ("inline void f() {}", "result[0] = *(device half*)f;", "no matching conversion|static assertion"),
-    "to a label": ("", "again: result[0] = half(&&again != nullptr);", "a label"),
+    "to a label": ("", "again: result[0] = half((ulong)&&again);", "a label"),
 }
 FILES = {
     "quoted": '#include "SECRET_FILE"',
