@@ -6,6 +6,7 @@ import ctypes
 from functools import cache
 
 from cuda_runtime.capability import architecture_name
+from cuda_runtime.kernel_text import check_kernel_text
 from cuda_runtime.toolkit import load_library
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
 
@@ -23,9 +24,10 @@ def compile_kernel(text: str, entry: str, architecture: int) -> bytes:
         architecture: Compute capability times ten, such as 90.
 
     Raises:
-        KernelCompileError: The compiler refused it.
+        KernelCompileError: The text includes a file, or the compiler refused it.
         MissingDependencyError: NVRTC is not installed.
     """
+    check_kernel_text(text, entry)
     library = _library()
     program = ctypes.c_void_p()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{entry}.cu".encode(), 0, None, None))

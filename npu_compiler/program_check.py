@@ -16,6 +16,8 @@ __all__ = ["check_program"]
 _MAX_BYTES = 1 << 48
 _MAX_RANK = 16
 _MAX_SHARED = 1 << 20
+_MAX_THREADS = 1024  # of a threadgroup, on every device
+_MAX_GROUPS = 1 << 40  # threadgroups of a launch; a device counts them in 64 bits
 _MAX_CLUSTER = 8  # threadgroups; what every device that has clusters takes
 _MAP_RANKS = range(2, 6)
 _MAX_BOX = 256  # elements of a box along a dimension
@@ -118,7 +120,12 @@ def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
     if isinstance(step, KernelCall):
         _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a missing kernel")
         _require(min(*step.grid, *step.block) >= 1, origin, f"step '{step.label}' launches an empty grid")
-        _require(max(step.grid) < 1 << 31 and max(step.block) <= 1024, origin, f"step '{step.label}' launches too much")
+        _require(
+            max(step.grid) < 1 << 31 and prod(step.block) <= _MAX_THREADS,
+            origin,
+            f"step '{step.label}' launches too much",
+        )
+        _require(prod(step.grid) <= _MAX_GROUPS, origin, f"step '{step.label}' launches too much")
         clusters = all(size >= 1 and blocks % size == 0 for size, blocks in zip(step.cluster, step.grid, strict=True))
         _require(clusters and prod(step.cluster) <= _MAX_CLUSTER, origin, f"step '{step.label}' has broken clusters")
         _require(0 <= step.shared_bytes <= _MAX_SHARED, origin, f"step '{step.label}' shares an impossible size")

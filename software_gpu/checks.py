@@ -13,29 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from software_gpu.msl_parser import ADDRESS_SPACES, SourceText, Token, is_name
+from software_gpu.msl_parser import ADDRESS_SPACES, SourceText, Token
 from software_gpu.source import preprocess
+from software_gpu.source_text import RefusedSource
 from software_gpu.toolchain import find_toolchain
 from software_gpu.translation import PROLOGUE, translate
 
 __all__ = ["find_problems", "lint"]
 
-_FORBIDDEN = {
-    "double": "MSL has no double",
-    "new": "MSL has no dynamic memory",
-    "delete": "MSL has no dynamic memory",
-    "throw": "MSL has no exceptions",
-    "try": "MSL has no exceptions",
-    "goto": "MSL has no goto",
-    "dynamic_cast": "MSL has no run-time types",
-    "typeid": "MSL has no run-time types",
-    "virtual": "MSL has no virtual functions",
-    "thread_local": "MSL has no thread_local",
-    "asm": "MSL has no inline assembly",
-}
-_NOT_VARIABLES = frozenset(
-    {"typedef", "using", "struct", "enum", "union", "class", "template", "static_assert", "namespace"}
-)
 # Clang can't copy a struct out of another address space in C++, where Metal can.
 _FALSE_ALARM = re.compile(r"no matching (constructor|conversion)|candidate|no viable constructor")
 _ERROR = re.compile(r"program_source:(\d+):\d+: error: (.*)")
@@ -47,7 +32,10 @@ def find_problems(source: str, macros: Mapping[str, str] | None = None) -> list[
     Raises:
         KernelCompileError: The source does not even read as C++ with kernels.
     """
-    parsed = preprocess(source, macros or {})
+    try:
+        parsed = preprocess(source, macros or {})
+    except RefusedSource as error:
+        return [error.problem]
     return [*lint(parsed), *_address_space_problems(parsed)]
 
 
@@ -61,12 +49,8 @@ def _address_space_problems(parsed: SourceText) -> Iterator[str]:
 
 def lint(parsed: SourceText) -> Iterator[str]:
     """Problems that the tokens show; quick enough to look for them in every compilation."""
-    for token in parsed.tokens:
-        if token.text in _FORBIDDEN:
-            yield f"line {token.line}: '{token.text}': {_FORBIDDEN[token.text]}"
     yield from _parameter_problems(parsed)
     yield from _recursion_problems(parsed)
-    yield from _program_scope_problems(parsed.tokens)
 
 
 def _parameter_problems(parsed: SourceText) -> Iterator[str]:
@@ -110,35 +94,3 @@ def _called(body: Sequence[Token]) -> Iterator[str]:
     for before, token, after in zip(body, body[1:], body[2:], strict=False):
         if after.text in ("(", "<") and before.text not in (".", "->"):
             yield token.text
-
-
-def _program_scope_problems(tokens: list[Token]) -> Iterator[str]:
-    """Variables outside functions must be constant."""
-    index = 0
-    while index < len(tokens):
-        end = _declaration_end(tokens, index)
-        statement = [token.text for token in tokens[index:end]]
-        ends_as_variable = end < len(tokens) and tokens[end].text == ";" and len(statement) > 1
-        if ends_as_variable and "(" not in statement[: _first(statement, "=")] and not _NOT_VARIABLES & {*statement}:
-            declares = is_name(statement[0]) and "constant" not in statement
-            if declares:
-                name = next((text for text in reversed(statement[: _first(statement, "=")]) if is_name(text)), "?")
-                yield f"line {tokens[index].line}: '{name}': a variable outside a function must be 'constant'"
-        index = end + 1
-
-
-def _first(statement: list[str], text: str) -> int:
-    return statement.index(text) if text in statement else len(statement)
-
-
-def _declaration_end(tokens: list[Token], start: int) -> int:
-    """Index of the semicolon or closing brace that ends the declaration at namespace scope."""
-    depth = 0
-    for index in range(start, len(tokens)):
-        text = tokens[index].text
-        depth += (text in "({[") - (text in ")}]")
-        if depth == 0 and text == ";":
-            return index
-        if depth == 0 and text == "}" and tokens[index + 1 : index + 2] and tokens[index + 1].text != ";":
-            return index
-    return len(tokens)

@@ -175,7 +175,10 @@ def _first_error(error: KernelCompileError) -> str:
 
 def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple[str, list[dict[str, object]]]:
     """The C++ of a library, and what the host must know of each kernel."""
-    synchronizing, dependent = synchronizing_functions(parsed), dependent_functions(parsed)
+    try:
+        synchronizing, dependent = synchronizing_functions(parsed), dependent_functions(parsed)
+    except RecursionError as error:
+        raise KernelCompileError("the kernel source holds statements that stand too deep in each other") from error
     parts = [PROLOGUE + translate(parsed), argument_table(parsed.kernels)]
     described = []
     for kernel in parsed.kernels:
@@ -194,7 +197,7 @@ def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], depend
         return {"loop": loop_entry(kernel, vectorize=kernel.name not in dependent)}
     try:
         region = region_entry(kernel, source, synchronizing, dependent)
-    except UnknownForm:
+    except (UnknownForm, RecursionError):
         return {"fiber": fiber_entry(kernel)}
     return {"fiber": fiber_entry(kernel, small=True), "region": region}
 

@@ -189,14 +189,12 @@ class SourceText:
     """A preprocessed source with its tokens, attributes and kernels."""
 
     text: str
-    tokens: list[Token] = field(init=False)
+    tokens: list[Token]
     attributes: list[Attribute] = field(init=False)
     kernels: list[Kernel] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = tokenize(self.text)
         self.attributes = list(_find_attributes(self.tokens))
-        self._refuse_unsupported()
         self.kernels = [self._kernel_at(i) for i, token in enumerate(self.tokens) if token.text == "kernel"]
         names = [kernel.name for kernel in self.kernels]
         for kernel in self.kernels:
@@ -219,15 +217,6 @@ class SourceText:
                 body = tuple(self.tokens[after : matching(self.tokens, after) + 1])
                 found.setdefault(name, []).append(Function(name, tuple(map(tuple, parameters)), body))
         return found
-
-    def _refuse_unsupported(self) -> None:
-        for attribute in self.attributes:
-            if attribute.name in {"function_constant", "host_name"}:
-                line = self.tokens[attribute.first].line
-                raise KernelCompileError(
-                    f"line {line}: [[{attribute.name}]] is not offered by the software GPU. "
-                    "Write one kernel for each case and choose with a preprocessor macro"
-                )
 
     def _kernel_at(self, index: int) -> Kernel:
         tokens = self._without_attributes(index, len(self.tokens))

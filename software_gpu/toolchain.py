@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_compiler.errors import KernelCompileError, ToolchainError
+from software_gpu.limited_process import COMPILER_LIMITS, run_limited
 
 __all__ = ["PACKAGE_ROOT", "Toolchain", "find_toolchain"]
 
@@ -34,6 +35,7 @@ FLAGS = (
         "-fvisibility=hidden",
         "-Wno-user-defined-literals",
     ),
+    *COMPILER_LIMITS,
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-cl-single-precision-constant"),
 )
 MACHINES = {"x86_64": ("-march=native", "-mno-red-zone"), "aarch64": ("-mcpu=native",)}
@@ -86,7 +88,7 @@ class Toolchain:
 
 def _execute(command: Sequence[str], source: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        return run_limited(command, source)
     except OSError as error:
         raise ToolchainError(f"could not start '{command[0]}': {error}. Reinstall the package 'ziglang'") from error
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from npu_compiler.errors import KernelCompileError
+from software_gpu.language import pointer_edits
 from software_gpu.msl_parser import Kernel, SourceText, Token, split_at_commas
 
 __all__ = [
@@ -113,6 +114,8 @@ def translate(source: SourceText, *, address_spaces: bool = False) -> str:
     """
     edits = list(_attribute_edits(source))
     edits += _vector_constructor_edits(source.tokens)
+    if not address_spaces:
+        edits += [_Edit(place, place, text) for place, text in pointer_edits(source.tokens)]
     for number, kernel in enumerate(source.kernels):
         if address_spaces:
             edits += _static_variable_edits(kernel)

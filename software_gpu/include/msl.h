@@ -5,6 +5,7 @@
 #include "msl_execution.h"
 #include "msl_math.h"
 #include "msl_matrix.h"
+#include "msl_pointers.h"
 #include "msl_regions.h"
 #include "msl_types.h"
 

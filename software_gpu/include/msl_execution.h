@@ -106,8 +106,10 @@ template <uint Kernel, uint Bytes> struct threadgroup_length {
 template <uint Kernel, uint Bytes>
 __attribute__((used, section("msl_lengths"))) const ThreadgroupLength threadgroup_length<Kernel, Bytes>::record = {Kernel, Bytes};
 
-// The end of a threadgroup variable that follows others ending at `start`.
-template <class T> constexpr uint end_of(uint start) { return (start + 15u) / 16u * 16u + (uint)sizeof(T); }
+// The end of a threadgroup variable that follows others ending at `start`; far beyond what there is, it stays there.
+template <class T> constexpr uint end_of(uint start) {
+  return sizeof(T) > 1u << 30 || start > 1u << 30 ? 1u << 31 : (start + 15u) / 16u * 16u + (uint)sizeof(T);
+}
 
 extern "C" __attribute__((weak, visibility("hidden"))) const ThreadgroupLength __start_msl_lengths[], __stop_msl_lengths[];
 

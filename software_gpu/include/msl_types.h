@@ -136,7 +136,10 @@ template <class T, int N> struct msl_vector { typedef T type __attribute__((ext_
 template <class T> struct msl_vector<T, 1> { typedef T type; };
 template <class T, int N> using vec = typename msl_vector<T, N>::type;
 
-template <class To, class From> MSL_INLINE To as_type(From value) { return __builtin_bit_cast(To, value); }
+template <class To, class From> MSL_INLINE To as_type(From value) {
+  static_assert(!__is_pointer(To) && !__is_pointer(From), "a pointer is no number");
+  return __builtin_bit_cast(To, value);
+}
 
 }  // namespace metal
 

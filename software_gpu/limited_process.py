@@ -1,0 +1,83 @@
+"""Runs the compiler within limits: of a kernel that a stranger wrote, no template or macro takes the machine's time,
+memory or disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import BinaryIO
+
+from npu_compiler.errors import KernelCompileError
+
+__all__ = ["COMPILER_LIMITS", "run_limited"]
+
+CPU_SECONDS = 60  # a hundred times what large kernels of real models take
+WALL_SECONDS = 600  # for a compiler that waits
+MEMORY_BYTES = 4 << 30
+FILE_BYTES = 64 << 20
+FRAME_BYTES = 4 << 20  # half of a thread's stack
+
+# What clang itself counts; and what only it sees: a variable whose value is computed when the library is loaded.
+COMPILER_LIMITS = (
+    *("-ftemplate-depth=64", "-fconstexpr-depth=64", "-fconstexpr-steps=100000", "-fno-crash-diagnostics"),
+    *(f"-Wframe-larger-than={FRAME_BYTES}", "-Werror=frame-larger-than"),
+    *("-Wglobal-constructors", "-Werror=global-constructors"),
+    *("-Wzero-as-null-pointer-constant", "-Werror=zero-as-null-pointer-constant"),  # a pointer made of a number
+)
+_CRASH = re.compile(r"^(?:PLEASE submit|Stack dump|LLVM ERROR: out of memory).*", re.MULTILINE | re.DOTALL)
+
+
+def run_limited(command: Sequence[str], source: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command with a text as its input.
+
+    Raises:
+        KernelCompileError: It took longer, or wrote more, than any kernel has use for.
+        OSError: It could not be started.
+    """
+    with os.fdopen(os.memfd_create("output"), "rb") as output, os.fdopen(os.memfd_create("messages"), "rb") as messages:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=messages) as process:
+            _limit(process.pid)
+            try:
+                process.communicate(source.encode(), timeout=WALL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise _too_much(f"{WALL_SECONDS} seconds") from None
+            except BaseException:
+                process.kill()
+                raise
+        code, said, words = process.returncode, _content(output), _CRASH.sub("", _content(messages))
+    if code == -signal.SIGXCPU:
+        raise _too_much(f"{CPU_SECONDS} seconds of processor time")
+    if code == -signal.SIGXFSZ:
+        raise _too_much(f"{FILE_BYTES >> 20} MiB of output")
+    if code and not words:
+        words = "the compiler gave up: a construct is nested too deep, or takes more memory than there is"
+    return subprocess.CompletedProcess(command, code, said, words)
+
+
+def _limit(process: int) -> None:
+    """Sets the limits, before the process has read its input."""
+    for kind, soft, hard in (
+        (resource.RLIMIT_CPU, CPU_SECONDS, CPU_SECONDS + 5),  # the soft one says that it was the limit
+        (resource.RLIMIT_AS, MEMORY_BYTES, MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, FILE_BYTES, FILE_BYTES),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        with suppress(OSError, ValueError):  # the process is gone, or has a lower limit already
+            resource.prlimit(process, kind, (soft, hard))
+
+
+def _content(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _too_much(what: str) -> KernelCompileError:
+    return KernelCompileError(
+        f"the kernel source takes the compiler more than {what}. Divide it, or let less of it be computed by templates"
+    )
