@@ -15,9 +15,11 @@ from cuda_runtime.tuning import Tuner, Tuning
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, TargetMismatchError
 from npu_compiler.layout import BufferSpec
+from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor, choose_function
+from npu_runtime.host_tensors import on_host
 from npu_runtime.weight_loader import Weights
 
 __all__ = ["CUDAExecutor"]
@@ -29,13 +31,18 @@ class CUDAExecutor(Executor):
     _prepared: CUDAPlan
 
     def __init__(
-        self, program: CompiledProgram, device: Device, function: str | None = None, *, tune: bool = False
+        self,
+        program: CompiledProgram,
+        device: Device | Backend | str | None = None,
+        function: str | None = None,
+        *,
+        tune: bool = False,
     ) -> None:
         """Does as `Executor`'s.
 
         Args:
             program: The program.
-            device: A CUDA device.
+            device: A CUDA device, its name or its backend; ``cuda`` when omitted.
             function: Which of the program's functions; ``main``, or the only one, when omitted.
             tune: Whether the first run is preceded by `tune` on its inputs.
 
@@ -43,6 +50,7 @@ class CUDAExecutor(Executor):
             TargetMismatchError: The device is no CUDA device, or the program was compiled for another target.
             NPUError: As `Executor`'s.
         """
+        device = Device.of("cuda" if device is None else device)
         if not isinstance(device.backend, CUDABackend):
             raise TargetMismatchError(f"given {device!r}, expected a CUDA device: Device('cuda')")
         super().__init__(program, device, function)
@@ -61,7 +69,8 @@ class CUDAExecutor(Executor):
         """Runs once.
 
         Args:
-            inputs: For each input by name an `NPUBuffer`, or a tensor of CuPy, torch or another library on this device.
+            inputs: For each input by name an `NPUBuffer`, or a tensor of CuPy, torch or another library, on this device
+                or on the host.
             weights: What `load_weights` gave for this program.
             sync: Whether to wait for the result. Else the outputs are still being made when this returns; copying one
                 to the host waits for it, and so does whoever takes it by DLPack.
@@ -115,7 +124,7 @@ class CUDAExecutor(Executor):
         Raises:
             NPUError: As `run` does.
         """
-        adopted = {name: self._adopted(name, value) for name, value in inputs.items()}
+        adopted = self.upload(inputs)
         if not self._lock.acquire(blocking=False):
             raise DeviceError("another thread is running this executor; give each thread an executor of its own")
         try:
@@ -139,11 +148,10 @@ class CUDAExecutor(Executor):
         self._prepared.replay()
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
-        spec = next((spec for spec in self.plan.inputs if spec.name == name), None)
-        if spec is None or isinstance(value, NPUBuffer):
-            return value  # type: ignore[no-any-return]  # checked, with every other input, when bound
-        if not (hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")):
-            return value  # type: ignore[no-any-return]
+        spec = self._inputs.get(name)
+        on_device = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+        if spec is None or isinstance(value, NPUBuffer) or not on_device or on_host(value):
+            return super()._adopted(name, value)
         return CUDATensor.adopt(value, self.device, spec)
 
     def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:

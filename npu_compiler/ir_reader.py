@@ -16,6 +16,7 @@ from npu_compiler.errors import IRError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.ops.registry import bind, canonical
+from npu_compiler.output_structure import read_structure
 from npu_compiler.recipes import WeightInput, WeightRecipe
 
 __all__ = ["IRSource", "load_json", "read_graph", "read_node"]
@@ -62,7 +63,8 @@ def read_graph(source: IRSource) -> IRGraph:
         nodes.append(_read_node(raw, index, tensors))
     outputs = tuple(_spec(raw, "the graph's outputs").name for raw in _field(data, "graph_outputs", list, "the IR"))
     written_for = dtype(data["compute_dtype"]) if "compute_dtype" in data else None
-    return IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors, written_for).verify()
+    structure = read_structure(data.get("output_structure"), len(outputs))
+    return IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors, written_for, structure).verify()
 
 
 def read_node(raw: Mapping[str, Any]) -> tuple[OpNode, dict[str, TensorSpec]]:

@@ -61,7 +61,8 @@ def lowers(node: OpNode, tensors: Mapping[str, TensorSpec], target: CodegenTarge
     graph = _alone(node, tensors)
     try:
         check_constraints(graph, target.storage_dtypes)
-        plan_graph(graph, target, {name: spec.dtype for name, spec in graph.tensors.items()}, graph.outputs)
+        dtypes = {name: spec.dtype for name, spec in graph.tensors.items()}
+        plan_graph(graph, target, dtypes, {name: dtypes[name] for name in graph.outputs})
     except UnsupportedOpError as error:
         return Support(False, error.reason)
     except IRError as error:

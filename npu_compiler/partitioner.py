@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from npu_compiler.codegen.target import target_named
@@ -65,11 +66,15 @@ def partition(
         model=graph.name,
         target=target,
         inputs=tuple(graph.tensors[name] for name in graph.inputs),
-        outputs=tuple(graph.tensors[name] for name in carried.outputs),
+        outputs=tuple(
+            replace(carried.graph.tensors[tensor], name=name)
+            for name, tensor in zip(carried.outputs, carried.graph.outputs, strict=True)
+        ),
         output_tensors=graph.outputs,
         partitions=partitions,
         transfers=_transfers(graph, partitions, device_tensors),
         weight_keys=carried.weight_keys,
+        structure=graph.structure,
     )
 
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npu_compiler.describe import format_bytes
 from npu_compiler.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ class Extraction:
     weights: Mapping[str, torch.Tensor] = field(repr=False)
     ir_path: Path | None = None
     weights_path: Path | None = None
+
+    def __repr__(self) -> str:
+        nbytes = sum(tensor.nbytes for tensor in self.weights.values())
+        written = "" if self.ir_path is None else f", in '{self.ir_path}'"
+        return (
+            f"Extraction('{self.ir['model_name']}': {len(self.ir['nodes'])} nodes, {len(self.weights)} weights of "
+            f"{format_bytes(nbytes)}{written})"
+        )
 
 
 def extract(
