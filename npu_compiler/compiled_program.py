@@ -21,7 +21,7 @@ from npu_compiler.layout import BufferSpec
 from npu_compiler.program_check import check_program
 from npu_compiler.recipes import WeightRecipe
 
-__all__ = ["FORMAT_VERSION", "CompiledProgram", "write_atomically"]
+__all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file", "write_atomically"]
 
 FORMAT_VERSION = 4
 _MAGIC = b"NPUBIN\x00\x00"
@@ -139,6 +139,17 @@ class CompiledProgram:
         except OSError as error:
             raise ProgramFormatError(f"cannot read '{path}': {error.strerror}; give the path of a .npubin") from error
         return cls.from_bytes(data, str(path))
+
+
+def is_program_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as an artifact does, or is called like one; one that cannot be read is none."""
+    if Path(path).suffix == ".npubin":
+        return True
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except (OSError, ValueError):
+        return False
 
 
 def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:

@@ -160,8 +160,8 @@ class BufferSpec:
     def _too_large(self, array: NDArray[Any]) -> InputError:
         finite = np.abs(array[np.isfinite(array)]).max()
         way_out = (
-            "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that is "
-            "meant, as in a mask"
+            "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that "
+            "is meant, as in a mask"
         )
         return InputError(
             f"'{self.name}': given values up to {finite:.4g} in magnitude, {self.dtype} on the device holds up to "

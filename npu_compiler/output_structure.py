@@ -1,17 +1,20 @@
 """How a module nests the tensors that it returns, as plain data that JSON and artifacts hold.
 
 A structure is the index of an output, or an object with one key that says what is nested: ``{"tuple": [...]}``,
-``{"list": [...]}``, ``{"dict": [[key, structure], ...]}``, ``{"fields": [[name, structure], ...]}`` for classes whose
-fields have names, or ``{"constant": value}`` for what is no tensor. ``{"dict": [["logits", 0], ["states", {"tuple": [1,
-2]}]]}`` is what ``{"logits": a, "states": (b, c)}`` is written as. Without one, a single output stands for itself and
-several are a tuple.
+``{"list": [...]}``, ``{"dict": [[key, structure], ...]}``, ``{"namedtuple": [[name, structure], ...]}``, ``{"fields":
+[[name, structure], ...]}`` for other classes whose fields have names, or ``{"constant": value}`` for what is no tensor.
+``{"dict": [["logits", 0], ["states", {"tuple": [1, 2]}]]}`` stands for ``{"logits": a, "states": (b, c)}``. Without a
+structure, a single output stands for itself and several are a tuple.
 """
 
 from __future__ import annotations
 
 import json
 import reprlib
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from keyword import iskeyword
 from typing import Any
 
 from npu_compiler.errors import IRError
@@ -20,7 +23,7 @@ __all__ = ["Structure", "build", "output_names", "parse_structure", "read_struct
 
 Structure = int | dict[str, Any]
 _MAX_DEPTH = 32
-_KEYED, _LISTED = ("dict", "fields"), ("tuple", "list")
+_KEYED, _LISTED = ("dict", "namedtuple", "fields"), ("tuple", "list")
 
 
 def usual_structure(count: int) -> Structure:
@@ -86,7 +89,14 @@ def build(structure: Structure, values: Sequence[Any], fields: Callable[[dict[st
         built = [build(item, values, fields) for item in items]
         return tuple(built) if kind == "tuple" else built
     members = {key: build(item, values, fields) for key, item in items}
+    if kind == "namedtuple":
+        return _named_tuple(tuple(members))(*members.values())
     return fields(members) if kind == "fields" else members
+
+
+@cache
+def _named_tuple(names: tuple[str, ...]) -> Any:
+    return namedtuple("Outputs", names)
 
 
 def _leaves(value: object, path: tuple[str | int, ...], depth: int) -> Iterator[tuple[int, tuple[str | int, ...]]]:
@@ -109,7 +119,8 @@ def _leaves(value: object, path: tuple[str | int, ...], depth: int) -> Iterator[
             yield from _leaves(item, (*path, position), depth + 1)
             continue
         pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], bool | int | float | str)
-        if not pair or (kind == "fields" and not isinstance(item[0], str)):
+        named = kind == "dict" or (pair and str(item[0]).isidentifier() and not str(item[0]).startswith("_"))
+        if not pair or not named or (kind == "namedtuple" and iskeyword(item[0])):
             raise _refusal(item, "a pair of a key and what is nested")
         yield from _leaves(item[1], (*path, str(item[0])), depth + 1)
 

@@ -44,7 +44,7 @@ class DeviceBuffer(ABC):
             dtype: Data type of the array; `spec.host_dtype`, or uint8 without a `spec`, when omitted.
 
         Raises:
-            InputError: The memory is smaller than `spec` says, or no whole number of elements, or there is no such dtype.
+            InputError: The memory is smaller than `spec` says, or no whole number of elements, or of no such dtype.
         """
         try:
             kind = None if dtype is None else find_dtype(dtype)

@@ -128,7 +128,7 @@ class DAGExecutor:
         }
         self._weights: dict[int, Weights] = {}
         self._returned_weights: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self.functions}
-        self._weights_loaded = not self._weight_names()
+        self._weights_loaded = not self.weight_names
 
     @property
     def main(self) -> DAGFunction:
@@ -161,7 +161,7 @@ class DAGExecutor:
             OutOfMemoryError: The device has too little memory.
         """
         source = open_weights(weights)
-        check_names(self._weight_names(), source)
+        check_names(self.weight_names, source)
         loaded = {id(program): load_weights(source, program, self.device) for program in self._distinct_programs()}
         self._weights = {part: loaded[id(program)] for part, (program, _) in self._programs.items()}
         for function in self.functions.values():
@@ -202,7 +202,7 @@ class DAGExecutor:
         chosen = self.functions[name]
         if not self._weights_loaded:
             raise WeightError(
-                f"'{chosen.plan.model}' has {len(self._weight_names())} weights and none were loaded; call load_weights"
+                f"'{chosen.plan.model}' has {len(self.weight_names)} weights and none were loaded; call load_weights"
             )
         buffers = {name: value for name, value in inputs.items() if isinstance(value, NPUBuffer)}
         _check_sharing(buffers, chosen.state)
@@ -234,7 +234,8 @@ class DAGExecutor:
     def _distinct_programs(self) -> list[CompiledProgram]:
         return list({id(program): program for program, _ in self._programs.values()}.values())
 
-    def _weight_names(self) -> frozenset[str]:
+    @cached_property
+    def weight_names(self) -> frozenset[str]:
         """Tensors of the weight file that the functions need."""
         names: set[str] = set()
         for program in self._distinct_programs():
@@ -302,8 +303,8 @@ def _cpu_programs(plan: PartitionPlan) -> dict[int, CPUProgram]:
             count = sum(len(part.nodes) for part in parts)
             raise MissingDependencyError(
                 f"{count} nodes of '{plan.model}' run on the CPU, which needs the package '{module}', and it is not "
-                "installed; the extra 'torch' has it: pip install 'npu-compiler[torch]', with uv add --extra torch to the "
-                "other extras; plan.report() says what keeps them off the device"
+                "installed; the extra 'torch' has it: pip install 'npu-compiler[torch]', with uv add --extra torch to "
+                "the other extras; plan.report() says what keeps them off the device"
             )
     from npu_runtime.cpu_fallback import CPUProgram
 

@@ -57,10 +57,11 @@ class Executor:
         check_program_type(program)
         device = Device.of(device, program.target)
         if program.target != device.target:
+            wanted = device.target
             raise TargetMismatchError(
                 f"'{program.model}' was compiled for the target '{program.target}', {device!r}; compile it again: "
-                f"npu_compiler.compile(ir, target='{device.target}') or `npu compile IR.json --target {device.target}`, or leave "
-                "out the device for the best one that runs this program"
+                f"npu_compiler.compile(ir, target='{wanted}') or `npu compile IR.json --target {wanted}`, or leave out "
+                "the device for the best one that runs this program"
             )
         self.device = device
         self._backend = device.backend
@@ -241,8 +242,8 @@ def check_program_type(program: object) -> None:
     """Refuses what is no compiled program, such as a path."""
     if not isinstance(program, CompiledProgram):
         raise InputError(
-            f"given a {type(program).__name__} as program, expected a CompiledProgram; CompiledProgram.load(path) reads "
-            "one and npu_compiler.compile(ir) makes one"
+            f"given a {type(program).__name__} as program, expected a CompiledProgram; CompiledProgram.load(path) "
+            "reads one and npu_compiler.compile(ir) makes one"
         )
 
 

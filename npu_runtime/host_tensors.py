@@ -18,7 +18,7 @@ from npu_compiler.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_array", "is_array", "like", "on_host", "to_numpy", "to_torch"]
+__all__ = ["as_array", "from_device", "is_array", "like", "on_host", "to_numpy", "to_torch"]
 
 Array = NDArray[Any]
 
@@ -82,6 +82,22 @@ def like(array: Array, example: Any) -> Any:
     if not isinstance(example, np.ndarray) and hasattr(example, "__array_namespace__"):
         return example.__array_namespace__().asarray(array)
     return array
+
+
+def from_device(tensor: Any, kind: str, example: Any) -> Any:
+    """A tensor of a GPU in the library of `example`, which lies on that GPU; copied only to be converted.
+
+    Args:
+        tensor: Anything with DLPack.
+        kind: Name of the data type that it shall have, where torch or CuPy takes it.
+        example: A tensor of that library.
+    """
+    if _is_torch(example):
+        torch = sys.modules["torch"]
+        return torch.from_dlpack(tensor).to(example.device, getattr(torch, kind))
+    if _is_cupy(example):
+        return tensor.array.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind, copy=False)
+    return example.__array_namespace__().from_dlpack(tensor)
 
 
 def to_torch(array: Array) -> torch.Tensor:

@@ -74,7 +74,7 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
         weakref.finalize(self, os.close, self._file)
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):
-            raise WeightError(f"'{path}' is no regular file; give the path of a .safetensors file")
+            raise WeightError(f"'{path}' is no regular file, expected one; give the path of a .safetensors file")
         self._length, self._changed = status.st_size, status.st_mtime_ns
         self._lock = Lock()
         self._entries, self._start = self._read_header()

@@ -107,8 +107,8 @@ def open_weights(weights: object) -> Source:
         return open_safetensors(Path(weights))
     given = "an empty path" if isinstance(weights, str) else f"a {type(weights).__name__}"
     raise WeightError(
-        f"given {given} as weights, expected the path of a .safetensors file, a folder with one, or arrays by name such "
-        "as model.state_dict()"
+        f"given {given} as weights, expected the path of a .safetensors file, a folder with one, or arrays by name "
+        "such as model.state_dict()"
     )
 
 

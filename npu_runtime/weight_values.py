@@ -1,4 +1,4 @@
-"""What weights must not hold: NaN, which a model spreads to all of its results. Infinities are noted: masks hold them."""
+"""What weights must not hold: NaN, which spreads to all results of a model. Infinities are noted: masks hold them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check_values(name: str, array: NDArray[Any]) -> str:
     if is_nan.any():
         place = tuple(int(index) for index in np.unravel_index(int(is_nan.argmax()), array.shape))
         raise WeightError(
-            f"'{name}': {int(is_nan.sum())} of {array.size} values are NaN, the first at {place}; expected numbers: the "
-            "file is damaged, or the training diverged"
+            f"'{name}': {int(is_nan.sum())} of {array.size} values are NaN, the first at {place}; expected numbers: "
+            "the file is damaged, or the training diverged"
         )
     return f"'{name}': {int(np.isinf(array).sum())} of {array.size} values are infinite"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -52,6 +52,8 @@ def _nested(spec: TreeSpec, leaves: Iterator[Structure]) -> Structure:
     if keys is None:
         return {"tuple": items}
     kind = "dict" if spec.type in (dict, OrderedDict, defaultdict) else "fields"
+    if spec.type is namedtuple or isinstance(spec.context, type):
+        kind = "namedtuple"
     return {kind: [[key, item] for key, item in zip(keys, items, strict=True)]}
 
 
