@@ -112,7 +112,11 @@ class CompiledProgram:
         Raises:
             ProgramFormatError: Truncated, altered, of another version, or not an artifact at all.
         """
-        body = _checked_body(data, origin)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ProgramFormatError(
+                f"{origin}: given a {type(data).__name__}, expected bytes; load(path) reads a file"
+            )
+        body = _checked_body(bytes(data), origin)
         try:
             fields = msgpack.unpackb(body, strict_map_key=True, max_array_len=_MAX_ITEMS, max_map_len=_MAX_ITEMS)
         except (ValueError, msgpack.UnpackException, RecursionError) as error:
@@ -125,7 +129,7 @@ class CompiledProgram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the artifact, under a temporary name first, so that no half-written file is ever seen."""
-        write_atomically(Path(path), self.to_bytes())
+        write_atomically(_path(path), self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
@@ -135,10 +139,18 @@ class CompiledProgram:
             ProgramFormatError: The file cannot be read, or is not a valid artifact of this version.
         """
         try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise ProgramFormatError(f"cannot read '{path}': {error.strerror}; give the path of a .npubin") from error
+            data = _path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ProgramFormatError(f"cannot read '{path}': {reason}; give the path of a .npubin") from error
         return cls.from_bytes(data, str(path))
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        given = "an empty path" if path == "" else f"a {type(path).__name__}"
+        raise ProgramFormatError(f"given {given}, expected the path of a .npubin")
+    return Path(path)  # type: ignore[arg-type]  # bytes are refused by Path itself
 
 
 def is_program_file(path: str | os.PathLike[str]) -> bool:

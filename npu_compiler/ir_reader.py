@@ -33,6 +33,11 @@ def load_json(source: IRSource) -> Mapping[str, Any]:
     """
     if isinstance(source, Mapping):
         return source
+    if not isinstance(source, str | os.PathLike):
+        raise IRError(
+            f"given a {type(source).__name__}, expected the path of an IR JSON file or the IR as a dict; a "
+            "torch.nn.Module becomes one by npu_compiler.extract(model, inputs)"
+        )
     try:
         data = json.loads(Path(source).read_bytes())
     except OSError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall
+from npu_compiler.errors import InputError
 from npu_runtime.backend import Traffic
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.executor import Executor
@@ -73,6 +74,10 @@ class Profiler:
     """
 
     def __init__(self, executor: Executor) -> None:
+        if not isinstance(executor, Executor):
+            raise InputError(
+                f"given a {type(executor).__name__}, expected an Executor; Executor(program) makes one of a program"
+            )
         self._executor = executor
         self._transfers = executor.device.backend.transfers
         self._before = deepcopy(self._transfers)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_compiler.describe import format_bytes
-from npu_compiler.errors import MissingDependencyError
+from npu_compiler.errors import ExtractionError, MissingDependencyError
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,9 @@ def extract(
                 f"extracting a model needs the package '{module}', which is not installed; "
                 "install the extra that has it: pip install 'npu-compiler[torch]'"
             )
+    for what, given in (("path", path), ("model_name", model_name)):
+        if given is not None and not (isinstance(given, str) or (what == "path" and isinstance(given, os.PathLike))):
+            raise ExtractionError(f"given a {type(given).__name__} as {what}, expected text; leave it out for none")
     from npu_compiler.torch_frontend.exporting import export
     from npu_compiler.torch_frontend.to_ir import program_to_ir, program_weights
     from npu_compiler.torch_frontend.weight_file import write_extraction
