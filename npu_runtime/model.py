@@ -36,6 +36,9 @@ class NamedOutputs(dict[str, Any]):
         return list(self.values())[key] if isinstance(key, int | slice) else super().__getitem__(key)
 
 
+_Weights = Source | str | os.PathLike[str] | None
+
+
 class _Runner(Protocol):
     """A program or a plan on a device: what it takes and gives, and how it runs."""
 
@@ -46,6 +49,9 @@ class _Runner(Protocol):
 
     def run(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         """The outputs, as arrays and buffers."""
+
+    def load_weights(self, weights: _Weights) -> None:
+        """Loads the weights; None where there are none to load."""
 
 
 class Model:
@@ -82,6 +88,17 @@ class Model:
         example = next((value for value in inputs.values() if not isinstance(value, NPUBuffer)), None)
         values = [_beside(result, spec, example) for result, spec in zip(results, self.outputs, strict=True)]
         return build(self._runner.structure, values, NamedOutputs)
+
+    def load_weights(self, weights: Source | str | os.PathLike[str]) -> None:
+        """Loads other weights in the place of those that it has.
+
+        Args:
+            weights: As for `load`.
+
+        Raises:
+            WeightError: They are those of another model.
+        """
+        self._runner.load_weights(weights)
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -152,9 +169,7 @@ def _check_ir(model: object) -> None:
 class _Program:
     """A compiled program on a device."""
 
-    def __init__(
-        self, program: CompiledProgram, weights: Source | str | os.PathLike[str] | None, device: Device
-    ) -> None:
+    def __init__(self, program: CompiledProgram, weights: _Weights, device: Device) -> None:
         self.name, plan = program.model, program.main
         self.inputs, self.outputs = (
             tuple(TensorSpec(spec.name, spec.shape, spec.host_dtype) for spec in specs)
@@ -162,8 +177,12 @@ class _Program:
         )
         self.structure = parse_structure(plan.structure, len(plan.outputs))
         self._executor = device.backend.create_executor(program)
-        _check_given(weights, self.name, sum(1 for recipe in program.recipes if recipe.inputs))
-        self._weights = load_weights({} if weights is None else weights, program, device)
+        self._program, self._device = program, device
+        self.load_weights(weights)
+
+    def load_weights(self, weights: _Weights) -> None:
+        _check_given(weights, self.name, sum(1 for recipe in self._program.recipes if recipe.inputs))
+        self._weights = load_weights({} if weights is None else weights, self._program, self._device)
 
     def run(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         given = self._executor.upload(inputs)
@@ -176,13 +195,16 @@ class _Program:
 class _Plan:
     """A plan on a device and the CPU."""
 
-    def __init__(self, plan: PartitionPlan, weights: Source | str | os.PathLike[str] | None, device: Device) -> None:
+    def __init__(self, plan: PartitionPlan, weights: _Weights, device: Device) -> None:
         self.name, self.inputs, self.outputs = plan.model, plan.inputs, plan.outputs
         self.structure = read_structure(plan.structure, len(plan.outputs))
         self._executor = DAGExecutor(plan, device)
+        self.load_weights(weights)
+
+    def load_weights(self, weights: _Weights) -> None:
+        _check_given(weights, self.name, len(self._executor.weight_names))
         if self._executor.weight_names:
-            _check_given(weights, self.name, len(self._executor.weight_names))
-            self._executor.load_weights(weights or {})
+            self._executor.load_weights({} if weights is None else weights)
 
     def run(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         results = self._executor.execute(inputs)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from npu_compiler.compiler import compile as compile_program
-from npu_compiler.errors import NPUError
+from npu_compiler.errors import ExtractionError, NPUError
 from npu_compiler.partitioner import partition
 from npu_compiler.torch_frontend import extract
 from npu_runtime.device import Device
-from npu_runtime.model import Model, load
+from npu_runtime.model import load
 
 __all__ = ["npu"]
 
@@ -46,7 +46,9 @@ class _Wrapper(torch.nn.Module):
     It returns what the graph returns, and the inputs that the graph writes.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], weights: Sequence[int], written: Sequence[int]):
+    def __init__(
+        self, graph: torch.fx.GraphModule, args: Sequence[Any], weights: Sequence[int], written: Sequence[int]
+    ):
         super().__init__()
         self.graph = graph
         self.training = graph.training = False  # the graph itself says what is trained
@@ -81,25 +83,25 @@ class _Compiled:
         extraction = extract(wrapper, tuple(args[index] for index in self._inputs), model_name="graph")
         plan = partition(extraction.ir, target=device.target)
         whole = len(plan.partitions) == 1 and plan.partitions[0].on_device
-        self._source = compile_program(extraction.ir, device.target) if whole else plan
+        source = compile_program(extraction.ir, device.target) if whole else plan
         self._names = {_weight_name(index): index for index in self._weights}
         self._constants = {name: value for name, value in extraction.weights.items() if name not in self._names}
-        self._device = device
-        self._seen = _versions(args, self._weights)
-        self._model = self._loaded(args)
+        self._seen, self._own = _versions(args, self._weights), self._own_weights(args)
+        self._model = load(source, self._constants | self._own, device)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         seen = _versions(args, self._weights)
         if seen != self._seen:
-            self._seen, self._model = seen, self._loaded(args)
+            self._seen, self._own = seen, self._own_weights(args)
+            self._model.load_weights(self._constants | self._own)
         results, written = self._model(*(args[index].detach() for index in self._inputs))
         for index, value in zip(self._written, written, strict=True):
             args[index].copy_(value)
         return results
 
-    def _loaded(self, args: Sequence[Any]) -> Model:
-        own = {name: args[index].detach() for name, index in self._names.items()}
-        return load(self._source, self._constants | own, self._device)
+    def _own_weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The weights by name; while they are held, no other tensor takes their address."""
+        return {name: args[index].detach() for name, index in self._names.items()}
 
 
 class _Graph:
@@ -107,9 +109,12 @@ class _Graph:
 
     def __init__(self, graph: torch.fx.GraphModule, device: str | None) -> None:
         self._graph, self._device = graph, device
+        self._numbers = _take_numbers(graph)
         self._compiled: dict[_Key, _Compiled | None] = {}
 
     def __call__(self, *args: Any) -> Any:
+        if self._numbers:
+            args = tuple(arg.item() if index in self._numbers else arg for index, arg in enumerate(args))
         compiled = self._for(args)
         if compiled is None:
             return self._graph(*args)
@@ -124,9 +129,7 @@ class _Graph:
 
     def _for(self, args: Sequence[Any]) -> _Compiled | None:
         """The graph for the shapes of `args`; None where PyTorch has to run it."""
-        key = tuple(
-            (tuple(arg.shape), arg.dtype, arg.device) if isinstance(arg, torch.Tensor) else arg for arg in args
-        )
+        key = tuple((tuple(arg.shape), arg.dtype, arg.device) if isinstance(arg, torch.Tensor) else arg for arg in args)
         if key not in self._compiled:
             limit = torch._dynamo.config.recompile_limit
             if len(self._compiled) >= limit:
@@ -179,6 +182,21 @@ class _Differentiable(torch.autograd.Function):
         return (None, None, None, *(by_place.get(index) for index in range(len(args))))
 
 
+def _take_numbers(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Makes numbers of the inputs that are tensors only because dynamo lets numbers vary so; gives their places."""
+    numbers = set()
+    for index, place in enumerate(graph.graph.find_nodes(op="placeholder")):
+        users = list(place.users)
+        if users and all((user.op, user.target) == ("call_method", "item") for user in users):
+            numbers.add(index)
+            for user in users:
+                user.replace_all_uses_with(place)
+                graph.graph.erase_node(user)
+    if numbers:
+        graph.recompile()
+    return frozenset(numbers)
+
+
 def _needs_gradient(arg: object) -> bool:
     return isinstance(arg, torch.Tensor) and arg.requires_grad
 
@@ -201,5 +219,8 @@ def _written(graph: torch.fx.GraphModule, args: Sequence[Any]) -> list[int]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         fakes = [mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg for arg in args]
         before = [fake._version if isinstance(fake, torch.Tensor) else 0 for fake in fakes]
-        graph(*fakes)
+        try:
+            graph(*fakes)
+        except Exception as error:  # whatever an operator says that cannot run without values
+            raise ExtractionError(f"its shapes depend on values: {type(error).__name__}: {error}") from error
         return [i for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor) and fake._version != before[i]]
