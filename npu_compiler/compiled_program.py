@@ -150,7 +150,7 @@ def _path(path: object) -> Path:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         given = "an empty path" if path == "" else f"a {type(path).__name__}"
         raise ProgramFormatError(f"given {given}, expected the path of a .npubin")
-    return Path(path)  # type: ignore[arg-type]  # bytes are refused by Path itself
+    return Path(path)
 
 
 def is_program_file(path: str | os.PathLike[str]) -> bool:

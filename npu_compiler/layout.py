@@ -7,6 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -159,13 +160,14 @@ class BufferSpec:
 
     def _too_large(self, array: NDArray[Any]) -> InputError:
         finite = np.abs(array[np.isfinite(array)]).max()
+        largest = float(ml_dtypes.finfo(self.dtype.numpy).max)  # type: ignore[no-untyped-call]
         way_out = (
             "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that "
             "is meant, as in a mask"
         )
         return InputError(
             f"'{self.name}': given values up to {finite:.4g} in magnitude, {self.dtype} on the device holds up to "
-            f"{np.finfo(self.dtype.numpy).max:.5g}; {way_out}"
+            f"{largest:.5g}; {way_out}"
         )
 
     def _check(self, array: NDArray[Any]) -> None:

@@ -126,7 +126,7 @@ class DAGExecutor:
         self.functions = {
             name: DAGFunction(each, self._executors(name, each), cpu_programs[name]) for name, each in plans.items()
         }
-        self._weights: dict[int, Weights] = {}
+        self._weights: dict[str, Weights] = {}
         self._returned_weights: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self.functions}
         self._weights_loaded = not self.weight_names
 
@@ -248,7 +248,7 @@ class DAGExecutor:
 
 def _plans(given: object) -> dict[str, PartitionPlan]:
     """The plans by name; a lone one is called ``main``."""
-    plans = {_MAIN: given} if not isinstance(given, Mapping) else dict(given)
+    plans: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {_MAIN: given}
     if not plans:
         raise InputError("given no plan, expected at least one; npu_compiler.partition makes one")
     for plan in plans.values():

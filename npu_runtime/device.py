@@ -55,8 +55,9 @@ class Device:
             MissingDependencyError: A package that the device needs is not installed.
             InputError: `which` is something else.
         """
-        if which is not None and not isinstance(which, str | Backend):
-            given = f"the class {which.__name__}" if isinstance(which, type) else f"a {type(which).__name__}"
+        value: object = which
+        if value is not None and not isinstance(value, str | Backend):
+            given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
             raise InputError(f"given {given}, expected a backend or a Device, or a device's name; Device() is the best")
         if isinstance(which, Backend):
             self.name, self.backend = which.name, which

@@ -107,7 +107,8 @@ class Model:
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = [spec.name for spec in self.inputs]
         if len(args) == 1 and isinstance(args[0], Mapping):
-            args, kwargs = (), {**args[0], **kwargs}
+            kwargs = {**args[0], **kwargs}
+            args = ()
         if len(args) > len(names):
             raise InputError(f"given {len(args)} inputs, expected {len(names)}: {', '.join(names) or 'none'}")
         inputs = dict(zip(names, args, strict=False))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall
 from npu_compiler.errors import InputError
@@ -84,7 +85,7 @@ class Profiler:
         self._kernels: dict[str, KernelProfile] = {}
         self._runs: list[float] = []
 
-    def run(self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None) -> dict[str, NPUBuffer]:
+    def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs the program as `Executor.run` does, twice: as a whole, then step by step, each step timed by the device.
 
         A state that the program updates in place is updated once: the first run has a copy of it.
@@ -120,7 +121,7 @@ class Profiler:
 
         Console().print(_table(self.profile()))
 
-    def _spare(self, name: str, buffer: NPUBuffer) -> NPUBuffer:
+    def _spare(self, name: str, buffer: Any) -> Any:
         """A copy of an input that the program updates in place; any other input as it is."""
         if name not in {source for _, source in self._executor.plan.state} or not isinstance(buffer, NPUBuffer):
             return buffer

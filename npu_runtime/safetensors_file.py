@@ -101,7 +101,7 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
         done, error = 0, ""
         try:
             while done < count:
-                got = self._read_into(memoryview(content)[done : done + _MAX_READ], start + done)
+                got = self._read_into(content.data[done : done + _MAX_READ], start + done)
                 if not got:
                     break
                 done += got

@@ -26,7 +26,8 @@ class Small(torch.nn.Module):
         self.layer = torch.nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).relu()
+        result: torch.Tensor = self.layer(x).relu()
+        return result
 
 
 class Mixed(Small):

@@ -119,9 +119,14 @@ def test_a_callback_gets_the_op_s_name_with_the_node_s_fields(callback: Any, mad
 
 def test_a_callback_s_node_is_a_node_for_other_callbacks() -> None:
     seen: list[Any] = []
-    npu_compiler.partition(_mixed_ir(), lambda op: bool(seen.append(op)) or False)
-    linear = next(node for node in seen if node == "aten.linear.default")
-    assert isinstance(linear, str)
+
+    def callback(op: Any) -> bool:
+        seen.append(op)
+        return False
+
+    npu_compiler.partition(_mixed_ir(), callback)
+    linear: Any = next(node for node in seen if node == "aten.linear.default")
+    assert type(linear).__mro__[1] is str
     assert linear.to_dict()["name"] == linear.name
     assert npu_compiler.is_op_supported(linear.to_dict())
 

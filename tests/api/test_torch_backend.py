@@ -55,7 +55,7 @@ class Net(torch.nn.Module):
 
 
 def compiled(function: Any) -> Any:
-    return torch.compile(function, backend=npu)  # type: ignore[arg-type]  # a backend takes options too
+    return torch.compile(function, backend=npu)
 
 
 def close(given: Tensor, wanted: Tensor) -> None:
@@ -72,7 +72,7 @@ def test_the_backend_is_where_pytorch_looks_for_it() -> None:
 def test_a_module_runs_on_the_device_once_for_each_set_of_shapes(dynamic: bool, made: list[Any]) -> None:
     torch.manual_seed(0)
     module = Net().eval()
-    fast = torch.compile(module, backend=npu, dynamic=dynamic)  # type: ignore[arg-type]
+    fast = torch.compile(module, backend=npu, dynamic=dynamic)
     with torch.no_grad():
         for rows in (2, 3, 2, 5, 3):
             x = torch.randn(rows, 16)
@@ -83,7 +83,7 @@ def test_a_module_runs_on_the_device_once_for_each_set_of_shapes(dynamic: bool, 
 
 
 def test_more_shapes_than_the_limit_run_in_pytorch(made: list[Any]) -> None:
-    fast = torch.compile(lambda x: x @ x.T, backend=npu, dynamic=True)  # type: ignore[call-overload]
+    fast = torch.compile(lambda x: x @ x.T, backend=npu, dynamic=True)
     small, more, most = (torch.randn(rows, 16) for rows in (2, 3, 4))
     with torch._dynamo.config.patch(recompile_limit=2):
         close(fast(small), small @ small.T)
