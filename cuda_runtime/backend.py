@@ -40,6 +40,7 @@ class CUDABackend(CUDADevice, Backend):
 
     target = "cuda"
     runs_ahead = True
+    executor_class = ("cuda_runtime.executor", "CUDAExecutor")
 
     def __init__(self, ordinal: int = 0) -> None:
         """Opens the device; raises as `CUDADevice` does."""

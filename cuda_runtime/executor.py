@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.backend import CUDABackend
@@ -22,9 +21,11 @@ from cuda_runtime.tuning import Tuner, Tuning
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.layout import BufferSpec
+from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor, choose_function
+from npu_runtime.host_tensors import as_array, is_array, on_host
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
@@ -43,7 +44,7 @@ class CUDAExecutor(Executor):
     def __init__(
         self,
         program: CompiledProgram,
-        device: Device,
+        device: Device | Backend | str | None = None,
         function: str | None = None,
         workspace: Workspace | None = None,
         *,
@@ -53,7 +54,7 @@ class CUDAExecutor(Executor):
 
         Args:
             program: The program.
-            device: A CUDA device.
+            device: A CUDA device, its name or its backend; ``cuda`` when omitted.
             function: Which of the program's functions; ``main``, or the only one, when omitted.
             workspace: As for `Executor`.
             tune: Whether the first run is preceded by `tune` on its inputs.
@@ -62,6 +63,7 @@ class CUDAExecutor(Executor):
             TargetMismatchError: The device is no CUDA device, or the program was compiled for another target.
             NPUError: As `Executor`'s.
         """
+        device = Device.of("cuda" if device is None else device)
         if not isinstance(device.backend, CUDABackend):
             raise TargetMismatchError(f"given {device!r}, expected a CUDA device: Device('cuda')")
         super().__init__(program, device, function, workspace)
@@ -94,8 +96,8 @@ class CUDAExecutor(Executor):
         """Runs once.
 
         Args:
-            inputs: For each input by name an `NPUBuffer`, a tensor of CuPy, torch or another library on this device, or
-                a numpy array, which may change when this returns.
+            inputs: For each input by name an `NPUBuffer`, or a tensor of CuPy, torch or another library, on this device
+                or on the host. One on the host may change when this returns.
             weights: What `load_weights` gave for this program.
             outputs: Where to put the outputs, but for states updated in place; when omitted, in memory that nobody
                 holds.
@@ -132,17 +134,7 @@ class CUDAExecutor(Executor):
             self._leave()
 
     def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
-        """Runs once, and gives the outputs as arrays on the host, which small ones reach in the same submission.
-
-        States updated in place stay where they are, and are not among them.
-
-        Args:
-            inputs: As for `run`.
-            weights: As for `run`.
-
-        Raises:
-            NPUError: As `run` does.
-        """
+        """As `Executor.compute`; small outputs reach the host in the same submission."""
         if self._tunes:
             self.tune(inputs, weights)
         self._enter()
@@ -256,13 +248,20 @@ class CUDAExecutor(Executor):
         for number, name in enumerate(self._inputs):
             known = recognized(values[number])
             if known is None or (name in self._calls.state_outputs and known.form[0] != "npu"):
-                values[number] = self._adopted(name, values[number])
+                values[number] = self._brought(name, values[number])
                 known = recognized(values[number])
                 if known is None:
                     self._check_buffer(f"input '{name}'", values[number], self._inputs[name])
                     raise InputError(f"input '{name}': given a buffer of another device, expected {self.device!r}")
             given.append(known)
         return values, given
+
+    def _brought(self, name: str, value: Any) -> Any:
+        """An input of another kind as one that is recognised: an array of the host, or a tensor of this device."""
+        is_state = name in self._calls.state_outputs
+        if not is_state and not isinstance(value, NPUBuffer) and is_array(value) and on_host(value):
+            return as_array(value, f"input '{name}'")
+        return self._adopted(name, value)
 
     def _wait(self) -> None:
         self._prepared.wait()
@@ -295,12 +294,9 @@ class CUDAExecutor(Executor):
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
         spec = self._inputs.get(name)
-        if spec is None or isinstance(value, NPUBuffer):
-            return value  # type: ignore[no-any-return]  # checked, with every other input, when bound
-        if isinstance(value, np.ndarray):
-            return NPUBuffer.from_numpy(value, self.device, spec)
-        if not (hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")):
-            return value  # type: ignore[no-any-return]
+        on_device = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+        if spec is None or isinstance(value, NPUBuffer) or not on_device or on_host(value):
+            return super()._adopted(name, value)
         return CUDATensor.adopt(value, self.device, spec)
 
     def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:

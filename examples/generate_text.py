@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from npu_cli.extras import import_torchvision
+from npu_cli.extras import import_extra, import_torchvision
 from npu_runtime import Generator
 
 CONFIG = {
@@ -39,6 +39,7 @@ class Bytes:
 
 def main() -> None:
     import_torchvision()  # transformers imports it, where it is there
+    import_extra("transformers", "examples")
     from npu_compiler.torch_frontend.language_model import extract_language_model
 
     with tempfile.TemporaryDirectory() as place:

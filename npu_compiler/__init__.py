@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import NPUError
-from npu_compiler.op_support import is_op_supported
-from npu_compiler.ops import get_supported_ops
+from npu_compiler.op_support import get_supported_ops, is_op_supported
 from npu_compiler.partitioner import partition
 
 if TYPE_CHECKING:

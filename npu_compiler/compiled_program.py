@@ -21,9 +21,9 @@ from npu_compiler.layout import BufferSpec
 from npu_compiler.program_check import check_program
 from npu_compiler.recipes import WeightRecipe
 
-__all__ = ["FORMAT_VERSION", "CompiledProgram", "write_atomically"]
+__all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file", "write_atomically"]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _MAGIC = b"NPUBIN\x00\x00"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, version, SHA-256 of the body, bytes of the body
 _MAX_ITEMS = 1 << 16  # msgpack reserves room for as many items as a list claims, at each level of nesting
@@ -48,6 +48,10 @@ class CompiledProgram:
     functions: dict[str, ExecutionPlan]
     recipes: tuple[WeightRecipe, ...]
     version: int = FORMAT_VERSION
+
+    def __repr__(self) -> str:
+        functions = ", ".join(self.functions)
+        return f"CompiledProgram('{self.model}' for {self.target} in {self.compute_dtype}, functions {functions})"
 
     @property
     def main(self) -> ExecutionPlan:
@@ -108,7 +112,11 @@ class CompiledProgram:
         Raises:
             ProgramFormatError: Truncated, altered, of another version, or not an artifact at all.
         """
-        body = _checked_body(data, origin)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ProgramFormatError(
+                f"{origin}: given a {type(data).__name__}, expected bytes; load(path) reads a file"
+            )
+        body = _checked_body(bytes(data), origin)
         try:
             fields = msgpack.unpackb(body, strict_map_key=True, max_array_len=_MAX_ITEMS, max_map_len=_MAX_ITEMS)
         except (ValueError, msgpack.UnpackException, RecursionError) as error:
@@ -121,7 +129,7 @@ class CompiledProgram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the artifact, under a temporary name first, so that no half-written file is ever seen."""
-        write_atomically(Path(path), self.to_bytes())
+        write_atomically(_path(path), self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
@@ -131,10 +139,29 @@ class CompiledProgram:
             ProgramFormatError: The file cannot be read, or is not a valid artifact of this version.
         """
         try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise ProgramFormatError(f"cannot read '{path}': {error.strerror}; give the path of a .npubin") from error
+            data = _path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ProgramFormatError(f"cannot read '{path}': {reason}; give the path of a .npubin") from error
         return cls.from_bytes(data, str(path))
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        given = "an empty path" if path == "" else f"a {type(path).__name__}"
+        raise ProgramFormatError(f"given {given}, expected the path of a .npubin")
+    return Path(path)
+
+
+def is_program_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as an artifact does, or is called like one; one that cannot be read is none."""
+    if Path(path).suffix == ".npubin":
+        return True
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except (OSError, ValueError):
+        return False
 
 
 def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from npu_compiler.codegen.plan import ExecutionPlan
 from npu_compiler.codegen.planner import plan_graph
@@ -15,6 +17,7 @@ from npu_compiler.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
 from npu_compiler.ir_reader import read_graph
 from npu_compiler.ir_source import IRSource, is_ir_source
+from npu_compiler.output_structure import output_names, usual_structure
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.shared_weights import share_weights
 
@@ -66,7 +69,11 @@ def _plan(graph: IRGraph, target: CodegenTarget, compute: DType) -> tuple[Execut
     optimized = assign_dtypes(optimize(graph, target.pairs_columns, target.launch_flops), compute).verify()
     host_dtypes.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     check_constraints(optimized, target.storage_dtypes)
-    return plan_graph(optimized, target, host_dtypes, graph.outputs)
+    structure = graph.structure if graph.structure is not None else usual_structure(len(graph.outputs))
+    names = output_names(structure, graph.outputs)
+    outputs = {name: graph.tensors[tensor].dtype for name, tensor in zip(names, graph.outputs, strict=True)}
+    plan, recipes = plan_graph(optimized, target, host_dtypes, outputs)
+    return replace(plan, structure="" if graph.structure is None else json.dumps(structure)), recipes
 
 
 def compute_dtype(graph: IRGraph, target: CodegenTarget, requested: str | None) -> DType:

@@ -8,6 +8,7 @@ from typing import Any
 
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError
+from npu_compiler.output_structure import Structure
 from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["IRGraph", "OpNode", "Renaming", "TensorSpec"]
@@ -99,6 +100,7 @@ class IRGraph:
         tensors: Every tensor by name.
         compute_dtype: Half precision that the graph is already written for; None where the compiler chooses one.
         notes: What was assumed where the IR does not say it.
+        structure: How the model nests its outputs; None for the usual way.
     """
 
     name: str
@@ -109,6 +111,7 @@ class IRGraph:
     tensors: Mapping[str, TensorSpec]
     compute_dtype: DType | None = None
     notes: tuple[str, ...] = ()
+    structure: Structure | None = None
 
     def users(self) -> dict[str, list[OpNode]]:
         """The nodes that read each tensor, in order; a tensor that nobody reads has no entry."""

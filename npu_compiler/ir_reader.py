@@ -15,6 +15,7 @@ from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ir_source import IRSource, load_json, plain_node
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.ops.registry import bind, canonical
+from npu_compiler.output_structure import read_structure
 from npu_compiler.recipes import WeightInput, WeightRecipe
 
 __all__ = ["read_graph", "read_node"]
@@ -40,7 +41,8 @@ def read_graph(source: IRSource) -> IRGraph:
     outputs = tuple(_spec(raw, "the graph's outputs").name for raw in _field(data, "graph_outputs", list, "the IR"))
     written_for = dtype(data["compute_dtype"]) if "compute_dtype" in data else None
     notes = tuple(reader.assumptions)
-    return IRGraph(name, inputs, outputs, weights, nodes, tensors, written_for, notes).verify()
+    structure = read_structure(data.get("output_structure"), len(outputs))
+    return IRGraph(name, inputs, outputs, weights, nodes, tensors, written_for, notes, structure).verify()
 
 
 def read_node(raw: Any) -> tuple[OpNode, dict[str, TensorSpec]]:

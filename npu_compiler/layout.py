@@ -7,6 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -114,10 +115,10 @@ class BufferSpec:
 
         Args:
             array: Shape `shape`; dtype `host_dtype` or `dtype`, or any floating-point type where this spec is
-                floating-point. What is too large for the device's type becomes infinite, and numpy warns of it.
+                floating-point. Infinities and NaN stay what they are.
 
         Raises:
-            InputError: Another shape, a dtype of another category, or an integer that `dtype` cannot hold.
+            InputError: Another shape, a dtype of another category, or a number that `dtype` cannot hold.
         """
         flat = np.zeros(self.layout.size, self.dtype.numpy)
         self._store(array, flat)
@@ -149,7 +150,25 @@ class BufferSpec:
 
     def _store(self, array: NDArray[Any], flat: NDArray[Any]) -> None:
         self.check(array)
-        self.layout.view(flat)[...] = array
+        if array.dtype.name == "bfloat16" != self.dtype.name:
+            array = array.astype(np.float32)  # numpy notices an overflow only between its own types
+        try:
+            with np.errstate(over="raise"):
+                self.layout.view(flat)[...] = array
+        except FloatingPointError:
+            raise self._too_large(array) from None
+
+    def _too_large(self, array: NDArray[Any]) -> InputError:
+        finite = np.abs(array[np.isfinite(array)]).max()
+        largest = float(ml_dtypes.finfo(self.dtype.numpy).max)  # type: ignore[no-untyped-call]
+        way_out = (
+            "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that "
+            "is meant, as in a mask"
+        )
+        return InputError(
+            f"'{self.name}': given values up to {finite:.4g} in magnitude, {self.dtype} on the device holds up to "
+            f"{largest:.5g}; {way_out}"
+        )
 
     def check(self, array: NDArray[Any]) -> None:
         """Raises InputError where `encode` refuses an array."""

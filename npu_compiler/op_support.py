@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from npu_compiler.codegen.planner import plan_graph
@@ -14,8 +15,10 @@ from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.graph_optimizer import assign_dtypes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ir_reader import read_node
+from npu_compiler.ops.registry import canonical, definition
+from npu_compiler.ops.registry import get_supported_ops as registered_ops
 
-__all__ = ["Support", "is_op_supported", "lowers", "support_of"]
+__all__ = ["Support", "get_supported_ops", "is_op_supported", "lowers", "support_of"]
 
 
 @dataclass(frozen=True)
@@ -33,16 +36,44 @@ def is_op_supported(node: Any, target: str = "metal") -> Support:
     """Whether a node of an IR can run on a target: it is lowered to find out.
 
     Args:
-        node: The node as its JSON object, or as pytorch-ir's own `OpNode`, which gives one by `to_dict()`.
+        node: The node as its JSON object, as pytorch-ir's own `OpNode`, or as a callback of `partition` gets it. Or an
+            op's name: then the answer is whether some form of it lowers, and a node's shapes and attributes decide.
         target: ``metal`` or ``cuda``.
+
+    Raises:
+        CompileError: There is no such target.
     """
+    codegen = target_named(target)
+    if not isinstance(node, Mapping) and hasattr(node, "to_dict") and not isinstance(node, type):
+        node = node.to_dict()
+    if isinstance(node, str):
+        return _some_form(node)
     try:
         parsed, tensors = read_node(node)
     except UnsupportedOpError as error:
         return Support(False, error.reason)
     except IRError as error:
         return Support(False, str(error))
-    return support_of(parsed, tensors, target_named(target))
+    return support_of(parsed, tensors, codegen)
+
+
+def get_supported_ops(target: str = "metal") -> tuple[str, ...]:
+    """The ATen names of the ops that run on a target in some form, sorted; `is_op_supported` of a node says it exactly.
+
+    Raises:
+        CompileError: There is no such target.
+    """
+    target_named(target)
+    return registered_ops()  # what is registered lowers on every target: each op has its cases in the tests
+
+
+def _some_form(name: str) -> Support:
+    """Whether an op is registered, by its name with or without overload."""
+    if definition(canonical(name)) or any(known.startswith(f"{name}.") for known in registered_ops()):
+        return Support(True)
+    near = get_close_matches(name, registered_ops(), n=3)
+    meant = f"; near are {', '.join(near)}" if near else ""
+    return Support(False, f"no definition of an op '{name}' is registered{meant}")
 
 
 def support_of(node: OpNode, tensors: Mapping[str, TensorSpec], target: CodegenTarget) -> Support:
@@ -59,7 +90,8 @@ def lowers(node: OpNode, tensors: Mapping[str, TensorSpec], target: CodegenTarge
     graph = _alone(node, tensors)
     try:
         check_constraints(graph, target.storage_dtypes)
-        plan_graph(graph, target, {name: spec.dtype for name, spec in graph.tensors.items()}, graph.outputs)
+        dtypes = {name: spec.dtype for name, spec in graph.tensors.items()}
+        plan_graph(graph, target, dtypes, {name: dtypes[name] for name in graph.outputs})
     except UnsupportedOpError as error:
         return Support(False, error.reason)
     except IRError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from npu_compiler.codegen.target import target_named
 from npu_compiler.compiler import compute_dtype
+from npu_compiler.errors import CompileError
 from npu_compiler.graph_optimizer import assign_dtypes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ir_source import IRSource
@@ -37,16 +39,21 @@ def partition(
     Args:
         source: Path of an IR JSON file; or the IR itself: as a dict, as pytorch-ir's `IR`, or as `extract` gave it. Ops
             that the registry does not know are welcome.
-        is_op_supported: Called with the JSON object of each node that computes something; its fields are attributes
-            too, as in ``node.op_type``. Its answer is a bool, or a `Support` that carries the reason. Without it, or
-            with `npu_compiler.is_op_supported`, a node is supported where it lowers.
+        is_op_supported: Called with each node that computes something: the name of its op, which has the node's fields
+            as well, as in ``op in MY_OPS`` or ``op.attrs["dim"]``. Its answer is a bool, or a `Support` that carries
+            the reason. Without it, or with `npu_compiler.is_op_supported`, a node is supported where it lowers.
         target: Where nodes have to lower, ``metal`` or ``cuda``. With a callback, both have to agree; when omitted, the
             callback alone decides, and without one the target is ``metal``.
 
     Raises:
         IRError: The IR is malformed.
-        CompileError: There is no such target, or the callback failed.
+        CompileError: There is no such target, or the callback failed or is none.
     """
+    if is_op_supported is not None and not callable(is_op_supported):
+        raise CompileError(
+            f"given a {type(is_op_supported).__name__} as is_op_supported, expected a function of a node, such as "
+            "lambda op: op in MY_OPS; a target's name goes to target="
+        )
     if is_op_supported is lowers_on_metal:
         is_op_supported = None
     if is_op_supported is None and target is None:
@@ -67,12 +74,16 @@ def partition(
         model=graph.name,
         target=target,
         inputs=tuple(graph.tensors[name] for name in graph.inputs),
-        outputs=tuple(graph.tensors[name] for name in carried.outputs),
+        outputs=tuple(
+            replace(carried.graph.tensors[tensor], name=name)
+            for name, tensor in zip(carried.outputs, carried.graph.outputs, strict=True)
+        ),
         output_tensors=graph.outputs,
         partitions=partitions,
         transfers=_transfers(graph, partitions, device_tensors),
         weight_keys=carried.weight_keys,
         notes=graph.notes,
+        structure=graph.structure,
     )
 
 

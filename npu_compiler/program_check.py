@@ -7,8 +7,9 @@ from math import prod
 
 from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role, TensorMap
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.errors import ProgramFormatError
+from npu_compiler.errors import IRError, ProgramFormatError
 from npu_compiler.layout import BufferSpec
+from npu_compiler.output_structure import parse_structure
 from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["check_program"]
@@ -70,6 +71,11 @@ def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> No
             what = f"{buffer.role.value} buffer '{buffer.name}' of {buffer.nbytes} bytes is declared as {declared}"
             _require(declared == buffer.nbytes, origin, what)
     _require(len(inputs) == len(plan.inputs), origin, "two inputs have one name")
+    _require(len(outputs) == len(plan.outputs), origin, "two outputs have one name")
+    try:
+        parse_structure(plan.structure, len(plan.outputs))
+    except IRError as error:
+        raise ProgramFormatError(f"{origin}: {error}") from error
     for output, source in plan.state:
         known_pair = output in outputs and source in inputs and outputs[output] == inputs[source]
         _require(known_pair, origin, f"the state '{output}' is not an output in the place of an input of its size")

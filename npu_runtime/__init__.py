@@ -10,6 +10,7 @@ from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.generator import Generator
 from npu_runtime.metal_backend import MetalBackend
+from npu_runtime.model import Model, load
 from npu_runtime.weight_loader import Weights, load_weights
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "Executor",
     "Generator",
     "MetalBackend",
+    "Model",
     "NPUBuffer",
     "Weights",
+    "load",
     "load_weights",
 ]

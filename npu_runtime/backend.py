@@ -5,14 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
+from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.dtypes import DType
+from npu_compiler.dtypes import dtype as find_dtype
+from npu_compiler.errors import InputError, IRError
 from npu_compiler.layout import BufferSpec
 
 __all__ = ["Backend", "BoundPlan", "DeviceBuffer", "PreparedPlan", "Recording", "Traffic", "Transfers"]
@@ -22,6 +27,37 @@ class DeviceBuffer(ABC):
     """A piece of device memory of `nbytes` bytes."""
 
     nbytes: int
+
+    @classmethod
+    def from_numpy(
+        cls, array: Any, backend: Backend, spec: BufferSpec | None = None, dtype: str | DType | None = None
+    ) -> DeviceBuffer:
+        """The memory of `NPUBuffer.from_numpy`, which takes the same and also knows what lies in it."""
+        return backend.allocate_buffer(array, dtype, spec).data  # type: ignore[no-any-return]
+
+    def to_numpy(self, spec: BufferSpec | None = None, dtype: str | DType | None = None) -> NDArray[Any]:
+        """The content as a new array on the host.
+
+        Args:
+            spec: How the tensor in it lies there, such as ``program.output_specs[0]``; when omitted, the memory is read
+                as a flat array.
+            dtype: Data type of the array; `spec.host_dtype`, or uint8 without a `spec`, when omitted.
+
+        Raises:
+            InputError: The memory is smaller than `spec` says, or no whole number of elements, or of no such dtype.
+        """
+        try:
+            kind = None if dtype is None else find_dtype(dtype)
+        except IRError as error:
+            raise InputError(f"no array of this kind: {error}") from None
+        size = spec.nbytes if spec is not None else self.nbytes
+        if size > self.nbytes or (spec is None and kind is not None and size % kind.size):
+            wanted = f"'{spec.name}' in {size} bytes" if spec is not None else f"elements of {kind}"
+            raise InputError(f"the buffer has {self.nbytes} bytes, expected {wanted}; give the spec of what it holds")
+        content = self.reading()
+        if spec is None:
+            return content[:size].copy().view("uint8" if kind is None else kind.numpy)
+        return (spec if kind is None else replace(spec, host_dtype=kind)).decode(content[:size])
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[NDArray[np.uint8]]:
@@ -127,6 +163,8 @@ class Backend(ABC):
         name: What the device calls itself, for people.
         target: The compilation target whose programs it runs.
         transfers: The copies between host and device so far.
+        executor_class: Module and name of the class that `executor_type` gives; it is imported only then, because it
+            imports this.
         runs_ahead: Whether a recording's launch returns before it has run, so that the host may ask for the next one.
     """
 
@@ -134,6 +172,45 @@ class Backend(ABC):
     target: str
     transfers: Transfers
     runs_ahead: bool = False
+    executor_class: ClassVar[tuple[str, str]] = ("npu_runtime.executor", "Executor")
+
+    @property
+    def device(self) -> Any:
+        """The `Device` that names it."""
+        return import_module("npu_runtime.device").Device(self)
+
+    def create_executor(self, program: CompiledProgram, function: str | None = None, workspace: Any = None) -> Any:
+        """An `Executor` of a program on this device, of the kind that makes the most of it.
+
+        Args:
+            program, function, workspace: As for `Executor`.
+
+        Raises:
+            NPUError: As `Executor` does.
+        """
+        return self.executor_type()(program, self.device, function, workspace)
+
+    def executor_type(self) -> Any:
+        """The class of which `Executor(program, device)` makes an object here."""
+        module, name = self.executor_class
+        return getattr(import_module(module), name)
+
+    def allocate_buffer(self, source: Any, dtype: str | DType | None = None, spec: BufferSpec | None = None) -> Any:
+        """A tensor on this device, as an `NPUBuffer`.
+
+        Args:
+            source: An array, whose values it gets; or a shape, for zeros.
+            dtype: Data type in device memory; the array's own, or float16 for a shape, when omitted.
+            spec: How an array lies there; dense when omitted.
+
+        Raises:
+            InputError: As `NPUBuffer.from_numpy` and `NPUBuffer.zeros`.
+            OutOfMemoryError: The device has not that much memory.
+        """
+        kind = import_module("npu_runtime.buffer").NPUBuffer
+        if isinstance(source, int | tuple | list):
+            return kind.zeros(source, self, dtype=dtype or "float16")
+        return kind.from_numpy(source, self, spec, dtype)
 
     @classmethod
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -12,15 +13,16 @@ from torch_ir import IR, IRExecutor
 from torch_ir.executor import ExecutionError
 from torch_ir.ops import register_executor
 
-from npu_compiler.errors import DeviceError, WeightError
+from npu_compiler.errors import DeviceError, InputError, WeightError
 from npu_compiler.evidence import Names
 from npu_compiler.partitioner import Partition
 from npu_compiler.recipes import WeightInput
 from npu_runtime.aten_call import AtenCall
-from npu_runtime.host_tensors import to_torch
-from npu_runtime.weight_loader import check_tensor
+from npu_runtime.host_tensors import as_array, to_numpy, to_torch
+from npu_runtime.weight_loader import Source, check_names, check_tensor, open_weights
+from npu_runtime.weight_values import check_values
 
-__all__ = ["CPUProgram"]
+__all__ = ["CPUProgram", "execute_cpu_partition"]
 
 # Executors are registered under names of our own: pytorch-ir takes an executor of one overload for all others too.
 _PURE, _IN_PLACE = "npu_runtime.pure.", "npu_runtime.in_place."
@@ -60,16 +62,17 @@ class CPUProgram:
         """Tensors of the weight file that the partition reads."""
         return frozenset(weight.name for weight in self._expected if weight.name not in self._constants)
 
-    def load_weights(self, source: Mapping[str, NDArray[Any]]) -> None:
+    def load_weights(self, source: Source) -> None:
         """Takes the partition's weights, in the memory they are in where their dtype is the model's.
 
         Raises:
-            WeightError: A tensor has another shape or dtype than the model declares.
+            WeightError: A tensor has another shape or dtype than the model declares, or holds NaN.
         """
         weights = dict(self._constants)
         for expected in self._expected:
             if expected.name not in weights:
                 array = check_tensor(expected, source[expected.name])
+                check_values(expected.name, array)
                 weights[expected.name] = to_torch(array).to(getattr(torch, expected.dtype))
         self._weights = weights
 
@@ -107,6 +110,38 @@ class CPUProgram:
     def _input(value: NDArray[Any] | torch.Tensor, kind: torch.dtype) -> torch.Tensor:
         tensor = value if isinstance(value, torch.Tensor) else to_torch(value)
         return tensor.to(kind)
+
+
+def execute_cpu_partition(
+    partition: Partition, inputs: Mapping[str, Any], weights: Source | str | os.PathLike[str] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Runs one partition on the CPU, once. `DAGExecutor` binds its partitions once for all runs instead.
+
+    Args:
+        partition: One of a plan's partitions; of those for the device, the ops have to be PyTorch's own.
+        inputs: Its inputs by name, as arrays or tensors.
+        weights: What `DAGExecutor.load_weights` takes; may be omitted where the partition reads none.
+
+    Returns:
+        Its outputs by name.
+
+    Raises:
+        InputError: It is no partition, or an input is missing.
+        WeightError: As `DAGExecutor.load_weights`.
+        UnsupportedOpError, DeviceError: As `CPUProgram`.
+    """
+    if not isinstance(partition, Partition):
+        raise InputError(f"given a {type(partition).__name__}, expected a Partition, such as plan.partitions[0]")
+    if not isinstance(inputs, Mapping) or not set(partition.inputs) <= inputs.keys():
+        given = ", ".join(map(str, inputs)) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
+        raise InputError(f"given the inputs {given or 'none'}, expected arrays by name: {', '.join(partition.inputs)}")
+    program = CPUProgram(partition)
+    if program.weight_names:
+        source = open_weights(weights if weights is not None else {})
+        check_names(program.weight_names, source)
+        program.load_weights(source)
+    results = program.run({name: as_array(inputs[name], f"input '{name}'") for name in partition.inputs})
+    return {name: to_numpy(tensor) for name, tensor in results.items()}
 
 
 def _apart(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, MissingDependencyError, TargetMismatchError, WeightError
 from npu_compiler.layout import BufferSpec
-from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.partitioner import Partition, PartitionPlan
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_run import DAGRun, Lifetimes
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
-from npu_runtime.safetensors_file import open_safetensors
+from npu_runtime.host_tensors import as_array
 from npu_runtime.state_guard import exclusive_use
-from npu_runtime.weight_loader import Weights, check_names, load_weights
+from npu_runtime.weight_loader import Source, Weights, check_names, load_weights, open_weights
 from npu_runtime.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DAGExecutor", "DAGFunction"]
 
+CompileFunction = Callable[[Mapping[str, Any]], CompiledProgram]
 _MAIN = "main"
 
 
@@ -92,12 +93,20 @@ class DAGExecutor:
         functions: The plans, ready to run, by name; a lone plan is called ``main``.
     """
 
-    def __init__(self, plan: PartitionPlan | Mapping[str, PartitionPlan], backend: Backend | Device) -> None:
+    def __init__(
+        self,
+        plan: PartitionPlan | Mapping[str, PartitionPlan],
+        backend: Backend | Device | str | None = None,
+        compile_fn: CompileFunction | None = None,
+    ) -> None:
         """Compiles the partitions for the device, all as functions of one program, and binds those for the CPU.
 
         Args:
             plan: What `npu_compiler.partition` gave; or several plans by name, whose weights are then held once.
-            backend: The device to run on, such as ``MetalBackend()`` or ``Device("cuda")``.
+            backend: The device to run on, such as ``MetalBackend()``, ``Device("cuda")`` or its name; when omitted the
+                best one of the machine that runs programs for the target of the plan.
+            compile_fn: What compiles the partitions for the device, such as `cuda_compiler.compile_subgraph`: called
+                with the IR of each, it gives its program. When omitted `npu_compiler.compile` makes one program of all.
 
         Raises:
             TargetMismatchError: A plan was made for another target.
@@ -106,29 +115,25 @@ class DAGExecutor:
             MissingDependencyError: A plan has partitions for the CPU and PyTorch is not installed.
             DeviceError: The device has too little memory, or refuses a kernel.
         """
-        if not isinstance(backend, (Backend, Device)):
-            raise InputError(f"given a {type(backend).__name__}, expected a backend or a Device; Device() is the best")
-        self.device = backend if isinstance(backend, Device) else Device(backend)
-        plans = {_MAIN: plan} if isinstance(plan, PartitionPlan) else dict(plan)
-        if not plans:
-            raise InputError("given no plan, expected at least one; npu_compiler.partition makes one")
+        plans = _plans(plan)
+        self.device = Device.of(backend, next((each.target for each in plans.values() if each.target), None))
         for each in plans.values():
             self._check_target(each)
         cpu_programs = {name: _cpu_programs(each) for name, each in plans.items()}
         parts = {
-            f"{name}.{part.index}": part.ir
+            _part_name(name, part): part.ir
             for name, each in plans.items()
             for part in each.partitions
             if part.on_device
         }
         self._workspace = Workspace(self.device.backend)
-        self._program = compile(parts, self.device.target) if parts else None
+        self._programs = _compiled(parts, self.device.target, compile_fn)
         self.functions = {
             name: DAGFunction(each, self._executors(name, each), cpu_programs[name]) for name, each in plans.items()
         }
-        self._weights: Weights | None = None
+        self._weights: dict[str, Weights] = {}
         self._returned_weights: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self.functions}
-        self._weights_loaded = not self._weight_names()
+        self._weights_loaded = not self.weight_names
 
     @property
     def main(self) -> DAGFunction:
@@ -149,36 +154,34 @@ class DAGExecutor:
         """For each input of `main` that the device reads, how it lies there: the spec for an `NPUBuffer` of it."""
         return self.main.input_specs
 
-    def load_weights(self, weights: Mapping[str, NDArray[Any]] | str | os.PathLike[str]) -> None:
+    def load_weights(self, weights: Source | str | os.PathLike[str]) -> None:
         """Loads the weights, once for all runs: to the device what the device reads, into PyTorch what the CPU reads.
 
         Args:
-            weights: numpy arrays by the names of the IR, or a ``.safetensors`` file or a folder with one. Arrays that
-                the CPU reads are used where they lie.
+            weights: Arrays or tensors by the names of the IR, such as ``model.state_dict()``, or a ``.safetensors``
+                file or a folder with one. Arrays that the CPU reads are used where they lie.
 
         Raises:
-            WeightError: A tensor is missing, or has another shape or dtype than the model declares.
+            WeightError: A tensor is missing, has another shape or dtype than the model declares, or holds NaN.
             OutOfMemoryError: The device has too little memory.
         """
-        source = weights if isinstance(weights, Mapping) else open_safetensors(Path(weights))
-        check_names(self._weight_names(), source)
-        if self._program is not None:
-            self._weights = load_weights(source, self._program, self.device)
+        source = open_weights(weights)
+        check_names(self.weight_names, source)
+        loaded = {id(program): load_weights(source, program, self.device) for program in self._distinct_programs()}
+        self._weights = {part: loaded[id(program)] for part, (program, _) in self._programs.items()}
         for function in self.functions.values():
             for program in function.cpu_programs.values():
                 program.load_weights(source)
         self._returned_weights = {
-            name: {weight: source[key] for weight, key in function.returned_weights.items()}
+            name: {weight: as_array(source[key], f"'{key}'") for weight, key in function.returned_weights.items()}
             for name, function in self.functions.items()
         }
         self._weights_loaded = True
 
-    def execute(
-        self, inputs: Mapping[str, NDArray[Any] | NPUBuffer], function: str | None = None
-    ) -> dict[str, NDArray[Any] | NPUBuffer]:
+    def execute(self, inputs: Mapping[str, Any], function: str | None = None) -> dict[str, NDArray[Any] | NPUBuffer]:
         """Runs the model once.
 
-        An input may be a numpy array of the shape and dtype that the model declares (any floating-point type where
+        An input may be an array or tensor of the shape and dtype that the model declares (any floating-point type where
         that is one), or an `NPUBuffer` of the spec in `input_specs`. A buffer that the model updates in place, such as
         a KV cache, is updated where it lies, and never leaves the device: the output that takes its place is an
         `NPUBuffer` too, of the same memory unless a later partition still reads the old value. An array is not changed.
@@ -197,12 +200,14 @@ class DAGExecutor:
             DeviceError: The device failed, or PyTorch refused an operation.
         """
         name = self._main_name if function is None else function
-        if name not in self.functions:
-            raise InputError(f"given the function '{name}', expected one of {', '.join(self.functions)}")
+        if not isinstance(name, str) or name not in self.functions:
+            raise InputError(f"given the function {name!r:.60}, expected one of {', '.join(self.functions)}")
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"given a {type(inputs).__name__} as inputs, expected a mapping of names to arrays")
         chosen = self.functions[name]
         if not self._weights_loaded:
             raise WeightError(
-                f"'{chosen.plan.model}' has {len(self._weight_names())} weights and none were loaded; call load_weights"
+                f"'{chosen.plan.model}' has {len(self.weight_names)} weights and none were loaded; call load_weights"
             )
         buffers = {name: value for name, value in inputs.items() if isinstance(value, NPUBuffer)}
         _check_sharing(buffers, chosen.state)
@@ -211,7 +216,7 @@ class DAGExecutor:
             run.take(inputs, chosen.input_specs)
             for part in chosen.plan.partitions:
                 if part.on_device:
-                    run.on_device(part, chosen.executors[part.index], self._weights)
+                    run.on_device(part, chosen.executors[part.index], self._weights.get(_part_name(name, part)))
                 else:
                     run.on_cpu(part, chosen.cpu_programs[part.index])
             return run.results()
@@ -224,20 +229,65 @@ class DAGExecutor:
             )
 
     def _executors(self, name: str, plan: PartitionPlan) -> dict[int, Executor]:
-        if self._program is None:
-            return {}
-        indices = [part.index for part in plan.partitions if part.on_device]
-        return {index: Executor(self._program, self.device, f"{name}.{index}", self._workspace) for index in indices}
+        executors = {}
+        for part in plan.partitions:
+            if part.on_device:
+                program, function = self._programs[_part_name(name, part)]
+                executors[part.index] = Executor(program, self.device, function, self._workspace)
+        return executors
 
-    def _weight_names(self) -> frozenset[str]:
+    def _distinct_programs(self) -> list[CompiledProgram]:
+        return list({id(program): program for program, _ in self._programs.values()}.values())
+
+    @cached_property
+    def weight_names(self) -> frozenset[str]:
         """Tensors of the weight file that the functions need."""
         names: set[str] = set()
-        if self._program is not None:
-            names.update(item.name for recipe in self._program.recipes for item in recipe.inputs)
+        for program in self._distinct_programs():
+            names.update(item.name for recipe in program.recipes for item in recipe.inputs)
         for function in self.functions.values():
             names.update(function.returned_weights.values())
             names.update(*(program.weight_names for program in function.cpu_programs.values()))
         return frozenset(names)
+
+
+def _plans(given: object) -> dict[str, PartitionPlan]:
+    """The plans by name; a lone one is called ``main``."""
+    plans: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {_MAIN: given}
+    if not plans:
+        raise InputError("given no plan, expected at least one; npu_compiler.partition makes one")
+    for plan in plans.values():
+        if not isinstance(plan, PartitionPlan):
+            raise InputError(
+                f"given a {type(plan).__name__} as plan, expected a PartitionPlan, or several by name; "
+                "npu_compiler.partition(ir) makes one"
+            )
+    return plans
+
+
+def _part_name(plan: str, part: Partition) -> str:
+    return f"{plan}.{part.index}"
+
+
+def _compiled(
+    parts: Mapping[str, Mapping[str, Any]], target: str, compile_fn: CompileFunction | None
+) -> dict[str, tuple[CompiledProgram, str | None]]:
+    """For each partition its program, and the function of it."""
+    if compile_fn is None:
+        program = compile(parts, target) if parts else None
+        return {name: (program, name) for name in parts} if program is not None else {}
+    if not callable(compile_fn):
+        raise InputError(f"given a {type(compile_fn).__name__} as compile_fn, expected a function of a partition's IR")
+    programs: dict[str, tuple[CompiledProgram, str | None]] = {}
+    for name, ir in parts.items():
+        made = compile_fn(ir)
+        if not isinstance(made, CompiledProgram):
+            raise InputError(
+                f"compile_fn, called for the partition '{name}', returned a {type(made).__name__}, expected a "
+                "CompiledProgram, as npu_compiler.compile gives one"
+            )
+        programs[name] = (made, None)
+    return programs
 
 
 def _check_sharing(buffers: Mapping[str, NPUBuffer], updated: frozenset[str]) -> None:
@@ -258,8 +308,8 @@ def _cpu_programs(plan: PartitionPlan) -> dict[int, CPUProgram]:
             count = sum(len(part.nodes) for part in parts)
             raise MissingDependencyError(
                 f"{count} nodes of '{plan.model}' run on the CPU, which needs the package '{module}', and it is not "
-                "installed; install the extra that has it: pip install 'npu-compiler[torch]', or see plan.report() for "
-                "what keeps them off the device"
+                "installed; the extra 'torch' has it: pip install 'npu-compiler[torch]', with uv add --extra torch to "
+                "the other extras; plan.report() says what keeps them off the device"
             )
     from npu_runtime.cpu_fallback import CPUProgram
 

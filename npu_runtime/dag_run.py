@@ -17,6 +17,7 @@ from npu_compiler.partitioner import Partition, PartitionPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
+from npu_runtime.host_tensors import as_array, is_array
 from npu_runtime.weight_loader import Weights
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class DAGRun:
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         self._outputs = frozenset(plan.output_tensors)
 
-    def take(self, inputs: Mapping[str, Array | NPUBuffer], specs: Mapping[str, BufferSpec]) -> None:
+    def take(self, inputs: Mapping[str, Any], specs: Mapping[str, BufferSpec]) -> None:
         """Takes the caller's inputs; `specs` has those that the device reads.
 
         Raises:
@@ -129,7 +130,7 @@ class DAGRun:
             if name in self._resident:
                 found[spec.name] = self._buffers[name][0]
             else:
-                found[spec.name] = np.asarray(_as_array(self._host[name]), dtype=spec.dtype.numpy, order="C")
+                found[spec.name] = np.asarray(as_array(self._host[name]), dtype=spec.dtype.numpy, order="C")
         return found
 
     def _buffer(self, spec: BufferSpec) -> NPUBuffer:
@@ -137,10 +138,12 @@ class DAGRun:
         present = self._buffers.setdefault(spec.name, [])
         fitting = next((buffer for buffer in present if buffer.fits(spec)), None)
         if fitting is None:
-            source = present[0].to_numpy() if present else _as_array(self._host[spec.name])
-            # What the CPU made is stored as the device would store it: the lowest float32 of a mask becomes -inf.
-            with np.errstate(over="warn" if spec.name in self._inputs else "ignore"):
-                fitting = NPUBuffer.from_numpy(source, self._device, spec)
+            source = present[0].to_numpy() if present else as_array(self._host[spec.name])
+            if spec.name not in self._inputs and spec.dtype.is_float:
+                # What the CPU made is stored as the device would store it: the lowest float32 of a mask becomes -inf.
+                with np.errstate(over="ignore"):
+                    source = source.astype(spec.dtype.numpy, copy=False)
+            fitting = NPUBuffer.from_numpy(source, self._device, spec)
             present.append(fitting)
         return fitting
 
@@ -174,13 +177,13 @@ class DAGRun:
 
 
 def _checked_array(value: object, declared: TensorSpec) -> Array:
-    if not isinstance(value, np.ndarray):
+    if not is_array(value):
         raise InputError(
-            f"input '{declared.name}': given a {type(value).__name__}, expected a numpy array or an NPUBuffer; "
-            "tensor.numpy() makes an array"
+            f"input '{declared.name}': given a {type(value).__name__}, expected an array, a tensor or an NPUBuffer"
         )
-    _check(value.shape, value.dtype.name, declared)
-    return value
+    array = as_array(value, f"input '{declared.name}'")
+    _check(array.shape, array.dtype.name, declared)
+    return array
 
 
 def _check(shape: tuple[int, ...], kind: str, declared: TensorSpec) -> None:
@@ -202,14 +205,6 @@ def _is_float(kind: str) -> bool:
         return dtype(kind).is_float
     except IRError:
         return False
-
-
-def _as_array(value: HostTensor) -> Array:
-    if isinstance(value, np.ndarray):
-        return value
-    from npu_runtime.host_tensors import to_numpy  # imported only where PyTorch made the tensor
-
-    return to_numpy(value)
 
 
 def _names(names: object) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import NamedTuple
 
-from npu_compiler.errors import DeviceError, MissingDependencyError, NPUError
+from npu_compiler.errors import DeviceError, InputError, MissingDependencyError, NPUError
 from npu_runtime.backend import Backend
 
 __all__ = ["DEVICE_NAMES", "Device"]
@@ -53,7 +53,12 @@ class Device:
         Raises:
             DeviceError: No such device, here or anywhere.
             MissingDependencyError: A package that the device needs is not installed.
+            InputError: `which` is something else.
         """
+        value: object = which
+        if value is not None and not isinstance(value, str | Backend):
+            given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            raise InputError(f"given {given}, expected a backend or a Device, or a device's name; Device() is the best")
         if isinstance(which, Backend):
             self.name, self.backend = which.name, which
         elif which is None:
@@ -61,6 +66,24 @@ class Device:
         else:
             self.name, self.backend = which, _open(*_parse(which))
         self.target = self.backend.target
+
+    @classmethod
+    def of(cls, given: Device | Backend | str | None, target: str | None = None) -> Device:
+        """The device that a caller means.
+
+        Args:
+            given: A device, a backend that is open, or a device's name; None for the best device of the machine.
+            target: The target whose programs the best device has to run; any when omitted.
+
+        Raises:
+            DeviceError: There is no such device.
+            InputError: It is none of these.
+        """
+        if isinstance(given, Device):
+            return given
+        if given is None and target is not None:
+            return cls.for_target(target)
+        return cls(given)
 
     @classmethod
     def for_target(cls, target: str) -> Device:

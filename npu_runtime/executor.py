@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any, Self
+
+from numpy.typing import NDArray
 
 from npu_compiler.codegen.plan import ExecutionPlan, Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
 from npu_compiler.layout import BufferSpec
-from npu_runtime.backend import BoundPlan, DeviceBuffer
+from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.host_tensors import is_array
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
@@ -30,10 +34,20 @@ class Executor:
         plan: What it replays; of each choice in the program, what this device takes.
     """
 
+    def __new__(
+        cls, program: CompiledProgram, device: Device | Backend | str | None = None, *args: Any, **options: Any
+    ) -> Self:
+        """An executor of the kind that the device has, where no other is named."""
+        if cls is not Executor:
+            return super().__new__(cls)
+        check_program_type(program)
+        kind: type[Self] = Device.of(device, program.target).backend.executor_type()
+        return super().__new__(kind)
+
     def __init__(
         self,
         program: CompiledProgram,
-        device: Device,
+        device: Device | Backend | str | None = None,
         function: str | None = None,
         workspace: Workspace | None = None,
     ) -> None:
@@ -41,20 +55,25 @@ class Executor:
 
         Args:
             program: The program.
-            device: The device to run on.
+            device: The device to run on, or its name, or a backend; when omitted the best one of the machine that runs
+                programs of this target.
             function: Which of the program's functions; ``main``, or the only one, when omitted.
             workspace: Memory for intermediate tensors on this device. Executors that share one need less, and wait for
                 each other; when omitted it has its own.
 
         Raises:
             TargetMismatchError: The program was compiled for another target.
-            InputError: The program has no such function.
+            InputError: The program has no such function, or an argument is something else.
             DeviceError: The device cannot run a step, or has too little memory.
         """
+        check_program_type(program)
+        device = Device.of(device, program.target)
         if program.target != device.target:
+            wanted = device.target
             raise TargetMismatchError(
                 f"'{program.model}' was compiled for the target '{program.target}', {device!r}; compile it again: "
-                f"npu_compiler.compile(ir, target='{device.target}') or `npu compile IR.json --target {device.target}`"
+                f"npu_compiler.compile(ir, target='{wanted}') or `npu compile IR.json --target {wanted}`, or leave out "
+                "the device for the best one that runs this program"
             )
         self.device = device
         self._backend = device.backend
@@ -68,11 +87,12 @@ class Executor:
         self._weights: Weights | None = None  # the last that were checked
         self._lock = self._workspace.lock
 
-    def run(self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None) -> dict[str, NPUBuffer]:
+    def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs once and waits for the result.
 
         Args:
-            inputs: A buffer for each input, by name. An input that the program updates in place changes.
+            inputs: For each input by name a buffer, or a host array as `NPUBuffer.from_numpy` takes it. A buffer that
+                the program updates in place changes; an array does not.
             weights: What `load_weights` gave for this program; may be omitted when it has none.
 
         Returns:
@@ -85,20 +105,57 @@ class Executor:
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
+        inputs = self.upload(inputs)
         with self._lock:
             buffers, outputs = self._bind(inputs, weights)
             with self._updating(inputs):
                 self._prepared.run(buffers)
         return outputs
 
+    def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
+        """Runs once, and gives the outputs as arrays on the host.
+
+        States updated in place stay where they are, and are not among them.
+
+        Args:
+            inputs: As for `run`.
+            weights: As for `run`.
+
+        Raises:
+            NPUError: As `run` does.
+        """
+        outputs = self.run(inputs, weights)
+        return {name: output.to_numpy() for name, output in outputs.items() if name not in self._state}
+
     def run_timed(
-        self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None
+        self, inputs: Mapping[str, Any], weights: Weights | None = None
     ) -> tuple[dict[str, NPUBuffer], list[float]]:
         """Runs as `run` does, one step at a time: the outputs, and the seconds of each step on the device."""
+        inputs = self.upload(inputs)
         with self._lock:
             buffers, outputs = self._bind(inputs, weights)
             with self._updating(inputs):
                 return outputs, self._prepared.run_timed(buffers)
+
+    def upload(self, inputs: Mapping[str, Any]) -> dict[str, NPUBuffer]:
+        """The inputs with a buffer in the place of each host array; what is no array stays, and `run` refuses it.
+
+        Raises:
+            InputError: An array does not fit its input.
+        """
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                f"given a {type(inputs).__name__} as inputs, expected a mapping of names to buffers or arrays; "
+                f"the inputs are {_names(self._inputs)}"
+            )
+        return {name: self._adopted(name, value) for name, value in inputs.items()}
+
+    def _adopted(self, name: str, value: Any) -> NPUBuffer:
+        """An input on the device."""
+        spec = self._inputs.get(name)
+        if spec is None or isinstance(value, NPUBuffer) or not is_array(value):
+            return value  # type: ignore[no-any-return]  # checked, with every other input, when bound
+        return NPUBuffer.from_numpy(value, self.device, spec)
 
     def bind(
         self, inputs: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer], weights: Weights | None = None
@@ -179,7 +236,9 @@ class Executor:
     def _check_buffer(self, what: str, given: object, spec: BufferSpec) -> None:
         remedy = "NPUBuffer.from_numpy(array, device, spec=spec) with the spec from program.input_specs"
         if not isinstance(given, NPUBuffer):
-            raise InputError(f"{what}: given a {type(given).__name__}, expected an NPUBuffer; make one by {remedy}")
+            raise InputError(
+                f"{what}: given a {type(given).__name__}, expected an array or an NPUBuffer; make one by {remedy}"
+            )
         if not self._backend.shares_memory_with(given.device.backend):
             raise InputError(
                 f"{what}: given a buffer on {given.device!r}, expected one on {self.device!r}; make it by {remedy}"
@@ -196,6 +255,8 @@ class Executor:
         remedy = "load them by load_weights(path, program, device)"
         if weights is None:
             raise WeightError(f"given no weights, expected {len(needed)}; {remedy}")
+        if not isinstance(weights, Weights):
+            raise WeightError(f"given a {type(weights).__name__} as weights, expected Weights; {remedy}")
         if not self._backend.shares_memory_with(weights.backend):
             raise WeightError(f"given weights on {weights.backend.name}, expected them on {self.device!r}; {remedy}")
         wrong = [name for name, nbytes in needed.items() if name not in weights or weights[name].nbytes != nbytes]
@@ -211,6 +272,15 @@ class Executor:
         self._weights = weights
 
 
+def check_program_type(program: object) -> None:
+    """Refuses what is no compiled program, such as a path."""
+    if not isinstance(program, CompiledProgram):
+        raise InputError(
+            f"given a {type(program).__name__} as program, expected a CompiledProgram; CompiledProgram.load(path) "
+            "reads one and npu_compiler.compile(ir) makes one"
+        )
+
+
 def choose_function(program: CompiledProgram, function: str | None) -> ExecutionPlan:
     """The plan of a program's function; of ``main``, or of the only one, where no name is given.
 
@@ -219,8 +289,8 @@ def choose_function(program: CompiledProgram, function: str | None) -> Execution
     """
     if function is None:
         return program.main
-    if function not in program.functions:
-        raise InputError(f"given the function '{function}', expected one of {_names(program.functions)}")
+    if not isinstance(function, str) or function not in program.functions:
+        raise InputError(f"given the function {function!r:.60}, expected one of {_names(program.functions)}")
     return program.functions[function]
 
 

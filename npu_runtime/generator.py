@@ -165,7 +165,11 @@ class Generator:
             WeightError: The weights are missing or another model's.
             DeviceError: There is no such device, or it has too little memory.
         """
-        chosen = device if isinstance(device, Device) else Device(device)
+        if not isinstance(folder, str | os.PathLike):
+            raise InputError(
+                f"given a {type(folder).__name__} as folder, expected the path of one that `npu extract-llm` made"
+            )
+        chosen = Device.of(device)
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(Path(folder))
         self.model = LanguageModel(Path(folder), chosen, program, plans)
         self._decoding = decoding

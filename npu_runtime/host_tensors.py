@@ -1,52 +1,160 @@
-"""numpy arrays as torch tensors and back, in the same memory wherever both can name it."""
+"""Arrays of any library as numpy arrays and back, in the same memory wherever both can name it.
+
+PyTorch is imported only where one of its tensors is asked for: what was given one has imported it already.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-__all__ = ["to_numpy", "to_torch"]
+from npu_compiler.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["as_array", "from_device", "is_array", "like", "on_host", "to_numpy", "to_torch"]
+
+Array = NDArray[Any]
 
 # numpy knows these from ml_dtypes, torch has its own; between them the bits travel as integers.
 _FOREIGN_TO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-_INTEGERS = {1: (np.uint8, torch.uint8), 2: (np.int16, torch.int16)}
+_INTEGERS = {1: "uint8", 2: "int16"}
+_CPU = (1, 3)  # DLPack's numbers of memory that the host reads: its own, and what is pinned in it
+_TAKEN = "a numpy array, a tensor of torch, or anything else with __array__, DLPack or the buffer protocol"
 
 
-def to_torch(array: NDArray[Any]) -> torch.Tensor:
+def is_array(value: object) -> bool:
+    """Whether `as_array` can make a numpy array of it."""
+    if isinstance(value, type):
+        return False
+    return isinstance(value, np.ndarray | np.generic | memoryview | bytearray) or any(
+        hasattr(value, name) for name in ("__array__", "__dlpack__", "__buffer__")
+    )
+
+
+def on_host(value: Any) -> bool:
+    """Whether the memory of an array is the host's; what does not say where it lies is."""
+    if _is_torch(value):
+        return bool(value.device.type == "cpu")
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[0]) in _CPU
+    return not hasattr(value, "__cuda_array_interface__")
+
+
+def as_array(value: Any, what: str = "the array") -> Array:
+    """The value as a numpy array, bfloat16 included; in its own memory where numpy can read that.
+
+    Args:
+        value: An array or tensor, on the host or on a device.
+        what: What it is for, for messages.
+
+    Raises:
+        InputError: It is no array, or has a dtype or a layout that numpy has not.
+    """
+    if type(value) is np.ndarray:
+        return value
+    if not is_array(value):
+        raise InputError(f"{what}: given a {type(value).__name__}, expected {_TAKEN}")
+    try:
+        array = to_numpy(value) if _is_torch(value) else _converted(value)
+    except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{what}: given a {type(value).__name__} that numpy cannot read ({_first_line(error)}); give a dense "
+            "tensor with values, copied to the host"
+        ) from error
+    if array.dtype == object:
+        raise InputError(f"{what}: given a {type(value).__name__} of objects, expected numbers")
+    return array
+
+
+def like(array: Array, example: Any) -> Any:
+    """The array in the library of `example` and on its device; in the array's own memory where that is the host."""
+    if _is_torch(example):
+        return to_torch(array).to(example.device)
+    if _is_cupy(example):
+        return sys.modules["cupy"].asarray(array)
+    if not isinstance(example, np.ndarray) and hasattr(example, "__array_namespace__"):
+        return example.__array_namespace__().asarray(array)
+    return array
+
+
+def from_device(tensor: Any, kind: str, example: Any) -> Any:
+    """A tensor of a GPU in the library of `example`, which lies on that GPU; copied only to be converted.
+
+    Args:
+        tensor: Anything with DLPack.
+        kind: Name of the data type that it shall have, where torch or CuPy takes it.
+        example: A tensor of that library.
+    """
+    if _is_torch(example):
+        torch = sys.modules["torch"]
+        return torch.from_dlpack(tensor).to(example.device, getattr(torch, kind))
+    if _is_cupy(example):
+        return tensor.array.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind, copy=False)
+    return example.__array_namespace__().from_dlpack(tensor)
+
+
+def to_torch(array: Array) -> torch.Tensor:
     """The array as a tensor. The two share memory, unless the array's strides are none that torch has.
 
     A read-only array is shared too: whoever computes in place has to work on a copy.
     """
+    import torch
+
     if array.dtype.name in _FOREIGN_TO_NUMPY:
-        bits, _ = _INTEGERS[array.dtype.itemsize]
         kind: torch.dtype = getattr(torch, array.dtype.name)
-        return to_torch(array.view(bits)).view(kind)
+        return to_torch(array.view(_INTEGERS[array.dtype.itemsize])).view(kind)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or not array.dtype.isnative:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array if array.flags.writeable else _writable(array))
 
 
-def _writable(array: NDArray[Any]) -> NDArray[Any]:
+def _writable(array: Array) -> Array:
     """The same memory under another name: torch warns of arrays that it may not write, and never writes these."""
     if not array.flags.c_contiguous or array.size == 0:
         return np.array(array, order="C")
     memory = (ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data)
     memory.owner = array  # type: ignore[attr-defined]  # keeps the memory alive
-    shared: NDArray[Any] = np.frombuffer(memoryview(memory), array.dtype)
+    shared: Array = np.frombuffer(memoryview(memory), array.dtype)
     return shared.reshape(array.shape)
 
 
-def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+def to_numpy(tensor: torch.Tensor) -> Array:
     """The tensor as an array that shares its memory."""
+    import torch
+
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
     if name in _FOREIGN_TO_NUMPY:
-        _, bits = _INTEGERS[tensor.element_size()]
+        bits: torch.dtype = getattr(torch, _INTEGERS[tensor.element_size()])
         return tensor.view(bits).numpy().view(getattr(ml_dtypes, name))
-    array: NDArray[Any] = tensor.numpy()
+    array: Array = tensor.numpy()
     return array
+
+
+def _converted(value: Any) -> Array:
+    if _is_cupy(value):
+        return np.asarray(value.get())
+    if hasattr(value, "__array__") or not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
+    return np.from_dlpack(value)
+
+
+def _is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_cupy(value: object) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")

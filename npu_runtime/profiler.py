@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall
+from npu_compiler.errors import InputError
 from npu_runtime.backend import Traffic
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.executor import Executor
@@ -73,13 +75,17 @@ class Profiler:
     """
 
     def __init__(self, executor: Executor) -> None:
+        if not isinstance(executor, Executor):
+            raise InputError(
+                f"given a {type(executor).__name__}, expected an Executor; Executor(program) makes one of a program"
+            )
         self._executor = executor
         self._transfers = executor.device.backend.transfers
         self._before = deepcopy(self._transfers)
         self._kernels: dict[str, KernelProfile] = {}
         self._runs: list[float] = []
 
-    def run(self, inputs: Mapping[str, NPUBuffer], weights: Weights | None = None) -> dict[str, NPUBuffer]:
+    def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs the program as `Executor.run` does, twice: as a whole, then step by step, each step timed by the device.
 
         A state that the program updates in place is updated once: the first run has a copy of it.
@@ -115,7 +121,7 @@ class Profiler:
 
         Console().print(_table(self.profile()))
 
-    def _spare(self, name: str, buffer: NPUBuffer) -> NPUBuffer:
+    def _spare(self, name: str, buffer: Any) -> Any:
         """A copy of an input that the program updates in place; any other input as it is."""
         if name not in {source for _, source in self._executor.plan.state} or not isinstance(buffer, NPUBuffer):
             return buffer

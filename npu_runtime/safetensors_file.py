@@ -1,16 +1,20 @@
-"""Reads safetensors files without copying: numpy arrays that lie in the mapped file.
+"""Reads safetensors files, a tensor at a time.
 
 The format: eight bytes with the length of a JSON header, the header, the data. The header gives each tensor's dtype,
-shape and place in the data. It is read here because the `safetensors` package gives numpy copies.
+shape and place in the data. It is read here because the
+`safetensors` package maps the file, and gives numpy no bfloat16.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
+import os
+import stat
+import weakref
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,7 @@ __all__ = ["SafetensorsFile", "ShardedFiles", "open_safetensors"]
 
 _LENGTH_BYTES = 8
 _MAX_HEADER = 100_000_000  # the format's own limit
+_MAX_READ = 1 << 30  # of one call; systems take less than 2 GiB
 _BY_NAME = {kind.safetensors: kind for kind in dtypes.ALL}
 _INDEX = "*.safetensors.index.json"
 
@@ -49,32 +54,40 @@ def open_safetensors(path: Path) -> Tensors:
 
 
 class SafetensorsFile(Mapping[str, NDArray[Any]]):
-    """The tensors of one file, read-only. The file stays mapped as long as an array of it lives."""
+    """The tensors of one file, by name; each is read when it is asked for, into memory of its own.
+
+    The file is not mapped: where somebody truncates a file, a mapping of it ends the process.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Maps `path` and reads its header.
+        """Opens `path` and reads its header.
 
         Raises:
             WeightError: It cannot be read, is truncated, or is no safetensors file.
         """
         self.path = path
         try:
-            with path.open("rb") as file:
-                length = path.stat().st_size
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if length else b""
-        except OSError as error:
-            raise WeightError(
-                f"cannot read '{path}': {error.strerror}; give the path of a .safetensors file"
-            ) from error
+            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise WeightError(f"cannot read '{path}': {reason}; give the path of a .safetensors file") from error
+        weakref.finalize(self, os.close, self._file)
+        status = os.fstat(self._file)
+        if not stat.S_ISREG(status.st_mode):
+            raise WeightError(f"'{path}' is no regular file, expected one; give the path of a .safetensors file")
+        self._length, self._changed = status.st_size, status.st_mtime_ns
+        self._lock = Lock()
         self._entries, self._start = self._read_header()
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
-        length = int.from_bytes(self._data[:_LENGTH_BYTES], "little")
+        if self._length < _LENGTH_BYTES:
+            raise self._damaged(f"{self._length} bytes")
+        length = int.from_bytes(self._read(0, _LENGTH_BYTES).tobytes(), "little")
         start = _LENGTH_BYTES + length
-        if len(self._data) < _LENGTH_BYTES or length > _MAX_HEADER or start > len(self._data):
-            raise self._damaged(f"{len(self._data)} bytes with a header of {length}")
+        if length > _MAX_HEADER or start > self._length:
+            raise self._damaged(f"{self._length} bytes with a header of {length}")
         try:
-            header = json.loads(self._data[_LENGTH_BYTES:start])
+            header = json.loads(self._read(_LENGTH_BYTES, length).tobytes())
         except (ValueError, RecursionError) as error:
             raise self._damaged(f"a header that is not JSON ({error})") from error
         if not isinstance(header, dict):
@@ -82,13 +95,39 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
         header.pop("__metadata__", None)
         return header, start
 
+    def _read(self, start: int, count: int) -> NDArray[np.uint8]:
+        """`count` bytes of the file from `start` on."""
+        content = np.empty(count, np.uint8)
+        done, error = 0, ""
+        try:
+            while done < count:
+                got = self._read_into(content.data[done : done + _MAX_READ], start + done)
+                if not got:
+                    break
+                done += got
+        except OSError as failure:
+            error = f"reading fails: {failure.strerror}"
+        if not error and (done < count or os.fstat(self._file).st_mtime_ns != self._changed):
+            error = "it was changed while it was read"
+        if error:
+            raise WeightError(f"'{self.path}': {error}; load the weights again once the file is whole")
+        return content
+
+    def _read_into(self, memory: memoryview, start: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file, [memory], start)
+        with self._lock:  # without positioned reads, as on Windows
+            os.lseek(self._file, start, os.SEEK_SET)
+            data = os.read(self._file, len(memory))
+        memory[: len(data)] = data
+        return len(data)
+
     def _damaged(self, what: str) -> WeightError:
         return WeightError(f"'{self.path}' is no whole safetensors file: {what}; copy or download it again")
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         kind, shape, begin = self._place(name, self._entries[name])
-        flat = np.frombuffer(self._data, kind.numpy, prod(shape), self._start + begin) if prod(shape) else None
-        return np.zeros(shape, kind.numpy) if flat is None else flat.reshape(shape)
+        return self._read(self._start + begin, prod(shape) * kind.size).view(kind.numpy).reshape(shape)
 
     def _place(self, name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int]:
         """Dtype, shape and offset into the data of a tensor, checked against the bytes that are there."""
@@ -102,14 +141,9 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
             raise WeightError(f"'{self.path}': '{name}' has dtype {kind_name}, expected one of {', '.join(_BY_NAME)}")
         if not all(type(n) is int and n >= 0 for n in shape):
             raise self._damaged(f"tensor '{name}' has the shape {shape}")
-        if not 0 <= begin <= end <= len(self._data) - self._start or end - begin != prod(shape) * kind.size:
-            raise self._damaged(f"tensor '{name}' lies at {begin}:{end} of {len(self._data) - self._start} bytes")
+        if not 0 <= begin <= end <= self._length - self._start or end - begin != prod(shape) * kind.size:
+            raise self._damaged(f"tensor '{name}' lies at {begin}:{end} of {self._length - self._start} bytes")
         return kind, tuple(shape), begin
-
-    def release(self) -> None:
-        """Gives back the memory that what was read so far takes; arrays stay valid, and are read anew where needed."""
-        if isinstance(self._data, mmap.mmap):
-            self._data.madvise(mmap.MADV_DONTNEED)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -148,11 +182,6 @@ class ShardedFiles(Mapping[str, NDArray[Any]]):
             return self._files[file_name][name]
         except KeyError:
             raise WeightError(f"'{self._index}' places '{name}' in '{file_name}', which does not hold it") from None
-
-    def release(self) -> None:
-        """As `SafetensorsFile.release`, of all files."""
-        for file in list(self._files.values()):  # a thread may open one more meanwhile
-            file.release()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -15,21 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.dtypes import BFLOAT16, dtype
+from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError, IRError, WeightError
 from npu_compiler.recipes import WeightInput, WeightRecipe
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
-from npu_runtime.safetensors_file import SafetensorsFile, ShardedFiles, open_safetensors
+from npu_runtime.host_tensors import as_array
+from npu_runtime.safetensors_file import open_safetensors
+from npu_runtime.weight_values import check_values
 
-__all__ = ["Weights", "check_names", "check_tensor", "load_weights"]
+__all__ = ["Source", "Weights", "check_names", "check_tensor", "load_weights", "open_weights"]
 
 _MAX_LISTED = 8
 _MAX_THREADS = 8
-_MAX_KEPT_BYTES = 128 << 20  # of a mapped file, before its memory is given back
 
 Array = NDArray[Any]
-Source = Mapping[str, Array]
+Source = Mapping[str, Any]  # of arrays, as `as_array` takes them
 
 
 class Weights(Mapping[str, DeviceBuffer]):
@@ -38,10 +39,11 @@ class Weights(Mapping[str, DeviceBuffer]):
     Attributes:
         backend: The device that holds them.
         nbytes: Device memory they take.
+        notes: Which tensors of the source have infinite values, and how many; masks do.
     """
 
-    def __init__(self, backend: Backend, buffers: Mapping[str, DeviceBuffer]) -> None:
-        self.backend, self._buffers = backend, dict(buffers)
+    def __init__(self, backend: Backend, buffers: Mapping[str, DeviceBuffer], notes: Iterable[str] = ()) -> None:
+        self.backend, self._buffers, self.notes = backend, dict(buffers), tuple(notes)
         self.nbytes = sum(buffer.nbytes for buffer in self._buffers.values())
 
     def __getitem__(self, name: str) -> DeviceBuffer:
@@ -57,47 +59,74 @@ class Weights(Mapping[str, DeviceBuffer]):
         return f"Weights({len(self)} tensors, {self.nbytes} bytes on {self.backend.name})"
 
 
-def load_weights(path: str | os.PathLike[str] | Source, program: CompiledProgram, device: Device) -> Weights:
+def load_weights(
+    path: str | os.PathLike[str] | Source,
+    program: CompiledProgram,
+    device: Device | Backend | str | None = None,
+) -> Weights:
     """Loads the weights of a program, once for all its functions.
 
-    A file is mapped, not read: beside the device's memory, a few tensors at a time are held, one for each thread that
-    loads them. On a terminal a progress bar is shown.
+    Of a file, a few tensors at a time are held beside the device's memory, one for each thread that loads them. On a
+    terminal a progress bar is shown.
 
     Args:
-        path: A ``.safetensors`` file, a folder with one or with shards and their index, or numpy arrays by name.
+        path: A ``.safetensors`` file, a folder with one or with shards and their index, or arrays by name: of numpy, or
+            a module's ``state_dict()``.
         program: The program to run; its recipes say what to make of the tensors.
-        device: Where to put them.
+        device: Where to put them, by name or as a backend too; when omitted the best device of the machine that runs
+            programs of this target.
 
     Raises:
-        WeightError: The file is damaged, or a tensor is missing, or has another shape or dtype than the program was
-            compiled for. Floating-point types are converted to one another.
+        WeightError: The file is damaged, or a tensor is missing, has another shape or dtype than the program was
+            compiled for, or holds NaN. Floating-point types are converted to one another.
+        InputError: The program or the device is something else.
+        DeviceError: There is no such device.
         OutOfMemoryError: The device has not that much memory.
     """
-    source = path if isinstance(path, Mapping) else open_safetensors(Path(path))
+    source = open_weights(path)
+    if not isinstance(program, CompiledProgram):
+        raise InputError(
+            f"given a {type(program).__name__} as program, expected a CompiledProgram: load_weights(file, "
+            "program, device)"
+        )
     check_names({item.name for recipe in program.recipes for item in recipe.inputs}, source)
-    backend, names = device.backend, [recipe.spec.name for recipe in program.recipes]
+    backend, names = Device.of(device, program.target).backend, [recipe.spec.name for recipe in program.recipes]
     buffers = dict(zip(names, backend.allocate_all([recipe.spec.nbytes for recipe in program.recipes]), strict=True))
-    _fill(buffers, program.recipes, source, backend)
-    return Weights(backend, buffers)
+    return Weights(backend, buffers, _fill(buffers, program.recipes, source, backend))
+
+
+def open_weights(weights: object) -> Source:
+    """The tensors that a caller names by a path or gives by name.
+
+    Raises:
+        WeightError: It is neither, or the file is damaged.
+    """
+    if isinstance(weights, Mapping):
+        return weights
+    if isinstance(weights, str | os.PathLike) and os.fspath(weights):
+        return open_safetensors(Path(weights))
+    given = "an empty path" if isinstance(weights, str) else f"a {type(weights).__name__}"
+    raise WeightError(
+        f"given {given} as weights, expected the path of a .safetensors file, a folder with one, or arrays by name "
+        "such as model.state_dict()"
+    )
 
 
 def _fill(
     buffers: Mapping[str, DeviceBuffer], recipes: tuple[WeightRecipe, ...], source: Source, backend: Backend
-) -> None:
-    """Makes all weights, several at once, and gives back what was read of a file now and then."""
-    kept = 0
+) -> list[str]:
+    """Makes all weights, several at once; gives the notes on what they are made of."""
+    notes: dict[str, None] = {}
     workers = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
     try:
         made = workers.map(lambda recipe: _make(recipe, source, backend, buffers[recipe.spec.name]), recipes)
         with _progress(recipes) as advancing:
-            for recipe, seconds in zip(advancing, made, strict=True):
+            for recipe, (seconds, noted) in zip(advancing, made, strict=True):
                 backend.transfers.uploads.add(recipe.spec.nbytes, seconds)
-                kept += recipe.spec.nbytes
-                if kept >= _MAX_KEPT_BYTES and isinstance(source, SafetensorsFile | ShardedFiles):
-                    source.release()
-                    kept = 0
+                notes.update(dict.fromkeys(noted))
     finally:
         workers.shutdown(cancel_futures=True)
+    return list(notes)
 
 
 def check_names(needed: Set[str], source: Source) -> None:
@@ -124,36 +153,35 @@ def _missing_line(name: str, source: Source) -> str:
     return f"'{name}'" + (f", near matches: {', '.join(near)}" if near else "")
 
 
-def _make(recipe: WeightRecipe, source: Source, backend: Backend, buffer: DeviceBuffer) -> float:
-    """Fills the buffer of a weight, and gives the seconds that it took."""
+def _make(recipe: WeightRecipe, source: Source, backend: Backend, buffer: DeviceBuffer) -> tuple[float, list[str]]:
+    """Fills the buffer of a weight; gives the seconds that it took, and the notes on what it is made of."""
     started = perf_counter()
     arrays = [check_tensor(item, source[item.name]) for item in recipe.inputs]
+    noted = [check_values(item.name, array) for item, array in zip(recipe.inputs, arrays, strict=True)]
+    sources = ", ".join(f"'{item.name}'" for item in recipe.inputs)
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
-            tensor = recipe.compute(arrays)
-            if tensor.dtype == BFLOAT16.numpy != recipe.spec.dtype.numpy:
-                tensor = tensor.astype(np.float32)  # numpy notices an overflow only between its own types
-            backend.write(tensor, recipe.spec, buffer)
+            backend.write(recipe.compute(arrays), recipe.spec, buffer)
     except FloatingPointError as error:
-        sources = ", ".join(f"'{item.name}'" for item in recipe.inputs)
         raise WeightError(
             f"'{recipe.spec.name}', made of {sources}: {error}; values too large for {recipe.spec.dtype} need a model "
             "compiled with dtype='bfloat16'"
         ) from error
     except InputError as error:
-        raise WeightError(str(error)) from error
-    return perf_counter() - started
+        raise WeightError(f"made of {sources}: {error}") from error
+    return perf_counter() - started, [note for note in noted if note]
 
 
 def check_tensor(expected: WeightInput, given: object) -> Array:
-    """`given` itself, if it is the tensor that is expected, in any floating-point type where it is floating-point.
+    """`given` as an array, if it is the tensor that is expected, in any floating-point type where it is floating-point.
 
     Raises:
         WeightError: It is no array, or has another shape or dtype.
     """
-    if not isinstance(given, np.ndarray):
-        kind = type(given).__name__
-        raise WeightError(f"'{expected.name}': given a {kind}, expected a numpy array; tensor.numpy() makes one")
+    try:
+        given = as_array(given, f"'{expected.name}'")
+    except InputError as error:
+        raise WeightError(str(error)) from error
     if given.shape != expected.shape:
         raise WeightError(
             f"'{expected.name}': given shape {given.shape}, expected {expected.shape}; "

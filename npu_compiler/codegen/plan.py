@@ -233,6 +233,7 @@ class ExecutionPlan:
         inputs, outputs: What the caller gives and gets, in the model's order.
         state: Pairs (output name, input name): the output is the input's own buffer, updated in place.
         notes: What was assumed of the model, and what the compiler could not do and why, for `describe()`.
+        structure: How the model nests its outputs, as JSON (`npu_compiler.output_structure`); empty for the usual way.
     """
 
     buffers: tuple[Buffer, ...]
@@ -242,6 +243,7 @@ class ExecutionPlan:
     outputs: tuple[BufferSpec, ...]
     state: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    structure: str = ""
 
     @property
     def arena_bytes(self) -> int:

@@ -25,15 +25,16 @@ __all__ = ["plan_graph"]
 
 
 def plan_graph(
-    graph: IRGraph, target: CodegenTarget, host_dtypes: Mapping[str, DType], output_names: tuple[str, ...]
+    graph: IRGraph, target: CodegenTarget, host_dtypes: Mapping[str, DType], named_outputs: Mapping[str, DType]
 ) -> tuple[ExecutionPlan, tuple[WeightRecipe, ...]]:
     """Plans one function.
 
     Args:
         graph: The optimized graph, in the data types of the device.
         target: What to plan for.
-        host_dtypes: The data type that the model declares for each input, weight and output.
-        output_names: Names that the caller knows the outputs by, in the order of `graph.outputs`.
+        host_dtypes: The data type that the model declares for each input and weight.
+        named_outputs: The names that the caller knows the outputs by, with the data types that the model declares, in
+            the order of `graph.outputs`.
 
     Returns:
         The plan, and the recipes of the weights it reads.
@@ -54,7 +55,7 @@ def plan_graph(
     lowering = Lowering(trace.tensors)
     for groups_ in schedule(groups, stored):
         lowering.steps += _lower(groups_, target, lowering, graph)
-    names = dict(zip(stored, output_names, strict=True))
+    names = dict(zip(stored, named_outputs, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)
     steps = placement.place(lowering.steps, lowering.scratch_sizes)
     plan = ExecutionPlan(
@@ -63,8 +64,8 @@ def plan_graph(
         steps=steps,
         inputs=tuple(_spec(trace.tensors[i], name, host_dtypes[name]) for i, name in enumerate(graph.inputs)),
         outputs=tuple(
-            BufferSpec(name, trace.tensors[index].dtype, host_dtypes[name], layout)
-            for (index, layout), name in zip(outputs, output_names, strict=True)
+            BufferSpec(name, trace.tensors[index].dtype, host_dtype, layout)
+            for (index, layout), (name, host_dtype) in zip(outputs, named_outputs.items(), strict=True)
         ),
         state=tuple((names[index], graph.inputs[source]) for index, source in in_place.state.items()),
         notes=(*graph.notes, *in_place.notes),

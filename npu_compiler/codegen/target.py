@@ -131,8 +131,8 @@ def target_named(name: str) -> CodegenTarget:
         CompileError: There is no such target.
         MissingDependencyError: Its package is not installed.
     """
-    if name not in TARGETS:
-        raise CompileError(f"given the target '{name}', expected one of {', '.join(TARGETS)}")
+    if not isinstance(name, str) or name not in TARGETS:
+        raise CompileError(f"given the target {name!r:.60}, expected one of {', '.join(TARGETS)}")
     module, attribute = TARGETS[name]
     try:
         target: CodegenTarget = getattr(import_module(module), attribute)()

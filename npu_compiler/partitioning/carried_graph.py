@@ -14,6 +14,7 @@ from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ir_source import IRSource, load_json
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.ops.registry import bind, canonical, definition
+from npu_compiler.output_structure import output_names, read_structure
 from npu_compiler.recipes import WeightInput, WeightRecipe
 
 __all__ = ["CarriedGraph", "read_carried_graph"]
@@ -64,8 +65,11 @@ def read_carried_graph(source: IRSource) -> CarriedGraph:
     outputs = tuple(_spec(item, "the graph's outputs").name for item in _items(data, "graph_outputs", "the IR"))
     weights = {name: _recipe(tensors[name], key) for name, key in keys.items()}
     name = str(data.get("model_name") or "model")
-    graph = IRGraph(name, inputs, outputs, weights, tuple(nodes), tensors, notes=tuple(notes)).verify()
-    return CarriedGraph(graph, raw, keys, _mapping(data, "constants"), outputs)
+    structure = read_structure(data.get("output_structure"), len(outputs))
+    graph = IRGraph(
+        name, inputs, outputs, weights, tuple(nodes), tensors, notes=tuple(notes), structure=structure
+    ).verify()
+    return CarriedGraph(graph, raw, keys, _mapping(data, "constants"), output_names(structure, outputs))
 
 
 def _items(data: Mapping[str, Any], key: str, where: str) -> list[Any]:

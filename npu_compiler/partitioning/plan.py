@@ -9,6 +9,7 @@ from typing import Any
 
 from npu_compiler.describe import format_bytes
 from npu_compiler.ir import TensorSpec
+from npu_compiler.output_structure import Structure
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "cpu_reasons", "endpoints", "op_counts", "summary"]
 
@@ -78,6 +79,7 @@ class PartitionPlan:
         transfers: In the order in which they happen.
         weight_keys: Name in the weight file of each weight, by the name that nodes read.
         notes: What was assumed where the IR does not say it.
+        structure: How the model nests its outputs; None for the usual way.
     """
 
     model: str
@@ -87,8 +89,12 @@ class PartitionPlan:
     output_tensors: tuple[str, ...]
     partitions: tuple[Partition, ...]
     transfers: tuple[TransferOp, ...]
-    weight_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    weight_keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    structure: Structure | None = None
+
+    def __repr__(self) -> str:
+        return f"PartitionPlan({summary(self)})"
 
     @property
     def bytes_moved(self) -> int:

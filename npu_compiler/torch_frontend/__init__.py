@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npu_compiler.errors import MissingDependencyError
+from npu_compiler.describe import format_bytes
+from npu_compiler.errors import ExtractionError, MissingDependencyError
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,14 @@ class Extraction:
     weights: Mapping[str, torch.Tensor] = field(repr=False)
     ir_path: Path | None = None
     weights_path: Path | None = None
+
+    def __repr__(self) -> str:
+        nbytes = sum(tensor.nbytes for tensor in self.weights.values())
+        written = "" if self.ir_path is None else f", in '{self.ir_path}'"
+        return (
+            f"Extraction('{self.ir['model_name']}': {len(self.ir['nodes'])} nodes, {len(self.weights)} weights of "
+            f"{format_bytes(nbytes)}{written})"
+        )
 
 
 def extract(
@@ -64,6 +73,9 @@ def extract(
                 f"extracting a model needs the package '{module}', which is not installed; "
                 "install the extra that has it: pip install 'npu-compiler[torch]'"
             )
+    for what, given in (("path", path), ("model_name", model_name)):
+        if given is not None and not (isinstance(given, str) or (what == "path" and isinstance(given, os.PathLike))):
+            raise ExtractionError(f"given a {type(given).__name__} as {what}, expected text; leave it out for none")
     from npu_compiler.torch_frontend.exporting import export
     from npu_compiler.torch_frontend.to_ir import program_to_ir, program_weights
     from npu_compiler.torch_frontend.weight_file import write_extraction

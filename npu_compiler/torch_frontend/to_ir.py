@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch_ir.converter import convert_exported_program
 
 from npu_compiler.errors import ExtractionError
+from npu_compiler.output_structure import usual_structure
+from npu_compiler.torch_frontend.output_names import output_structure
 
 __all__ = ["program_to_ir", "program_weights"]
 
@@ -79,6 +81,11 @@ def program_to_ir(exported: ExportedProgram, weight_names: Mapping[str, str], mo
     for entry in ir["nodes"]:
         attrs = {key: _json(value, f"node '{entry['name']}', '{key}'") for key, value in entry["attrs"].items()}
         entry["attrs"] = attrs | absent.get(entry["name"], {})
+    changed = [spec for spec in exported.graph_signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
+    del ir["graph_outputs"][: len(changed)]  # the model returns them too
+    structure = output_structure(exported, ir["model_name"])
+    if structure != usual_structure(len(ir["graph_outputs"])):
+        ir["output_structure"] = structure
     ir["weight_name_mapping"] = dict(weight_names)
     canonical = set(weight_names.values())
     ir["weights"] = [entry for entry in ir["weights"] if entry["name"] in canonical]

@@ -151,7 +151,7 @@ def test_a_mask_made_on_the_cpu_becomes_infinite_without_a_word(device: Device) 
 
 def test_an_input_too_large_for_the_device_is_told(device: Device) -> None:
     plan = partition(extract(Function(lambda x: torch.cumsum(x @ x, 0)), (SQUARE,)).ir)
-    with pytest.warns(RuntimeWarning, match="overflow"):
+    with pytest.raises(InputError, match=r"values up to .*float16 on the device holds up to 65504; .*'bfloat16'"):
         DAGExecutor(plan, device).execute({plan.inputs[0].name: SQUARE.numpy() * 1e6})
 
 
@@ -177,8 +177,7 @@ def test_inputs_that_are_read_only_or_strided(loaded: DAGExecutor) -> None:
         (lambda given: given.update(y=given["x"]), "not expected: 'y'"),
         (lambda given: given.update(x=X.numpy()[:4]), r"given the shape \(4, 32\), expected \(8, 32\)"),
         (lambda given: given.update(x=X.numpy().astype(np.int32)), r"given the dtype int32, expected float32"),
-        (lambda given: given.update(x=X), "given a Tensor, expected a numpy array or an NPUBuffer; tensor.numpy"),
-        (lambda given: given.update(x=X.tolist()), "given a list, expected a numpy array"),
+        (lambda given: given.update(x=X.tolist()), "given a list, expected an array, a tensor or an NPUBuffer"),
     ],
 )
 def test_wrong_inputs(change: Any, message: str, loaded: DAGExecutor) -> None:
@@ -210,8 +209,8 @@ def test_a_plan_for_another_target(extraction: Extraction) -> None:
 
     with pytest.raises(TargetMismatchError, match=r"was partitioned for the target 'metal', .* partition it again"):
         DAGExecutor(partition(extraction.ir), Other())
-    with pytest.raises(InputError, match="given a str, expected a backend or a Device"):
-        DAGExecutor(partition(extraction.ir), "metal")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="given a int, expected a backend or a Device"):
+        DAGExecutor(partition(extraction.ir), 7)  # type: ignore[arg-type]
 
 
 def test_a_callback_that_promises_too_much(device: Device) -> None:

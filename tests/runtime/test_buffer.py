@@ -83,9 +83,9 @@ def test_zeros_of_no_such_dtype_are_refused(device: Device) -> None:
         NPUBuffer.zeros((2, 3), device, dtype="float8")
 
 
-@pytest.mark.parametrize("given", [torch.zeros(3), [1.0], 2.0, None])
-def test_anything_but_a_numpy_array_is_refused(device: Device, given: Any) -> None:
-    with pytest.raises(InputError, match=r"expected a numpy array; tensor.numpy\(\)"):
+@pytest.mark.parametrize("given", [[1.0], 2.0, None, "x", np.ndarray, torch.zeros(3, device="meta")])
+def test_anything_but_an_array_is_refused(device: Device, given: Any) -> None:
+    with pytest.raises(InputError, match=r"expected a numpy array, a tensor of torch|that numpy cannot read"):
         NPUBuffer.from_numpy(given, device)
 
 

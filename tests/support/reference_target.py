@@ -23,6 +23,7 @@ from npu_compiler.expr import Expr
 from npu_compiler.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir_reader import read_graph
 from npu_compiler.layout import Layout, dense
+from npu_compiler.output_structure import output_names, usual_structure
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.trace import Anchor, TracedTensor
 from npu_compiler.view import View
@@ -174,5 +175,7 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     graph = read_graph(ir)
     optimized = assign_dtypes(optimize(graph, target.pairs_columns, target.launch_flops), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
-    plan, recipes = plan_graph(optimized, target, hosts, graph.outputs)
+    names = output_names(usual_structure(len(graph.outputs)), graph.outputs)
+    outputs = {name: hosts[tensor] for name, tensor in zip(names, graph.outputs, strict=True)}
+    plan, recipes = plan_graph(optimized, target, hosts, outputs)
     return Planned(plan, recipes, target)
