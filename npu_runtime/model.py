@@ -187,7 +187,7 @@ class _Program:
 
     def run(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         sources = dict(self._executor.plan.state)
-        if not sources and all(is_array(value) and on_host(value) for value in inputs.values()):
+        if inputs and not sources and all(map(_is_host_array, inputs.values())):
             arrays = self._executor.compute(inputs, self._weights)
             return [arrays[spec.name] for spec in self.outputs]
         results = self._executor.run(inputs, self._weights)
@@ -222,6 +222,10 @@ class _Kept:
 
     def __init__(self, buffer: NPUBuffer) -> None:
         self.buffer = buffer
+
+
+def _is_host_array(value: object) -> bool:
+    return not isinstance(value, NPUBuffer) and is_array(value) and on_host(value)
 
 
 def _check_given(weights: object, name: str, count: int) -> None:
