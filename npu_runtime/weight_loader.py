@@ -134,12 +134,14 @@ def _make(recipe: WeightRecipe, source: Source, backend: Backend, buffer: Device
             if tensor.dtype == BFLOAT16.numpy != recipe.spec.dtype.numpy:
                 tensor = tensor.astype(np.float32)  # numpy notices an overflow only between its own types
             backend.write(tensor, recipe.spec, buffer)
-    except FloatingPointError as error:
+    except (FloatingPointError, WeightError) as error:
         sources = ", ".join(f"'{item.name}'" for item in recipe.inputs)
-        raise WeightError(
-            f"'{recipe.spec.name}', made of {sources}: {error}; values too large for {recipe.spec.dtype} need a model "
-            "compiled with dtype='bfloat16'"
-        ) from error
+        remedy = (
+            f"; values too large for {recipe.spec.dtype} need a model compiled with dtype='bfloat16'"
+            if "overflow" in str(error)
+            else ""
+        )
+        raise WeightError(f"'{recipe.spec.name}', made of {sources}: {error}{remedy}") from error
     except InputError as error:
         raise WeightError(str(error)) from error
     return perf_counter() - started

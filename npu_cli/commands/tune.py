@@ -14,6 +14,7 @@ from rich.table import Table
 
 from cuda_runtime.executor import CUDAExecutor
 from cuda_runtime.tuning import Tuning
+from npu_cli.tuning_device import open_tuning_device
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.generation_spec import FILE_NAME, GenerationSpec
 from npu_compiler.layout import BufferSpec
@@ -27,7 +28,7 @@ _PATTERN = 1 << 16  # elements that plausible values repeat after
 
 def execute(args: argparse.Namespace) -> int:
     program = CompiledProgram.load(args.program)
-    device = Device(args.device)
+    device = open_tuning_device(program, args.device)
     executors = {name: CUDAExecutor(program, device, name) for name in program.functions}
     weights = load_weights(args.weights, program, device) if args.weights else _plausible_weights(program, device)
     positions = _positions(args.program.parent)
