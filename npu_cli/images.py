@@ -51,10 +51,11 @@ def load_image(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # the limit is this project's own
-            image = pillow.open(path)
-        if image.width * image.height > _MOST_PIXELS:
-            raise _too_large(path, f"{image.width} x {image.height}")
-        return operations.exif_transpose(image).convert("RGB")
+            opened = pillow.open(path)
+        with opened as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise _too_large(path, f"{image.width} x {image.height}")
+            return operations.exif_transpose(image).convert("RGB")
     except pillow.DecompressionBombError as error:
         raise _too_large(path, str(error)) from error
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files

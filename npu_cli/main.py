@@ -6,9 +6,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
-
-from npu_cli.parser import build_parser
+from typing import Any, TextIO, cast
 
 __all__ = ["main"]
 
@@ -21,22 +21,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 when all went well, 1 after an error, 130 after an interrupt. A wrong command line exits with 2.
     """
+    output: TextIO | None = sys.stdout  # None where it is closed
+    errors: TextIO | None = sys.stderr
     try:
-        if sys.stderr is None:
-            sys.stderr = open(os.devnull, "w")  # its number is then no other file's  # noqa: SIM115
-        if sys.stdout is None:
-            print("error: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)
+        if errors is None:
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # takes the number 2, which is then no other file's
+        if output is None:
+            _print_error("standard output is closed; redirect it to a file or to /dev/null")
             return 1
-        _take_any_character(sys.stdout)
+        _take_any_character(output)
         try:
-            return _run(arguments)
-        except OSError as error:
-            return _after_failed_write(error)
+            with redirect_stdout(cast(TextIO, _Output(output))):
+                return _run(arguments)
+        except _OutputError as error:
+            return _after_failed_write(output, error.reason)
     except KeyboardInterrupt:  # at any time, imports included
         return _INTERRUPTED
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    from npu_cli.parser import build_parser  # here, where an interrupt is noticed
+
     try:
         parsed = build_parser().parse_args(arguments)
     except SystemExit:
@@ -57,27 +62,48 @@ def _run(arguments: Sequence[str] | None) -> int:
     return status
 
 
-def _take_any_character(stream: object) -> None:
+class _OutputError(Exception):
+    """Standard output takes no more; unlike an OSError it cannot be mistaken for a failure of anything else."""
+
+    def __init__(self, reason: OSError) -> None:
+        self.reason = reason
+
+
+class _Output:
+    """Standard output, whose failures are `_OutputError`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise _OutputError(error) from error
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise _OutputError(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _take_any_character(stream: TextIO) -> None:
     """Lets a stream whose encoding lacks a character show the character's number instead of failing."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="backslashreplace")
 
 
-def _after_failed_write(error: OSError) -> int:
-    """The exit status after standard output failed; any other failure is raised again.
-
-    What could not be written stays in the stream's buffer, so that a flush fails once more; it is then thrown away,
-    since the interpreter would try again, and complain, when it ends.
-    """
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has enough
-            return 0
-        _print_error(f"cannot write to standard output: {error.strerror}")
-        return 1
-    raise error
+def _after_failed_write(output: TextIO, reason: OSError) -> int:
+    """The exit status. What is left in the stream's buffer goes nowhere, lest the interpreter try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    if isinstance(reason, BrokenPipeError):  # the reader, such as `head`, has enough
+        return 0
+    _print_error(f"cannot write to standard output: {reason.strerror}")
+    return 1
 
 
 def _print_error(message: str) -> None:
