@@ -6,6 +6,7 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from npu_compiler.errors import InputError, ProgramFormatError
 from npu_compiler.output_file import check_output, replacing, write_file
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
     """Files may have 64 bytes; more fails as on a full disk, at the same calls."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -74,13 +75,12 @@ def test_paths_that_cannot_be(name: str, tmp_path: Path) -> None:
         check_output(tmp_path / name)
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(InputError, match="cannot write"):
+    with full_disk(), pytest.raises(InputError, match="cannot write"):
         write_file(path, b"x" * 100)
-    with pytest.raises(InputError, match="cannot write"):
+    with full_disk(), pytest.raises(InputError, match="cannot write"):
         write_array(path, np.zeros(8))
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
