@@ -44,7 +44,7 @@ def test_an_encoding_without_the_character(monkeypatch: pytest.MonkeyPatch, fold
     path = folder / "모델.npubin"
     assert main(["compile", str(folder / "tiny.json"), "-o", str(path)]) == 0
     narrow.flush()
-    assert rb"\ubaa8\ub378.npubin: tiny for metal" in narrow.buffer.getvalue()  # type: ignore[attr-defined]
+    assert rb"\ubaa8\ub378.npubin: tiny for metal" in narrow.buffer.getvalue()
 
 
 def test_a_prompt_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:

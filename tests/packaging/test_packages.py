@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import npu_compiler
 
@@ -30,3 +32,14 @@ def test_every_python_that_is_tried_is_declared() -> None:
 
     declared = [line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line]
     assert declared == list(VERSIONS)
+
+
+def test_the_hosts_workflow_asks_for_what_make_has() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    lines = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert len(lines) == len(workflow["jobs"])
+    for line in lines:
+        make, *words = line.split()
+        assert make == "make"
+        assert {word for word in words if "=" not in word} <= targets

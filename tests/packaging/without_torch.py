@@ -32,7 +32,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    report: pytest.TestReport = yield  # type: ignore[misc, assignment]
+    report: pytest.TestReport = yield  # type: ignore[assignment]
     if call.excinfo is not None and isinstance(call.excinfo.value, (MissingDependencyError, ModuleNotFoundError)):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, f"Skipped: {call.excinfo.value}")
