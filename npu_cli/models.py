@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from npu_cli.lowering import compile_whole
-from npu_cli.progress import waiting
+from npu_cli.progress import PREPARING, waiting
 from npu_cli.tuning_device import TUNED_TARGET, open_tuning_device
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.describe import counted
 from npu_compiler.errors import InputError, WeightError
 from npu_compiler.ir import TensorSpec
 from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights
@@ -21,7 +22,6 @@ from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights
 __all__ = ["Model", "open_model"]
 
 _Arrays = Mapping[str, NDArray[Any]]
-_KERNELS = "preparing the kernels; the first time on a machine takes longest"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _whole(program: CompiledProgram, device: Device, tune: bool) -> Model:
             spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec=spec) for spec in program.input_specs
         }
         weights = load_weights(weight_file or {}, program, device)
-        with waiting(_KERNELS):
+        with waiting(PREPARING):
             outputs = _executor(program, device, tune).run(inputs, weights)
         return {spec.name: outputs[spec.name].to_numpy(spec=spec) for spec in program.output_specs}
 
@@ -105,7 +105,7 @@ def _divided(path: Path, device: Device) -> Model:
     def run(arrays: _Arrays, weight_file: Path | None) -> _Arrays:
         if weight_file is None:
             _require_no_weights(plan.model, len(plan.weight_keys))
-        with waiting(_KERNELS):
+        with waiting(PREPARING):
             executor = DAGExecutor(plan, device)
         if weight_file is not None:
             executor.load_weights(weight_file)
@@ -117,4 +117,5 @@ def _divided(path: Path, device: Device) -> Model:
 
 def _require_no_weights(model: str, count: int) -> None:
     if count:
-        raise WeightError(f"'{model}' has {count} weights and no file was given; add --weights W.safetensors")
+        weights = counted(count, "weight")
+        raise WeightError(f"'{model}' has {weights} and no file was given; add --weights W.safetensors")

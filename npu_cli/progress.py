@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["waiting"]
+__all__ = ["PREPARING", "waiting"]
+
+PREPARING = "preparing the kernels; the first time on a machine takes longest"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from rich.console import Console
 
 from npu_cli.lowering import telling_all
-from npu_cli.progress import waiting
+from npu_cli.progress import PREPARING, waiting
 from npu_compiler.describe import counted
 from npu_compiler.errors import InputError
 from npu_compiler.generation_spec import GenerationSpec
@@ -30,7 +30,7 @@ def execute(args: argparse.Namespace) -> int:
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
     Sampling(**sampling)  # refused before anything is loaded
     generator = _open(args)
-    with waiting("preparing the kernels; the first time on a machine takes longest"):
+    with waiting(PREPARING):
         generation = generator.generate(tokens, args.max_tokens, **sampling)
     with waiting(f"reading {counted(len(tokens), 'token')} of prompt"):
         first = list(islice(generation, 1))
