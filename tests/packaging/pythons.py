@@ -56,14 +56,14 @@ def main() -> int:
 
 
 def _interpreter(version: str) -> str | None:
-    """A Python of that version that starts, on the path or among those of pyenv."""
+    """A Python of that version that makes environments, on the path or among those of pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
-    return next((str(path) for path in candidates if path and _starts(path)), None)
+    return next((str(path) for path in candidates if path and _makes_environments(path)), None)
 
 
-def _starts(python: str | Path) -> bool:
-    return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+def _makes_environments(python: str | Path) -> bool:
+    return subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True).returncode == 0
 
 
 def _wheel(folder: Path) -> Path:
