@@ -8,13 +8,16 @@ JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint types bench docs clean
+.PHONY: demo test test-pythons lint types bench docs clean
 
 demo: $(READY)
 	$(BIN)/npu demo
 
 test: $(READY)
 	$(BIN)/python -m pytest tests -n $(JOBS)
+
+test-pythons: $(READY)
+	$(BIN)/python -m tests.packaging.pythons
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -23,7 +23,7 @@ _PEERS: Mapping[str, Texts] = {
 _CEILINGS: Mapping[str, Texts] = {
     "copy, GB/s": ("copy {} GB/s (read and written)", "복사 {} GB/s(읽기와 쓰기)"),
     "matrix-vector product, GB/s": ("matrix-vector product {} GB/s", "행렬-벡터 곱 {} GB/s"),
-    "matmul, TFLOP/s": ("matrix product {} TFLOP/s", "행렬 곱 {} TFLOP/s"),
+    "matmul, TFLOP/s": ("matrix product {} TFLOP/s", "행렬곱 {} TFLOP/s"),
 }
 _GENERATION: Sequence[tuple[tuple[str, str], float, str, Texts]] = (
     (("generation", "device chooses, ms a token"), 1, "{:.3f} ms", ("wall clock per token", "토큰당 벽시계 시간")),
@@ -98,7 +98,7 @@ def _argmax(row: Row) -> str:
 
 _RATIO = _number(("ratio to the best of them", "그중 가장 빠른 것과의 비"), "ratio to the best peer", "{:.2f}")
 _OWN: Column = (("this project", "이 프로젝트"), lambda row: f"**{row['npu']:.3f}**")
-_MATMUL = _number(("of the matrix product", "행렬 곱 대비"), "share of the matmul ceiling", "{:.0%}")
+_MATMUL = _number(("of the matrix product", "행렬곱 대비"), "share of the matmul ceiling", "{:.0%}")
 _MEMORY = _number(("of the memory bandwidth", "메모리 대역폭 대비"), "share of the memory bandwidth", "{:.0%}")
 
 _SUBJECT: Column = (

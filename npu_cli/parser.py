@@ -7,6 +7,7 @@ from pathlib import Path
 
 __all__ = ["build_parser"]
 
+_SEEDS = 1 << 64  # as many as generators of random numbers take
 _DEVICE_HELP = "metal, software-metal, cuda or cuda:1; the best of this machine when omitted"
 
 
@@ -14,11 +15,12 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of `npu`. Its result names the command in `command`; the other fields are that command's own."""
     parser = argparse.ArgumentParser(prog="npu", description="Compiles PyTorch models ahead of time and runs them.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_compile(commands.add_parser("compile", help="compile IR to a program"))
     _add_describe(commands.add_parser("describe", help="print everything a program holds"))
     _add_partition(commands.add_parser("partition", help="show what runs on the device, what on the CPU, and why"))
-    _add_run(commands.add_parser("run", help="run a program on images or arrays"))
+    _add_run(commands.add_parser("run", help="run a program, or IR, on images or arrays"))
     _add_tune(commands.add_parser("tune", help="time what the compiler left to choose, and keep the winners"))
     _add_extract_llm(commands.add_parser("extract-llm", help="take a language model of Hugging Face to IR"))
     _add_generate(commands.add_parser("generate", help="generate text with a language model"))
@@ -28,24 +30,24 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_compile(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ir", type=Path, metavar="IR.json", help="what npu_compiler.extract wrote")
-    parser.add_argument("-o", "--output", type=Path, metavar="M.npubin", help="default: beside the IR")
+    parser.add_argument("ir", type=_path, metavar="IR.json", help="what npu_compiler.extract wrote")
+    parser.add_argument("-o", "--output", type=_path, metavar="M.npubin", help="default: beside the IR")
     parser.add_argument("--target", default="metal", help="default: metal")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: chosen by the weights")
 
 
 def _add_describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", type=Path, metavar="M.npubin")
+    parser.add_argument("program", type=_path, metavar="M.npubin")
 
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ir", type=Path, metavar="IR.json", help="what npu_compiler.extract wrote")
+    parser.add_argument("ir", type=_path, metavar="IR.json", help="what npu_compiler.extract wrote")
     parser.add_argument("--target", default="metal", help="default: metal")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", type=Path, metavar="M.npubin")
-    parser.add_argument("--weights", type=Path, metavar="W.safetensors", help="needed where the program has weights")
+    parser.add_argument("model", type=_path, metavar="MODEL", help="M.npubin, or IR.json, which is compiled first")
+    parser.add_argument("--weights", type=_path, metavar="W.safetensors", help="needed where the program has weights")
     parser.add_argument(
         *("-i", "--input"),
         action="append",
@@ -54,39 +56,40 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="an .npy array, or an image: scaled to cover the input with a margin (256 for 224), cropped at the "
         "centre, normalised by ImageNet's mean and deviation; repeat it for each input",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each output there as NAME.npy")
+    parser.add_argument("-o", "--output", type=_path, metavar="DIR", help="write each output there as NAME.npy")
+    parser.add_argument("--partition", action="store_true", help="of IR, run on the CPU what the device cannot")
     parser.add_argument("--device", help=_DEVICE_HELP)
     parser.add_argument("--top", type=_positive, default=5, metavar="N", help="how many of the highest values to print")
     parser.add_argument("--tune", action="store_true", help="on CUDA: first time what the compiler left to choose")
 
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", type=Path, metavar="M.npubin", help="compiled for cuda")
-    parser.add_argument("--weights", type=Path, metavar="W.safetensors", help="default: random ones")
+    parser.add_argument("program", type=_path, metavar="M.npubin", help="compiled for cuda")
+    parser.add_argument("--weights", type=_path, metavar="W.safetensors", help="default: random ones")
     parser.add_argument("--device", help="cuda or cuda:1; the best of this machine when omitted")
 
 
 def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a Hugging Face folder, or a config.json alone")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write the model")
+    parser.add_argument("model", type=_path, metavar="MODEL", help="a Hugging Face folder, or a config.json alone")
+    parser.add_argument("-o", "--output", type=_path, required=True, metavar="DIR", help="where to write the model")
     parser.add_argument("--cache", type=_positive, metavar="N", help="the most tokens of a text; default: 2048")
     parser.add_argument(
         "--prefill", type=_numbers, metavar="N,N", help="lengths of prompts that get a function; default: 128,512"
     )
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: the checkpoint's, else bfloat16")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, where there are none; default: 0")
+    parser.add_argument("--seed", type=_seed, default=0, help="of the weights, where there are none; default: 0")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what npu extract-llm made")
+    parser.add_argument("folder", type=_path, metavar="DIR", help="what npu extract-llm made")
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", metavar="TEXT", help="what to continue")
+    prompt.add_argument("--prompt", type=_text, metavar="TEXT", help="what to continue")
     prompt.add_argument("--ids", type=_numbers, metavar="N,N", help="the prompt as token ids, for want of a tokenizer")
     parser.add_argument("--max-tokens", type=_positive, metavar="N", help="default: as many as the cache holds")
-    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, which takes the likeliest token")
-    parser.add_argument("--top-k", type=int, metavar="N", help="choose among the N likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest tokens that make up P")
-    parser.add_argument("--seed", type=int, help="makes the choices repeatable")
+    parser.add_argument("--temperature", type=_number, default=0.0, help="default: 0, which takes the likeliest token")
+    parser.add_argument("--top-k", type=_whole, metavar="N", help="choose among the N likeliest tokens")
+    parser.add_argument("--top-p", type=_number, metavar="P", help="choose among the likeliest tokens that make up P")
+    parser.add_argument("--seed", type=_seed, help="makes the choices repeatable")
     parser.add_argument("--device", help=_DEVICE_HELP)
     parser.add_argument("--partition", action="store_true", help="run on the CPU what the device cannot")
 
@@ -99,17 +102,66 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "pretrained", "seeded"),
         help="default: auto, which takes seeded weights where pretrained ones cannot be fetched",
     )
-    parser.add_argument("--image", type=Path, metavar="FILE", help="a photograph; default: a cat")
+    parser.add_argument("--image", type=_path, metavar="FILE", help="a photograph; default: a cat")
     parser.add_argument("--device", help=_DEVICE_HELP)
-    parser.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
+    parser.add_argument("-o", "--output", type=_path, default=Path("demo"), metavar="DIR", help="default: demo")
+
+
+class _Version(argparse.Action):
+    """Prints the version; the package that knows it is imported only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from npu_compiler import __version__
+
+        print(f"npu {__version__}")
+        parser.exit()
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"given {text!r}, expected a path")
+    return Path(text)
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that Python could not decode
+        raise argparse.ArgumentTypeError(f"given {text!r}, expected text in UTF-8") from None
+    return text
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [_whole(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
+        message = f"given '{text:.80}', expected whole numbers with commas between them, such as 5,6,7"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"given '{text:.80}', expected a whole number") from None
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"given {value}, expected a number above 0")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"given '{text:.80}', expected a number") from None
+
+
+def _seed(text: str) -> int:
+    value = _whole(text)
+    if not 0 <= value < _SEEDS:
+        raise argparse.ArgumentTypeError(f"given {value}, expected 0 to {_SEEDS - 1}")
     return value

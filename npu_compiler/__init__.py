@@ -13,6 +13,8 @@ from npu_compiler.partitioner import partition
 if TYPE_CHECKING:
     from npu_compiler.torch_frontend import extract
 
+__version__ = "0.1.0"
+
 __all__ = ["CompiledProgram", "NPUError", "compile", "extract", "get_supported_ops", "is_op_supported", "partition"]
 
 

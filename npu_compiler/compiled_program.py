@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +16,11 @@ from npu_compiler.codegen.plan import ExecutionPlan, KernelSource
 from npu_compiler.describe import describe_program
 from npu_compiler.errors import ProgramFormatError
 from npu_compiler.layout import BufferSpec
+from npu_compiler.output_file import write_file
 from npu_compiler.program_check import check_program
 from npu_compiler.recipes import WeightRecipe
 
-__all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file", "write_atomically"]
+__all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file"]
 
 FORMAT_VERSION = 4
 _MAGIC = b"NPUBIN\x00\x00"
@@ -128,8 +127,12 @@ class CompiledProgram:
         return program
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the artifact, under a temporary name first, so that no half-written file is ever seen."""
-        write_atomically(_path(path), self.to_bytes())
+        """Writes the artifact, under a temporary name first, so that no half-written file is ever seen.
+
+        Raises:
+            ProgramFormatError: The path is no regular file, or the disk is full or may not be written.
+        """
+        write_file(_path(path), self.to_bytes(), failure=ProgramFormatError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledProgram:
@@ -202,9 +205,8 @@ def _checked_body(data: bytes, origin: str) -> bytes:
         )
     body = data[_HEADER.size :]
     if len(body) != length:
-        raise ProgramFormatError(
-            f"{origin}: {len(body)} bytes of body, expected {length}; the file is truncated, copy it anew"
-        )
+        what = "the file is truncated" if len(body) < length else "something was written behind its end"
+        raise ProgramFormatError(f"{origin}: {len(body)} bytes of body, expected {length}; {what}, copy it anew")
     if hashlib.sha256(body).digest() != digest:
         raise ProgramFormatError(f"{origin}: the checksum does not match; the file is damaged, copy or compile it anew")
     return body
@@ -232,23 +234,3 @@ def _program_from_fields(fields: dict[object, object], origin: str) -> CompiledP
         functions=functions,
         recipes=decode(tuple[WeightRecipe, ...], fields["recipes"], f"{origin}.recipes"),
     )
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes `data` to a temporary file beside `path` and renames it.
-
-    Raises:
-        ProgramFormatError: The folder does not exist or cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ProgramFormatError(
-            f"cannot write '{path}': {error.strerror}; choose a folder that exists and that you may write to"
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -10,7 +10,7 @@ from npu_compiler.codegen.plan import Argument, Call, CallChoice, ExecutionPlan,
 from npu_compiler.layout import BufferSpec
 from npu_compiler.recipes import WeightRecipe
 
-__all__ = ["describe_program", "format_bytes"]
+__all__ = ["counted", "describe_program", "format_bytes"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -23,10 +23,17 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 launch``, ``2 launches``."""
+    plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
+
+
 def describe_program(
     header: Mapping[str, str], functions: Mapping[str, ExecutionPlan], recipes: Sequence[WeightRecipe]
 ) -> str:
-    """The whole program: header, borders, state, weights with their recipes, buffers, steps, kernels and notes.
+    """The whole program: header, each function's borders and state; weights with their recipes; then each function's
+    buffers, steps, kernels and notes.
 
     Args:
         header: What there is to say of the program as a whole; first its name.
@@ -36,6 +43,7 @@ def describe_program(
     lines = chain(
         [f"{title} {name}"],
         (f"  {fact:<14} {value}" for fact, value in facts),
+        *(_borders(name, plan) for name, plan in functions.items()),
         _weights(recipes),
         *(_function(name, plan) for name, plan in functions.items()),
     )
@@ -46,7 +54,8 @@ def _weights(recipes: Sequence[WeightRecipe]) -> Iterator[str]:
     total = sum(recipe.spec.nbytes for recipe in recipes)
     sources = {source.name for recipe in recipes for source in recipe.inputs}
     yield ""
-    yield f"weights: {len(recipes)} tensors, {format_bytes(total)}, made from {len(sources)} tensors of the weight file"
+    made = f"made from {counted(len(sources), 'tensor')} of the weight file"
+    yield f"weights: {counted(len(recipes), 'tensor')}, {format_bytes(total)}, {made}"
     for transform, count in sorted(
         Counter(recipe.transform if recipe.inputs else "constant" for recipe in recipes).items()
     ):
@@ -63,14 +72,20 @@ def _recipe(recipe: WeightRecipe) -> str:
     return f"{recipe.transform}({', '.join(sources + attrs)})"
 
 
-def _function(name: str, plan: ExecutionPlan) -> Iterator[str]:
+def _borders(name: str, plan: ExecutionPlan) -> Iterator[str]:
     flops, nbytes = sum(call.flops for call in plan.calls), sum(call.nbytes for call in plan.calls)
+    steps = counted(len(plan.steps), "step")
     yield ""
-    yield f"function {name}: {len(plan.steps)} steps, {_flops(flops)}, {format_bytes(nbytes)} moved at the least"
-    yield f"  arena {format_bytes(plan.arena_bytes)} ({plan.arena_bytes} bytes)"
+    yield f"function {name}: {steps}, {_flops(flops)}, {format_bytes(nbytes)} moved at the least"
     yield from _listed("inputs", [_spec(spec) for spec in plan.inputs])
     yield from _listed("outputs", [_spec(spec) for spec in plan.outputs])
     yield from _listed("state, updated in place", [f"{output} is {source}" for output, source in plan.state])
+
+
+def _function(name: str, plan: ExecutionPlan) -> Iterator[str]:
+    yield ""
+    yield f"plan of {name}:"
+    yield f"  arena {format_bytes(plan.arena_bytes)} ({plan.arena_bytes} bytes)"
     yield from _listed(
         "buffers", [f"{i}: {b.role.value} {b.name} {b.nbytes} bytes" for i, b in enumerate(plan.buffers)]
     )
@@ -96,7 +111,7 @@ def _step(index: int, step: Step, plan: ExecutionPlan) -> Iterator[str]:
     for call in step.preferred.calls:
         yield from _call(call, plan)
     devices = step.preferred.requires or "any device"
-    yield f"       preferred of {len(step.options)} options, for {devices}"
+    yield f"       preferred of {counted(len(step.options), 'option')}, for {devices}"
 
 
 def _call(step: Call, plan: ExecutionPlan) -> Iterator[str]:
@@ -126,8 +141,8 @@ def _argument(argument: Argument, plan: ExecutionPlan) -> str:
 def _kernels(plan: ExecutionPlan) -> list[str]:
     launches = Counter(call.kernel for call in plan.calls if isinstance(call, KernelCall))
     return [
-        f"{kernel.entry} ({kernel.digest[:12]}), {len(kernel.text.splitlines())} lines, "
-        + (f"{launches[index]} launches" if index in launches else "only in other options")
+        f"{kernel.entry} ({kernel.digest[:12]}), {counted(len(kernel.text.splitlines()), 'line')}, "
+        + (counted(launches[index], "launch") if index in launches else "only in other options")
         for index, kernel in enumerate(plan.kernels)
     ]
 

@@ -45,7 +45,7 @@ class UnsupportedOpError(NPUError):
         self.node, self.op, self.reason = node, op, reason
         super().__init__(
             f"node '{node}' ({op}): {reason}. Run such nodes on the CPU: npu_compiler.partition() and "
-            "npu_runtime.DAGExecutor do it, and `npu partition` prints the plan"
+            "npu_runtime.DAGExecutor do it, and so does --partition of `npu run` and `npu generate`"
         )
 
 

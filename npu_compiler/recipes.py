@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.errors import ProgramFormatError
+from npu_compiler.errors import ProgramFormatError, WeightError
 from npu_compiler.layout import BufferSpec
 
 __all__ = ["TRANSFORMS", "WeightInput", "WeightRecipe"]
@@ -58,6 +58,7 @@ class WeightRecipe:
 
         Raises:
             ProgramFormatError: The transform is not known, or does not give what the recipe says.
+            WeightError: A tensor has values that it cannot have, such as a negative variance.
         """
         if not self.inputs:
             return self._constant()
@@ -98,6 +99,9 @@ def _identity(tensor: Array) -> Array:
 
 def _scale(variance: Array, gamma: Array | None, eps: float) -> Array:
     """The factor [O] of a BatchNorm; `gamma` is None for one without affine parameters."""
+    least = float(variance.min(initial=np.inf))
+    if not least + eps > 0:
+        raise WeightError(f"given a variance of {least:g} and an epsilon of {eps:g}, expected a sum above 0")
     scale: Array = 1.0 / np.sqrt(variance.astype(np.float64) + eps)
     return scale if gamma is None else scale * gamma.astype(np.float64)
 

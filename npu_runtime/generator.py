@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import InputError
+from npu_compiler.errors import InputError, MissingDependencyError
 from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.device import Device
 from npu_runtime.device_decoding import can_decode_on_device, decode_on_device
@@ -170,7 +170,11 @@ class Generator:
                 f"given a {type(folder).__name__} as folder, expected the path of one that `npu extract-llm` made"
             )
         chosen = Device.of(device)
-        self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(Path(folder))
+        self._no_text: MissingDependencyError | None = None
+        try:
+            self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(Path(folder))
+        except MissingDependencyError as error:  # token ids do without
+            self.tokenizer, self._no_text = None, error
         self.model = LanguageModel(Path(folder), chosen, program, plans)
         self._decoding = decoding
 
@@ -200,8 +204,11 @@ class Generator:
         Raises:
             InputError: A text without a tokenizer, a prompt that the cache cannot hold, tokens that the model does not
                 have, or a number out of its range.
+            MissingDependencyError: A text, and the package that reads the folder's tokenizer is not installed.
         """
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
+        if isinstance(prompt, str) and self._no_text is not None:
+            raise self._no_text
         tokens = encode(self.tokenizer, prompt)
         self._check(tokens, max_new_tokens)
         spec = self.model.spec

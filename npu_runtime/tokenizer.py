@@ -51,9 +51,14 @@ def encode(tokenizer: Tokenizer | None, prompt: str | Sequence[int]) -> list[int
     """The tokens of a prompt.
 
     Raises:
-        InputError: A text without a tokenizer, a prompt without tokens, or ids that are no integers.
+        InputError: A text without a tokenizer or that UTF-8 cannot hold, a prompt without tokens, or ids that are no
+            integers.
     """
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"given the prompt {prompt!r:.80}, which is no Unicode text ({error.reason})") from error
         if tokenizer is None:
             raise InputError(
                 "given a text for a model without tokenizer; give token ids, or put the model's tokenizer.json into "

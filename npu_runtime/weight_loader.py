@@ -162,11 +162,13 @@ def _make(recipe: WeightRecipe, source: Source, backend: Backend, buffer: Device
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             backend.write(recipe.compute(arrays), recipe.spec, buffer)
-    except FloatingPointError as error:
-        raise WeightError(
-            f"'{recipe.spec.name}', made of {sources}: {error}; values too large for {recipe.spec.dtype} need a model "
-            "compiled with dtype='bfloat16'"
-        ) from error
+    except (FloatingPointError, WeightError) as error:
+        remedy = (
+            f"; values too large for {recipe.spec.dtype} need a model compiled with dtype='bfloat16'"
+            if "overflow" in str(error)
+            else ""
+        )
+        raise WeightError(f"'{recipe.spec.name}', made of {sources}: {error}{remedy}") from error
     except InputError as error:
         raise WeightError(f"made of {sources}: {error}") from error
     return perf_counter() - started, [note for note in noted if note]

@@ -6,17 +6,20 @@ import argparse
 from pathlib import Path
 from time import perf_counter
 
-import npu_compiler
+from npu_cli.lowering import compile_whole
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.describe import counted
+from npu_compiler.output_file import check_output
 
 __all__ = ["execute", "summary"]
 
 
 def execute(args: argparse.Namespace) -> int:
-    start = perf_counter()
-    program = npu_compiler.compile(args.ir, target=args.target, dtype=args.dtype)
-    seconds = perf_counter() - start
     output: Path = args.output or args.ir.with_suffix(".npubin")
+    check_output(output, [args.ir, args.ir.with_suffix(".safetensors")])
+    start = perf_counter()
+    program = compile_whole(args.ir, args.target, args.dtype)
+    seconds = perf_counter() - start
     program.save(output)
     print(f"{output}: {summary(program)}, compiled in {seconds * 1000:.0f} ms")
     return 0
@@ -26,6 +29,6 @@ def summary(program: CompiledProgram) -> str:
     """A program in a few words."""
     plan = program.main.resolved(lambda choice, kernels: 0)
     return (
-        f"{program.model} for {program.target} in {program.compute_dtype}, {len(plan.steps)} launches of "
-        f"{len(plan.kernels)} kernels, {plan.arena_bytes / 2**20:.1f} MiB of working memory"
+        f"{program.model} for {program.target} in {program.compute_dtype}, {counted(len(plan.steps), 'launch')} of "
+        f"{counted(len(plan.kernels), 'kernel')}, {plan.arena_bytes / 2**20:.1f} MiB of working memory"
     )

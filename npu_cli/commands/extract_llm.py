@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 
-from rich.console import Console
-
 from npu_cli.extras import import_extra, import_torchvision
+from npu_cli.progress import waiting
 from npu_cli.timing import timed
 from npu_compiler.describe import format_bytes
 from npu_compiler.errors import MissingDependencyError
+from npu_compiler.torch_frontend.decoder_request import check_request
 
 __all__ = ["execute"]
 
 
 def execute(args: argparse.Namespace) -> int:
+    check_request(args.model, args.output, args.cache, args.prefill, args.seed)  # before anything large is imported
     for module in ("torch", "torch_ir", "transformers"):
         import_extra(module, "llm")
     with suppress(MissingDependencyError):  # transformers imports it where it is there, and needs not have it
@@ -23,7 +24,7 @@ def execute(args: argparse.Namespace) -> int:
     from npu_compiler.torch_frontend.language_model import extract_language_model
 
     options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
-    with Console(stderr=True).status("extracting the model"):
+    with waiting("extracting the model"):
         spec, seconds = timed(lambda: extract_language_model(args.model, args.output, **options))
     weights = format_bytes((args.output / spec.weights).stat().st_size)
     functions = ", ".join(spec.functions)

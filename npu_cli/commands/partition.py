@@ -10,7 +10,7 @@ from rich.table import Table
 import npu_compiler
 from npu_compiler.describe import format_bytes
 from npu_compiler.partitioner import PartitionPlan
-from npu_compiler.partitioning.plan import cpu_reasons, endpoints, op_counts, summary
+from npu_compiler.partitioning.plan import cpu_reasons, direction, endpoints, op_counts, side, summary
 
 __all__ = ["execute"]
 
@@ -31,14 +31,14 @@ def execute(args: argparse.Namespace) -> int:
 def _partitions(plan: PartitionPlan) -> Table:
     table = Table("", "runs on", "nodes", "ops", title="partitions", title_justify="left")
     for part in plan.partitions:
-        table.add_row(str(part.index), part.device, str(len(part.nodes)), op_counts(part))
+        table.add_row(str(part.index), side(part), str(len(part.nodes)), op_counts(part))
     return table
 
 
 def _transfers(plan: PartitionPlan) -> Table:
     table = Table("tensor", "direction", "partitions", "size", title="transfers", title_justify="left")
     for transfer in plan.transfers:
-        table.add_row(transfer.tensor, transfer.direction, endpoints(transfer), format_bytes(transfer.nbytes))
+        table.add_row(transfer.tensor, direction(transfer), endpoints(transfer), format_bytes(transfer.nbytes))
     return table
 
 

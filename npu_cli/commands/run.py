@@ -1,73 +1,70 @@
-"""`npu run`: a program on images or arrays."""
+"""`npu run`: a program, or IR, on images or arrays."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_runtime.executor import CUDAExecutor
-from npu_cli.images import load_image, preprocess
-from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import InputError, WeightError
-from npu_compiler.layout import BufferSpec
-from npu_runtime import Device, Executor, NPUBuffer, load_weights
+from npu_cli.arrays import read_arrays, write_array
+from npu_cli.models import open_model
+from npu_compiler.errors import InputError
+from npu_compiler.output_file import check_output
 
 __all__ = ["execute"]
 
 
 def execute(args: argparse.Namespace) -> int:
-    program = CompiledProgram.load(args.program)
-    arrays = _read_inputs(args.input, program.input_specs)
-    if args.weights is None and program.recipes:
-        raise WeightError(
-            f"'{program.model}' has {len(program.recipes)} weights and no file was given; add --weights W.safetensors"
-        )
-    device = Device(args.device) if args.device else Device.for_target(program.target)
-    specs = {spec.name: spec for spec in program.input_specs}
-    inputs = {name: NPUBuffer.from_numpy(array, device, spec=specs[name]) for name, array in arrays.items()}
-    weights = load_weights(args.weights if args.weights else {}, program, device)
-    executor = CUDAExecutor(program, device, tune=True) if args.tune else Executor(program, device)
-    outputs = executor.run(inputs, weights)
-    for spec in program.output_specs:
-        array = outputs[spec.name].to_numpy(spec=spec)
-        print(f"{spec.name}: {spec.host_dtype} {list(array.shape)} on {device.backend.name}")
+    model = open_model(args.model, args.device, partition=args.partition, tune=args.tune)
+    files = _input_files(args.input, [spec.name for spec in model.inputs])
+    outputs = {} if args.output is None else _output_files(args.output, model.outputs)
+    if args.output is not None:
+        _make_folder(args.output)
+    for path in outputs.values():
+        check_output(path, [args.model, *files.values(), *([args.weights] if args.weights else [])])
+    arrays = read_arrays(files, model.inputs)
+    for name, array in model.run(arrays, args.weights).items():
+        print(f"{name}: {array.dtype} {list(array.shape)} on {model.device.backend.name}")
         _print_highest(array, args.top)
-        if args.output is not None:
-            _save(args.output, spec.name, array)
+        if name in outputs:
+            write_array(outputs[name], array)
+            print(f"  written to {outputs[name]}")
     return 0
 
 
-def _read_inputs(given: list[str], specs: tuple[BufferSpec, ...]) -> dict[str, NDArray[Any]]:
-    names = {spec.name: spec for spec in specs}
-    arrays = {}
+def _input_files(given: list[str], names: list[str]) -> dict[str, Path]:
+    """The file of each input."""
+    files: dict[str, Path] = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or name not in names:
             raise InputError(f"given --input {text}, expected NAME=FILE with NAME one of {', '.join(names)}")
-        arrays[name] = _read_array(Path(path), names[name])
-    missing = [name for name in names if name not in arrays]
+        if name in files:
+            raise InputError(f"given --input {name}=... twice, '{files[name]}' and '{path}'; expected it once")
+        files[name] = Path(path)
+    missing = [name for name in names if name not in files]
     if missing:
         raise InputError(f"input '{missing[0]}' is missing; add --input {missing[0]}=FILE, an image or an .npy file")
-    return arrays
+    return files
 
 
-def _read_array(path: Path, spec: BufferSpec) -> NDArray[Any]:
-    if path.suffix == ".npy":
-        try:
-            array: NDArray[Any] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"cannot read '{path}' as a numpy array ({error}); np.save makes one") from error
-        return array
-    if len(spec.shape) != 4 or spec.shape[:2] != (1, 3) or not spec.dtype.is_float:
-        raise InputError(
-            f"'{spec.name}' has shape {spec.shape} and dtype {spec.host_dtype}, and an image gives float32 of shape "
-            f"(1, 3, height, width); give an .npy file instead of '{path}'"
-        )
-    return preprocess(load_image(path), *spec.shape[2:])
+def _output_files(folder: Path, names: tuple[str, ...]) -> Mapping[str, Path]:
+    """The file of each output; names come from a file that may be a stranger's, and must not lead elsewhere."""
+    for name in names:
+        if Path(name).name != name:
+            raise InputError(f"the output '{name}' has a name that is no file's; leave --output out")
+    return {name: folder / f"{name}.npy" for name in names}
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to '{folder}': {error.strerror}; choose another with --output") from error
 
 
 def _print_highest(array: NDArray[Any], count: int) -> None:
@@ -77,13 +74,3 @@ def _print_highest(array: NDArray[Any], count: int) -> None:
     row = array.reshape(-1).astype(np.float64)
     for index in np.argsort(-row, kind="stable")[:count]:
         print(f"  {index:>6}  {row[index]:.6g}")
-
-
-def _save(folder: Path, name: str, array: NDArray[Any]) -> None:
-    path = folder / f"{name}.npy"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(path, array, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"cannot write '{path}': {error.strerror}; choose another folder with --output") from error
-    print(f"  written to {path}")

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from cuda_runtime.executor import CUDAExecutor
 from cuda_runtime.tuning import Tuning
+from npu_cli.progress import PREPARING, waiting
+from npu_cli.tuning_device import open_tuning_device
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.generation_spec import FILE_NAME, GenerationSpec
 from npu_compiler.layout import BufferSpec
@@ -27,8 +29,9 @@ _PATTERN = 1 << 16  # elements that plausible values repeat after
 
 def execute(args: argparse.Namespace) -> int:
     program = CompiledProgram.load(args.program)
-    device = Device(args.device)
-    executors = {name: CUDAExecutor(program, device, name) for name in program.functions}
+    device = open_tuning_device(program, args.device)
+    with waiting(PREPARING):
+        executors = {name: CUDAExecutor(program, device, name) for name in program.functions}
     weights = load_weights(args.weights, program, device) if args.weights else _plausible_weights(program, device)
     positions = _positions(args.program.parent)
     for name, executor in executors.items():
@@ -36,7 +39,9 @@ def execute(args: argparse.Namespace) -> int:
         inputs = {
             spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec=spec) for spec in executor.plan.inputs
         }
-        Console().print(_table(name, executor.tune(inputs, weights)))
+        with waiting(f"timing the choices of {name}"):
+            tuning = executor.tune(inputs, weights)
+        Console().print(_table(name, tuning))
     return 0
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npu_compiler.describe import format_bytes
+from npu_compiler.describe import counted, format_bytes
 from npu_compiler.ir import TensorSpec
 from npu_compiler.output_structure import Structure
 
-__all__ = ["Partition", "PartitionPlan", "TransferOp", "cpu_reasons", "endpoints", "op_counts", "summary"]
+__all__ = ["Partition", "PartitionPlan", "TransferOp", "cpu_reasons", "direction", "endpoints"]
+__all__ += ["op_counts", "side", "summary"]
 
 _OPS_LISTED = 4
 
@@ -112,9 +113,9 @@ def summary(plan: PartitionPlan) -> str:
     nodes = {side: sum(len(p.nodes) for p in found) for side, found in sides.items()}
     target = f" for {plan.target}" if plan.target else ""
     return (
-        f"{plan.model}{target}: {_count(sum(nodes.values()), 'node')}, {nodes['npu']} on the device in "
-        f"{_count(len(sides['npu']), 'partition')}, {nodes['cpu']} on the CPU in {len(sides['cpu'])}, "
-        f"{format_bytes(plan.bytes_moved)} moved in {_count(len(plan.transfers), 'transfer')}"
+        f"{plan.model}{target}: {counted(sum(nodes.values()), 'node')}, {nodes['npu']} on the device in "
+        f"{counted(len(sides['npu']), 'partition')}, {nodes['cpu']} on the CPU in {len(sides['cpu'])}, "
+        f"{format_bytes(plan.bytes_moved)} moved in {counted(len(plan.transfers), 'transfer')}"
     )
 
 
@@ -123,7 +124,17 @@ def op_counts(partition: Partition) -> str:
     counts = Counter(node["op_type"] for node in partition.ir["nodes"]).most_common()
     listed = [f"{count} {op}" for op, count in counts[:_OPS_LISTED]]
     rest = sum(count for _, count in counts[_OPS_LISTED:])
-    return ", ".join(listed + ([f"{rest} others"] if rest else []))
+    return ", ".join(listed + ([counted(rest, "other")] if rest else []))
+
+
+def side(partition: Partition) -> str:
+    """Where a partition runs, in words."""
+    return "device" if partition.on_device else "CPU"
+
+
+def direction(transfer: TransferOp) -> str:
+    """Which way a transfer goes, in words."""
+    return "to device" if transfer.direction == "to_npu" else "to CPU"
 
 
 def endpoints(transfer: TransferOp) -> str:
@@ -135,19 +146,19 @@ def endpoints(transfer: TransferOp) -> str:
 def _partitions(plan: PartitionPlan) -> Iterator[str]:
     yield f"partitions: {len(plan.partitions)}"
     for part in plan.partitions:
-        yield f"  {part.index}: {part.device}, {_count(len(part.nodes), 'node')} ({op_counts(part)})"
+        yield f"  {part.index}: {side(part)}, {counted(len(part.nodes), 'node')} ({op_counts(part)})"
         yield f"     reads {', '.join(part.inputs) or 'nothing'}; gives {', '.join(part.outputs) or 'nothing'}"
 
 
 def _transfers(plan: PartitionPlan) -> Iterator[str]:
     yield f"transfers: {len(plan.transfers)}, {format_bytes(plan.bytes_moved)}"
     for transfer in plan.transfers:
-        yield f"  {transfer.direction} {transfer.tensor}, {format_bytes(transfer.nbytes)}, {endpoints(transfer)}"
+        yield f"  {direction(transfer)} {transfer.tensor}, {format_bytes(transfer.nbytes)}, {endpoints(transfer)}"
 
 
 def _reasons(plan: PartitionPlan) -> Iterator[str]:
     on_cpu = sum(len(part.nodes) for part in plan.partitions if not part.on_device)
-    yield f"on the CPU: {_count(on_cpu, 'node')}"
+    yield f"on the CPU: {counted(on_cpu, 'node')}"
     for op, reason, names in cpu_reasons(plan):
         yield f"  {names} ({op}): {reason}"
 
@@ -165,7 +176,3 @@ def cpu_reasons(plan: PartitionPlan) -> list[tuple[str, str, str]]:
         for node in part.ir["nodes"] if not part.on_device else ():
             shared.setdefault((node["op_type"], part.reasons[node["name"]]), []).append(node["name"])
     return [(op, reason, ", ".join(names)) for (op, reason), names in shared.items()]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -59,13 +59,14 @@ def extract(
         example_inputs: Positional arguments as a tuple, keyword arguments as a mapping, or a single tensor. Their
             shapes and dtypes are those of the compiled program; their values do not matter.
         path: Where to write the IR, such as ``model.json``; ``model.safetensors`` is written beside it. Both appear
-            whole or not at all. Without a path nothing is written.
+            whole or not at all. Symbolic links are followed. Without a path nothing is written.
         model_name: Name in the IR; the model's class if None.
 
     Raises:
         MissingDependencyError: torch or pytorch-ir is not installed.
         ExtractionError: The model is in training mode, has no values, cannot be exported, changes its own buffers, or
-            has a shape that is known only when it runs.
+            has a shape that is known only when it runs; or the path is that of the weights, no regular file, or cannot
+            be written.
     """
     for module in ("torch", "torch_ir"):
         if find_spec(module) is None:
@@ -78,14 +79,14 @@ def extract(
             raise ExtractionError(f"given a {type(given).__name__} as {what}, expected text; leave it out for none")
     from npu_compiler.torch_frontend.exporting import export
     from npu_compiler.torch_frontend.to_ir import program_to_ir, program_weights
-    from npu_compiler.torch_frontend.weight_file import write_extraction
+    from npu_compiler.torch_frontend.weight_file import extraction_paths, write_extraction
 
+    paths = None if path is None else extraction_paths(path)
     exported = export(model, example_inputs)
     weights, canonical = program_weights(exported)
     ir = program_to_ir(exported, canonical, model_name or type(model).__name__)
-    if path is None:
+    if paths is None:
         return Extraction(ir, weights)
-    ir_path = Path(path)
-    weights_path = ir_path.with_suffix(".safetensors")
+    ir_path, weights_path = paths
     write_extraction(ir, ir_path, weights, weights_path)
     return Extraction(ir, weights, ir_path, weights_path)

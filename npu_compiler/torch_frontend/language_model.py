@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from npu_compiler.errors import ExtractionError
+from npu_compiler.errors import ExtractionError, IRError
 from npu_compiler.generation_spec import FILE_NAME, GenerationSpec, StepSpec
+from npu_compiler.output_file import write_file
 from npu_compiler.torch_frontend import Extraction, extract
 from npu_compiler.torch_frontend.cached_decoder import CachedDecoder, cache_shapes
+from npu_compiler.torch_frontend.decoder_request import WEIGHTS, allowed_length, check_request, prefill_lengths
 from npu_compiler.torch_frontend.decoder_source import load_decoder
 from npu_compiler.torch_frontend.weight_file import write_json, write_weights
 
 __all__ = ["extract_language_model"]
 
-_CACHE_LENGTH = 2048
-_PREFILL = (128, 512)
-_WEIGHTS = "model.safetensors"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _WRAPPER = "model."  # what `CachedDecoder` puts before the model's own names
 
@@ -38,7 +37,7 @@ def extract_language_model(
     """Writes a decoder-only language model as IR, with one file of weights that all its functions share.
 
     The folder gets ``generation.json``, ``decode.json``, a ``prefill_N.json`` for each length, ``model.safetensors``,
-    and the tokenizer's files where the source has them.
+    and the tokenizer's files where the source has them. Functions of an earlier extraction are removed from it.
 
     Args:
         source: A Hugging Face folder; or a configuration, as a file or a folder without weights, for seeded weights.
@@ -52,15 +51,17 @@ def extract_language_model(
         ExtractionError: The source is no language model that keeps plain keys and values, an argument does not fit it,
             or the folder cannot be written.
     """
+    check_request(Path(source), Path(folder), cache_length, prefill, seed)
     model = load_decoder(Path(source), dtype, seed)
-    length = _cache_length(model.config, cache_length)
-    lengths = _prefill_lengths(prefill, length)
+    length = _checked_length(model.config, cache_length)
+    lengths = prefill_lengths(prefill, length)
     caches = _empty_caches(model, length)
     decoder = CachedDecoder(model)
     _check_same_results(decoder, caches)
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
+        _remove_functions(target)
         _copy_tokenizer(Path(source), target)
     except OSError as error:
         raise ExtractionError(f"cannot write to '{target}': {error.strerror}; choose another folder") from error
@@ -71,7 +72,7 @@ def extract_language_model(
         _merge(weights, extraction, name)
         write_json(target / f"{name}.json", extraction.ir)
         steps[name] = _step(extraction.ir, f"{name}.json", count)
-    write_weights(target / _WEIGHTS, weights)
+    write_weights(target / WEIGHTS, weights)
     spec = GenerationSpec(
         model=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -79,18 +80,15 @@ def extract_language_model(
         cache_length=length,
         cache_shapes=tuple(tuple(cache.shape) for cache in caches),
         stop_ids=_stop_ids(model),
-        weights=_WEIGHTS,
+        weights=WEIGHTS,
         functions=steps,
     )
     write_json(target / FILE_NAME, spec.to_json())
     return spec
 
 
-def _cache_length(config: Any, requested: int | None) -> int:
-    known = int(getattr(config, "max_position_embeddings", None) or requested or _CACHE_LENGTH)
-    length = min(_CACHE_LENGTH, known) if requested is None else requested
-    if not 1 <= length <= known:
-        raise ExtractionError(f"given a cache of {length} tokens, expected 1 to {known}, the positions the model knows")
+def _checked_length(config: Any, requested: int | None) -> int:
+    length = allowed_length(getattr(config, "max_position_embeddings", None), requested)
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length:
         raise ExtractionError(
@@ -100,12 +98,12 @@ def _cache_length(config: Any, requested: int | None) -> int:
     return length
 
 
-def _prefill_lengths(requested: Sequence[int] | None, cache_length: int) -> list[int]:
-    if requested is None:
-        return [n for n in _PREFILL if n <= cache_length]
-    if not all(1 < n <= cache_length for n in requested):
-        raise ExtractionError(f"given prefill lengths {list(requested)}, expected 2 to {cache_length}, the cache's")
-    return sorted(set(requested))
+def _remove_functions(folder: Path) -> None:
+    """Removes an earlier model's functions, the list of them first: until all is written, the folder holds no model."""
+    with suppress(IRError):  # there is none
+        earlier = GenerationSpec.load(folder).functions.values()
+        for name in (FILE_NAME, *(step.ir for step in earlier)):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _empty_caches(model: Any, length: int) -> tuple[torch.Tensor, ...]:
@@ -185,5 +183,5 @@ def _stop_ids(model: Any) -> tuple[int, ...]:
 def _copy_tokenizer(source: Path, folder: Path) -> None:
     origin = source if source.is_dir() else source.parent
     for name in _TOKENIZER_FILES:
-        if (origin / name).is_file() and origin.resolve() != folder.resolve():
-            shutil.copyfile(origin / name, folder / name)
+        if (origin / name).is_file():
+            write_file(folder / name, (origin / name).read_bytes(), [origin / name], ExtractionError)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,8 +13,9 @@ import torch
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import ExtractionError, IRError
+from npu_compiler.output_file import check_output, replacing, same_file, write_file
 
-__all__ = ["write_extraction", "write_json", "write_weights"]
+__all__ = ["extraction_paths", "write_extraction", "write_json", "write_weights"]
 
 _ALIGNMENT = 8  # of the header, so that tensors can be used where they lie in the mapped file
 
@@ -27,22 +26,37 @@ def write_extraction(
     """Writes the IR as JSON and the weights as safetensors. The IR appears last: where it is, its weights are.
 
     Raises:
-        ExtractionError: The folder cannot be written, or safetensors has no such dtype.
+        ExtractionError: A path is no regular file, the disk is full or may not be written, or safetensors has no such
+            dtype.
     """
     write_weights(weights_path, weights)
     write_json(ir_path, ir)
 
 
+def extraction_paths(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Where the IR goes, and the weights beside it.
+
+    Raises:
+        ExtractionError: The two are one file, or one of them is no regular file or in a folder that does not exist.
+    """
+    ir_path = Path(path)
+    check_output(ir_path, failure=ExtractionError)
+    weights_path = ir_path.with_suffix(".safetensors")
+    if same_file(ir_path, weights_path):
+        raise ExtractionError(f"given '{path}' for the IR, which is where its weights go; give a path ending in .json")
+    check_output(weights_path, failure=ExtractionError)
+    return ir_path, weights_path
+
+
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Writes tensors as safetensors, one after another, so that none is held twice; raises as `write_extraction`."""
-    with _replacing(path) as file:
+    with replacing(path, failure=ExtractionError) as file:
         _write_safetensors(file, weights)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes JSON; raises as `write_extraction`."""
-    with _replacing(path) as file:
-        file.write(json.dumps(content, indent=1).encode())
+    write_file(path, json.dumps(content, indent=1).encode(), failure=ExtractionError)
 
 
 def _write_safetensors(file: BinaryIO, weights: Mapping[str, torch.Tensor]) -> None:
@@ -65,20 +79,3 @@ def _code(name: str, tensor: torch.Tensor) -> str:
         return dtype(str(tensor.dtype)).safetensors
     except IRError as error:
         raise ExtractionError(f"weight '{name}': {error}; convert the model with model.to(dtype)") from error
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its place when all is written, and is removed when something fails."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ExtractionError(
-            f"cannot write '{path}': {error.strerror}; choose a folder that exists and that you may write to"
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from npu_cli.main import main
+from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Generator
 from tests.support.decoders import config
 
@@ -50,6 +53,37 @@ def test_a_seed_repeats(model: Path, capsys: pytest.CaptureFixture[str]) -> None
         return capsys.readouterr().out
 
     assert text() == text()
+
+
+def test_ids_need_no_tokenizers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main(["generate", str(tmp_path / "model"), "--ids", "5,6,7", "--max-tokens", "2"]) == 0
+    assert len(capsys.readouterr().out.split()) == 2
+    assert main(["generate", str(tmp_path / "model"), "--prompt", "hello"]) == 1
+    assert "npu-compiler[text]" in capsys.readouterr().err
+    with pytest.raises(MissingDependencyError, match="or give token ids"):
+        Generator(tmp_path / "model").generate("hello")
+
+
+def test_extracting_again_leaves_no_function_behind(model: Path, tmp_path: Path) -> None:
+    again = tmp_path / "model"
+    shutil.copytree(model, again)
+    source = str(model.parent / "config.json")
+    assert main(["extract-llm", source, "-o", str(again), "--cache", "64", "--prefill", "8"]) == 0
+    assert [path.name for path in again.glob("prefill_*")] == ["prefill_8.json"]
+    assert (again / "decode.json").read_bytes() == (model / "decode.json").read_bytes()
+
+
+def test_a_long_prompt_shows_that_it_is_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+    assert main(["generate", str(model), "--ids", "5,6,7", "--max-tokens", "2"]) == 0
+    assert "reading 3 tokens of prompt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

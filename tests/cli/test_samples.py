@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -52,6 +54,43 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     for name in ("text.jpg", "missing.jpg"):
         with pytest.raises(InputError, match="give a JPEG, a PNG or"):
             load_image(tmp_path / name)
+
+
+def test_images_are_turned_as_their_exif_data_says(tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 20))
+    image.paste((255, 0, 0), (0, 0, 20, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turn by 90 degrees to the right
+    image.save(tmp_path / "turned.png", exif=exif)
+    turned = load_image(tmp_path / "turned.png")
+    assert turned.size == (20, 40)
+    assert turned.getpixel((10, 5)) == (255, 0, 0)
+    assert turned.getpixel((10, 35)) == (0, 0, 0)
+
+
+def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
+    for side in (12_000, 100_000):  # beyond the project's own limit, and beyond Pillow's
+        path = tmp_path / f"{side}.png"
+        Image.new("1", (8, 8)).save(path)
+        data = bytearray(path.read_bytes())
+        data[16:24] = struct.pack(">II", side, side)
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="is too large"):
+            load_image(path)
+
+
+def test_of_a_long_and_narrow_image_only_the_crop_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    plain = Image.Image.resize
+
+    def resize(image: Image.Image, size: tuple[int, int], **options: Any) -> Image.Image:
+        sizes.append(size)
+        return plain(image, size, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", resize)
+    assert preprocess(Image.new("RGB", (20_000, 1)), 224, 224).shape == (1, 3, 224, 224)
+    assert sizes == [(224, 224)]
 
 
 def test_missing_packages_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:

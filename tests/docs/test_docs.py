@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from npu_cli.extras import import_torchvision
 from npu_cli.main import main
 from npu_compiler import errors
 
@@ -55,10 +56,26 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert (path.parent / link.partition("#")[0]).is_file(), link
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_korean_pages_lead_to_korean_pages(path: Path) -> None:
+    """A repository's host shows the files as they are; mkdocs takes either name."""
+    links = [link.partition("#")[0] for link in _LINK.findall(without_fences(path.with_suffix(".ko.md")))]
+    pages = [link for link in links if link.endswith(".md") and not link.startswith(("http:", "https:"))]
+    assert [link for link in pages if not link.endswith(".ko.md") and link != "README.md"] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_korean_pages_are_of_one_style(path: Path) -> None:
+    text = without_fences(path.with_suffix(".ko.md"))
+    assert re.findall(r".{0,20}(?<![니시])다[.]", text) == []  # sentences are polite
+    assert "행렬 곱" not in text
+
+
 @pytest.mark.parametrize("path", [page for page in PAGES if fences(page)], ids=lambda path: path.name)
 def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a page's Python and its `npu` commands, in order, in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    import_torchvision()  # also beside a build of torch that it does not fit
     namespace: dict[str, object] = {}
     for language, text in fences(path):
         if language == "python":

@@ -17,17 +17,17 @@ from tests.support.extraction import Function
 REPORT = """\
 Function for metal: 6 nodes, 3 on the device in 2 partitions, 3 on the CPU in 1, 32.0 KiB moved in 4 transfers
 partitions: 3
-  0: npu, 1 node (1 aten.matmul.default)
+  0: device, 1 node (1 aten.matmul.default)
      reads args_0; gives matmul
-  1: cpu, 3 nodes (2 <built-in function getitem>, 1 aten.sort.default)
+  1: CPU, 3 nodes (2 <built-in function getitem>, 1 aten.sort.default)
      reads matmul; gives getitem, getitem_1
-  2: npu, 2 nodes (1 aten.matmul.default, 1 aten.add.Tensor)
+  2: device, 2 nodes (1 aten.matmul.default, 1 aten.add.Tensor)
      reads getitem, args_0, matmul; gives add
 transfers: 4, 32.0 KiB
-  to_npu args_0, 8.0 KiB, input -> 0, 2
-  to_cpu matmul, 8.0 KiB, 0 -> 1
-  to_npu getitem, 8.0 KiB, 1 -> 2
-  to_cpu add, 8.0 KiB, 2 -> output
+  to device args_0, 8.0 KiB, input -> 0, 2
+  to CPU matmul, 8.0 KiB, 0 -> 1
+  to device getitem, 8.0 KiB, 1 -> 2
+  to CPU add, 8.0 KiB, 2 -> output
 on the CPU: 3 nodes
   sort (aten.sort.default): no definition of this op is registered
   getitem, getitem_1 (<built-in function getitem>): it costs nothing where its operand is, and 'sort' runs on the CPU
@@ -63,7 +63,7 @@ def test_the_command_on_a_terminal(path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert main(["partition", str(path), "--target", "metal"]) == 0
     shown = screen.getvalue()
-    for cell in ("runs on", "2 <built-in function getitem>, 1 aten.sort.default", "to_npu", "0 -> 1", "8.0 KiB"):
+    for cell in ("runs on", "2 <built-in function getitem>, 1 aten.sort.default", "to device", "0 -> 1", "8.0 KiB"):
         assert cell in shown
     assert "no definition of this op is registered" in shown
 

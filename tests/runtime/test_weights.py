@@ -196,8 +196,11 @@ def test_infinite_weights_are_kept(device: Device) -> None:
 def test_a_recipe_whose_values_do_not_exist_is_refused(device: Device) -> None:
     inputs = tuple(WeightInput(name, (1,), "float32") for name in ("w", "var"))
     recipe = WeightRecipe(BufferSpec("f", FLOAT32, FLOAT32, dense((1,))), inputs, "fold_weight", (("eps", 0.0),))
-    with pytest.raises(WeightError, match="'f', made of 'w', 'var': divide by zero"):
-        load_weights({"w": np.ones(1, np.float32), "var": np.zeros(1, np.float32)}, program_of(recipe), device)
+    for variance in (0, -1):
+        arrays = {"w": np.ones(1, np.float32), "var": np.full(1, variance, np.float32)}
+        with pytest.raises(WeightError, match=f"'f', made of 'w', 'var': given a variance of {variance}") as refused:
+            load_weights(arrays, program_of(recipe), device)
+        assert "too large" not in str(refused.value)
 
 
 def _header(change: Callable[[dict[str, Any]], object]) -> bytes:
