@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import errno
 import functools
 import os
 import queue
@@ -38,7 +37,6 @@ __all__ = ["isolation", "place_code", "run_commands"]
 
 _COMMANDS_OFFSET = 4096
 _MOST_COMMANDS = (CONTROL_BYTES - _COMMANDS_OFFSET) // ctypes.sizeof(CommandRecord)
-_SEALED, _OPEN = 1, 2  # msl::State
 _WAIT_MILLISECONDS = 100
 _SECONDS_VARIABLE = "NPU_SOFTWARE_GPU_SECONDS"
 _DEFAULT_SECONDS = 120.0
@@ -131,6 +129,7 @@ class _Device:
         self._memory = memory
         self._header = Header.from_address(memory.base)
         self._process: _Process | None = None
+        self._unsealed = ""  # why the system could not seal it
         self._request = 0
         self._lock = threading.Lock()
         self._images: list[tuple[int, Image]] = []
@@ -239,7 +238,7 @@ class _Device:
 
     def _has_started(self, process: _Process) -> bool:
         native, until = load_runtime(), time.monotonic() + _START_SECONDS
-        while not self._header.state:
+        while not self._header.started:
             native.msl_device_wait(self._memory.base, 1, 1)  # a pause; it answers nothing yet
             if process.ended.is_set():
                 return False
@@ -248,8 +247,9 @@ class _Device:
         return True
 
     def _link(self) -> None:
-        """Tells all kernels where the new process has the runtime, before it has run any."""
+        """Reads what the new process says of itself, which it can be believed as long as it has run no kernel."""
         header = self._header
+        self._unsealed = os.strerror(header.seal_error) if header.seal_error else ""
         begin = header.runtime - self._runtime.symbols["msl_device_serve"]
         known = {name: begin + offset for name, offset in self._runtime.symbols.items()}
         known |= dict(zip(_OF_THE_C_LIBRARY, (header.copy, header.move, header.set), strict=True))
@@ -262,10 +262,9 @@ class _Device:
     def isolation(self) -> str:
         with self._lock:
             self._running()
-            if self._header.state == _SEALED:
+            if not self._unsealed:
                 return "in a process of its own, which the system lets do nothing but compute"
-            reason = os.strerror(self._header.seal_error)
-            return f"in a process of its own, but with all system calls: this system has no seccomp filters ({reason})"
+            return f"in a process of its own, but one with all system calls: no seccomp filters here ({self._unsealed})"
 
     def stop(self) -> None:
         """Ends the process; the next command begins another."""
@@ -274,8 +273,17 @@ class _Device:
             process.stop()
 
 
-@functools.cache
+_creation = threading.Lock()  # a cache alone lets two threads make one each
+os.register_at_fork(before=_creation.acquire, after_in_parent=_creation.release, after_in_child=_creation.release)
+
+
 def _device() -> _Device:
+    with _creation:
+        return _created_device()
+
+
+@functools.cache
+def _created_device() -> _Device:
     return _Device(shared_memory())
 
 

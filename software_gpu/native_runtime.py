@@ -94,7 +94,7 @@ class Header(ctypes.Structure):
         ("code_bytes", ctypes.c_ulong),
         ("padding", ctypes.c_ubyte * 32),
         ("reply", ctypes.c_uint),
-        ("state", ctypes.c_uint),
+        ("started", ctypes.c_uint),
         ("device_waits", ctypes.c_uint),
         ("seal_error", ctypes.c_uint),
         ("current", ctypes.c_ulong),

@@ -263,7 +263,21 @@ def _copy(source: int, target: int, start: int, length: int) -> None:
             at += os.pwrite(target, os.pread(source, min(stop - at, 1 << 24), at), at)
 
 
-@functools.cache
+_creation = threading.Lock()  # a cache alone lets two threads make one each
+os.register_at_fork(before=_creation.acquire, after_in_parent=_creation.release, after_in_child=_creation.release)
+
+
 def shared_memory() -> SharedMemory:
-    """The memory of this process's software GPU."""
+    """The memory of this process's software GPU.
+
+    Raises:
+        OutOfMemoryError: The system has no addresses for it.
+        DeviceError: The system has no such memory.
+    """
+    with _creation:
+        return _created_memory()
+
+
+@functools.cache
+def _created_memory() -> SharedMemory:
     return SharedMemory()

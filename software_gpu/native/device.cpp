@@ -6,8 +6,6 @@ extern "C" int getppid();
 
 namespace msl {
 
-constexpr uint sealed = 1, open = 2;  // states; open: the system has no filter of system calls
-
 struct Header {
   // Written by the host.
   alignas(64) uint request;  // the number of the newest job
@@ -16,8 +14,8 @@ struct Header {
   ulong code_bytes;  // how much of the code region is in use
   // Written by the device.
   alignas(64) uint reply;  // the number of the newest job that is done
-  uint state;
-  uint device_waits, seal_error;
+  uint started, device_waits;
+  uint seal_error;  // why the system could not close the process, as an error number
   ulong current, progress;  // the command that runs; grows as long as there is progress
   ulong done;               // commands that ran, of a job that is done
   FailureReport report;
@@ -25,7 +23,7 @@ struct Header {
 };
 
 constexpr uint spins_before_host_sleeps = 400;
-constexpr uint spins_before_device_sleeps = 1500;
+constexpr uint spins_before_device_sleeps = 100;
 
 struct Time {
   long seconds, nanoseconds;
@@ -101,7 +99,7 @@ extern "C" MSL_EXPORT const char* msl_device_serve(ulong file, ulong base, ulong
   h->worker_offset = (ulong)&msl_worker - (ulong)__builtin_thread_pointer();
   h->copy = (ulong)&memcpy, h->move = (ulong)&memmove, h->set = (ulong)&memset;
   h->seal_error = (uint)seal();
-  __atomic_store_n(&h->state, h->seal_error ? open : sealed, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&h->started, 1u, __ATOMIC_SEQ_CST);
   serve(h, (const Command*)(base + commands_offset), base + control_bytes, pool);
 }
 
