@@ -1,8 +1,7 @@
 """What a call through the software GPU's process costs: command buffers with one kernel that does next to nothing.
 
-Run it as ``python -m benchmarks.software_gpu_calls``. "posting" is what crossing to the process and back adds to running
-the commands: the time of a commit, less what building its records takes. "whole" is a command buffer from its making
-to its end, with what Python spends on encoding it.
+Run it as ``python -m benchmarks.software_gpu_calls``. "posting" is a command that was recorded before, to the process
+and back. "whole" is a command buffer from its making to its end, with what Python spends on encoding it.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 
 from software_gpu import metal
 from software_gpu.device_process import isolation, run_commands
+from software_gpu.native_runtime import CommandKind, CommandRecord
 
 _SOURCE = """
 #include <metal_stdlib>
@@ -32,8 +32,7 @@ def main() -> None:
     args = parser.parse_args()
     device = metal.create_device()
     print("kernels run", isolation())
-    whole = _encoder(device)
-    for name, call in (("posting", _poster(device)), ("whole", whole)):
+    for name, call in (("posting", _poster(device)), ("whole", _encoder(device))):
         _print(f"{name}, one after another", _times(call, args.calls, 0.0))
         _print(f"{name}, {args.pause * 1e3:g} ms apart", _times(call, args.calls // 10, args.pause))
 
@@ -63,8 +62,6 @@ def _encoder(device: metal.MTLDevice) -> Callable[[], None]:
 
 def _poster(device: metal.MTLDevice) -> Callable[[], None]:
     """Posts commands that were recorded once."""
-    from software_gpu.native_runtime import CommandKind, CommandRecord
-
     buffer = device.newBufferWithLength_options_(64, 0)
     records = [CommandRecord(kind=CommandKind.FILL, target=buffer.address, bytes=64)]
     return lambda: _ran(run_commands(records))

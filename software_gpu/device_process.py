@@ -39,7 +39,7 @@ _COMMANDS_OFFSET = 4096
 _MOST_COMMANDS = (CONTROL_BYTES - _COMMANDS_OFFSET) // ctypes.sizeof(CommandRecord)
 _WAIT_MILLISECONDS = 100
 _SECONDS_VARIABLE = "NPU_SOFTWARE_GPU_SECONDS"
-_DEFAULT_SECONDS = 120.0
+_DEFAULT_SECONDS = 30.0  # for one piece of a dispatch, of 64 or more where it has so many threadgroups
 _START_SECONDS = 60.0
 _START_ATTEMPTS = 3  # the addresses of the shared memory may be taken there, by chance
 _OF_THE_C_LIBRARY = ("memcpy", "memmove", "memset")
@@ -153,7 +153,7 @@ class _Device:
         """
         if image.variables:
             raise KernelCompileError(
-                f"{image.what}: variables at program scope ({', '.join(image.variables)}), where Metal has only constants"
+                f"{image.what}: variables at program scope ({', '.join(image.variables)}); Metal has only constants there"
             )
         missing = image.undefined() - {*_OF_THE_C_LIBRARY, *self._runtime.symbols}
         if missing:
@@ -179,7 +179,7 @@ class _Device:
         header = self._header
         try:
             process = self._running()
-            content = b"".join(commands)  # type: ignore[arg-type]  # a structure is a buffer
+            content = b"".join(commands)
             ctypes.memmove(self._memory.base + _COMMANDS_OFFSET, content, len(content))
             header.count, header.reversed, header.checked = len(commands), reverse, check
             header.code_bytes = self._memory.code_used
@@ -332,5 +332,5 @@ def _seconds() -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise DeviceError(f"{_SECONDS_VARIABLE} is '{given}', expected seconds, such as 120")
+        raise DeviceError(f"{_SECONDS_VARIABLE} is '{given}', expected seconds, such as 30")
     return seconds

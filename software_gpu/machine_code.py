@@ -29,7 +29,16 @@ _SECTION_RELOCATIONS, _SECTION_SYMBOLS = 4, 11
 _WRITABLE = 1
 _WEAK, _INDIRECT = 2, 10
 # What lies in writable memory for the linker's sake, and is never written once linked.
-_LINKED_ONCE = (".dynamic", ".got", ".got.plt", ".data.rel.ro", ".relro_padding", ".init_array", ".fini_array", ".ctors")
+_LINKED_ONCE = (
+    ".dynamic",
+    ".got",
+    ".got.plt",
+    ".data.rel.ro",
+    ".relro_padding",
+    ".init_array",
+    ".fini_array",
+    ".ctors",
+)
 _RELATIVE, _ADDRESS, _THREAD = "relative", "address", "thread"
 _RELOCATIONS = {
     "x86_64": {8: _RELATIVE, 1: _ADDRESS, 6: _ADDRESS, 7: _ADDRESS, 18: _THREAD},
@@ -172,7 +181,9 @@ class _Reader:
                 place, info, addend = _RELOCATION.unpack_from(self._data, at)
                 kind, symbol = kinds.get(info & 0xFFFFFFFF), symbols[info >> 32]
                 if kind is None or place + _WORD.size > length:
-                    raise self._refused(f"it needs '{symbol.name}' in a way (relocation {info & 0xFFFFFFFF}) that kernels don't")
+                    raise self._refused(
+                        f"it needs '{symbol.name}' in a way (relocation {info & 0xFFFFFFFF}) that kernels don't"
+                    )
                 found.append(_Relocation(place, kind, symbol, addend))
         return found
 

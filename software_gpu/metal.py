@@ -19,7 +19,18 @@ from software_gpu.device_process import run_commands
 from software_gpu.library import CompiledKernel, CompiledLibrary, Execution, compile_library
 from software_gpu.native_runtime import MANY_THREADS, Failure, FailureKind
 from software_gpu.pipeline import MAX_THREADGROUP_BYTES, MAX_THREADS, MTLComputePipelineState
-from software_gpu.resources import BytesLike, MTLBuffer, MTLSize, MTLSizeMake, NSRange, allocate, any_of_callers, as_bytes, lent, wrap
+from software_gpu.resources import (
+    BytesLike,
+    MTLBuffer,
+    MTLSize,
+    MTLSizeMake,
+    NSRange,
+    allocate,
+    any_of_callers,
+    as_bytes,
+    lent,
+    wrap,
+)
 
 __all__ = [
     "MTLBarrierScopeBuffers",

@@ -143,7 +143,9 @@ class SharedMemory:
             self._own()
             start, room = self._code_used, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             if start + room > CODE_BYTES:
-                raise OutOfMemoryError(f"the software GPU has room for {CODE_BYTES} bytes of kernels; start a new process")
+                raise OutOfMemoryError(
+                    f"the software GPU has room for {CODE_BYTES} bytes of kernels; start a new process"
+                )
             self._code_used = start + room
             return self.code + start
 
@@ -217,7 +219,7 @@ class SharedMemory:
         self._borrowed = True
 
     def own(self) -> None:
-        """Makes the memory this process's own, where a fork shared it with its parent: a copy, at the same addresses."""
+        """Makes the memory this process's own where a fork shares it with its parent: a copy, at the same addresses."""
         with self._locked():
             self._own()
 

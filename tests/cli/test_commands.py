@@ -120,6 +120,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     for subject in ("device software-metal", "kernel cache of CUDA", "tuning results", "package torch"):
         assert subject in shown
     assert "as loops that are vectorised" in " ".join(shown.split())
+    assert "in a process of its own" in " ".join(shown.split())
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def test_a_wild_pointer_is_an_error_and_the_device_works_again() -> None:
 @pytest.mark.skipif(MACHINE != "x86_64", reason="other processors divide by zero without a trap")
 def test_an_integer_divided_by_zero_is_an_error() -> None:
     x = buffer(np.zeros(64))
-    with pytest.raises(DeviceError, match="kernel 'divide': .*divided an integer by zero"):
+    with pytest.raises(DeviceError, match=r"kernel 'divide': .*divided an integer by zero"):
         run_one("divide", x)
     assert_works_on(buffer(np.zeros(32)), 0.0)
 
@@ -146,7 +146,7 @@ def run_one(kernel: str, x: Buffer) -> None:
 def test_an_endless_loop_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_SOFTWARE_GPU_SECONDS", "0.2")
     x, kept = buffer(np.zeros(32)), buffer(np.arange(5000))
-    with pytest.raises(DeviceError, match=r"(?s)kernel 'endless': .*nothing moved for 0.2 seconds.*SOFTWARE_GPU_SECONDS"):
+    with pytest.raises(DeviceError, match=r"kernel 'endless': .*nothing moved for 0.2 seconds.*NPU_SOFTWARE_GPU_S"):
         commit("endless", [x, uints(1)])
     assert (floats(kept) == np.arange(5000)).all()
     assert_works_on(buffer(np.zeros(32)), 0.0)
@@ -196,7 +196,7 @@ def test_what_code_writes_over_the_header_fools_nobody(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "extern \"C\" int system(const char*);" + ENTRY + '{ system("true"); }': "calls 'system'",
+    'extern "C" int system(const char*);' + ENTRY + '{ system("true"); }': "calls 'system'",
     "static int counter;" + ENTRY + "{ ++counter; }": "variables at program scope",
     "thread_local int counter; " + ENTRY + "{ ++counter; }": "in a way .* that kernels don't",
 }
@@ -231,7 +231,8 @@ def test_the_process_holds_no_descriptors_and_no_environment() -> None:
         environment = (folder / "environ").read_bytes()
     except PermissionError:  # it lets no one look into it, but for the system's administrator
         return
-    assert environment.strip(b"\0").split(b"\0") in ([b""], [f"LD_LIBRARY_PATH={os.environ.get('LD_LIBRARY_PATH')}".encode()])
+    names = {entry.partition(b"=")[0] for entry in environment.split(b"\0")}
+    assert names <= {b"", b"LD_LIBRARY_PATH"}
 
 
 def test_a_process_that_was_killed_while_idle_is_replaced() -> None:
