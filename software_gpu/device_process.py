@@ -152,8 +152,9 @@ class _Device:
             KernelCompileError: It has variables, or needs a symbol that the native runtime has not.
         """
         if image.variables:
+            found = ", ".join(image.variables)
             raise KernelCompileError(
-                f"{image.what}: variables at program scope ({', '.join(image.variables)}); Metal has only constants there"
+                f"{image.what}: variables at program scope ({found}); Metal has only constants there"
             )
         missing = image.undefined() - {*_OF_THE_C_LIBRARY, *self._runtime.symbols}
         if missing:

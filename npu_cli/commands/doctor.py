@@ -73,12 +73,16 @@ def _software_gpu() -> Iterator[_Finding]:
         yield _Finding(subject, True, find_toolchain().description)
         subject = "kernels of the software GPU"
         reason = slow_kernels_reason()
-        place = isolation()
     except NPUError as error:
         yield _Finding(subject, False, str(error))
         return
     detail = f"on fibers, slowly; the compiler refused loops: {reason}" if reason else "as loops that are vectorised"
-    yield _Finding(subject, not reason, f"{detail}; {place}")
+    yield _Finding(subject, not reason, detail)
+    subject = "process of the software GPU"
+    try:
+        yield _Finding(subject, True, f"kernels run {isolation()}")
+    except NPUError as error:
+        yield _Finding(subject, False, str(error))
 
 
 def _caches() -> Iterator[_Finding]:
