@@ -62,7 +62,7 @@ class Range:
         return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
 
     def __del__(self) -> None:
-        self._memory.release(self.address, self.nbytes, self.serial)
+        self._memory.release(self.address, self.serial)
 
 
 class SharedMemory:
@@ -87,7 +87,7 @@ class SharedMemory:
         self._free: list[tuple[int, int]] = [(self._data, self.base + self.nbytes - self._data)]
         self._kept: dict[int, list[int]] = {}
         self._live: dict[int, int] = {}
-        self._released: deque[tuple[int, int, int]] = deque()
+        self._released: deque[tuple[int, int]] = deque()
         self._serial = self._pinned_before = 0
         self._lock = threading.Lock()
         self._borrowed = False  # this process was forked, and the file is still its parent's
@@ -157,9 +157,9 @@ class SharedMemory:
         """Memory that the file takes."""
         return os.fstat(self.file).st_blocks * 512
 
-    def release(self, address: int, nbytes: int, serial: int) -> None:
+    def release(self, address: int, serial: int) -> None:
         """Gives a range back. The collector may call this at any moment, in any thread, also within `allocate`."""
-        self._released.append((address, nbytes, serial))
+        self._released.append((address, serial))
         while self._released and self._lock.acquire(blocking=False):
             try:
                 self._drain()
@@ -186,7 +186,7 @@ class SharedMemory:
 
     def _drain(self) -> None:
         while self._released:
-            address, _, serial = self._released.popleft()
+            address, serial = self._released.popleft()
             room = self._live.pop(address)
             if serial <= self._pinned_before or self._borrowed:
                 continue  # a forked process may yet take a copy
