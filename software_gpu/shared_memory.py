@@ -28,8 +28,9 @@ _LEAST_DATA_BYTES = 64 << 20
 # Where neither interpreters nor libraries are put; the last ones are for processors with 39 bits of address.
 _BASES = (1 << 44, 1 << 45, 1 << 43, 3 << 35, 1 << 36)
 _MAP_FIXED, _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x10, 0x4000, 0x100000
-_KEPT_BYTES = 128 << 10  # ranges up to here are kept for the next of their size rather than given back
-_MOST_KEPT = 32
+# What was released last is kept for the next of its size rather than given back: inputs and outputs come again with
+# each run, and the first touch of a page costs both processes more than filling it with zeros.
+_MOST_KEPT_BYTES, _MOST_KEPT = 32 << 20, 64
 
 
 @functools.cache
@@ -85,7 +86,7 @@ class SharedMemory:
         self.code, self._data = self.base + CONTROL_BYTES, self.base + CONTROL_BYTES + CODE_BYTES
         self._code_used = 0
         self._free: list[tuple[int, int]] = [(self._data, self.base + self.nbytes - self._data)]
-        self._kept: dict[int, list[int]] = {}
+        self._kept: list[tuple[int, int]] = []  # length and address, those released last at the end
         self._live: dict[int, int] = {}
         self._released: deque[tuple[int, int]] = deque()
         self._serial = self._pinned_before = 0
@@ -124,13 +125,13 @@ class SharedMemory:
         room = (-(-nbytes // page) + 1) * page  # a page between any two
         with self._locked():
             self._own()
-            kept = self._kept.get(room)
-            address = kept.pop() if kept else self._take(room, nbytes)
+            kept = self._take_kept(room)
+            address = self._take(room, nbytes) if kept is None else kept
             self._live[address] = room
             self._serial += 1
             serial = self._serial
         if kept is not None:
-            ctypes.memset(address, 0, room)
+            ctypes.memset(address, 0, nbytes)
         return Range(self, address, nbytes, serial)
 
     def place_code(self, nbytes: int) -> int:
@@ -175,6 +176,12 @@ class SharedMemory:
             with self._lock:
                 self._drain()
 
+    def _take_kept(self, room: int) -> int | None:
+        for index in reversed(range(len(self._kept))):
+            if self._kept[index][0] == room:
+                return self._kept.pop(index)[1]
+        return None
+
     def _take(self, room: int, nbytes: int) -> int:
         """The first gap that is long enough, shortened."""
         if nbytes <= _physical_bytes():
@@ -190,9 +197,9 @@ class SharedMemory:
             room = self._live.pop(address)
             if serial <= self._pinned_before or self._borrowed:
                 continue  # a forked process may yet take a copy
-            if room <= _KEPT_BYTES and sum(map(len, self._kept.values())) < _MOST_KEPT:
-                self._kept.setdefault(room, []).append(address)
-                continue
+            self._kept.append((room, address))
+        while len(self._kept) > _MOST_KEPT or sum(room for room, _ in self._kept) > _MOST_KEPT_BYTES:
+            room, address = self._kept.pop(0)
             _libc().madvise(address, room, mmap.MADV_REMOVE)
             self._insert(address, room)
 
