@@ -20,11 +20,11 @@ _STATUS_NOT_ENQUEUED, _STATUS_COMPLETED, _STATUS_ERROR = 0, 4, 5
 
 
 class RecordedCommand:
-    """A command, the objects it needs alive, and the names to report when it fails."""
+    """A command, the buffers it needs alive, and the names to report when it fails."""
 
-    def __init__(self, record: CommandRecord, kept: tuple[object, ...]) -> None:
+    def __init__(self, record: CommandRecord, buffers: tuple[MTLBuffer, ...]) -> None:
         self.record = record
-        self.kept = kept
+        self.buffers = buffers
         self.pipeline: MTLComputePipelineState | None = None
         self.bindings: dict[int, Binding] = {}
 
@@ -165,7 +165,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         dispatch.threadgroup_bytes = threadgroup_bytes
         dispatch.groups[:], dispatch.threads[:], dispatch.grid[:] = groups, threads, grid
         bindings = dict(self._bindings)
-        command = RecordedCommand(record, (pipeline, bindings))
+        command = RecordedCommand(record, tuple(buffer for buffer, _ in bindings.values()))
         command.pipeline, command.bindings = pipeline, bindings
         self._commands.append(command)
 
@@ -250,6 +250,9 @@ class MTLCommandBuffer:
             self._status = _STATUS_COMPLETED
         except DeviceError as error:
             self._status, self._error = _STATUS_ERROR, error
+            raise
+        except BaseException as error:  # Ctrl-C
+            self._status, self._error = _STATUS_ERROR, DeviceError(f"interrupted: {type(error).__name__}")
             raise
         finally:
             self._times = (begin, time.perf_counter())

@@ -182,8 +182,4 @@ def argument_table(kernels: list[Kernel]) -> str:
     rows.append("{~0u, 0, 0, 0}")
     return f"""extern "C" {{ MSL_EXPORT extern const msl::ArgumentNeed msl_arguments[];
 const msl::ArgumentNeed msl_arguments[] = {{{", ".join(rows)}}}; }}
-extern "C" MSL_EXPORT ulong msl_threadgroup_lengths(const msl::ThreadgroupLength** msl_begin) {{
-  *msl_begin = msl::__start_msl_lengths;
-  return msl::__stop_msl_lengths - msl::__start_msl_lengths;
-}}
 """

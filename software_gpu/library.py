@@ -1,10 +1,10 @@
-"""Compiles a Metal source to a native library, once for each machine, and loads it."""
+"""Compiles a Metal source to a native library, once for each machine, and places it where the device can run it."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
+import struct
 import threading
 import warnings
 from collections.abc import Mapping
@@ -15,9 +15,10 @@ from pathlib import Path
 from npu_compiler.errors import KernelCompileError
 from software_gpu.cache import load_or_build
 from software_gpu.checks import lint
+from software_gpu.device_process import place_code
 from software_gpu.entry_points import argument_table, fiber_entry, loop_entry
+from software_gpu.machine_code import Image
 from software_gpu.msl_parser import Kernel, SourceText
-from software_gpu.native_runtime import load_runtime
 from software_gpu.region_code import region_entry, region_shape
 from software_gpu.source import preprocess
 from software_gpu.statements import UnknownForm
@@ -57,7 +58,7 @@ class CompiledKernel:
     """A kernel ready to run.
 
     Attributes:
-        entries: Address of the native code for each form it has: ``loop``, ``fiber``, ``region``.
+        entries: Address, in the device, of the native code for each form it has: ``loop``, ``fiber``, ``region``.
         region_shape: What the region form runs: ``simdgroups``, in one dimension, or ``x_rows``.
         threadgroup_bytes: Static threadgroup memory.
         threadgroup_arguments: Indices (with names) of threadgroup memory that the host sizes.
@@ -77,22 +78,16 @@ class CompiledLibrary:
 
     Attributes:
         kernels: By name.
-        handle: Keeps their code loaded.
         slow_because: What the compiler said of their faster form, if that is why they run on fibers; else empty.
     """
 
     kernels: Mapping[str, CompiledKernel]
-    handle: ctypes.CDLL
     slow_because: str
 
 
-class _ArgumentNeed(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint) for name in ("kernel", "index", "bytes", "alignment"))
-
-
-class _ThreadgroupLength(ctypes.Structure):
-    _fields_ = (("kernel", ctypes.c_uint), ("bytes", ctypes.c_uint))
-
+_ARGUMENT_NEED = struct.Struct("<IIII")  # msl::ArgumentNeed: kernel, index, bytes, alignment
+_THREADGROUP_LENGTH = struct.Struct("<II")  # msl::ThreadgroupLength: kernel, bytes
+_NO_KERNEL = 0xFFFFFFFF
 
 _loaded: dict[str, CompiledLibrary] = {}
 _locks: dict[str, threading.Lock] = {}
@@ -213,43 +208,36 @@ def _describe(kernel: Kernel, forms: list[str]) -> dict[str, object]:
 
 
 def _load(path: Path, description: bytes) -> CompiledLibrary:
-    load_runtime()
-    handle = ctypes.CDLL(str(path))
-    needs = _argument_needs(handle)
-    lengths = _threadgroup_lengths(handle)
-    kernels = {}
     content = json.loads(description)
+    image, address = place_code(path, f"kernels {', '.join(described['name'] for described in content['kernels'])}")
+    needs = _argument_needs(image)
+    lengths = _threadgroup_lengths(image)
+    kernels = {}
     for number, described in enumerate(content["kernels"]):
         arguments = tuple(
             Argument(name, int(index), *needs[number, int(index)], is_reference)
             for index, (name, is_reference) in described["buffers"].items()
         )
         name = described["name"]
-        entries = {form: _address(handle, f"msl_{form}_{name}") for form in described["forms"]}
+        entries = {form: address + image.symbols[f"msl_{form}_{name}"] for form in described["forms"]}
         threadgroup = {int(index): argument for index, argument in described["threadgroup"].items()}
         kernels[name] = CompiledKernel(
             name, entries, described["region_shape"], arguments, lengths.get(number, 0), threadgroup
         )
-    return CompiledLibrary(kernels, handle, content["slow_because"])
+    return CompiledLibrary(kernels, content["slow_because"])
 
 
-def _address(handle: ctypes.CDLL, symbol: str) -> int:
-    address = ctypes.cast(getattr(handle, symbol), ctypes.c_void_p).value
-    return address or 0
-
-
-def _argument_needs(handle: ctypes.CDLL) -> dict[tuple[int, int], tuple[int, int]]:
+def _argument_needs(image: Image) -> dict[tuple[int, int], tuple[int, int]]:
     needs: dict[tuple[int, int], tuple[int, int]] = {}
-    table = ctypes.cast(handle.msl_arguments, ctypes.POINTER(_ArgumentNeed))
-    row = 0
-    while table[row].kernel != 0xFFFFFFFF:
-        needs[table[row].kernel, table[row].index] = table[row].bytes, table[row].alignment
-        row += 1
-    return needs
+    row = image.symbols["msl_arguments"]
+    while True:
+        kernel, index, nbytes, alignment = _ARGUMENT_NEED.unpack_from(image.content, row)
+        if kernel == _NO_KERNEL:
+            return needs
+        needs[kernel, index] = nbytes, alignment
+        row += _ARGUMENT_NEED.size
 
 
-def _threadgroup_lengths(handle: ctypes.CDLL) -> dict[int, int]:
-    begin = ctypes.POINTER(_ThreadgroupLength)()
-    handle.msl_threadgroup_lengths.restype = ctypes.c_ulong
-    count = handle.msl_threadgroup_lengths(ctypes.byref(begin))
-    return {begin[i].kernel: begin[i].bytes for i in range(count)}
+def _threadgroup_lengths(image: Image) -> dict[int, int]:
+    start, length = image.sections.get("msl_lengths", (0, 0))
+    return dict(_THREADGROUP_LENGTH.iter_unpack(image.content[start : start + length]))

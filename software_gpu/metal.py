@@ -15,10 +15,22 @@ from collections.abc import Iterator, Mapping
 
 from npu_compiler.errors import DeviceError, KernelCompileError
 from software_gpu.commands import MTLCommandBuffer, MTLCommandQueue, RecordedCommand, Runner
+from software_gpu.device_process import run_commands
 from software_gpu.library import CompiledKernel, CompiledLibrary, Execution, compile_library
-from software_gpu.native_runtime import MANY_THREADS, Failure, FailureKind, run_commands
+from software_gpu.native_runtime import MANY_THREADS, Failure, FailureKind
 from software_gpu.pipeline import MAX_THREADGROUP_BYTES, MAX_THREADS, MTLComputePipelineState
-from software_gpu.resources import BytesLike, MTLBuffer, MTLSize, MTLSizeMake, NSRange, allocate, as_bytes, wrap
+from software_gpu.resources import (
+    BytesLike,
+    MTLBuffer,
+    MTLSize,
+    MTLSizeMake,
+    NSRange,
+    allocate,
+    any_of_callers,
+    as_bytes,
+    lent,
+    wrap,
+)
 
 __all__ = [
     "MTLBarrierScopeBuffers",
@@ -127,7 +139,7 @@ class MTLLibrary:
 
 
 class MTLDevice:
-    """A GPU made of the host's cores."""
+    """A GPU made of the host's cores, in a process of its own."""
 
     def __init__(self, runner: Runner, execution: Execution) -> None:
         self._runner = runner
@@ -193,13 +205,16 @@ class MTLDevice:
 
 def _run(commands: list[RecordedCommand], *, reversed_threads: bool, checked: bool) -> None:
     records = [command.record for command in commands]
-    failure = run_commands(records, reversed_threads=reversed_threads, checked=checked)
+    with lent({buffer for command in commands for buffer in command.buffers} if any_of_callers() else set()):
+        failure = run_commands(records, reversed_threads=reversed_threads, checked=checked)
     if failure is not None:
         raise DeviceError(_explain(failure, commands[failure.command]))
 
 
 def _explain(failure: Failure, command: RecordedCommand) -> str:
-    kernel = f"kernel '{command.pipeline.kernel.name if command.pipeline else '?'}'"
+    kernel = f"kernel '{command.pipeline.kernel.name}'" if command.pipeline else "a copy"
+    if failure.kind in (FailureKind.NONE, FailureKind.STOPPED):
+        return f"{kernel}: the software GPU's process stopped: {failure.reason}. The next command begins another one"
     if failure.kind is FailureKind.DIVERGENT_BARRIER:
         return (
             f"{kernel}, line {failure.line}: thread {failure.thread} waits at a barrier or simdgroup function while "

@@ -1,30 +1,28 @@
-"""The native thread pool: its structures, mirrored, and the one call that runs a list of commands."""
+"""The native runtime: its structures, mirrored, and the library that host and device load."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import hashlib
-import os
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from npu_compiler.errors import OutOfMemoryError
 from software_gpu.cache import load_or_build
 from software_gpu.toolchain import PACKAGE_ROOT, find_toolchain
 
 __all__ = [
-    "MANY_THREADS",
     "BUFFER_SLOTS",
+    "MANY_THREADS",
     "CommandKind",
     "CommandRecord",
     "DispatchRecord",
     "Failure",
     "FailureKind",
-    "run_commands",
+    "Header",
+    "load_runtime",
+    "runtime_path",
 ]
 
 BUFFER_SLOTS = 31
@@ -42,6 +40,7 @@ class FailureKind(IntEnum):
     DIVERGENT_BARRIER = 1
     OUT_OF_BOUNDS = 2
     RACE = 3
+    STOPPED = 4  # the device's process ended, or was ended
 
 
 class DispatchRecord(ctypes.Structure):
@@ -72,7 +71,7 @@ class CommandRecord(ctypes.Structure):
     )
 
 
-class _FailureReport(ctypes.Structure):
+class FailureReport(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_uint),
         ("line", ctypes.c_uint),
@@ -83,80 +82,78 @@ class _FailureReport(ctypes.Structure):
     )
 
 
+class Header(ctypes.Structure):
+    """Mirrors msl::Header. The device writes its own part, and so might kernels: the host believes none of it."""
+
+    _fields_ = (
+        ("request", ctypes.c_uint),
+        ("reversed", ctypes.c_uint),
+        ("checked", ctypes.c_uint),
+        ("host_waits", ctypes.c_uint),
+        ("count", ctypes.c_ulong),
+        ("code_bytes", ctypes.c_ulong),
+        ("padding", ctypes.c_ubyte * 32),
+        ("reply", ctypes.c_uint),
+        ("started", ctypes.c_uint),
+        ("device_waits", ctypes.c_uint),
+        ("seal_error", ctypes.c_uint),
+        ("current", ctypes.c_ulong),
+        ("progress", ctypes.c_ulong),
+        ("done", ctypes.c_ulong),
+        ("report", FailureReport),
+        ("runtime", ctypes.c_ulong),
+        ("worker_offset", ctypes.c_ulong),
+        ("copy", ctypes.c_ulong),
+        ("move", ctypes.c_ulong),
+        ("set", ctypes.c_ulong),
+    )
+
+
 @dataclass(frozen=True)
 class Failure:
-    """Why a command stopped: which one, what happened, on which lines and to which threads of a group."""
+    """Why commands stopped: which one, what happened, on which lines and to which threads of a group.
+
+    Attributes:
+        reason: In words, where the device's process stopped.
+    """
 
     command: int
     kind: FailureKind
-    line: int
-    other_line: int
-    thread: int
-    other_thread: int
-    address: int
+    line: int = 0
+    other_line: int = 0
+    thread: int = 0
+    other_thread: int = 0
+    address: int = 0
+    reason: str = ""
 
 
-_pool_lock = threading.Lock()
+def runtime_path() -> Path:
+    """Where the library that this process has loaded lies; made anew when it was deleted since."""
+    loaded = Path(load_runtime()._name)
+    return loaded if loaded.exists() else _build_runtime()
 
 
-@functools.cache
-def load_runtime() -> ctypes.CDLL:
-    """The runtime library. Kernels find its thread-local word, so its symbols are global."""
+def _build_runtime() -> Path:
+    """Where the runtime library lies in the cache, built when absent."""
     toolchain = find_toolchain()
-    source = "".join((PACKAGE_ROOT / "native" / name).read_text() for name in ("runtime.cpp", "checker.cpp"))
+    names = ("runtime.cpp", "checker.cpp", "sandbox.cpp", "device.cpp")
+    source = "".join((PACKAGE_ROOT / "native" / name).read_text() for name in names)
     key = hashlib.sha256(f"runtime\0{toolchain.fingerprint}\0{source}".encode()).hexdigest()
 
     def build(path: Path) -> bytes:
         toolchain.build(source, path)
         return b""
 
-    path, _ = load_or_build(key, build)
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    library.msl_pool_create.restype = ctypes.c_void_p
-    library.msl_pool_create.argtypes = [ctypes.c_uint]
-    library.msl_pool_run.restype = ctypes.c_ulong
-    library.msl_pool_run.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_uint,
-        ctypes.c_uint,
-        ctypes.c_void_p,
-    ]
-    return library
+    return load_or_build(key, build)[0]
 
 
 @functools.cache
-def _pool() -> int:
-    workers = len(os.sched_getaffinity(0))
-    pool: int | None = load_runtime().msl_pool_create(workers)
-    if pool is None:
-        raise OutOfMemoryError(f"no memory for {workers} workers of the software GPU; free some and try again")
-    return pool
-
-
-def run_commands(
-    commands: Sequence[CommandRecord], *, reversed_threads: bool = False, checked: bool = False
-) -> Failure | None:
-    """Runs commands in order, without the interpreter's lock.
-
-    Args:
-        reversed_threads: Run the threads of each group on fibers last to first.
-        checked: Kernels report their accesses; races and accesses out of bounds are failures.
-    """
-    records = (CommandRecord * len(commands))(*commands)
-    report = _FailureReport()
-    with _pool_lock:
-        run = load_runtime().msl_pool_run
-        done = run(_pool(), records, len(commands), reversed_threads, checked, ctypes.byref(report))
-    if done == len(commands):
-        return None
-    return Failure(
-        done,
-        FailureKind(report.kind),
-        report.line,
-        report.other_line,
-        report.thread,
-        report.other_thread,
-        report.address,
-    )
+def load_runtime() -> ctypes.CDLL:
+    """The host's side of the runtime library; the device's process loads it as well."""
+    library = ctypes.CDLL(str(_build_runtime()))
+    for function in (library.msl_device_run, library.msl_device_wait):
+        function.restype = ctypes.c_bool
+        function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    library.msl_device_ended.restype = None
+    library.msl_device_ended.argtypes = [ctypes.c_void_p]
+    return library

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.errors import DeviceError, OutOfMemoryError
+from npu_compiler.errors import DeviceError
+from software_gpu.shared_memory import shared_memory
 
 __all__ = ["BytesLike", "MTLBuffer", "MTLSize", "MTLSizeMake", "NSRange"]
 
@@ -48,13 +52,19 @@ class _Contents:
 
 
 class MTLBuffer:
-    """Page-aligned host memory that kernels read and write in place.
+    """Page-aligned memory that host and kernels read and write in place.
 
-    Made by a device; `address` is where it begins.
+    Made by a device; `address` is where kernels find it.
     """
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self._memory = memory
+    def __init__(self, memory: NDArray[np.uint8], callers: NDArray[np.uint8] | None = None) -> None:
+        """A buffer over memory that the device has.
+
+        Args:
+            memory: The memory.
+            callers: Memory that the device has not, and whose content is in `memory` while commands run.
+        """
+        self._memory, self._callers = memory, callers
         self._length = memory.nbytes
         self._label: str | None = None
         self.address: int = memory.ctypes.data
@@ -63,11 +73,21 @@ class MTLBuffer:
         return self._length
 
     def contents(self) -> _Contents:
-        return _Contents(self._memory.data)
+        return _Contents((self._memory if self._callers is None else self._callers).data)
 
     def part(self, start: int, length: int) -> MTLBuffer:
         """A buffer over `length` bytes of this one."""
         return MTLBuffer(self._memory[start : start + length])
+
+    def lend(self) -> None:
+        """Gives the device what the caller's memory holds."""
+        if self._callers is not None:
+            self._memory[:] = self._callers
+
+    def take_back(self) -> None:
+        """Gives the caller's memory what the device made of it."""
+        if self._callers is not None and self._callers.flags.writeable:
+            self._callers[:] = self._memory
 
     def label(self) -> str | None:
         return self._label
@@ -80,11 +100,7 @@ def allocate(length: int) -> MTLBuffer:
     """A zeroed buffer of `length` bytes; pages take memory when they are first touched."""
     if length <= 0:
         raise DeviceError(f"a buffer of {length} bytes was asked for; Metal makes none below 1 byte")
-    try:
-        pages = mmap.mmap(-1, length + mmap.PAGESIZE)  # so that no two buffers touch
-    except (OSError, OverflowError) as error:
-        raise OutOfMemoryError(f"no memory for a buffer of {length} bytes: {error}") from error
-    return MTLBuffer(np.frombuffer(pages, np.uint8, count=length))
+    return MTLBuffer(np.asarray(shared_memory().allocate(length)))
 
 
 def as_bytes(data: BytesLike, length: int, what: str) -> NDArray[np.uint8]:
@@ -96,11 +112,34 @@ def as_bytes(data: BytesLike, length: int, what: str) -> NDArray[np.uint8]:
 
 
 def wrap(data: BytesLike, length: int) -> MTLBuffer:
-    """A buffer over memory that the caller owns: page aligned, whole pages, as Metal wants it."""
+    """A buffer over memory that the caller owns: page aligned, whole pages, as Metal wants it.
+
+    The device is another process and can't reach that memory, so commands that use it begin and end with a copy.
+    """
     memory = as_bytes(data, length, "newBufferWithBytesNoCopy")
     if memory.ctypes.data % mmap.PAGESIZE or length % mmap.PAGESIZE:
         raise DeviceError(
             f"newBufferWithBytesNoCopy: address {memory.ctypes.data:#x} and length {length} must be multiples of the "
             f"page size {mmap.PAGESIZE}. Copy the bytes with newBufferWithBytes_length_options_ instead"
         )
-    return MTLBuffer(memory)
+    buffer = MTLBuffer(allocate(length)._memory, memory)
+    _of_callers.add(buffer)
+    return buffer
+
+
+_of_callers: weakref.WeakSet[MTLBuffer] = weakref.WeakSet()
+
+
+def any_of_callers() -> bool:
+    """Whether any buffer lies in memory that its caller owns."""
+    return bool(_of_callers)
+
+
+@contextmanager
+def lent(buffers: Collection[MTLBuffer]) -> Iterator[None]:
+    """Has the device's copy of callers' memory be current within the block, and theirs after it."""
+    for buffer in buffers:
+        buffer.lend()
+    yield
+    for buffer in buffers:
+        buffer.take_back()

@@ -21,6 +21,7 @@ from npu_compiler.errors import NPUError
 from npu_runtime import Device
 from npu_runtime.device import DEVICE_NAMES
 from software_gpu import cache as software_gpu_cache
+from software_gpu.device_process import isolation
 from software_gpu.probe import slow_kernels_reason
 from software_gpu.toolchain import find_toolchain
 
@@ -77,6 +78,11 @@ def _software_gpu() -> Iterator[_Finding]:
         return
     detail = f"on fibers, slowly; the compiler refused loops: {reason}" if reason else "as loops that are vectorised"
     yield _Finding(subject, not reason, detail)
+    subject = "process of the software GPU"
+    try:
+        yield _Finding(subject, True, f"kernels run {isolation()}")
+    except NPUError as error:
+        yield _Finding(subject, False, str(error))
 
 
 def _caches() -> Iterator[_Finding]:

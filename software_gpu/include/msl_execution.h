@@ -111,8 +111,6 @@ template <class T> constexpr uint end_of(uint start) {
   return sizeof(T) > 1u << 30 || start > 1u << 30 ? 1u << 31 : (start + 15u) / 16u * 16u + (uint)sizeof(T);
 }
 
-extern "C" __attribute__((weak, visibility("hidden"))) const ThreadgroupLength __start_msl_lengths[], __stop_msl_lengths[];
-
 // A checked library calls out at each access of memory; what belongs to the machinery does not.
 #ifdef MSL_CHECKED
 #define MSL_UNCHECKED __attribute__((no_sanitize("thread"), disable_sanitizer_instrumentation))

@@ -22,10 +22,14 @@ constexpr ulong shadow_entries = 1ul << 21;
 static Shadow* shadows;
 static ulong dispatch_number;
 
+bool prepare_checks() {
+  shadows = (Shadow*)pages(shadow_entries * sizeof(Shadow));
+  return shadows;
+}
+
 void begin_check(Worker* w, const Dispatch* d) {
-  if (!shadows) shadows = (Shadow*)pages(shadow_entries * sizeof(Shadow));
   dispatch_number++;
-  w->checked = shadows ? d : nullptr;
+  w->checked = d;
 }
 
 enum class Memory { own, constant, threadgroup, device, none };

@@ -1,13 +1,14 @@
-// The native runtime: a pool of host threads that executes a list of commands in one call.
+// The native runtime: a pool of threads that executes a list of commands in one call, in the device's own process.
 //
 // The caller takes part in every dispatch and waits only for helpers that have begun a piece of it, so that a helper
-// that the host has descheduled (or that a fork has lost) delays nothing. No C library header is needed: the few
-// functions used are declared here and found in the process.
+// that the system has descheduled delays nothing. No C library header is needed: the few functions used are declared
+// here and found in the process. Whatever asks the system for something does so before the process is sealed.
 #include "msl_execution.h"
 
 extern "C" {
 int pthread_create(unsigned long* thread, const void* attributes, void* (*start)(void*), void* argument);
 int pthread_detach(unsigned long thread);
+int sched_yield();
 void* mmap(void* address, size_t bytes, int protection, int flags, int file, long offset);
 long syscall(long number, ...);
 void* memcpy(void* target, const void* source, size_t bytes);
@@ -44,9 +45,13 @@ struct Pool {
   ulong groups, piece;
   ulong next;
   uint generation, open, inside, sleepers;
+  uint ready;       // helpers that have started
+  ulong* progress;  // grows with each piece of work
 };
 
-void begin_check(Worker* w, const Dispatch* d);  // checker.cpp
+// checker.cpp
+bool prepare_checks();
+void begin_check(Worker* w, const Dispatch* d);
 
 struct HelperArgument {
   Pool* pool;
@@ -60,9 +65,11 @@ constexpr ulong few_threads = 512;  // elementwise, they take less time than wak
 #if defined(__x86_64__)
 constexpr long futex_number = 202;
 static void relax() { __builtin_ia32_pause(); }
+static void read_written_code() {}
 #else
 constexpr long futex_number = 98;
 static void relax() { __asm__ volatile("yield"); }
+static void read_written_code() { __asm__ volatile("isb"); }  // each thread drops what it has fetched ahead
 #endif
 static void futex_wait(uint* word, uint value) { syscall(futex_number, word, 128, value, nullptr, nullptr, 0); }
 static void futex_wake(uint* word) { syscall(futex_number, word, 129, 0x7fffffff, nullptr, nullptr, 0); }
@@ -87,6 +94,7 @@ static void work(Pool* pool, Worker* w) {
   while (w->failure == Failure::none) {
     ulong first = __atomic_fetch_add(&pool->next, pool->piece, __ATOMIC_RELAXED);
     if (first >= pool->groups) return;
+    __atomic_fetch_add(pool->progress, 1ul, __ATOMIC_RELAXED);
     ulong last = first + pool->piece;
     d->entry(w, d, first, last < pool->groups ? last : pool->groups);
   }
@@ -110,8 +118,10 @@ static void* helper(void* argument) {
   Pool* pool = given->pool;
   Worker* w = &pool->workers[given->index];
   msl_worker = w;
+  __atomic_fetch_add(&pool->ready, 1, __ATOMIC_SEQ_CST);
   for (uint seen = 0;;) {
     seen = next_generation(pool, seen);
+    read_written_code();
     __atomic_fetch_add(&pool->inside, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&pool->open, __ATOMIC_SEQ_CST) == seen) work(pool, w);
     __atomic_fetch_sub(&pool->inside, 1, __ATOMIC_SEQ_CST);
@@ -127,7 +137,7 @@ static void run_dispatch(Pool* pool, const Dispatch* d, bool checked) {
   ulong threads = (ulong)d->grid[0] * d->grid[1] * d->grid[2];
   bool shared = !checked && pool->count > 1 && pool->groups > 1 && threads >= few_threads;
   if (!shared) {
-    pool->piece = pool->groups;
+    if (threads < few_threads) pool->piece = pool->groups;
     if (checked) begin_check(&pool->workers[0], d);
     work(pool, &pool->workers[0]);
     pool->workers[0].checked = nullptr;
@@ -143,6 +153,7 @@ static void run_dispatch(Pool* pool, const Dispatch* d, bool checked) {
 }
 
 static void run_command(Pool* pool, const Command* c, bool checked) {
+  __atomic_fetch_add(pool->progress, 1ul, __ATOMIC_RELAXED);
   if (c->kind == CommandKind::copy) memmove(c->target, c->source, c->bytes);
   else if (c->kind == CommandKind::fill) memset(c->target, (int)c->value, c->bytes);
   else run_dispatch(pool, &c->dispatch, checked);
@@ -159,40 +170,45 @@ static bool report_failure(Pool* pool, FailureReport* report) {
   return false;
 }
 
-}  // namespace msl
-
-// A pool of `count` workers, the caller of msl_pool_run among them; null when memory is short.
-extern "C" MSL_EXPORT msl::Pool* msl_pool_create(uint count) {
-  using namespace msl;
+// A pool of `count` workers, the caller of run_commands among them; null when memory is short. All its threads have
+// started when it returns.
+static Pool* create_pool(uint count, ulong* progress) {
   Pool* pool = (Pool*)pages(sizeof(Pool));
-  if (!pool) return nullptr;
+  if (!pool || !prepare_checks()) return nullptr;
   pool->count = count;
+  pool->progress = progress;
   pool->workers = (Worker*)pages(count * sizeof(Worker));
   HelperArgument* arguments = (HelperArgument*)pages(count * sizeof(HelperArgument));
   if (!pool->workers || !arguments) return nullptr;
   for (uint i = 0; i < count; ++i)
     if (!prepare_worker(&pool->workers[i])) return nullptr;
+  uint started = 0;
   for (uint i = 1; i < count; ++i) {
     arguments[i] = {pool, i};
     unsigned long thread;
     if (pthread_create(&thread, nullptr, helper, &arguments[i])) break;  // fewer helpers only means slower
     pthread_detach(thread);
+    started++;
   }
+  while (__atomic_load_n(&pool->ready, __ATOMIC_SEQ_CST) < started) sched_yield();
   return pool;
 }
 
-// Runs the commands in order; returns the index of the one that failed, or `count`. Not reentrant.
-extern "C" MSL_EXPORT ulong msl_pool_run(msl::Pool* pool, const msl::Command* commands, ulong count, uint reversed,
-                                         uint checked, msl::FailureReport* report) {
-  using namespace msl;
+// Runs the commands in order and keeps `current` at the one that runs; returns the index of the one that failed, or
+// `count`. Not reentrant.
+static ulong run_commands(Pool* pool, const Command* commands, ulong count, uint reversed, uint checked, ulong* current,
+                          FailureReport* report) {
   msl_worker = &pool->workers[0];
   for (uint i = 0; i < pool->count; ++i) {
     pool->workers[i].failure = Failure::none;
     pool->workers[i].reversed = reversed;
   }
   for (ulong i = 0; i < count; ++i) {
+    __atomic_store_n(current, i, __ATOMIC_RELAXED);
     run_command(pool, &commands[i], checked);
     if (report_failure(pool, report)) return i;
   }
   return count;
 }
+
+}  // namespace msl

@@ -117,7 +117,13 @@ def test_weights_are_asked_for(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    for subject in ("device software-metal", "kernel cache of CUDA", "tuning results", "package torch"):
+    for subject in (
+        "device software-metal",
+        "process of the software GPU",
+        "kernel cache of CUDA",
+        "tuning results",
+        "package torch",
+    ):
         assert subject in shown
     assert "as loops that are vectorised" in " ".join(shown.split())
 

@@ -68,7 +68,7 @@ def test_every_selector_is_metals() -> None:
         *(metal.MTLBuffer, metal.MTLCompileOptions),
     ]
     of_objective_c = {"alloc", "new", "init"}
-    internal = {"part", "check_bindings", "check_threads", "entry", "threadgroup_layout"}
+    internal = {"part", "lend", "take_back", "check_bindings", "check_threads", "entry", "threadgroup_layout"}
     for kind in classes:
         for name, function in inspect.getmembers(kind, inspect.isfunction):
             if name.startswith("_") or name in of_objective_c | internal:
