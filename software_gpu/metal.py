@@ -224,8 +224,8 @@ def _explain(failure: Failure, command: RecordedCommand) -> str:
         line = f", line {failure.line}" if failure.line else ""
         beyond = f"element {ctypes.c_int(failure.address).value}" if failure.line else "an element"
         return (
-            f"{kernel}{line}: thread {failure.thread} takes {beyond} of an array that ends before it. Compare its index "
-            "with the array's length"
+            f"{kernel}{line}: thread {failure.thread} takes {beyond} of an array that ends before it. "
+            "Compare its index with the array's length"
         )
     verb = "writes" if failure.other_thread else "reads"
     place = _nearest_place(failure.address, command)

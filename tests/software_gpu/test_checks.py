@@ -116,7 +116,7 @@ OUT_OF_BOUNDS = {
     "before the start": ("y[int(i) - 1] = 1.0f;", r"thread 0 writes out of bounds, 4 bytes before the start"),
 }
 ARRAYS = {
-    "threadgroup array": ("threadgroup float t[64], u[64]; u[i] = 0.0f; for (uint j = 0; j <= 64; ++j) t[j] = u[i];", 64),
+    "threadgroup array": ("threadgroup float t[64], u[64]; for (uint j = 0; j <= 64; ++j) t[j] = 0; u[i] = 0;", 64),
     "row of a threadgroup array": ("threadgroup float t[4][16]; t[i / 16][i % 16 + 1] = y[i];", 16),
     "thread's array": ("float t[8]; for (uint j = 0; j <= i; ++j) t[j] = y[i]; y[i] = t[0];", 8),
     "constant array": ("const float t[4] = {1, 2, 3, 4}; y[i] = t[i];", 4),
@@ -142,7 +142,7 @@ def test_a_subscript_beyond_an_array_is_found(case: str) -> None:
 @pytest.mark.parametrize("case", POINTERS)
 def test_a_pointer_that_leaves_its_array_is_found(case: str) -> None:
     source = HEAD + PASSED_ON + KERNEL.format("", POINTERS[case])
-    with pytest.raises(DeviceError, match="kernel 'k'.*(out of bounds|takes an element of an array)"):
+    with pytest.raises(DeviceError, match=r"kernel 'k'.*(out of bounds|takes an element of an array)"):
         run(source, "k", [np.zeros(64, np.float32)], (1, 1, 1), (64, 1, 1), kind="check")
 
 
