@@ -120,7 +120,10 @@ kernel void attention(
     threadgroup uint4 tiles[TILE_BYTES / 16];
     threadgroup uint4 score_memory[SCORE_BYTES / 16];
     threadgroup uint4 weight_memory[WEIGHT_BYTES / 16];
-    threadgroup uint4 row_memory[11 * ROW_BYTES / 16];
+    threadgroup float kept_tile[8 * ROW_BYTES / 4]; // for every eight rows a diagonal matrix
+    threadgroup float row_closed[ROW_BYTES / 4];
+    threadgroup int row_mask[ROW_BYTES / 4];
+    threadgroup float row_sum[ROW_BYTES / 4];
     threadgroup uint4 open_memory[SIMDGROUPS / 4];
 #if !DIRECT
     threadgroup tile_t* kv_tile = (threadgroup tile_t*)tiles;
@@ -129,10 +132,6 @@ kernel void attention(
     threadgroup float* sums_tile = (threadgroup float*)tiles; // once queries, keys and values are done with
     threadgroup float* scores = (threadgroup float*)score_memory;
     threadgroup tile_t* weights = (threadgroup tile_t*)weight_memory;
-    threadgroup float* kept_tile = (threadgroup float*)row_memory; // for every eight rows a diagonal matrix
-    threadgroup float* row_closed = (threadgroup float*)(row_memory + 8 * ROW_BYTES / 16);
-    threadgroup int* row_mask = (threadgroup int*)(row_memory + 9 * ROW_BYTES / 16);
-    threadgroup float* row_sum = (threadgroup float*)(row_memory + 10 * ROW_BYTES / 16);
     threadgroup int* open = (threadgroup int*)open_memory;
 
     int lane = int(lane_index);

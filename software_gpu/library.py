@@ -23,14 +23,17 @@ from software_gpu.region_code import region_entry, region_shape
 from software_gpu.source import preprocess
 from software_gpu.statements import UnknownForm
 from software_gpu.toolchain import find_toolchain
-from software_gpu.translation import PROLOGUE, synchronizing_functions, translate
+from software_gpu.translation import PROLOGUE, RED_ZONE, synchronizing_functions, threadgroup_variables, translate
 from software_gpu.vectorization import dependent_functions
 
 __all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "Execution", "compile_library"]
 
 _CHECK_FLAGS = (
     *("-DMSL_CHECKED", "-fsanitize=thread", "-O1", "-fno-vectorize", "-fno-slp-vectorize"),
+    *("-mllvm", "-inline-threshold=100000"),
     *("-mllvm", "-tsan-instrument-atomics=0"),
+    *("-fsanitize=array-bounds,local-bounds", "-fno-sanitize-trap=all"),
+    f"-DMSL_RED_ZONE={RED_ZONE}",
 )
 
 
@@ -61,6 +64,7 @@ class CompiledKernel:
         entries: Address, in the device, of the native code for each form it has: ``loop``, ``fiber``, ``region``.
         region_shape: What the region form runs: ``simdgroups``, in one dimension, or ``x_rows``.
         threadgroup_bytes: Static threadgroup memory.
+        red_zone_bytes: Of these, what lies between variables so that a checked run sees who reaches beyond one.
         threadgroup_arguments: Indices (with names) of threadgroup memory that the host sizes.
     """
 
@@ -69,6 +73,7 @@ class CompiledKernel:
     region_shape: str
     arguments: tuple[Argument, ...]
     threadgroup_bytes: int
+    red_zone_bytes: int
     threadgroup_arguments: Mapping[int, str]
 
 
@@ -183,7 +188,7 @@ def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple
             else _entries(kernel, parsed, synchronizing, dependent)
         )
         parts += entries.values()
-        described.append(_describe(kernel, list(entries)))
+        described.append(_describe(kernel, list(entries), execution))
     return "\n".join(parts), described
 
 
@@ -197,8 +202,10 @@ def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], depend
     return {"fiber": fiber_entry(kernel, small=True), "region": region}
 
 
-def _describe(kernel: Kernel, forms: list[str]) -> dict[str, object]:
+def _describe(kernel: Kernel, forms: list[str], execution: Execution) -> dict[str, object]:
+    variables = sum(len(found) for _, _, found in threadgroup_variables(kernel.body))
     return {
+        "red_zone_bytes": RED_ZONE * max(0, variables - 1) if execution is Execution.CHECKED else 0,
         "name": kernel.name,
         "forms": forms,
         "region_shape": region_shape(kernel),
@@ -221,8 +228,9 @@ def _load(path: Path, description: bytes) -> CompiledLibrary:
         name = described["name"]
         entries = {form: address + image.symbols[f"msl_{form}_{name}"] for form in described["forms"]}
         threadgroup = {int(index): argument for index, argument in described["threadgroup"].items()}
+        nbytes, between = lengths.get(number, 0), described["red_zone_bytes"]
         kernels[name] = CompiledKernel(
-            name, entries, described["region_shape"], arguments, lengths.get(number, 0), threadgroup
+            name, entries, described["region_shape"], arguments, nbytes, between, threadgroup
         )
     return CompiledLibrary(kernels, content["slow_because"])
 

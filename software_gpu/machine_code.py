@@ -39,6 +39,7 @@ _LINKED_ONCE = (
     ".fini_array",
     ".ctors",
 )
+_DESCRIPTIONS = (".data",)  # in a checked library: what it says of subscripts that leave their array
 _RELATIVE, _ADDRESS, _THREAD = "relative", "address", "thread"
 _RELOCATIONS = {
     "x86_64": {8: _RELATIVE, 1: _ADDRESS, 6: _ADDRESS, 7: _ADDRESS, 18: _THREAD},
@@ -155,9 +156,11 @@ class _Reader:
         return bytes(content)
 
     def _variables(self) -> Iterator[str]:
+        checked = any(symbol.name.startswith("__ubsan_handle") for symbol in self._symbols())
+        constant = (*_LINKED_ONCE, *(_DESCRIPTIONS if checked else ()))
         for name, _, flags, _, _, length, *_ in self._sections:
             section = self._text(self._names, name)
-            if flags & _WRITABLE and length and not section.startswith(_LINKED_ONCE):
+            if flags & _WRITABLE and length and not section.startswith(constant):
                 yield section
 
     def _symbols(self) -> list[_Symbol]:

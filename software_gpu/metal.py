@@ -9,6 +9,7 @@ would refuse raises a DeviceError that names the kernel and the argument.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from collections.abc import Iterator, Mapping
@@ -229,6 +230,13 @@ def _explain(failure: Failure, command: RecordedCommand) -> str:
         return (
             f"{kernel}: thread {failure.thread} and {other} touch {place}, at least one writes, and no barrier "
             "orders them. Put a threadgroup_barrier with that memory's flag between the accesses"
+        )
+    if failure.kind is FailureKind.OUT_OF_ARRAY:
+        line = f", line {failure.line}" if failure.line else ""
+        beyond = f"element {ctypes.c_int(failure.address).value}" if failure.line else "an element"
+        return (
+            f"{kernel}{line}: thread {failure.thread} takes {beyond} of an array that ends before it. "
+            "Compare its index with the array's length"
         )
     verb = "writes" if failure.other_thread else "reads"
     place = _nearest_place(failure.address, command)

@@ -40,7 +40,8 @@ class FailureKind(IntEnum):
     DIVERGENT_BARRIER = 1
     OUT_OF_BOUNDS = 2
     RACE = 3
-    STOPPED = 4  # the device's process ended, or was ended
+    OUT_OF_ARRAY = 4
+    STOPPED = 5  # the device's process ended, or was ended
 
 
 class DispatchRecord(ctypes.Structure):

@@ -23,7 +23,7 @@ class MTLComputePipelineState:
     """A kernel that can be dispatched."""
 
     def __init__(self, kernel: CompiledKernel) -> None:
-        if kernel.threadgroup_bytes > MAX_THREADGROUP_BYTES:
+        if kernel.threadgroup_bytes - kernel.red_zone_bytes > MAX_THREADGROUP_BYTES:
             raise DeviceError(
                 f"kernel '{kernel.name}' declares {kernel.threadgroup_bytes} bytes of threadgroup memory; "
                 f"a threadgroup has {MAX_THREADGROUP_BYTES}. Make its tiles smaller"
@@ -81,7 +81,7 @@ class MTLComputePipelineState:
         for index in sorted(self.kernel.threadgroup_arguments):
             offsets[index] = end
             end += lengths[index]
-        if end > MAX_THREADGROUP_BYTES:
+        if end - self.kernel.red_zone_bytes > MAX_THREADGROUP_BYTES:
             raise DeviceError(
                 f"kernel '{self.kernel.name}' needs {end} bytes of threadgroup memory "
                 f"({self.kernel.threadgroup_bytes} declared, {end - self.kernel.threadgroup_bytes} set by the host); "

@@ -15,6 +15,7 @@ from software_gpu.msl_parser import Kernel, SourceText, Token, split_at_commas
 
 __all__ = [
     "PROLOGUE",
+    "RED_ZONE",
     "ThreadgroupVariable",
     "place_variables",
     "synchronizing_functions",
@@ -22,6 +23,7 @@ __all__ = [
     "translate",
 ]
 
+RED_ZONE = 32  # bytes between the threadgroup variables of a checked kernel; a multiple of 16, their alignment
 PROLOGUE = '#include "msl.h"\n#line 1 "program_source"\n'
 _SYNCHRONIZING = re.compile(r"(threadgroup_barrier|simdgroup_\w+|simd_\w+|quad_\w+|make_filled_simdgroup_matrix)\Z")
 
@@ -79,7 +81,8 @@ def place_variables(variables: Sequence[ThreadgroupVariable], previous_end: str)
         parts.append(
             f"typedef {variable.type} {kind}{variable.suffix}; "
             f"constexpr uint {end} = ::msl::end_of<{kind}>({previous_end}); "
-            f"{kind}& {variable.name} = *({kind}*)(msl_threadgroup + {end} - sizeof({kind}));"
+            f"{kind}& {variable.name} = *({kind}*)(msl_threadgroup + {end} - sizeof({kind})); "
+            f"::msl::placed({end} - sizeof({kind}), {end});"
         )
         previous_end = end
     return " ".join(parts), previous_end

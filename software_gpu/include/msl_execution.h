@@ -42,7 +42,8 @@ struct Simdgroup {
   alignas(64) unsigned char values[simd_width * 16];
 };
 
-enum class Failure : uint { none = 0, divergent_barrier = 1, out_of_bounds = 2, race = 3 };
+enum class Failure : uint { none = 0, divergent_barrier = 1, out_of_bounds = 2, race = 3, out_of_array = 4 };
+constexpr uint most_arrays = 64;
 
 constexpr uint many_threads = ~0u;
 
@@ -67,6 +68,7 @@ struct Worker {
   ulong checked_group;
   uint threadgroup_phase, device_phase;
   ulong image_begin, image_end;  // the library itself, whose constants a kernel may read
+  uint arrays, array_begins[most_arrays], array_ends[most_arrays];  // in threadgroup memory; what is between them is no one's
 };
 
 #define MSL_EXPORT __attribute__((visibility("default")))
@@ -106,9 +108,18 @@ template <uint Kernel, uint Bytes> struct threadgroup_length {
 template <uint Kernel, uint Bytes>
 __attribute__((used, section("msl_lengths"))) const ThreadgroupLength threadgroup_length<Kernel, Bytes>::record = {Kernel, Bytes};
 
+// Between threadgroup variables of a checked library lies memory that is no one's.
+#ifdef MSL_RED_ZONE
+constexpr uint red_zone = MSL_RED_ZONE;
+#else
+constexpr uint red_zone = 0;
+#endif
+
 // The end of a threadgroup variable that follows others ending at `start`; far beyond what there is, it stays there.
 template <class T> constexpr uint end_of(uint start) {
-  return sizeof(T) > 1u << 30 || start > 1u << 30 ? 1u << 31 : (start + 15u) / 16u * 16u + (uint)sizeof(T);
+  return sizeof(T) > 1u << 30 || start > 1u << 30
+             ? 1u << 31
+             : ((start ? start + red_zone : 0) + 15u) / 16u * 16u + (uint)sizeof(T);
 }
 
 // A checked library calls out at each access of memory; what belongs to the machinery does not.
@@ -119,6 +130,18 @@ template <class T> constexpr uint end_of(uint start) {
 #define MSL_UNCHECKED
 #define MSL_UNCHECKED_INLINE MSL_INLINE
 #endif
+
+// Says where a threadgroup variable lies.
+MSL_UNCHECKED_INLINE void placed([[maybe_unused]] uint begin, [[maybe_unused]] uint end) {
+#ifdef MSL_CHECKED
+  Worker* w = msl_worker;
+  for (uint i = 0; i < w->arrays; ++i)
+    if (w->array_begins[i] == begin) return;
+  if (w->arrays == most_arrays) return;
+  w->array_begins[w->arrays] = begin;
+  w->array_ends[w->arrays++] = end;
+#endif
+}
 
 MSL_UNCHECKED_INLINE unsigned char* threadgroup_memory(uint offset) {
   return msl_worker->threadgroup_memory + offset;
@@ -299,6 +322,7 @@ extern "C" __attribute__((visibility("hidden"))) const unsigned char __ehdr_star
 MSL_UNCHECKED static void prepare_check(Worker* w) {
   w->image_begin = (ulong)__ehdr_start;
   w->image_end = (ulong)_end;
+  w->arrays = 0;
   if (!w->checked) return;
   for (uint i = 0; i < w->checked->threadgroup_bytes; ++i) w->threadgroup_memory[i] = 0xff;
 }

@@ -34,12 +34,24 @@ void begin_check(Worker* w, const Dispatch* d) {
 
 enum class Memory { own, constant, threadgroup, device, none };
 
+// Whether an access of threadgroup memory, where variables are declared, is not inside of one of them.
+static bool between_arrays(const Worker* w, ulong address, ulong bytes) {
+  ulong begin = address - (ulong)w->threadgroup_memory, last = 0;
+  for (uint i = 0; i < w->arrays; ++i) {
+    if (begin >= w->array_begins[i] && begin + bytes <= w->array_ends[i]) return false;
+    if (w->array_ends[i] > last) last = w->array_ends[i];
+  }
+  return begin < last;
+}
+
 static Memory memory_of(const Worker* w, ulong address, ulong bytes) {
   auto inside = [=](ulong begin, ulong length) { return address >= begin && address + bytes <= begin + length; };
   if (inside((ulong)w->stacks, max_threads * w->stack_stride)) return Memory::own;
   const Dispatch* d = w->checked;
   if (inside((ulong)w->threadgroup_memory, 2 * threadgroup_capacity))
-    return inside((ulong)w->threadgroup_memory, d->threadgroup_bytes) ? Memory::threadgroup : Memory::none;
+    return inside((ulong)w->threadgroup_memory, d->threadgroup_bytes) && !between_arrays(w, address, bytes)
+               ? Memory::threadgroup
+               : Memory::none;
   for (uint i = 0; i < buffer_slots; ++i)
     if (d->buffers[i] && inside((ulong)d->buffers[i], d->buffer_bytes[i])) return Memory::device;
   return inside(w->image_begin, w->image_end - w->image_begin) ? Memory::constant : Memory::none;
@@ -91,7 +103,25 @@ static void note(const void* pointer, ulong bytes, bool writes) {
   for (ulong place = address; place < address + bytes; place += step) note_place(w, place, now, writes);
 }
 
+// What clang says of a subscript beyond an array of a known length; its layout is part of the sanitizer's interface.
+struct ArraySubscript {
+  const char* file;
+  uint line, column;
+};
+
+static void fail_subscript(uint line, ulong index) {
+  Worker* w = msl_worker;
+  if (!w || !w->checked || !w->current) return;
+  w->failure_line = line;
+  fail(w, Failure::out_of_array, index, 0);
+}
+
 }  // namespace msl
+
+extern "C" MSL_EXPORT void __ubsan_handle_out_of_bounds(msl::ArraySubscript* place, void* index) {
+  msl::fail_subscript(place->line, (ulong)index);
+}
+extern "C" MSL_EXPORT void __ubsan_handle_local_out_of_bounds_abort() { msl::fail_subscript(0, 0); }
 
 #define MSL_ACCESS(BYTES)                                                                                             \
   extern "C" MSL_EXPORT void __tsan_read##BYTES(void* p) { msl::note(p, BYTES, false); }                               \

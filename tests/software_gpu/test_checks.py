@@ -114,8 +114,36 @@ OUT_OF_BOUNDS = {
     ),
     "write past the end": ("y[i + 2] = 1.0f;", r"thread 62 writes out of bounds, 0 bytes past the end of argument 'y'"),
     "before the start": ("y[int(i) - 1] = 1.0f;", r"thread 0 writes out of bounds, 4 bytes before the start"),
-    "threadgroup memory": ("threadgroup float t[8]; t[i] = 1.0f; y[i] = t[i];", "thread 8 writes out of bounds"),
 }
+ARRAYS = {
+    "threadgroup array": ("threadgroup float t[64], u[64]; for (uint j = 0; j <= 64; ++j) t[j] = 0; u[i] = 0;", 64),
+    "row of a threadgroup array": ("threadgroup float t[4][16]; t[i / 16][i % 16 + 1] = y[i];", 16),
+    "thread's array": ("float t[8]; for (uint j = 0; j <= i; ++j) t[j] = y[i]; y[i] = t[0];", 8),
+    "constant array": ("const float t[4] = {1, 2, 3, 4}; y[i] = t[i];", 4),
+}
+POINTERS = {
+    "threadgroup array, passed on": "threadgroup float t[64], u[64]; u[i] = 0.0f; put(t, i + 1); y[i] = u[i];",
+    "thread's array, passed on": "float t[4]; fill(t, i); y[i] = t[i & 3];",
+}
+PASSED_ON = """
+inline void put(threadgroup float* p, uint i) { p[i] = 1.0f; }
+inline void fill(thread float* p, uint n) { for (uint j = 0; j < n; ++j) p[j] = float(n - j); }
+"""
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_a_subscript_beyond_an_array_is_found(case: str) -> None:
+    body, index = ARRAYS[case]
+    source = HEAD + KERNEL.format("", body)
+    with pytest.raises(DeviceError, match=rf"kernel 'k', line 3: thread \d+ takes element {index} of an array"):
+        run(source, "k", [np.zeros(64, np.float32)], (1, 1, 1), (64, 1, 1), kind="check")
+
+
+@pytest.mark.parametrize("case", POINTERS)
+def test_a_pointer_that_leaves_its_array_is_found(case: str) -> None:
+    source = HEAD + PASSED_ON + KERNEL.format("", POINTERS[case])
+    with pytest.raises(DeviceError, match=r"kernel 'k'.*(out of bounds|takes an element of an array)"):
+        run(source, "k", [np.zeros(64, np.float32)], (1, 1, 1), (64, 1, 1), kind="check")
 
 
 @pytest.mark.parametrize("case", OUT_OF_BOUNDS)
