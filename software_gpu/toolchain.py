@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_compiler.errors import KernelCompileError, ToolchainError
+from software_gpu.processor import MACHINES, Processor, chosen_level, processor
+from software_gpu.small_floats import expand_small_floats
 
-__all__ = ["PACKAGE_ROOT", "Toolchain", "find_toolchain"]
+__all__ = ["PACKAGE_ROOT", "Toolchain", "find_toolchain", "toolchain_for"]
 
 PACKAGE_ROOT = Path(__file__).parent
 INCLUDE_ROOT = PACKAGE_ROOT / "include"
@@ -36,7 +38,6 @@ FLAGS = (
     ),
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-cl-single-precision-constant"),
 )
-MACHINES = {"x86_64": ("-march=native", "-mno-red-zone"), "aarch64": ("-mcpu=native",)}
 OLDEST_CLANG = 17  # 16 has no arithmetic on __bf16
 
 
@@ -47,12 +48,14 @@ class Toolchain:
     Attributes:
         compiler: Command that compiles C++.
         linker: Command that links a shared object.
-        fingerprint: Digest of compiler version, machine, CPU features, flags and headers; part of every cache key.
+        processor: What it compiles for.
+        fingerprint: Digest of compiler version, processor, flags and headers; part of every cache key.
         description: For people: compiler, version, where from.
     """
 
     compiler: tuple[str, ...]
     linker: tuple[str, ...]
+    processor: Processor
     fingerprint: str
     description: str
 
@@ -68,14 +71,36 @@ class Toolchain:
         return done.stderr if done.returncode else ""
 
     def build(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
-        """Compiles C++ text to a shared object at `target`, which must not be in use."""
-        with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
-            code = Path(folder, "kernel.o")
-            self._run([*self.compiler, *self._flags(), *flags, "-c", "-o", str(code), "-x", "c++", "-"], source)
-            self._run([*self.linker, "-o", str(target), str(code)], "")
+        """Compiles C++ text to a shared object at `target`, which must not be in use.
+
+        Raises:
+            KernelCompileError: The compiler refuses the text.
+            ToolchainError: The compiler could not finish: it was killed, or lacks space, memory or permission.
+        """
+        expanded = [kind for kind, converts in self._small_floats() if not converts and kind in source]
+        compile_text = [*self.compiler, *self._flags(), *flags]
+        try:
+            with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
+                code = Path(folder, "kernel.o")
+                language = "c++"
+                if expanded:
+                    unoptimised = ("-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-")
+                    text = self._run([*compile_text, *unoptimised, "-x", language, "-"], source)
+                    source, language = expand_small_floats(text, expanded), "ir"
+                self._run([*compile_text, "-c", "-o", str(code), "-x", language, "-"], source)
+                self._run([*self.linker, "-o", str(target), str(code)], "")
+        except OSError as error:
+            raise ToolchainError(
+                f"kernels can't be compiled in {tempfile.gettempdir()}: {error}. Free some space, or name another "
+                "folder in TMPDIR"
+            ) from error
+
+    def _small_floats(self) -> tuple[tuple[str, bool], ...]:
+        """The types that kernels store and clang converts, and whether the processor does it as the headers would."""
+        return ("bfloat", False), ("half", self.processor.converts_half)
 
     def _flags(self) -> list[str]:
-        return [*FLAGS, *MACHINES[platform.machine()], f"-I{INCLUDE_ROOT}"]
+        return [*FLAGS, *self.processor.flags, f"-I{INCLUDE_ROOT}"]
 
     def _run(self, command: Sequence[str], source: str) -> str:
         done = _execute(command, source)
@@ -97,12 +122,11 @@ def _readable(messages: str) -> str:
     return "\n".join(lines[:40])
 
 
-@functools.cache
 def find_toolchain() -> Toolchain:
-    """The machine's clang.
+    """The machine's clang, for the processor level that is chosen.
 
     Raises:
-        ToolchainError: The system is not Linux on x86-64 or aarch64, or has no clang 17 or newer.
+        ToolchainError: The system is not Linux on x86-64 or aarch64, has no clang 17 or newer, or can't run the level.
     """
     machine = platform.machine()
     if platform.system() != "Linux" or machine not in MACHINES:
@@ -110,17 +134,25 @@ def find_toolchain() -> Toolchain:
             f"the software GPU runs on Linux on {' or '.join(MACHINES)}, not on {platform.system()} on {machine}. "
             "On macOS use the Apple GPU: Device('metal')"
         )
-    compiler, linker = _zig_clang(machine) or _system_clang()
+    return toolchain_for(chosen_level())
+
+
+@functools.cache
+def toolchain_for(level: str) -> Toolchain:
+    """The machine's clang, compiling for a processor level that this machine need not be able to run.
+
+    Raises:
+        ToolchainError: There is no clang 17 or newer.
+    """
+    target = processor(level)
+    compiler, linker = _zig_clang(target.machine) or _system_clang(target.machine)
     version = _execute([*compiler, "--version"], "").stdout.splitlines()
     if not version:
         raise ToolchainError(f"'{' '.join(compiler)} --version' failed. Reinstall the package 'ziglang'")
-    parts = [version[0], machine, _cpu_features(), *FLAGS, *(path.read_text() for path in sorted(_headers()))]
-    fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return Toolchain(compiler, linker, fingerprint, f"{version[0]} ({compiler[0]})")
-
-
-def _headers() -> list[Path]:
-    return list(INCLUDE_ROOT.glob("*.h"))
+    parts = [version[0], target.machine, level, *target.flags, *sorted(target.features), *FLAGS]
+    headers = [path.read_text() for path in sorted(INCLUDE_ROOT.glob("*.h"))]
+    fingerprint = hashlib.sha256("\0".join([*parts, *headers]).encode()).hexdigest()
+    return Toolchain(compiler, linker, target, fingerprint, f"{version[0]} ({compiler[0]})")
 
 
 def _zig_clang(machine: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -132,20 +164,16 @@ def _zig_clang(machine: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     return (zig, "clang", f"--target={machine}-linux-gnu", "-nostdinc"), (zig, "ld.lld", "-shared")
 
 
-def _system_clang() -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _system_clang(machine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for name in ["clang", *(f"clang-{version}" for version in range(30, OLDEST_CLANG - 1, -1))]:
         path = shutil.which(name)
         if path is None:
             continue
         found = re.search(r"version (\d+)", _execute([path, "--version"], "").stdout)
         if found and int(found[1]) >= OLDEST_CLANG:
-            return (path, "-nostdinc"), (path, "-shared", "-nostdlib")
+            target = f"--target={machine}-linux-gnu"
+            return (path, target, "-nostdinc"), (path, target, "-shared", "-nostdlib")
     raise ToolchainError(
         f"the software GPU compiles kernels with clang {OLDEST_CLANG} or newer, and found none. "
         "Install the package 'ziglang' (pip install ziglang), which brings one"
     )
-
-
-def _cpu_features() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
