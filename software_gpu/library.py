@@ -116,15 +116,13 @@ def compile_library(
         KernelCompileError: The source is not what clang, or Metal, accepts.
         ToolchainError: There is no compiler, or no place to keep what it makes.
     """
-    key = _key(source, macros, execution)
+    toolchain = find_toolchain()
+    key = _key(source, macros, execution, toolchain)
     with _registry_lock:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _loaded:
-            toolchain = find_toolchain()
-            _loaded[key] = _load_entry(
-                key, lambda target: _build(source, macros, execution, target, toolchain)
-            )
+            _loaded[key] = _load_entry(key, lambda target: _build(source, macros, execution, target, toolchain))
             _warn_of_fibers(_loaded[key])
         return _loaded[key]
 
@@ -155,8 +153,8 @@ def _warn_of_fibers(library: CompiledLibrary) -> None:
         )
 
 
-def _key(source: str, macros: Mapping[str, str], execution: Execution) -> str:
-    parts = [find_toolchain().fingerprint, _translator_digest(), source, json.dumps(sorted(macros.items()))]
+def _key(source: str, macros: Mapping[str, str], execution: Execution, toolchain: Toolchain) -> str:
+    parts = [toolchain.fingerprint, _translator_digest(), source, json.dumps(sorted(macros.items()))]
     return hashlib.sha256("\0".join([*parts, execution.value]).encode()).hexdigest()
 
 
@@ -167,15 +165,18 @@ def _translator_digest() -> str:
 
 
 def compile_for(
-    level: str, source: str, macros: Mapping[str, str], target: Path, *, execution: Execution = Execution.FAST
+    level: str, source: str, macros: Mapping[str, str], *, execution: Execution = Execution.FAST
 ) -> None:
-    """Compiles a source for a processor level, which this machine need not be able to run, to the file `target`.
+    """Compiles a source for a processor level, which this machine need not be able to run.
 
     Raises:
-        KernelCompileError: As `compile_library` does, and where its kernels would run on fibers for no other reason
+        KernelCompileError: As `compile_library` does; also where its kernels would run on fibers for no other reason
             than that the compiler refuses their faster form.
     """
-    slow_because = json.loads(_build(source, macros, execution, target, toolchain_for(level)))["slow_because"]
+    toolchain = toolchain_for(level)
+    key = _key(source, macros, execution, toolchain)
+    _, description = load_or_build(key, lambda target: _build(source, macros, execution, target, toolchain))
+    slow_because = json.loads(description)["slow_because"]
     if slow_because:
         raise KernelCompileError(f"for {level} the compiler refused the faster form of the kernels: {slow_because}")
 
