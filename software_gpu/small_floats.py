@@ -3,7 +3,7 @@
 Where a processor can't convert a type, clang calls a routine of its own runtime library for each element: nothing
 provides it, and no loop around it is vectorised. So the LLVM text that clang makes of a kernel, before it optimises,
 is rewritten: each operation on such a type becomes the one on `float` between conversions that are integer arithmetic,
-inlined. Conversions round to nearest even, keep subnormals, and keep a NaN a (quiet) NaN, as the instructions of x86's
+inlined, and its values become 16-bit integers, as clang would convert even what it only moves. Conversions round to nearest even, keep subnormals, and keep a NaN a (quiet) NaN, as the instructions of x86's
 F16C and Arm do. Every operation rounds, `a*b+c` twice.
 
 No processor's instruction is taken for bfloat: that of x86 (AVX512-BF16) makes zeros of subnormals.
@@ -16,8 +16,10 @@ from collections.abc import Collection
 
 __all__ = ["expand_small_floats"]
 
-# The tails of LLVM's names for intrinsics, by type.
+# By type: how LLVM's names of intrinsics end, and the letter of its constants.
 _SUFFIXES = {"half": "f16", "bfloat": "bf16"}
+_LETTERS = {"half": "H", "bfloat": "R"}
+_TOKEN = re.compile(r'"[^"]*"|(?<![\w.%@$-])(?:(?P<kind>half|bfloat)|0x(?P<letter>[HR])(?P<bits>[0-9A-F]{4}))(?![\w.])')
 _TYPE = r"half|bfloat|<\d+ x (?:half|bfloat)>"
 _ANY_TYPE = r"<\d+ x \w+>|\w+"
 _RESULT = r"^(?P<indent>\s*)(?P<result>%[\w.]+) = "
@@ -32,9 +34,9 @@ _INTRINSIC = re.compile(
     rf"{_RESULT}(?:tail )?call (?P<type>{_TYPE}) @llvm\.(?P<op>[a-z]+)\.(?:v\d+)?b?f16\((?P<operands>.*)\)(?: #\d+)?$"
 )
 
-# {F} is the float type of as many lanes, {I} and {S} the integers of 32 and 16 bits, {T} the small type, {B} a flag;
-# splat(TYPE, value) a constant in every lane. As the C++ of a scalar reads:
-#   bits + 0x7fff + the bit that will be last, shifted; a NaN keeps its upper bits and becomes quiet.
+# {F} is float, {I} and {S} are the integers of 32 and 16 bits, {B} is a flag, for as many lanes as the function has;
+# {number} is a constant in each lane. This one adds 0x7fff and the bit that will be last, and shifts. A NaN keeps its
+# upper bits and becomes quiet.
 _NARROW_BFLOAT = """
   %bits = bitcast {F} %x to {I}
   %high = lshr {I} %bits, {16}
@@ -45,11 +47,10 @@ _NARROW_BFLOAT = """
   %quiet = or {I} %high, {64}
   %nan = fcmp uno {F} %x, {zero}
   %chosen = select {B} %nan, {I} %quiet, {I} %rounded
-  %short = trunc {I} %chosen to {S}
+  %result = trunc {I} %chosen to {S}
 """
 _WIDEN_BFLOAT = """
-  %short = bitcast {T} %x to {S}
-  %wide = zext {S} %short to {I}
+  %wide = zext {S} %x to {I}
   %bits = shl {I} %wide, {16}
   %result = bitcast {I} %bits to {F}
 """
@@ -78,12 +79,11 @@ _NARROW_HALF = """
   %positive = select {B} %nan, {I} %quiet, {I} %bounded
   %place = lshr {I} %sign, {16}
   %chosen = or {I} %positive, %place
-  %short = trunc {I} %chosen to {S}
+  %result = trunc {I} %chosen to {S}
 """
 # Shifted into place, the bits are the value times 2^-112, subnormal or not; infinities and NaN need their exponent.
 _WIDEN_HALF = """
-  %short = bitcast {T} %x to {S}
-  %wide = zext {S} %short to {I}
+  %wide = zext {S} %x to {I}
   %size = and {I} %wide, {32767}
   %sign = xor {I} %wide, %size
   %moved = shl {I} %size, {13}
@@ -113,12 +113,13 @@ def expand_small_floats(text: str, kinds: Collection[str]) -> str:
     expansion = _Expansion(frozenset(kinds))
     lines: list[str] = []
     for line in text.split("\n"):
-        if " half" in line or " bfloat" in line or "x half>" in line or "x bfloat>" in line:
-            lines += expansion.expand(line)
-        else:
-            lines.append(line)
-    lines += expansion.definitions(text)
-    return "\n".join(lines)
+        lines += expansion.expand(line) if _mentions(line) else [line]
+    lines += expansion.definitions()
+    return "\n".join(line for line in map(expansion.in_integers, lines) if not expansion.is_obsolete(line))
+
+
+def _mentions(line: str) -> bool:
+    return "half" in line or "bfloat" in line
 
 
 class _Expansion:
@@ -138,9 +139,28 @@ class _Expansion:
                 return self._operation(found, is_intrinsic=pattern is _INTRINSIC, metadata=metadata)
         return [line]
 
-    def definitions(self, text: str) -> list[str]:
-        declared = [line for name, line in self.declared.items() if f"declare {line}" not in text and name]
-        return [*(f"declare {line}" for line in declared), *self.needed.values()]
+    def definitions(self) -> list[str]:
+        return [*self.declared.values(), *self.needed.values()]
+
+    def in_integers(self, line: str) -> str:
+        """A line with 16-bit integers for the types."""
+        return _TOKEN.sub(self._integer, line) if _mentions(line) else line
+
+    def is_obsolete(self, line: str) -> bool:
+        """Whether a line declares what has been replaced, or what is declared again."""
+        if not line.startswith("declare "):
+            return False
+        name = line[line.index("@") : line.index("(")]
+        if name in self.declared:
+            return line != self.declared[name]
+        return any(re.search(rf"\.(v\d+)?{_SUFFIXES[kind]}$", name) for kind in self.kinds)
+
+    def _integer(self, found: re.Match[str]) -> str:
+        if found["kind"] in self.kinds:
+            return "i16"
+        if found["bits"] and found["letter"] in {_LETTERS[kind] for kind in self.kinds}:
+            return str(int(found["bits"], 16))
+        return found[0]
 
     def _conversion(self, line: str, found: re.Match[str]) -> list[str]:
         lines: list[str] = []
@@ -189,7 +209,7 @@ class _Expansion:
     def _intrinsic(self, op: str, wide: str, values: list[str], lines: list[str]) -> str:
         lanes = _lanes(wide)
         name, function = self._temporary(), f"@llvm.{op}.{f'v{lanes}' if lanes else ''}f32"
-        self.declared[function] = f"{wide} {function}({', '.join([wide] * len(values))})"
+        self.declared[function] = f"declare {wide} {function}({', '.join([wide] * len(values))})"
         lines.append(f"  {name} = call {wide} {function}({', '.join(f'{wide} {value}' for value in values)})")
         return name
 
@@ -220,7 +240,7 @@ class _Expansion:
 
 def _definition(name: str, direction: str, element: str, lanes: int) -> str:
     """An inlined function between `element` and float, for a scalar (no lanes) or a vector."""
-    types = {"F": "float", "I": "i32", "S": "i16", "T": element, "B": "i1"}
+    types = {"F": "float", "I": "i32", "S": "i16", "B": "i1"}
     types = {letter: _vector(kind, lanes) for letter, kind in types.items()}
 
     def text_of(found: re.Match[str]) -> str:
@@ -233,9 +253,7 @@ def _definition(name: str, direction: str, element: str, lanes: int) -> str:
     bodies = {"narrowbfloat": _NARROW_BFLOAT, "widenbfloat": _WIDEN_BFLOAT}
     bodies |= {"narrowhalf": _NARROW_HALF, "widenhalf": _WIDEN_HALF}
     body = re.sub(r"\{(-?\w+)\}", text_of, bodies[direction + element])
-    given, made = (types["T"], types["F"]) if direction == "widen" else (types["F"], types["T"])
-    if direction == "narrow":
-        body += f"  %result = bitcast {types['S']} %short to {types['T']}\n"
+    given, made = (types["S"], types["F"]) if direction == "widen" else (types["F"], types["S"])
     return f"define internal {made} {name}({given} %x) alwaysinline nounwind {{{body}  ret {made} %result\n}}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -9,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -38,6 +40,7 @@ FLAGS = (
     ),
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-cl-single-precision-constant"),
 )
+_REINSTALL = "Reinstall it: pip install --force-reinstall 'npu-compiler[software-gpu]'"
 OLDEST_CLANG = 17  # 16 has no arithmetic on __bf16
 
 
@@ -104,16 +107,49 @@ class Toolchain:
 
     def _run(self, command: Sequence[str], source: str) -> str:
         done = _execute(command, source)
-        if done.returncode:
+        if done.returncode == 1 and _is_refusal(done.stderr):
             raise KernelCompileError(f"the compiler refused the kernel source:\n{_readable(done.stderr)}")
+        if done.returncode:
+            raise ToolchainError(_failure(done))
         return done.stdout
+
+
+# Words of the system, not of the language: they say nothing of the source.
+_SYSTEM_FAILURES = tuple(
+    os.strerror(number)
+    for number in (errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT, errno.EMFILE)
+)
+_DIAGNOSTIC = re.compile(r"^\S+:\d+:\d+: (fatal )?error: |^fatal error: error in backend", re.MULTILINE)
+
+
+def _is_refusal(messages: str) -> bool:
+    """Whether clang points at something in the text that it was given."""
+    return bool(_DIAGNOSTIC.search(messages)) and not any(words in messages for words in _SYSTEM_FAILURES)
+
+
+def _failure(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a compiler came to no verdict, and what to do."""
+    said = f":\n{_readable(done.stderr)}" if done.stderr.strip() else ""
+    if done.returncode < 0:
+        try:
+            name = signal.Signals(-done.returncode).name
+        except ValueError:
+            name = str(-done.returncode)
+        return (
+            f"the compiler was stopped by the signal {name} before it was done; nothing was kept. Run it again, with "
+            f"more free memory if nobody stopped it{said}"
+        )
+    return (
+        f"the compiler failed with status {done.returncode}, which is no verdict on the kernel; nothing was kept. Look "
+        f"for free space in {tempfile.gettempdir()} (TMPDIR names another folder), and run `npu doctor`{said}"
+    )
 
 
 def _execute(command: Sequence[str], source: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise ToolchainError(f"could not start '{command[0]}': {error}. Reinstall the package 'ziglang'") from error
+        raise ToolchainError(f"could not start '{command[0]}': {error}. {_REINSTALL}") from error
 
 
 def _readable(messages: str) -> str:
@@ -148,7 +184,7 @@ def toolchain_for(level: str) -> Toolchain:
     compiler, linker = _zig_clang(target.machine) or _system_clang(target.machine)
     version = _execute([*compiler, "--version"], "").stdout.splitlines()
     if not version:
-        raise ToolchainError(f"'{' '.join(compiler)} --version' failed. Reinstall the package 'ziglang'")
+        raise ToolchainError(f"'{' '.join(compiler)} --version' failed. {_REINSTALL}")
     parts = [version[0], target.machine, level, *target.flags, *sorted(target.features), *FLAGS]
     headers = [path.read_text() for path in sorted(INCLUDE_ROOT.glob("*.h"))]
     fingerprint = hashlib.sha256("\0".join([*parts, *headers]).encode()).hexdigest()
@@ -175,5 +211,5 @@ def _system_clang(machine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             return (path, target, "-nostdinc"), (path, target, "-shared", "-nostdlib")
     raise ToolchainError(
         f"the software GPU compiles kernels with clang {OLDEST_CLANG} or newer, and found none. "
-        "Install the package 'ziglang' (pip install ziglang), which brings one"
+        "Install the extra that brings one: pip install 'npu-compiler[software-gpu]'"
     )

@@ -150,7 +150,8 @@ MSL_INLINE float pow(float x, float y) {
   return x == 1.0f || y == 0.0f ? 1.0f : result;
 }
 
-// x = n * pi/2 + r with |r| <= pi/4. In double with pi/2 in two parts this is exact enough up to 1e9.
+// x = n * pi/2 + r with |r| <= pi/4. Of pi/2 two parts of 22 bits, whose products with n are exact up to 1e9, fused or
+// not, and the rest.
 struct Quadrant {
   double r;
   int n;
@@ -159,8 +160,9 @@ MSL_INLINE Quadrant quadrant(float x) {
   const double magic = 6755399441055744.0L;
   double shifted = fused((double)x, (double)0.63661977236758134L, magic);
   double n = shifted - magic;
-  double r = fused(n, (double)-1.5707963267948966L, (double)x);
-  r = fused(n, (double)-6.123233995736766e-17L, r);
+  double r = fused(n, (double)-1.570796012878418L, (double)x);
+  r = fused(n, (double)-3.139164164167596e-07L, r);
+  r = fused(n, (double)-6.223372171896613e-14L, r);
   return {r, (int)metal::as_type<long>(shifted)};
 }
 MSL_INLINE double sin_taylor(double r) {
