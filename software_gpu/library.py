@@ -132,12 +132,12 @@ def _load_entry(key: str, build: Callable[[Path], bytes]) -> CompiledLibrary:
     path, description = load_or_build(key, build)
     try:
         return _load(path, description)
-    except OSError:
+    except (OSError, AttributeError):  # no library of this machine, or one without what its description tells of
         path.unlink(missing_ok=True)
     path, description = load_or_build(key, build)
     try:
         return _load(path, description)
-    except OSError as error:
+    except (OSError, AttributeError) as error:
         names = ", ".join(kernel["name"] for kernel in json.loads(description)["kernels"])
         raise KernelCompileError(f"the compiled kernel '{names}' does not load: {error}") from error
 
