@@ -135,7 +135,7 @@ kernel void operations(device const {0}* x [[buffer(0)]], device {0}* y [[buffer
 {{
     {0} a = x[i], b = x[i + 1];
     {0}4 v = {0}4(a, b, -a, abs(b));
-    v = v * v - a / v + max(v, b);
+    v = v * v - a / v + max(v, {0}4(b));
     y[8 * i] = a + b;
     y[8 * i + 1] = a * b + a;
     y[8 * i + 2] = -a;
