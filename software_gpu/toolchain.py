@@ -80,23 +80,27 @@ class Toolchain:
             KernelCompileError: The compiler refuses the text.
             ToolchainError: The compiler could not finish: it was killed, or lacks space, memory or permission.
         """
-        expanded = [kind for kind, converts in self._small_floats() if not converts and kind in source]
-        compile_text = [*self.compiler, *self._flags(), *flags]
         try:
             with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
                 code = Path(folder, "kernel.o")
-                language = "c++"
-                if expanded:
-                    unoptimised = ("-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-")
-                    text = self._run([*compile_text, *unoptimised, "-x", language, "-"], source)
-                    source, language = expand_small_floats(text, expanded), "ir"
-                self._run([*compile_text, "-c", "-o", str(code), "-x", language, "-"], source)
+                self.compile(source, code, flags)
                 self._run([*self.linker, "-o", str(target), str(code)], "")
         except OSError as error:
             raise ToolchainError(
                 f"kernels can't be compiled in {tempfile.gettempdir()}: {error}. Free some space, or name another "
                 "folder in TMPDIR"
             ) from error
+
+    def compile(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
+        """Compiles C++ text to an object file; raises as `build` does."""
+        command = [*self.compiler, *self._flags(), *flags]
+        language = "c++"
+        expanded = [kind for kind, converts in self._small_floats() if not converts and kind in source]
+        if expanded:
+            unoptimised = ("-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-")
+            text = self._run([*command, *unoptimised, "-x", language, "-"], source)
+            source, language = expand_small_floats(text, expanded), "ir"
+        self._run([*command, "-c", "-o", str(target), "-x", language, "-"], source)
 
     def _small_floats(self) -> tuple[tuple[str, bool], ...]:
         """The types that kernels store and clang converts, and whether the processor does it as the headers would."""
