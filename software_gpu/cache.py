@@ -62,8 +62,8 @@ def load_or_build(key: str, build: Callable[[Path], bytes]) -> tuple[Path, bytes
             temporary.replace(path)
         except OSError as error:
             raise ToolchainError(
-                f"a compiled kernel can't be kept in {path.parent}: {error}. Free some space, or name another directory "
-                "in NPU_CACHE_DIR"
+                f"a compiled kernel can't be kept in {path.parent}: {error}. Free some space, or name another "
+                "directory in NPU_CACHE_DIR"
             ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -16,12 +16,12 @@ from npu_compiler.errors import KernelCompileError
 from software_gpu.cache import load_or_build
 from software_gpu.checks import lint
 from software_gpu.entry_points import argument_table, fiber_entry, loop_entry
+from software_gpu.linking import CHECKED_SYMBOLS, KERNEL_SYMBOLS, undefined_symbols
 from software_gpu.msl_parser import Kernel, SourceText
 from software_gpu.native_runtime import load_runtime
 from software_gpu.region_code import region_entry, region_shape
 from software_gpu.source import preprocess
 from software_gpu.statements import UnknownForm
-from software_gpu.linking import CHECKED_SYMBOLS, KERNEL_SYMBOLS, undefined_symbols
 from software_gpu.toolchain import Toolchain, find_toolchain, toolchain_for
 from software_gpu.translation import PROLOGUE, synchronizing_functions, translate
 from software_gpu.vectorization import dependent_functions
@@ -164,9 +164,7 @@ def _translator_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
 
 
-def compile_for(
-    level: str, source: str, macros: Mapping[str, str], *, execution: Execution = Execution.FAST
-) -> None:
+def compile_for(level: str, source: str, macros: Mapping[str, str], *, execution: Execution = Execution.FAST) -> None:
     """Compiles a source for a processor level, which this machine need not be able to run.
 
     Raises:
@@ -181,9 +179,7 @@ def compile_for(
         raise KernelCompileError(f"for {level} the compiler refused the faster form of the kernels: {slow_because}")
 
 
-def _build(
-    source: str, macros: Mapping[str, str], execution: Execution, target: Path, toolchain: Toolchain
-) -> bytes:
+def _build(source: str, macros: Mapping[str, str], execution: Execution, target: Path, toolchain: Toolchain) -> bytes:
     parsed = preprocess(source, macros)
     problems = list(lint(parsed))
     if problems:

@@ -60,9 +60,7 @@ _ARM_FEATURES = {
 def _x86(name: str) -> Processor:
     names = list(_X86_FEATURES)
     words = " ".join(_X86_FEATURES[level] for level in names[: names.index(name) + 1]).split()
-    return Processor(
-        name, "x86_64", (f"-march={name}", *_X86_FLAGS), frozenset(words), "f16c" in words, "fma" in words
-    )
+    return Processor(name, "x86_64", (f"-march={name}", *_X86_FLAGS), frozenset(words), "f16c" in words, "fma" in words)
 
 
 def _arm(name: str) -> Processor:

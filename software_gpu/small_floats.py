@@ -3,8 +3,9 @@
 Where a processor can't convert a type, clang calls a routine of its own runtime library for each element: nothing
 provides it, and no loop around it is vectorised. So the LLVM text that clang makes of a kernel, before it optimises,
 is rewritten: each operation on such a type becomes the one on `float` between conversions that are integer arithmetic,
-inlined, and its values become 16-bit integers, as clang would convert even what it only moves. Conversions round to nearest even, keep subnormals, and keep a NaN a (quiet) NaN, as the instructions of x86's
-F16C and Arm do. Every operation rounds, `a*b+c` twice.
+inlined, and its values become 16-bit integers, as clang would convert even what it only moves. Conversions round to
+nearest even, keep subnormals, and keep a NaN a (quiet) NaN, as the instructions of x86's F16C and Arm do. Every
+operation rounds, `a*b+c` twice.
 
 No processor's instruction is taken for bfloat: that of x86 (AVX512-BF16) makes zeros of subnormals.
 """

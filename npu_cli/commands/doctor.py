@@ -61,7 +61,9 @@ def execute(args: argparse.Namespace) -> int:
     for heading in ("", "works", "found, or remedy"):
         table.add_column(heading, overflow="fold")
     for subject, works, detail, fails in found:
-        table.add_row(subject, Text("yes", "green") if works else Text("no", "red" if fails else "yellow"), Text(detail))
+        table.add_row(
+            subject, Text("yes", "green") if works else Text("no", "red" if fails else "yellow"), Text(detail)
+        )
     Console().print(table)
     some_device = any(finding.works for finding in devices)
     return 0 if some_device and not any(finding.fails for finding in found) else 1

@@ -57,7 +57,12 @@ def emulate(case: Case, dtype: np.dtype[Any], execution: Execution, level: str, 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT], ids=["half", "bfloat"])
 @pytest.mark.parametrize(
     ("level", "execution"),
-    [("generic", Execution.FAST), ("generic", Execution.FIBERS), ("neoverse-n1", Execution.FAST), ("apple-m1", Execution.FAST)],
+    [
+        ("generic", Execution.FAST),
+        ("generic", Execution.FIBERS),
+        ("neoverse-n1", Execution.FAST),
+        ("apple-m1", Execution.FAST),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.value,
 )
 def test_arm_gives_the_same_bits(level: str, execution: Execution, dtype: np.dtype[Any], tmp_path: Path) -> None:

@@ -18,17 +18,15 @@ import pytest
 import torch
 
 from npu_compiler import CompiledProgram
-from npu_compiler.errors import KernelCompileError, ToolchainError
 from npu_runtime import Device
 from software_gpu import processor
 from software_gpu.library import Execution, compile_for
 from software_gpu.processor import ENVIRONMENT_VARIABLE, LEVELS, NATIVE, missing_features
 from tests.metal import test_attention, test_convolution, test_matmul, test_paired_columns, test_pooling, test_prologue
 from tests.metal.graphs import Graph
-from tests.metal.test_sources import FIELDS, text_of
 from tests.ops import elementwise_cases
 from tests.software_gpu import test_kernels, test_math
-from tests.software_gpu.harness import HEAD, Array, compile_error, read_kernels, run
+from tests.software_gpu.harness import HEAD, Array, read_kernels, run
 
 UNFUSED = "native without fused instructions"
 RUN = ["x86-64-v2", "x86-64-v3"]
@@ -116,7 +114,9 @@ def canonical(values: Array) -> Array:
     return np.where(np.isnan(values), np.float32(np.nan), values)
 
 
-CONVERT = HEAD + """
+CONVERT = (
+    HEAD
+    + """
 kernel void narrow(device const float* x [[buffer(0)]], device {0}* y [[buffer(1)]], uint i [[thread_position_in_grid]])
 {{
     y[i] = {0}(x[i]);
@@ -147,6 +147,7 @@ kernel void operations(device const {0}* x [[buffer(0)]], device {0}* y [[buffer
     z[i] = uint(a > b) + 2 * uint(isnan(a)) + 4 * uint(floor(abs(a)));
 }}
 """
+)
 
 
 def floats_of_every_kind() -> Array:
@@ -215,7 +216,8 @@ def test_fma_rounds_once_everywhere() -> None:
             arrays = [a, b, c, np.zeros_like(a)]
             results[level] = run(source, "k", arrays, (1, 1, 1), (256, 1, 1), grid=(a.size, 1, 1))[-1]
     for level, result in results.items():
-        np.testing.assert_array_equal(canonical(result).view(np.uint32), canonical(results[NATIVE]).view(np.uint32), level)
+        expected = canonical(results[NATIVE])
+        np.testing.assert_array_equal(canonical(result).view(np.uint32), expected.view(np.uint32), err_msg=level)
 
 
 class _Levels:
@@ -223,7 +225,6 @@ class _Levels:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run_graph = Graph.run
-        self.kernels = 0
 
         def run_everywhere(graph: Graph, program: CompiledProgram, _: Device) -> list[torch.Tensor]:
             results: list[list[torch.Tensor]] = []
@@ -236,7 +237,6 @@ class _Levels:
             for function in program.functions.values():
                 for kernel in function.kernels:
                     compile_at_other_levels(kernel.text)
-                    self.kernels += 1
             return results[0]
 
         monkeypatch.setattr(Graph, "run", run_everywhere)

@@ -148,8 +148,10 @@ def test_foreign_entry_is_built_again(empty_cache: Path, monkeypatch: pytest.Mon
     assert list(compile_library(SOURCE.format("own"), {}).kernels) == ["own"]
 
 
-CALLS = HEAD + 'extern "C" int system(device const char*);\n' + (
-    "kernel void k(device char* x [[buffer(0)]]) { x[0] = (char)system(x); }"
+CALLS = (
+    HEAD
+    + 'extern "C" int system(device const char*);\n'
+    + ("kernel void k(device char* x [[buffer(0)]]) { x[0] = (char)system(x); }")
 )
 
 
@@ -167,9 +169,9 @@ def test_a_library_that_does_not_load_names_kernel_and_symbol(
     monkeypatch.setattr(library, "undefined_symbols", lambda content: [])
     source = CALLS.replace("system", "nowhere")
     with pytest.raises(KernelCompileError, match=r"kernel 'k' does not load.*nowhere"):
-        library._load_entry("nowhere", lambda path: library._build(
-            source, {}, library.Execution.FAST, path, toolchain.find_toolchain()
-        ))
+        library._load_entry(
+            "nowhere", lambda path: library._build(source, {}, library.Execution.FAST, path, toolchain.find_toolchain())
+        )
 
 
 def test_undefined_symbols_of_a_library(tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ def test_levels_that_lack_an_instruction_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert "avx2" in missing_features(LEVELS["x86-64-v3"])
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "x86-64-v3")
-    with pytest.raises(ToolchainError, match="it lacks .*avx2"):
+    with pytest.raises(ToolchainError, match=r"it lacks .*avx2"):
         toolchain.find_toolchain()
 
 
