@@ -10,7 +10,8 @@ READY := .venv/.ready
 
 # Tests of the software GPU that pass on a new processor and may fail on an old one.
 LEVEL ?= x86-64-v2
-LEVEL_TESTS := tests/software_gpu tests/metal tests/language/test_generator.py
+LEVEL_TESTS := tests/software_gpu tests/metal tests/language/test_generator.py \
+	--ignore=tests/software_gpu/test_levels.py --ignore=tests/software_gpu/test_emulated.py
 
 .PHONY: demo test test-levels lint types bench docs clean
 
