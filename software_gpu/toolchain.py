@@ -87,8 +87,8 @@ class Toolchain:
                 self._run([*self.linker, "-o", str(target), str(code)], "")
         except OSError as error:
             raise ToolchainError(
-                f"kernels can't be compiled in {tempfile.gettempdir()}: {error}. Free some space, or name another "
-                "folder in TMPDIR"
+                f"kernels can't be compiled in {_temporary_folder()}: {error}. Free some space, or name another folder "
+                "in TMPDIR"
             ) from error
 
     def compile(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
@@ -131,6 +131,13 @@ def _is_refusal(messages: str) -> bool:
     return bool(_DIAGNOSTIC.search(messages)) and not any(words in messages for words in _SYSTEM_FAILURES)
 
 
+def _temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # it tries to write there
+        return os.environ.get("TMPDIR", "/tmp")
+
+
 def _failure(done: subprocess.CompletedProcess[str]) -> str:
     """Why a compiler came to no verdict, and what to do."""
     said = f":\n{_readable(done.stderr)}" if done.stderr.strip() else ""
@@ -145,7 +152,7 @@ def _failure(done: subprocess.CompletedProcess[str]) -> str:
         )
     return (
         f"the compiler failed with status {done.returncode}, which is no verdict on the kernel; nothing was kept. Look "
-        f"for free space in {tempfile.gettempdir()} (TMPDIR names another folder), and run `npu doctor`{said}"
+        f"for free space in {_temporary_folder()} (TMPDIR names another folder), and run `npu doctor`{said}"
     )
 
 
