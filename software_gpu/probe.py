@@ -91,6 +91,8 @@ def check_storage_types() -> str:
 
 def _run(device: metal.MTLDevice, library: metal.MTLLibrary, name: str, x: NDArray[Any]) -> NDArray[Any]:
     function = library.newFunctionWithName_(name)
+    if function is None:
+        raise DeviceError(f"a compiled library lacks its kernel '{name}'; run `npu doctor --repair`")
     pipeline, error = device.newComputePipelineStateWithFunction_error_(function, None)
     if pipeline is None:
         raise DeviceError(str(error))

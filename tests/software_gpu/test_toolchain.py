@@ -93,7 +93,7 @@ def test_full_folder_for_temporary_files_is_said(
     def no_space(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(toolchain.tempfile, "TemporaryDirectory", no_space)
+    monkeypatch.setattr("tempfile.TemporaryDirectory", no_space)
     with pytest.raises(ToolchainError, match=r"No space left on device.*TMPDIR"):
         compile_library(SOURCE.format("full"), {})
     assert list(empty_cache.iterdir()) == []
