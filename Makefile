@@ -8,7 +8,12 @@ JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-pythons lint types bench docs clean
+# Tests of the software GPU that pass on a new processor and may fail on an old one.
+LEVEL ?= x86-64-v2
+LEVEL_TESTS := tests/software_gpu tests/metal tests/language/test_generator.py \
+	--ignore=tests/software_gpu/test_levels.py --ignore=tests/software_gpu/test_emulated.py
+
+.PHONY: demo test test-levels test-pythons lint types bench docs clean
 
 demo: $(READY)
 	$(BIN)/npu demo
@@ -18,6 +23,12 @@ test: $(READY)
 
 test-pythons: $(READY)
 	$(BIN)/python -m tests.packaging.pythons
+
+# Once more with the instructions of an older processor: `make test-levels LEVEL=x86-64-v3`. Other machines have none.
+test-levels: $(READY)
+ifeq ($(shell uname -m),x86_64)
+	NPU_SOFTWARE_GPU_CPU=$(LEVEL) $(BIN)/python -m pytest $(LEVEL_TESTS) -n $(JOBS)
+endif
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -45,7 +45,7 @@ def main() -> None:
         os.environ["NPU_CACHE_DIR"] = folder
         device = Device(args.device)
         figures = {
-            "machine": _machine(device),
+            "machine": machine_figures(device),
             "import npu_compiler, s": _import_seconds(),
             "models": {name: _measure(name, device, Path(folder), args.runs) for name in args.models},
         }
@@ -54,7 +54,8 @@ def main() -> None:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def _machine(device: Device) -> dict[str, Any]:
+def machine_figures(device: Device) -> dict[str, Any]:
+    """What a page says of where its figures were taken."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -81,6 +81,11 @@ _LLM: Labels = (
         "{:.5f}",
     ),
 )
+_LEVELS: Labels = (
+    ("resnet18, one image, s", ("ResNet-18, one image, ms", "ResNet-18, 이미지 한 장, ms"), "{:.1f}"),
+    ("decoder, prefill of 128, s", ("decoder, prefill of 128, ms", "디코더, 128토큰 프리필, ms"), "{:.1f}"),
+    ("decoder, one step, s", ("decoder, one step, ms", "디코더, 한 단계, ms"), "{:.1f}"),
+)
 _END = "<!-- end of figures -->"
 _PICTURES = {"decode-time-en.svg": 0, "decode-time-ko.svg": 1}
 
@@ -93,6 +98,7 @@ def pages() -> dict[str, str]:
         "compile_time": _compile_time,
         "cuda_resnet": lambda language: cuda_figures.resnet_table(resnets, language),
         "llm": _llm,
+        "levels": _levels,
         "cuda_llm": lambda language: cuda_figures.llm_table(steps, language),
         "cuda_summary": lambda language: cuda_figures.summary_table((resnets, steps), language),
         "cuda_generation": lambda language: cuda_figures.generation_table(_load("cuda_generation_h200.json"), language),
@@ -162,6 +168,13 @@ def _compile_time(language: int) -> Iterable[str]:
         for target, times in row.items():
             cells = (f"{times[length]:.2f}" if length in times else "" for length in lengths)
             yield f"| `{name}` | {target} | {' | '.join(cells)} |"
+
+
+def _levels(language: int) -> Iterable[str]:
+    results = _load("levels_software_gpu.json")
+    yield _machine(results["machine"])
+    yield ""
+    yield from _table(results["times"], _LEVELS, language)
 
 
 def _machine(machine: Mapping[str, Any]) -> str:

@@ -25,7 +25,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_extract_llm(commands.add_parser("extract-llm", help="take a language model of Hugging Face to IR"))
     _add_generate(commands.add_parser("generate", help="generate text with a language model"))
     _add_demo(commands.add_parser("demo", help="take a ResNet from PyTorch to a device and compare"))
-    commands.add_parser("doctor", help="show what this machine offers, and what would add the rest")
+    doctor = commands.add_parser("doctor", help="show what this machine offers, and what would add the rest")
+    doctor.add_argument(
+        "--repair", action="store_true", help="drop damaged and refused kernels from the cache, try anew"
+    )
     return parser
 
 

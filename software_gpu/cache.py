@@ -11,14 +11,16 @@ import hashlib
 import os
 import struct
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from npu_compiler.errors import ToolchainError
 
-__all__ = ["cache_directory", "load_or_build"]
+__all__ = ["cache_directory", "drop_entries", "kept_descriptions", "load_or_build"]
 
 _TRAILER = struct.Struct("<Q32s")
+_ABANDONED_AFTER = 3600.0  # seconds; no compilation takes as long
 
 
 def cache_directory() -> Path:
@@ -52,15 +54,63 @@ def load_or_build(key: str, build: Callable[[Path], bytes]) -> tuple[Path, bytes
     temporary = Path(name)
     try:
         description = build(temporary)
-        with temporary.open("ab") as file:
-            file.write(description)
-            file.write(_TRAILER.pack(len(description), _digest(temporary.read_bytes(), description)))
-        temporary.chmod(0o755)
-        temporary.replace(path)
+        try:
+            with temporary.open("ab") as file:
+                file.write(description)
+                file.write(_TRAILER.pack(len(description), _digest(temporary.read_bytes(), description)))
+            temporary.chmod(0o755)
+            temporary.replace(path)
+        except OSError as error:
+            raise ToolchainError(
+                f"a compiled kernel can't be kept in {path.parent}: {error}. Free some space, or name another "
+                "directory in NPU_CACHE_DIR"
+            ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
     return path, description
+
+
+def kept_descriptions() -> Iterator[bytes]:
+    """The descriptions of all entries, not verified."""
+    for path in _files("*.so"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TRAILER.size))
+            trailer = file.read()
+            if len(trailer) == _TRAILER.size and (length := _TRAILER.unpack(trailer)[0]) <= size - _TRAILER.size:
+                file.seek(size - _TRAILER.size - length)
+                yield file.read(length)
+
+
+def drop_entries(unwanted: Callable[[bytes], bool]) -> int:
+    """Deletes what is damaged or left over by a process that was killed, and entries whose description is unwanted.
+
+    Returns:
+        How many files are gone.
+
+    Raises:
+        ToolchainError: One can't be deleted.
+    """
+    dropped = 0
+    try:
+        for path in _files("*"):
+            if path.suffix == ".so":
+                description = _read_verified(path)
+                keep = description is not None and not unwanted(description)
+            else:
+                keep = time.time() - path.stat().st_mtime < _ABANDONED_AFTER  # another process may be writing it
+            if not keep:
+                path.unlink(missing_ok=True)
+                dropped += 1
+    except OSError as error:
+        raise ToolchainError(f"the kernel cache {cache_directory()} can't be repaired: {error}") from error
+    return dropped
+
+
+def _files(pattern: str) -> list[Path]:
+    folder = cache_directory()
+    return sorted(path for path in folder.glob(pattern) if path.is_file()) if folder.is_dir() else []
 
 
 def _digest(code: bytes, description: bytes) -> bytes:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npu_compiler.errors import DeviceError, KernelCompileError
-from software_gpu.machine_code import Image, read_image
+from software_gpu.machine_code import C_LIBRARY_SYMBOLS, CHECKED_SYMBOLS, Image, read_image
 from software_gpu.native_runtime import (
     CommandRecord,
     Failure,
@@ -42,7 +42,6 @@ _SECONDS_VARIABLE = "NPU_SOFTWARE_GPU_SECONDS"
 _DEFAULT_SECONDS = 30.0  # for one piece of a dispatch, of 64 or more where it has so many threadgroups
 _START_SECONDS = 60.0
 _START_ATTEMPTS = 3  # the addresses of the shared memory may be taken there, by chance
-_OF_THE_C_LIBRARY = ("memcpy", "memmove", "memset")
 _CAUSES = {
     signal.SIGSEGV: "a kernel touched memory that is not the device's",
     signal.SIGBUS: "a kernel touched memory that is not there, or the machine has no more",
@@ -156,7 +155,7 @@ class _Device:
             raise KernelCompileError(
                 f"{image.what}: variables at program scope ({found}); Metal has only constants there"
             )
-        missing = image.undefined() - {*_OF_THE_C_LIBRARY, *self._runtime.symbols}
+        missing = image.undefined() - CHECKED_SYMBOLS
         if missing:
             names = ", ".join(f"'{name}'" for name in sorted(missing))
             raise KernelCompileError(f"{image.what}: the compiled library calls {names}, which kernels may not")
@@ -253,7 +252,7 @@ class _Device:
         self._unsealed = os.strerror(header.seal_error) if header.seal_error else ""
         begin = header.runtime - self._runtime.symbols["msl_device_serve"]
         known = {name: begin + offset for name, offset in self._runtime.symbols.items()}
-        known |= dict(zip(_OF_THE_C_LIBRARY, (header.copy, header.move, header.set), strict=True))
+        known |= dict(zip(C_LIBRARY_SYMBOLS, (header.copy, header.move, header.set), strict=True))
         known["msl_worker"] = header.worker_offset
         with self._code_lock:
             self._addresses = known

@@ -7,7 +7,7 @@ import json
 import struct
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,16 +17,16 @@ from software_gpu.cache import load_or_build
 from software_gpu.checks import lint
 from software_gpu.device_process import place_code
 from software_gpu.entry_points import argument_table, fiber_entry, loop_entry
-from software_gpu.machine_code import Image
+from software_gpu.machine_code import CHECKED_SYMBOLS, KERNEL_SYMBOLS, Image, undefined_symbols
 from software_gpu.msl_parser import Kernel, SourceText
 from software_gpu.region_code import region_entry, region_shape
 from software_gpu.source import preprocess
 from software_gpu.statements import UnknownForm
-from software_gpu.toolchain import find_toolchain
+from software_gpu.toolchain import Toolchain, find_toolchain, toolchain_for
 from software_gpu.translation import PROLOGUE, RED_ZONE, synchronizing_functions, threadgroup_variables, translate
 from software_gpu.vectorization import dependent_functions
 
-__all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "Execution", "compile_library"]
+__all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "Execution", "compile_for", "compile_library"]
 
 _CHECK_FLAGS = (
     *("-DMSL_CHECKED", "-fsanitize=thread", "-O1", "-fno-vectorize", "-fno-slp-vectorize"),
@@ -115,15 +115,30 @@ def compile_library(
         KernelCompileError: The source is not what clang, or Metal, accepts.
         ToolchainError: There is no compiler, or no place to keep what it makes.
     """
-    key = _key(source, macros, execution)
+    toolchain = find_toolchain()
+    key = _key(source, macros, execution, toolchain)
     with _registry_lock:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _loaded:
-            path, description = load_or_build(key, lambda target: _build(source, macros, execution, target))
-            _loaded[key] = _load(path, description)
+            _loaded[key] = _load_entry(key, lambda target: _build(source, macros, execution, target, toolchain))
             _warn_of_fibers(_loaded[key])
         return _loaded[key]
+
+
+def _load_entry(key: str, build: Callable[[Path], bytes]) -> CompiledLibrary:
+    """Loads an entry of the cache; one that does not load, as another machine's, is built again."""
+    path, description = load_or_build(key, build)
+    try:
+        return _load(path, description)
+    except (KernelCompileError, KeyError):  # no library of this machine, or one without what its description tells of
+        path.unlink(missing_ok=True)
+    path, description = load_or_build(key, build)
+    try:
+        return _load(path, description)
+    except (KernelCompileError, KeyError) as error:
+        names = ", ".join(kernel["name"] for kernel in json.loads(description)["kernels"])
+        raise KernelCompileError(f"the compiled kernel '{names}' does not load: {error}") from error
 
 
 def _warn_of_fibers(library: CompiledLibrary) -> None:
@@ -137,8 +152,8 @@ def _warn_of_fibers(library: CompiledLibrary) -> None:
         )
 
 
-def _key(source: str, macros: Mapping[str, str], execution: Execution) -> str:
-    parts = [find_toolchain().fingerprint, _translator_digest(), source, json.dumps(sorted(macros.items()))]
+def _key(source: str, macros: Mapping[str, str], execution: Execution, toolchain: Toolchain) -> str:
+    parts = [toolchain.fingerprint, _translator_digest(), source, json.dumps(sorted(macros.items()))]
     return hashlib.sha256("\0".join([*parts, execution.value]).encode()).hexdigest()
 
 
@@ -148,7 +163,22 @@ def _translator_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
 
 
-def _build(source: str, macros: Mapping[str, str], execution: Execution, target: Path) -> bytes:
+def compile_for(level: str, source: str, macros: Mapping[str, str], *, execution: Execution = Execution.FAST) -> None:
+    """Compiles a source for a processor level, which this machine need not be able to run.
+
+    Raises:
+        KernelCompileError: As `compile_library` does; also where its kernels would run on fibers for no other reason
+            than that the compiler refuses their faster form.
+    """
+    toolchain = toolchain_for(level)
+    key = _key(source, macros, execution, toolchain)
+    _, description = load_or_build(key, lambda target: _build(source, macros, execution, target, toolchain))
+    slow_because = json.loads(description)["slow_because"]
+    if slow_because:
+        raise KernelCompileError(f"for {level} the compiler refused the faster form of the kernels: {slow_because}")
+
+
+def _build(source: str, macros: Mapping[str, str], execution: Execution, target: Path, toolchain: Toolchain) -> bytes:
     parsed = preprocess(source, macros)
     problems = list(lint(parsed))
     if problems:
@@ -157,15 +187,29 @@ def _build(source: str, macros: Mapping[str, str], execution: Execution, target:
     code, kernels = generate(parsed, execution)
     slow_because = ""
     try:
-        find_toolchain().build(code, target, flags)
+        toolchain.build(code, target, flags)
     except KernelCompileError as error:
         if execution is not Execution.FAST:
             raise
         # On fibers the kernel is compiled as it was written, so what clang says then is about the author's own text.
         code, kernels = generate(parsed, Execution.FIBERS)
-        find_toolchain().build(code, target, flags)
+        toolchain.build(code, target, flags)
         slow_because = _first_error(error)
+    _refuse_foreign_calls(target, parsed, CHECKED_SYMBOLS if execution is Execution.CHECKED else KERNEL_SYMBOLS)
     return json.dumps({"kernels": kernels, "slow_because": slow_because}).encode()
+
+
+def _refuse_foreign_calls(target: Path, parsed: SourceText, provided: frozenset[str]) -> None:
+    foreign = [name for name in undefined_symbols(target.read_bytes()) if name not in provided]
+    if foreign:
+        raise KernelCompileError(
+            f"the compiled kernel '{_names(parsed.kernels)}' needs '{', '.join(foreign)}', which nothing provides. "
+            "Kernels may call what they define and Metal's own functions"
+        )
+
+
+def _names(kernels: Sequence[Kernel]) -> str:
+    return ", ".join(kernel.name for kernel in kernels)
 
 
 def _first_error(error: KernelCompileError) -> str:

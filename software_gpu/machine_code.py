@@ -16,7 +16,20 @@ from pathlib import Path
 
 from npu_compiler.errors import KernelCompileError
 
-__all__ = ["Image", "read_image"]
+__all__ = ["CHECKED_SYMBOLS", "C_LIBRARY_SYMBOLS", "KERNEL_SYMBOLS", "Image", "read_image", "undefined_symbols"]
+
+# The only symbols that a library of kernels may leave to others. One is the native runtime's; calls of the C library's
+# are what clang makes of loops and assignments.
+C_LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")
+KERNEL_SYMBOLS = frozenset({"msl_worker", *C_LIBRARY_SYMBOLS})
+# A checked library tells the native runtime of its accesses (native/checker.cpp).
+CHECKED_SYMBOLS = KERNEL_SYMBOLS | {
+    *("msl_note_access", "__tsan_init", "__tsan_func_entry", "__tsan_func_exit"),
+    *("__tsan_memcpy", "__tsan_memmove", "__tsan_memset"),
+    *(f"__tsan_{way}{size}" for way in ("read", "write") for size in (1, 2, 4, 8, 16)),
+    *(f"__tsan_unaligned_{way}{size}" for way in ("read", "write") for size in (2, 4, 8, 16)),
+    *("__ubsan_handle_out_of_bounds", "__ubsan_handle_local_out_of_bounds_abort"),
+}
 
 _FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -109,6 +122,12 @@ class Image:
             ctypes.c_uint64.from_address(address + relocation.place).value = value % (1 << 64)
 
 
+def undefined_symbols(shared_object: bytes) -> list[str]:
+    """Names that a shared object, for this machine or another, needs from elsewhere."""
+    symbols = _Reader(shared_object, "a library").symbols()
+    return [symbol.name for symbol in symbols if symbol.name and not symbol.defined and not symbol.weak]
+
+
 def read_image(path: Path, what: str) -> Image:
     """Reads a library for this machine.
 
@@ -140,7 +159,7 @@ class _Reader:
 
     def image(self) -> Image:
         content = self._content()
-        symbols = self._symbols()
+        symbols = self.symbols()
         sections = {self._text(self._names, s[0]): (s[3], s[5]) for s in self._sections if s[3]}
         defined = {symbol.name: symbol.value for symbol in symbols if symbol.defined}
         relocations = tuple(self._relocations(symbols, len(content)))
@@ -156,14 +175,14 @@ class _Reader:
         return bytes(content)
 
     def _variables(self) -> Iterator[str]:
-        checked = any(symbol.name.startswith("__ubsan_handle") for symbol in self._symbols())
+        checked = any(symbol.name.startswith("__ubsan_handle") for symbol in self.symbols())
         constant = (*_LINKED_ONCE, *(_DESCRIPTIONS if checked else ()))
         for name, _, flags, _, _, length, *_ in self._sections:
             section = self._text(self._names, name)
             if flags & _WRITABLE and length and not section.startswith(constant):
                 yield section
 
-    def _symbols(self) -> list[_Symbol]:
+    def symbols(self) -> list[_Symbol]:
         table = next((s for s in self._sections if s[1] == _SECTION_SYMBOLS), None)
         if table is None:
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -9,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -17,8 +19,10 @@ from pathlib import Path
 
 from npu_compiler.errors import KernelCompileError, ToolchainError
 from software_gpu.limited_process import COMPILER_LIMITS, run_limited
+from software_gpu.processor import MACHINES, Processor, chosen_level, processor
+from software_gpu.small_floats import expand_small_floats
 
-__all__ = ["PACKAGE_ROOT", "Toolchain", "find_toolchain"]
+__all__ = ["PACKAGE_ROOT", "Toolchain", "find_toolchain", "toolchain_for"]
 
 PACKAGE_ROOT = Path(__file__).parent
 INCLUDE_ROOT = PACKAGE_ROOT / "include"
@@ -38,7 +42,7 @@ FLAGS = (
     *COMPILER_LIMITS,
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-cl-single-precision-constant"),
 )
-MACHINES = {"x86_64": ("-march=native", "-mno-red-zone"), "aarch64": ("-mcpu=native",)}
+_REINSTALL = "Reinstall it: pip install --force-reinstall 'npu-compiler[software-gpu]'"
 OLDEST_CLANG = 17  # 16 has no arithmetic on __bf16
 
 
@@ -49,12 +53,14 @@ class Toolchain:
     Attributes:
         compiler: Command that compiles C++.
         linker: Command that links a shared object.
-        fingerprint: Digest of compiler version, machine, CPU features, flags and headers; part of every cache key.
+        processor: What it compiles for.
+        fingerprint: Digest of compiler version, processor, flags and headers; part of every cache key.
         description: For people: compiler, version, where from.
     """
 
     compiler: tuple[str, ...]
     linker: tuple[str, ...]
+    processor: Processor
     fingerprint: str
     description: str
 
@@ -70,27 +76,93 @@ class Toolchain:
         return done.stderr if done.returncode else ""
 
     def build(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
-        """Compiles C++ text to a shared object at `target`, which must not be in use."""
-        with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
-            code = Path(folder, "kernel.o")
-            self._run([*self.compiler, *self._flags(), *flags, "-c", "-o", str(code), "-x", "c++", "-"], source)
-            self._run([*self.linker, "-o", str(target), str(code)], "")
+        """Compiles C++ text to a shared object at `target`, which must not be in use.
+
+        Raises:
+            KernelCompileError: The compiler refuses the text.
+            ToolchainError: The compiler could not finish: it was killed, or lacks space, memory or permission.
+        """
+        try:
+            with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
+                code = Path(folder, "kernel.o")
+                self.compile(source, code, flags)
+                self._run([*self.linker, "-o", str(target), str(code)], "")
+        except OSError as error:
+            raise ToolchainError(
+                f"kernels can't be compiled in {_temporary_folder()}: {error}. Free some space, or name another folder "
+                "in TMPDIR"
+            ) from error
+
+    def compile(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
+        """Compiles C++ text to an object file; raises as `build` does."""
+        command = [*self.compiler, *self._flags(), *flags]
+        language = "c++"
+        expanded = [kind for kind, converts in self._small_floats() if not converts and kind in source]
+        if expanded:
+            unoptimised = ("-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-")
+            text = self._run([*command, *unoptimised, "-x", language, "-"], source)
+            source, language = expand_small_floats(text, expanded), "ir"
+        self._run([*command, "-c", "-o", str(target), "-x", language, "-"], source)
+
+    def _small_floats(self) -> tuple[tuple[str, bool], ...]:
+        """The types that kernels store and clang converts, and whether the processor does it as the headers would."""
+        return ("bfloat", False), ("half", self.processor.converts_half)
 
     def _flags(self) -> list[str]:
-        return [*FLAGS, *MACHINES[platform.machine()], f"-I{INCLUDE_ROOT}"]
+        return [*FLAGS, *self.processor.flags, f"-I{INCLUDE_ROOT}"]
 
     def _run(self, command: Sequence[str], source: str) -> str:
         done = _execute(command, source)
-        if done.returncode:
+        if done.returncode == 1 and _is_refusal(done.stderr):
             raise KernelCompileError(f"the compiler refused the kernel source:\n{_readable(done.stderr)}")
+        if done.returncode:
+            raise ToolchainError(_failure(done))
         return done.stdout
+
+
+# Words of the system, not of the language: they say nothing of the source.
+_SYSTEM_FAILURES = tuple(
+    os.strerror(number)
+    for number in (errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT, errno.EMFILE)
+)
+_DIAGNOSTIC = re.compile(r"^\S+:\d+:\d+: (fatal )?error: |^fatal error: error in backend", re.MULTILINE)
+
+
+def _is_refusal(messages: str) -> bool:
+    """Whether clang points at something in the text that it was given."""
+    return bool(_DIAGNOSTIC.search(messages)) and not any(words in messages for words in _SYSTEM_FAILURES)
+
+
+def _temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # it tries to write there
+        return os.environ.get("TMPDIR", "/tmp")
+
+
+def _failure(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a compiler came to no verdict, and what to do."""
+    said = f":\n{_readable(done.stderr)}" if done.stderr.strip() else ""
+    if done.returncode < 0:
+        try:
+            name = signal.Signals(-done.returncode).name
+        except ValueError:
+            name = str(-done.returncode)
+        return (
+            f"the compiler was stopped by the signal {name} before it was done; nothing was kept. Run it again, with "
+            f"more free memory if nobody stopped it{said}"
+        )
+    return (
+        f"the compiler failed with status {done.returncode}, which is no verdict on the kernel; nothing was kept. Look "
+        f"for free space in {_temporary_folder()} (TMPDIR names another folder), and run `npu doctor`{said}"
+    )
 
 
 def _execute(command: Sequence[str], source: str) -> subprocess.CompletedProcess[str]:
     try:
         return run_limited(command, source)
     except OSError as error:
-        raise ToolchainError(f"could not start '{command[0]}': {error}. Reinstall the package 'ziglang'") from error
+        raise ToolchainError(f"could not start '{command[0]}': {error}. {_REINSTALL}") from error
 
 
 def _readable(messages: str) -> str:
@@ -99,12 +171,11 @@ def _readable(messages: str) -> str:
     return "\n".join(lines[:40])
 
 
-@functools.cache
 def find_toolchain() -> Toolchain:
-    """The machine's clang.
+    """The machine's clang, for the processor level that is chosen.
 
     Raises:
-        ToolchainError: The system is not Linux on x86-64 or aarch64, or has no clang 17 or newer.
+        ToolchainError: The system is not Linux on x86-64 or aarch64, has no clang 17 or newer, or can't run the level.
     """
     machine = platform.machine()
     if platform.system() != "Linux" or machine not in MACHINES:
@@ -112,17 +183,25 @@ def find_toolchain() -> Toolchain:
             f"the software GPU runs on Linux on {' or '.join(MACHINES)}, not on {platform.system()} on {machine}. "
             "On macOS use the Apple GPU: Device('metal')"
         )
-    compiler, linker = _zig_clang(machine) or _system_clang()
+    return toolchain_for(chosen_level())
+
+
+@functools.cache
+def toolchain_for(level: str) -> Toolchain:
+    """The machine's clang, compiling for a processor level that this machine need not be able to run.
+
+    Raises:
+        ToolchainError: There is no clang 17 or newer.
+    """
+    target = processor(level)
+    compiler, linker = _zig_clang(target.machine) or _system_clang(target.machine)
     version = _execute([*compiler, "--version"], "").stdout.splitlines()
     if not version:
-        raise ToolchainError(f"'{' '.join(compiler)} --version' failed. Reinstall the package 'ziglang'")
-    parts = [version[0], machine, _cpu_features(), *FLAGS, *(path.read_text() for path in sorted(_headers()))]
-    fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return Toolchain(compiler, linker, fingerprint, f"{version[0]} ({compiler[0]})")
-
-
-def _headers() -> list[Path]:
-    return list(INCLUDE_ROOT.glob("*.h"))
+        raise ToolchainError(f"'{' '.join(compiler)} --version' failed. {_REINSTALL}")
+    parts = [version[0], target.machine, level, *target.flags, *sorted(target.features), *FLAGS]
+    headers = [path.read_text() for path in sorted(INCLUDE_ROOT.glob("*.h"))]
+    fingerprint = hashlib.sha256("\0".join([*parts, *headers]).encode()).hexdigest()
+    return Toolchain(compiler, linker, target, fingerprint, f"{version[0]} ({compiler[0]})")
 
 
 def _zig_clang(machine: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -134,20 +213,16 @@ def _zig_clang(machine: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     return (zig, "clang", f"--target={machine}-linux-gnu", "-nostdinc"), (zig, "ld.lld", "-shared")
 
 
-def _system_clang() -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _system_clang(machine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for name in ["clang", *(f"clang-{version}" for version in range(30, OLDEST_CLANG - 1, -1))]:
         path = shutil.which(name)
         if path is None:
             continue
         found = re.search(r"version (\d+)", _execute([path, "--version"], "").stdout)
         if found and int(found[1]) >= OLDEST_CLANG:
-            return (path, "-nostdinc"), (path, "-shared", "-nostdlib")
+            target = f"--target={machine}-linux-gnu"
+            return (path, target, "-nostdinc"), (path, target, "-shared", "-nostdlib")
     raise ToolchainError(
         f"the software GPU compiles kernels with clang {OLDEST_CLANG} or newer, and found none. "
-        "Install the package 'ziglang' (pip install ziglang), which brings one"
+        "Install the extra that brings one: pip install 'npu-compiler[software-gpu]'"
     )
-
-
-def _cpu_features() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

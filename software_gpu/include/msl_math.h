@@ -2,7 +2,7 @@
 // branches, no calls. The polynomials of log and atan are those of Cephes (S. Moshier); the others are Taylor
 // expansions in double, where 32-bit results need no more.
 #pragma once
-#include "msl_types.h"
+#include "msl_arithmetic.h"
 
 namespace msl {
 
@@ -24,9 +24,6 @@ MSL_INLINE float scale(float x, int n) {
   int half_n = n >> 1;
   return x * power_of_two(half_n) * power_of_two(n - half_n);
 }
-
-MSL_INLINE float fused(float a, float b, float c) { return __builtin_elementwise_fma(a, b, c); }
-MSL_INLINE double fused(double a, double b, double c) { return __builtin_elementwise_fma(a, b, c); }
 
 MSL_INLINE float exp_taylor(float r) {
   float p = fused(r, 1.98412698e-4f, 1.38888889e-3f);
@@ -143,9 +140,9 @@ MSL_INLINE float pow(float x, float y) {
   float result = (float)exp2_double(exponent);
   result = magnitude == 0.0f ? (y < 0.0f ? INFINITY : 0.0f) : result;
   result = magnitude == INFINITY ? (y < 0.0f ? 0.0f : INFINITY) : result;
-  bool whole = __builtin_elementwise_trunc(y) == y;
+  bool whole = trunc(y) == y;
   float halved = y * 0.5f;
-  bool odd = whole && __builtin_elementwise_trunc(halved) != halved;
+  bool odd = whole && trunc(halved) != halved;
   bool negative = metal::as_type<int>(x) < 0;
   result = negative && odd ? -result : result;
   result = x < 0.0f && x > -INFINITY && !whole ? NAN : result;
@@ -153,7 +150,8 @@ MSL_INLINE float pow(float x, float y) {
   return x == 1.0f || y == 0.0f ? 1.0f : result;
 }
 
-// x = n * pi/2 + r with |r| <= pi/4. In double with pi/2 in two parts this is exact enough up to 1e9.
+// x = n * pi/2 + r with |r| <= pi/4. Of pi/2 two parts of 22 bits, whose products with n are exact up to 1e9, fused or
+// not, and the rest.
 struct Quadrant {
   double r;
   int n;
@@ -162,8 +160,9 @@ MSL_INLINE Quadrant quadrant(float x) {
   const double magic = 6755399441055744.0L;
   double shifted = fused((double)x, (double)0.63661977236758134L, magic);
   double n = shifted - magic;
-  double r = fused(n, (double)-1.5707963267948966L, (double)x);
-  r = fused(n, (double)-6.123233995736766e-17L, r);
+  double r = fused(n, (double)-1.570796012878418L, (double)x);
+  r = fused(n, (double)-3.139164164167596e-07L, r);
+  r = fused(n, (double)-6.223372171896613e-14L, r);
   return {r, (int)metal::as_type<long>(shifted)};
 }
 MSL_INLINE double sin_taylor(double r) {
@@ -247,19 +246,15 @@ MSL_INLINE float asin(float x) { return atan2(x, __builtin_elementwise_sqrt((1.0
 MSL_INLINE float acos(float x) { return atan2(__builtin_elementwise_sqrt((1.0f - x) * (1.0f + x)), x); }
 MSL_INLINE float fmod(float x, float y) {
   // The remainder of two floats is exact in double for quotients below 2^29; larger ones lose their low bits.
-  double quotient = __builtin_elementwise_trunc((double)x / (double)y);
+  double quotient = trunc((double)x / (double)y);
   float result = (float)fused(-quotient, (double)y, (double)x);
   return __builtin_elementwise_abs(y) == INFINITY && __builtin_elementwise_abs(x) < INFINITY ? x : result;
 }
 
 MSL_INLINE float sqrt(float x) { return __builtin_elementwise_sqrt(x); }
 MSL_INLINE float rsqrt(float x) { return 1.0f / __builtin_elementwise_sqrt(x); }
-MSL_INLINE float floor(float x) { return __builtin_elementwise_floor(x); }
-MSL_INLINE float ceil(float x) { return __builtin_elementwise_ceil(x); }
-MSL_INLINE float trunc(float x) { return __builtin_elementwise_trunc(x); }
-MSL_INLINE float rint(float x) { return __builtin_elementwise_roundeven(x); }
 MSL_INLINE float round(float x) {
-  float whole = __builtin_elementwise_trunc(x);
+  float whole = trunc(x);
   bool up = __builtin_elementwise_abs(x - whole) >= 0.5f;
   return up ? whole + __builtin_elementwise_copysign(1.0f, x) : whole;
 }
@@ -329,7 +324,7 @@ template <class T> MSL_INLINE T min3(T a, T b, T c) { return min(a, min(b, c)); 
 template <class T> MSL_INLINE T clamp(T x, T low, T high) { return min(max(x, low), high); }
 template <class T> MSL_INLINE T saturate(T x) { return clamp(x, (T)0.0f, (T)1.0f); }
 template <class T> MSL_INLINE T fma(T a, T b, T c) {
-  return msl::map([](float x, float y, float z) __attribute__((always_inline)) { return msl::fused(x, y, z); }, a, b, c);
+  return msl::map([](float x, float y, float z) __attribute__((always_inline)) { return msl::fma(x, y, z); }, a, b, c);
 }
 template <class T> MSL_INLINE T mix(T a, T b, T t) { return a + (b - a) * t; }
 template <class T> MSL_INLINE T sign(T x) {
@@ -357,7 +352,7 @@ template <class T> MSL_INLINE bool signbit(T x) { return as_type<int>((float)x) 
 template <class T> MSL_INLINE msl::element<T> dot(T a, T b) {
   static_assert(msl::width<T> > 1, "dot takes vectors");
   msl::element<T> sum = a[0] * b[0];
-  for (int i = 1; i < msl::width<T>; ++i) sum = __builtin_elementwise_fma(a[i], b[i], sum);
+  for (int i = 1; i < msl::width<T>; ++i) sum = (msl::element<T>)msl::fused((float)a[i], (float)b[i], (float)sum);
   return sum;
 }
 template <class T> MSL_INLINE msl::element<T> length(T a) { return sqrt(dot(a, a)); }

@@ -2,6 +2,7 @@
 // a load or store that others depend on needs a barrier on a GPU too. Elements are kept as float and rounded to the
 // matrix's own type when they change.
 #pragma once
+#include "msl_arithmetic.h"
 #include "msl_execution.h"
 
 namespace msl {
@@ -114,7 +115,7 @@ MSL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, cons
   simdgroup_matrix<D, 8, 8> result;
   for (int i = 0; i < 8; ++i) {
     msl::row8 sum = c.rows[i];
-    for (int k = 0; k < 8; ++k) sum = __builtin_elementwise_fma((msl::row8)a.rows[i][k], b.rows[k], sum);
+    for (int k = 0; k < 8; ++k) sum = msl::fused((msl::row8)a.rows[i][k], b.rows[k], sum);
     result.rows[i] = msl::rounded<D>(sum);
   }
   d = result;
