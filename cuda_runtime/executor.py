@@ -64,7 +64,8 @@ class CUDAExecutor(Executor):
             inputs: For each input by name an `NPUBuffer`, or a tensor of CuPy, torch or another library on this device.
             weights: What `load_weights` gave for this program.
             sync: Whether to wait for the result. Else the outputs are still being made when this returns; copying one
-                to the host waits for it, and so does whoever takes it by DLPack.
+                to the host waits for it, and so does whoever takes it by DLPack. An index beyond its tensor is then
+                reported by the next call that waits: a run, or `CUDATensor.to_numpy` of an output.
             stream: A stream of CuPy or torch, or its handle: inputs made on it are waited for, and what is asked of it
                 later waits for the outputs; the host does not.
 
@@ -73,7 +74,8 @@ class CUDAExecutor(Executor):
 
         Raises:
             InputError: An input is missing or not expected, or has another shape, dtype or device; or another run
-                updates it in place.
+                updates it in place; or an index lies beyond the dimension that it is for, as in `Executor.run`, in this
+                run or one before that was not waited for.
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed, or another thread is inside of this executor.
         """
@@ -87,6 +89,7 @@ class CUDAExecutor(Executor):
                 self._order(self.stream, _handle(stream))
             elif sync:
                 self._prepared.wait()
+                self._faults.look()
         return {name: output for name, output in outputs.items() if isinstance(output, CUDATensor)}
 
     def tune(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> Tuning:
@@ -104,6 +107,7 @@ class CUDAExecutor(Executor):
             self.plan = self._choices.resolved(self._cuda.select)
             self._prepared = self._cuda.prepare(self.plan)
             self._tunes = False
+            self._faults.look()
         return tuning
 
     @contextmanager
@@ -148,7 +152,9 @@ class CUDAExecutor(Executor):
 
     def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:
         output = super()._output(spec, inputs)
-        return CUDATensor(output.device, output.data, spec)
+        result = CUDATensor(output.device, output.data, spec)
+        result.watch(self._faults)
+        return result
 
     def _order(self, first: int, then: int) -> None:
         """Makes what is asked of the stream `then` from now on wait for what was asked of the stream `first`."""

@@ -23,7 +23,7 @@ from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["FORMAT_VERSION", "CompiledProgram", "write_atomically"]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _MAGIC = b"NPUBIN\x00\x00"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, version, SHA-256 of the body, bytes of the body
 _MAX_ITEMS = 1 << 16  # msgpack reserves room for as many items as a list claims, at each level of nesting

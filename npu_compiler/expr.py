@@ -15,7 +15,7 @@ import numpy as np
 from npu_compiler.dtypes import DType
 from npu_compiler.view import Step, View
 
-__all__ = ["FUNCTIONS", "Call", "Const", "Expr", "Function", "Iota", "Load", "REDUCTIONS", "Reduce", "Ref"]
+__all__ = ["FUNCTIONS", "Call", "Checked", "Const", "Expr", "Function", "Iota", "Load", "REDUCTIONS", "Reduce", "Ref"]
 __all__ += ["children", "has_reduce", "leaves", "reindex", "reductions", "substitute", "walk"]
 
 
@@ -84,7 +84,29 @@ class Reduce:
     dtype: DType
 
 
-Expr = Const | Load | Iota | Call | Reduce
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """An index inside of a dimension: itself from 0 to `extent` - 1; else `otherwise`, and the fault is recorded.
+
+    Attributes:
+        index: Of any integer type; all of its bits are compared.
+        element: Which of the `elements` of the index tensor it is, for the record.
+        extent: Size of the dimension.
+        otherwise: 0, which is safe to read, or -1, which tells a scatter to store nothing.
+        check: Number of the check, see `Trace.checks`.
+        dtype: Data type of the result.
+    """
+
+    index: Expr
+    element: Expr
+    elements: int
+    extent: int
+    otherwise: int
+    check: int
+    dtype: DType
+
+
+Expr = Const | Load | Iota | Call | Reduce | Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +171,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
         return (expr.arg,)
     if isinstance(expr, Load) and expr.index is not None:
         return (expr.index,)
-    return ()
+    return (expr.index, expr.element) if isinstance(expr, Checked) else ()
 
 
 def walk(expr: Expr) -> Iterable[Expr]:
@@ -199,6 +221,10 @@ def substitute(expr: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
         elif isinstance(node, Load) and node.index is not None:
             index = visit(node.index)
             rebuilt = node if index is node.index else replace(node, index=index)
+        elif isinstance(node, Checked):
+            index, element = visit(node.index), visit(node.element)
+            if index is not node.index or element is not node.element:
+                rebuilt = replace(node, index=index, element=element)
         result = rewrite(rebuilt)
         done[id(node)] = rebuilt if result is None else result
         return done[id(node)]

@@ -12,6 +12,7 @@ from npu_compiler.layout import BufferSpec
 from npu_runtime.backend import BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.faults import FaultRecord
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
@@ -62,6 +63,7 @@ class Executor:
         self._workspace = workspace or Workspace(self._backend)
         self._workspace.announce(self.plan)
         self._prepared = self._backend.prepare(self.plan)
+        self._faults = FaultRecord(self.plan, self._backend)
         self._inputs = {spec.name: spec for spec in self.plan.inputs}
         self._state = dict(self.plan.state)
         self._needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
@@ -81,7 +83,8 @@ class Executor:
 
         Raises:
             InputError: An input is missing or not expected, or has another shape, dtype, layout or device; or another
-                run updates it in place.
+                run updates it in place; or an index lies beyond the dimension that it is for: what is updated in place
+                then has the other changes of this run.
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
@@ -89,6 +92,7 @@ class Executor:
             buffers, outputs = self._bind(inputs, weights)
             with self._updating(inputs):
                 self._prepared.run(buffers)
+            self._faults.look()
         return outputs
 
     def run_timed(
@@ -98,7 +102,9 @@ class Executor:
         with self._lock:
             buffers, outputs = self._bind(inputs, weights)
             with self._updating(inputs):
-                return outputs, self._prepared.run_timed(buffers)
+                seconds = self._prepared.run_timed(buffers)
+            self._faults.look()
+        return outputs, seconds
 
     def bind(
         self, inputs: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer], weights: Weights | None = None
@@ -122,7 +128,8 @@ class Executor:
         for name, spec in specs.items():
             self._check_buffer(f"output '{name}'", outputs[name], spec)
         states = {name: inputs[source] for name, source in self._state.items()}
-        return BoundPlan(self._prepared, self._memory(inputs, {**outputs, **states}, weights), self._lock)
+        memory = self._memory(inputs, {**outputs, **states}, weights)
+        return BoundPlan(self._prepared, memory, self._lock, self._faults.look)
 
     def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
         return exclusive_use({source: inputs[source] for source in self._state.values()})
@@ -144,6 +151,7 @@ class Executor:
             Role.INPUT: {name: buffer.data for name, buffer in inputs.items()},
             Role.OUTPUT: {name: buffer.data for name, buffer in outputs.items()},
             Role.WEIGHT: weights or {},
+            Role.FAULTS: {} if self._faults.memory is None else {"": self._faults.memory},
         }
         return [
             arenas[index] if buffer.role is Role.ARENA else owners[buffer.role][buffer.name]
