@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from npu_compiler.dtypes import BOOL, DType
 from npu_compiler.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, children, walk
 from npu_compiler.view import View
 
-__all__ = ["interval", "view_bounds"]
+__all__ = ["Interval", "interval", "view_bounds"]
 
 Interval = tuple[int, int]
 """The lowest and the highest value, both included."""
@@ -22,17 +22,25 @@ def view_bounds(view: View) -> Interval:
     return view.offset + sum(min(0, reach) for reach in reaches), view.offset + sum(max(0, reach) for reach in reaches)
 
 
-def interval(expr: Expr) -> Interval | None:
+def interval(expr: Expr, tensors: Mapping[int, Interval] | None = None) -> Interval | None:
     """Bounds of an expression of integers or booleans; None for another one.
 
-    What a tensor holds is bounded by its data type alone, and so is arithmetic that may wrap around.
+    Arithmetic that may wrap around is bounded by its data type alone, and so are tensors.
+
+    Args:
+        expr: The expression.
+        tensors: Bounds of tensors, by their index in the trace, where they are known.
     """
+    stored = tensors or {}
     known: dict[int, Interval | None] = {}
     for node in walk(expr):
         limits = _limits(node.dtype)
-        found = None if limits is None else _bounds(node, [known[id(child)] for child in children(node)])
-        inside = found is not None and limits is not None and limits[0] <= found[0] and found[1] <= limits[1]
-        known[id(node)] = found if inside else limits
+        if limits is not None and isinstance(node, Load):
+            found = stored.get(node.ref.tensor)
+        else:
+            found = None if limits is None else _bounds(node, [known[id(child)] for child in children(node)])
+        holds = found is not None and limits is not None and limits[0] <= found[0] and found[1] <= limits[1]
+        known[id(node)] = found if holds else limits
     return known[id(expr)]
 
 
@@ -56,7 +64,7 @@ def _bounds(node: Expr, parts: Sequence[Interval | None]) -> Interval | None:
         return min(node.otherwise, 0), max(node.otherwise, node.extent - 1)
     if isinstance(node, Reduce):
         return parts[0] if node.kind != "sum" else None
-    return None if isinstance(node, Load) else _call_bounds(node, parts)
+    return _call_bounds(node, parts) if isinstance(node, Call) else None
 
 
 def _call_bounds(call: Call, parts: Sequence[Interval | None]) -> Interval | None:

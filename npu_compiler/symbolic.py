@@ -12,7 +12,7 @@ from typing import Any
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
 from npu_compiler.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Ref, leaves, reindex
 from npu_compiler.index_check import IndexCheck
-from npu_compiler.intervals import interval
+from npu_compiler.intervals import Interval, interval
 from npu_compiler.layout import Layout, dense
 from npu_compiler.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
 from npu_compiler.view import Step, View
@@ -158,7 +158,7 @@ class Tensor:
         if not extent and prod(self.shape):
             raise OpRefusal(f"given indices {list(self.shape)} into a dimension of no elements")
         positions = self.cast(INT64)
-        low, high = interval(self.expr) or (0, 0)
+        low, high = interval(self.expr, self.trace.bounds) or (0, 0)
         if wraps and low < 0:
             positions = where(positions < 0, positions + extent, positions)
         if not prod(self.shape) or ((-extent if wraps else 0) <= low and high < extent):
@@ -258,6 +258,7 @@ class Trace:
     Attributes:
         tensors: In order of computation.
         checks: The indices that kernels check; `expr.Checked` has a number in this list.
+        bounds: Of tensors of integers that are computed, by their index.
         node: Name of the node whose definition is called.
         names: By identity, the names that the graph has for the tensors it is called with.
     """
@@ -266,6 +267,7 @@ class Trace:
         self.layouts = layouts
         self.tensors: list[TracedTensor] = []
         self.checks: list[IndexCheck] = []
+        self.bounds: dict[int, Interval] = {}
         self.node = ""
         self.names: dict[int, str] = {}
 
@@ -278,6 +280,9 @@ class Trace:
     ) -> Tensor:
         traced = TracedTensor(len(self.tensors), name, shape, dtype, layout, role, source)
         self.tensors.append(traced)
+        bounds = interval(source.expr, self.bounds) if isinstance(source, Map) and not dtype.is_float else None
+        if bounds is not None:
+            self.bounds[traced.index] = bounds
         return Tensor(self, shape, dtype, Ref(traced.index, traced.view))
 
     def check(self, index: Tensor, extent: int, wraps: bool) -> int:
