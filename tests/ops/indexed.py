@@ -18,7 +18,7 @@ from npu_runtime import Device, Executor, NPUBuffer
 from tests.support.ir_builder import IRBuilder, overload_of
 from tests.support.running import host_array
 
-__all__ = ["GRAPHS", "HOSTILE", "Indexed", "IndexedGraph"]
+__all__ = ["GRAPHS", "HOSTILE", "Indexed", "IndexedGraph", "indexed_ir"]
 
 Call = Callable[..., Any]
 """``call(op, *args)``: builds a node, or computes it by torch."""
@@ -32,7 +32,7 @@ class IndexedGraph:
     """A graph with floating-point inputs ``x0``, ``x1``... and an index tensor ``ids``.
 
     Attributes:
-        compute: What it computes, from `Call`, the inputs and the indices.
+        compute: What it computes, one tensor or several, from `Call`, the inputs and the indices.
         shapes: Of the floating-point inputs.
         ids: Shape of the indices.
         extent: Size of the dimension that they are for.
@@ -114,6 +114,14 @@ def _attention(call: Call, cache: Any, new: Any, query: Any, ids: Any) -> Any:
     return call("scaled_dot_product_attention.default", query, keys, keys)
 
 
+def _decode(call: Call, keys: Any, values: Any, key: Any, value: Any, query: Any, ids: Any) -> Any:
+    """A decode step: on a CUDA device of compute capability 9.0, attention itself writes both caches."""
+    keys, values = (call("index_copy.default", old, 2, ids, new) for old, new in ((keys, key), (values, value)))
+    return call("scaled_dot_product_attention.default", query, keys, values), keys, values
+
+
+_CACHES = ((1, 2, 64, 16), (1, 2, 64, 16))
+
 GRAPHS = {
     "embedding": IndexedGraph(_embedding, ((10, 8),), (2, 3), 10),
     "embedding of computed ids": IndexedGraph(_next, ((10, 8),), (2, 3), 10, -9, "tensor 'abs_0'"),
@@ -131,7 +139,24 @@ GRAPHS = {
     "index_copy of a copy": IndexedGraph(_copied_index_copy, ((2, 6, 4), (2, 3, 4)), (3,), 6),
     "softmax, index_copy": IndexedGraph(_copied_norm, ((2, 6, 4), (2, 3, 4)), (3,), 6),
     "index_copy, attention": IndexedGraph(_attention, ((1, 2, 16, 16), (1, 2, 1, 16), (1, 2, 1, 16)), (1,), 16),
+    "decode": IndexedGraph(_decode, (*_CACHES, *((1, 2, 1, 16),) * 3), (1,), 64),
+    "decode of two tokens": IndexedGraph(_decode, (*_CACHES, *((1, 2, 2, 16),) * 3), (2,), 64),
 }
+
+
+def indexed_ir(name: str, compute: torch.dtype, ids: torch.dtype) -> dict[str, Any]:
+    """IR of a graph of `GRAPHS`, for tensors of these data types."""
+    graph, builder = GRAPHS[name], IRBuilder("indexed")
+    floats = [builder.input(f"x{i}", shape, compute) for i, shape in enumerate(graph.shapes)]
+    given = builder.input("ids", graph.ids, torch.int64)  # torch itself takes no other for some ops
+
+    def call(op: str, *args: Any) -> Any:
+        return builder.call(f"aten.{op}", *args)
+
+    ir = builder.build(*_several(graph.compute(call, *floats, given)))
+    if ids != torch.int64:
+        _retype(ir, {"ids", "abs_0"}, str(ids).removeprefix("torch."))
+    return ir
 
 
 class Indexed:
@@ -149,20 +174,7 @@ class Indexed:
         generator = torch.Generator().manual_seed(0)
         draw = [torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5 for shape in self.graph.shapes]
         self.floats = [tensor.to(compute) for tensor in draw]
-        self.executor = executor(npu_compiler.compile(self._ir(compute), target=device.target), device)
-
-    def _ir(self, compute: torch.dtype) -> dict[str, Any]:
-        builder = IRBuilder("indexed")
-        floats = [builder.input(f"x{i}", shape, compute) for i, shape in enumerate(self.graph.shapes)]
-        ids = builder.input("ids", self.graph.ids, torch.int64)  # as torch wants them where it takes no other
-
-        def call(op: str, *args: Any) -> Any:
-            return builder.call(f"aten.{op}", *args)
-
-        ir = builder.build(self.graph.compute(call, *floats, ids))
-        if self.ids != torch.int64:
-            _retype(ir, {"ids", "abs_0"}, str(self.ids).removeprefix("torch."))
-        return ir
+        self.executor = executor(npu_compiler.compile(indexed_ir(name, compute, ids), target=device.target), device)
 
     def inputs(self, ids: Sequence[int]) -> dict[str, NPUBuffer]:
         """New buffers."""
@@ -172,30 +184,36 @@ class Indexed:
         every = {**arrays, "ids": given}
         return {name: NPUBuffer.from_numpy(every[name], self.device, spec) for name, spec in specs.items()}
 
-    def run(self, ids: Sequence[int], **options: Any) -> NDArray[Any]:
-        (output,) = self.executor.run(self.inputs(ids), **options).values()
-        return output.to_numpy().astype(np.float64)
+    def run(self, ids: Sequence[int], **options: Any) -> list[NDArray[Any]]:
+        outputs = self.executor.run(self.inputs(ids), **options)
+        return [outputs[spec.name].to_numpy().astype(np.float64) for spec in self.executor.plan.outputs]
 
     def is_inside(self, index: int) -> bool:
         return self.graph.lowest <= index < self.graph.extent
 
-    def expected(self, ids: Sequence[int]) -> NDArray[Any]:
+    def expected(self, ids: Sequence[int]) -> list[NDArray[Any]]:
         """What torch computes, of the same numbers in float64."""
 
         def call(op: str, *args: Any) -> Any:
             return overload_of(f"aten.{op}")(*args)
 
         indices = torch.tensor(ids, dtype=torch.int64).reshape(self.graph.ids)
-        result: torch.Tensor = self.graph.compute(call, *(x.double() for x in self.floats), indices)
-        return result.numpy()
+        results = _several(self.graph.compute(call, *(x.double() for x in self.floats), indices))
+        return [result.numpy() for result in results]
 
-    def check(self, ids: Sequence[int]) -> None:
-        """Runs with these indices: the result is torch's, or the error tells the truth about one of them."""
+    def check(self, ids: Sequence[int], **options: Any) -> None:
+        """Runs with these indices: the result is torch's, or the error tells the truth about one of them.
+
+        Args:
+            ids: The indices.
+            options: For the executor's `run`.
+        """
         if all(map(self.is_inside, ids)):
-            np.testing.assert_allclose(self.run(ids), self.expected(ids), rtol=0.02, atol=0.02)
+            for result, expected in zip(self.run(ids, **options), self.expected(ids), strict=True):
+                np.testing.assert_allclose(result, expected, rtol=0.02, atol=0.02)
             return
         with pytest.raises(InputError) as caught:
-            self.run(ids)
+            self.run(ids, **options)
         self.check_refusal(str(caught.value), ids)
 
     def check_refusal(self, message: str, ids: Sequence[int]) -> None:
@@ -206,6 +224,10 @@ class Indexed:
         assert not self.is_inside(given)
         assert (named, int(highest)) == (self.graph.named, self.graph.extent - 1)
         assert self.graph.named != "input 'ids'" or int(value) == given
+
+
+def _several(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _retype(ir: dict[str, Any], names: set[str], dtype: str) -> None:

@@ -19,7 +19,7 @@ from software_gpu.checks import find_problems
 from tests.ops.indexed import GRAPHS, HOSTILE, Indexed
 
 KINDS = {"int64, float16": (torch.int64, torch.float16), "int32, bfloat16": (torch.int32, torch.bfloat16)}
-CHECKED = ("embedding", "embedding, cat", "index of two", "gather", "index_copy in place", "index_copy, attention")
+CHECKED = ("embedding", "embedding, cat", "index of two", "gather", "index_copy in place", "decode")
 
 
 @cache
@@ -41,18 +41,18 @@ def test_no_index_reads_or_writes_beyond_its_tensor(name: str, kind: str) -> Non
     graph = indexed(name, kind)
     count = int(np.prod(graph.graph.ids))
     inside = st.integers(graph.graph.lowest, graph.graph.extent - 1)
-    distinct = st.permutations(range(graph.graph.extent)).map(lambda order: list(order)[:count])
 
     @settings(max_examples=8, deadline=None, database=None)
     @given(st.lists(st.one_of(inside, st.sampled_from(hostile(graph))), min_size=count, max_size=count))
     def with_any_indices(ids: list[int]) -> None:
-        if len(set(ids)) == len(ids) or "index_copy" not in name:  # the order of two writes is anybody's
+        writes = "index_copy" in name or "decode" in name
+        if len(set(ids)) == len(ids) or not writes:  # the order of two writes to one place is anybody's
             graph.check(ids)
 
     for value in hostile(graph):
         graph.check([*range(count - 1), value])
     with_any_indices()
-    settings(max_examples=2, deadline=None, database=None)(given(distinct)(graph.check))()
+    graph.check([*range(count)][::-1])
 
 
 @pytest.mark.parametrize("name", CHECKED)
