@@ -155,17 +155,18 @@ class Tensor:
         Raises:
             OpRefusal: There are indices, but no position.
         """
-        if not extent and prod(self.shape):
+        count = prod(self.shape)
+        if count and extent == 0:
             raise OpRefusal(f"given indices {list(self.shape)} into a dimension of no elements")
         positions = self.cast(INT64)
         low, high = interval(self.expr, self.trace.bounds) or (0, 0)
         if wraps and low < 0:
             positions = where(positions < 0, positions + extent, positions)
-        if not prod(self.shape) or ((-extent if wraps else 0) <= low and high < extent):
+        if not count or ((-extent if wraps else 0) <= low and high < extent):
             return positions
         element = Iota(View(self.shape, dense(self.shape).strides), INT64)
         check = self.trace.check(self, extent, wraps)
-        return positions.with_expr(Checked(positions.expr, element, prod(self.shape), extent, otherwise, check, INT64))
+        return positions.with_expr(Checked(positions.expr, element, count, extent, otherwise, check, INT64))
 
     def gather(self, dim: int, index: Tensor) -> Tensor:
         """``result[..., i..., ...] = self[..., index[i...], ...]``: `dim` is replaced by the dimensions of `index`.

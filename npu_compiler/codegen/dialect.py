@@ -152,7 +152,8 @@ class Printer:
             return f"{self.dialect.register(expr.dtype)}({pointer}[{address}])"
         if isinstance(expr, Checked):
             index, element = args
-            return f"{CHECK}({index}, {expr.extent}, {expr.otherwise}, int({element}), {self.names.checks[id(expr)][0]})"
+            rest, _ = self.names.checks[id(expr)]
+            return f"{CHECK}({index}, {expr.extent}, {expr.otherwise}, int({element}), {rest})"
         raise TypeError(f"{type(expr).__name__} has no text of its own")
 
     def _stride(self, load: Load) -> str:

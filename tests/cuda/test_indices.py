@@ -25,6 +25,11 @@ def indexed(name: str, kind: str, device: Device) -> Indexed:
     return Indexed(name, device, compute, ids, CUDAExecutor)
 
 
+def executor_of(graph: Indexed) -> CUDAExecutor:
+    assert isinstance(graph.executor, CUDAExecutor)
+    return graph.executor
+
+
 @pytest.mark.parametrize("architecture", [70, 90])
 def test_kernels_compile(architecture: int) -> None:
     try:
@@ -59,7 +64,7 @@ def test_no_index_reads_or_writes_beyond_its_tensor(name: str, kind: str, sync: 
 
 def test_without_waiting_the_error_comes_with_the_output(device: Device) -> None:
     graph = indexed("embedding", "int64, float16", device)
-    (output,) = graph.executor.run(graph.inputs([5000] * 6), sync=False).values()
+    (output,) = executor_of(graph).run(graph.inputs([5000] * 6), sync=False).values()
     for _ in range(2):  # however often somebody asks for what that run did not make
         with pytest.raises(InputError, match="'ids': given the index 5000 at"):
             output.to_numpy()
@@ -68,7 +73,7 @@ def test_without_waiting_the_error_comes_with_the_output(device: Device) -> None
 
 def test_without_waiting_the_error_comes_with_the_next_run_that_waits(device: Device) -> None:
     graph = indexed("embedding", "int64, float16", device)
-    graph.executor.run(graph.inputs([2**32 + 3] * 6), sync=False)
+    executor_of(graph).run(graph.inputs([2**32 + 3] * 6), sync=False)
     with pytest.raises(InputError, match=f"'ids': given the index {2**32 + 3} at"):
         graph.executor.run(graph.inputs([1] * 6))
     graph.check([1] * 6)
@@ -86,7 +91,7 @@ def test_a_fault_in_place_leaves_the_rest(device: Device) -> None:
     graph = indexed("decode of two tokens", "int64, float16", device)
     inputs = graph.inputs([5000, 7])
     with pytest.raises(InputError, match="given the index 5000"):
-        graph.executor.run(inputs)
+        executor_of(graph).run(inputs)
     for cache_, new in ((0, 2), (1, 3)):
         expected = graph.floats[cache_].clone()
         expected[:, :, 7] = graph.floats[new][:, :, 1]
@@ -97,4 +102,4 @@ def test_integers_of_another_library_are_not_wrapped_around(device: Device) -> N
     graph = indexed("embedding", "int32, bfloat16", device)
     inputs = {**graph.inputs([1] * 6), "ids": torch.full((2, 3), 2**32 + 3, device="cuda")}
     with pytest.raises(InputError, match="given int64, expected int32"):
-        graph.executor.run(inputs)
+        executor_of(graph).run(inputs)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 import npu_compiler
@@ -21,12 +24,13 @@ class BertLikeEmbeddings(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.words, self.places, self.segments = nn.Embedding(WORDS, 16), nn.Embedding(8, 16), nn.Embedding(2, 16)
-        self.register_buffer("position_ids", torch.arange(8)[None])
+        self.position_ids = nn.Buffer(torch.arange(8)[None])
         self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
 
     def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
         x = self.words(input_ids) + self.segments(token_type_ids) + self.places(self.position_ids[:, :LENGTH])
-        return self.head(self.norm(x).mean(1))
+        result: torch.Tensor = self.head(self.norm(x).mean(1))
+        return result
 
 
 class Cached(nn.Module):
@@ -34,7 +38,7 @@ class Cached(nn.Module):
         return cache.index_copy(1, position, new)
 
 
-def run(model: nn.Module, example: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> np.ndarray:
+def run(model: nn.Module, example: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> NDArray[Any]:
     device = Device("software-metal")
     extraction = npu_compiler.extract(model.eval(), tuple(example.values()))
     program = npu_compiler.compile(extraction.ir, device.target)

@@ -1,4 +1,4 @@
-"""Graphs that index by the values of a tensor, alone and fused with what stands around them, and hostile values for it."""
+"""Graphs that index by the values of a tensor, alone and fused with what stands around them; hostile values for it."""
 
 from __future__ import annotations
 
@@ -217,9 +217,10 @@ class Indexed:
         self.check_refusal(str(caught.value), ids)
 
     def check_refusal(self, message: str, ids: Sequence[int]) -> None:
-        found = re.match(r"(\w+ '\w+'): given the index (-?\d+) at position (\[.*?\]), expected (-?\d+) to (\d+)", message)
+        words = r"(\w+ '\w+'): given the index (-?\d+) at position (\[.*?\]), expected -?\d+ to (\d+)"
+        found = re.match(words, message)
         assert found is not None, message
-        named, value, position, _, highest = found.groups()
+        named, value, position, highest = found.groups()
         given = np.array(ids, object).reshape(self.graph.ids)[tuple(map(int, re.findall(r"\d+", position)))]
         assert not self.is_inside(given)
         assert (named, int(highest)) == (self.graph.named, self.graph.extent - 1)

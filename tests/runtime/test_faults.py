@@ -38,7 +38,7 @@ def test_a_fault_is_told_once_and_stays_with_its_runs(record: FaultRecord) -> No
     record.look()
     runs = record.runs
     write(record, 1, 4, 10**8)
-    told = r"^input 'x1': given the index 100000000 at position \[1, 1\], expected 0 to 9, as 'node' indexes a dimension"
+    told = r"^input 'x1': given the index 100000000 at position \[1, 1\], expected 0 to 9, as 'node' indexes"
     with pytest.raises(InputError, match=told):
         record.look()
     record.look()

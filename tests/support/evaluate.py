@@ -100,7 +100,6 @@ class _Evaluation:
         result = args[0] if expr.fn == "cast" else FUNCTIONS[expr.fn].numpy(*args)
         return _converted(np.asarray(result), expr)
 
-
     def _checked(self, expr: Checked, shape: tuple[int, ...]) -> Array:
         """Both sides of a `where` are computed here, also where there is no such element of the index tensor."""
         index = np.broadcast_to(self.value(expr.index, shape), shape)
