@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import npu_compiler
-from cuda_runtime import CUDAExecutor
+from cuda_runtime import CUDAExecutor, CUDATensor
 from cuda_runtime.nvrtc import architectures
 from npu_compiler.codegen.plan import KernelCall, Role
 from npu_compiler.errors import InputError, MissingDependencyError
 from npu_runtime import Device
+from npu_runtime.faults import FaultRecord
 from tests.cuda.kernels import check_plan_compiles
 from tests.ops.indexed import GRAPHS, Indexed, indexed_ir
 from tests.ops.test_indices import KINDS, hostile
@@ -50,6 +51,24 @@ def test_attention_checks_the_places_that_it_writes_to(name: str) -> None:
     assert plan.kernels[call.kernel].entry == "attention_decode"
     assert Role.FAULTS in {plan.buffers[argument.buffer].role for argument in call.args}
     assert [check.tensor for check in plan.checks] == ["ids", "ids"]
+
+
+def test_an_output_asks_for_the_faults_of_its_run() -> None:
+    """Without a GPU: the tensor of another device does as well."""
+    device = Device("software-metal")
+    plan = npu_compiler.compile(indexed_ir("embedding", torch.float16, torch.int64), device.target).main
+    faults, (spec,) = FaultRecord(plan, device.backend), plan.outputs
+    before, output = (CUDATensor(device, device.backend.allocate(spec.nbytes), spec) for _ in range(2))
+    before.watch(faults)
+    before.to_numpy()
+    output.watch(faults)
+    assert faults.memory is not None
+    with faults.memory.writing() as content:
+        content.view(np.int32)[:] = 1, 2, 5000, 0
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"'ids': given the index 5000 at position \[0, 2\], expected 0 to 9"):
+            output.to_numpy()
+    assert before.to_numpy().shape == spec.shape
 
 
 @pytest.mark.parametrize("sync", [True, False], ids=["waiting", "not waiting"])
