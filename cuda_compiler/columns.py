@@ -92,7 +92,8 @@ def _results(found: Positions, program: RowProgram, storage: str, size: int) -> 
     head = _each_row(program.phases, found.inner, size)
     value = f"{storage}({program.value})"
     if size == 1:
-        store = ["            if (alive) {", f"                out[{program.address}] = {value};", "            }"]
+        statement = f"{program.place.condition}out[{program.place.address}] = {value};"
+        store = ["            if (alive) {", f"                {statement}", "            }"]
         return [*head, *([program.body] if program.body else []), *store, "        }"]
     return [
         f"        Pack<{storage}, {size}> result;",

@@ -19,6 +19,7 @@ CUDA = Dialect(
         "float32": "float",
     },
     pointer="const {type}*",
+    faults="Fault*",
     functions={"quotient": "quotient({0}, {1})"},
     infinity="__int_as_float(0x7f800000)",
     nan="__int_as_float(0x7fffffff)",

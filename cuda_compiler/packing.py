@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.guards import Guard, conditions, is_uniform
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.codegen.dialect import LeafNames, Printer
+from npu_compiler.codegen.dialect import Printer
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import output_argument
+from npu_compiler.codegen.loops import output_argument, scatter_place
 from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
 from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import Expr, Iota, Load, walk
@@ -96,14 +96,15 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
     for load, strides in contiguous:
         guards = held[id(load)] if _guarded(operands, load) else {}
         pointer, address, _ = operands.names.loads[id(load)]
-        argument, tensor = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
-        outer, storage = _split(strides, axis)[1], CUDA.storage[tensor.dtype.name]
+        argument, dtype = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
+        assert dtype is not None
+        outer, storage = _split(strides, axis)[1], CUDA.storage[dtype.name]
         if guards:
             outer.append(load.ref.view.offset)  # part of the address, as neither side of the tensor is safe to read
         elif load.ref.view.offset < 0 or _guarded(operands, load):
             continue
         uniform = all(is_uniform(guard, operands.walks, axis, size) for guard, _ in guards.values())
-        if uniform and _aligned(outer, argument.offset, size, tensor.dtype.size):
+        if uniform and _aligned(outer, argument.offset, size, dtype.size):
             source = f"load_pack<{size}>({pointer} + {address})"
             if guards:
                 source = f"{_all_of(guards.values(), operands)} ? {source} : Pack<{storage}, {size}>()"
@@ -144,7 +145,7 @@ def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = ""
     """Operands whose packed loads are read from variables ``x0``, ``x1``..., so named or as members, at ``u``."""
     names = dict(operands.names.loads)
     names.update({id(load.leaf): (f"{prefix}x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
-    return replace(operands, names=LeafNames(names, operands.names.iotas, operands.names.anchors))
+    return replace(operands, names=replace(operands.names, loads=names))
 
 
 def unpack(linear: str, axes: Sequence[str], sizes: Sequence[int]) -> list[str]:
@@ -308,15 +309,11 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> lis
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
     result = f"{storage}({printer.value(group.expr)})"
-    target = operands.output
-    outside: list[str] = []
-    if group.index is not None:
-        indices = Printer(CUDA, operands.names)
-        target = f"{target} + int({indices.value(group.index)}) * {group.index_stride}"
-        outside = indices.lines
+    indices = Printer(CUDA, operands.names)
+    place = scatter_place(group, operands.output, indices)
     return [
-        *outside,
-        f"    {storage}* target = out + {target};",
+        *indices.lines,
+        f"    {storage}* target = out + {place.address};",
         f"    Pack<{storage}, {size}> result;",
         f"    const int first = {inner};",
         "    #pragma unroll",
@@ -326,7 +323,7 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> lis
         *printer.lines,
         f"        result[u] = {result};",
         "    }",
-        "    store_pack(target, result);",
+        f"    {place.condition}store_pack(target, result);",
     ]
 
 

@@ -173,7 +173,7 @@ def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:
     return [
         *_loop(program.width, shape, 1),
         *([program.body] if program.body else []),
-        f"        out[{program.address}] = {storage}({program.value});",
+        f"        {program.place.condition}out[{program.place.address}] = {storage}({program.value});",
         "    }",
     ]
 

@@ -78,8 +78,7 @@ def _part(group: Group, number: int, lowering: Lowering) -> _Part:
 
 def _kinds(group: Group, found: Positions) -> tuple[str, ...]:
     storage = CUDA.storage[group.output.dtype.name]
-    pointers = (CUDA.storage[tensor.dtype.name] for _, tensor in found.operands.pointers)
-    return (f"{storage}*", *(CUDA.pointer.format(type=kind) for kind in pointers))
+    return (f"{storage}*", *(CUDA.pointer_to(dtype) for _, dtype in found.operands.pointers))
 
 
 def _dispatch(parts: Sequence[_Part], counts: Sequence[int], declared: Sequence[str]) -> str:

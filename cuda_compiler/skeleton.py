@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 
 from cuda_compiler.dialect import CUDA
+from npu_compiler.codegen.dialect import CHECK
 from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import KernelSource
@@ -41,7 +42,8 @@ def assemble(
     """
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     declaration = "" if params is None else params.declaration
-    texts = [kernel_file("common.cuh"), defined, declaration, *map(kernel_file, before), generated]
+    checks = ["checks.cuh"] if CHECK in generated else []  # where indices are checked
+    texts = [kernel_file("common.cuh"), defined, declaration, *map(kernel_file, (*checks, *before)), generated]
     texts += map(kernel_file, (*after, f"{entry}.cuh"))
     return KernelSource(entry, "\n".join(texts))
 
@@ -49,8 +51,7 @@ def assemble(
 def pointer_parameters(operands: Operands) -> str:
     """Parameters for the operands' pointers ``e0``, ``e1``..., each with a comma after it."""
     return "".join(
-        f"{CUDA.pointer.format(type=CUDA.storage[tensor.dtype.name])} {operands.prefix}e{number}, "
-        for number, (_, tensor) in enumerate(operands.pointers)
+        f"{CUDA.pointer_to(dtype)} {operands.prefix}e{number}, " for number, (_, dtype) in enumerate(operands.pointers)
     )
 
 

@@ -21,6 +21,7 @@ from npu_compiler.layout import BufferSpec
 from npu_compiler.memory import ALIGNMENT
 from npu_runtime.backend import DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
+from npu_runtime.faults import FaultRecord
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
@@ -50,16 +51,18 @@ class Calls:
         prepared: CUDAPlan,
         workspace: Workspace,
         device: CUDABackend,
+        faults: FaultRecord,
         check_buffer: Callable[[str, object, BufferSpec], None],
     ) -> None:
         """Args:
         plan, prepared: The plan, and the same ready to run.
         workspace: Its intermediate tensors.
         device: The device.
+        faults: What kernels write to where an index lies beyond its tensor.
         check_buffer: Raises InputError for a buffer that does not fit a spec; its first argument says which buffer.
         """
         self._plan, self._prepared, self._workspace, self._cuda = plan, prepared, workspace, device
-        self._check_buffer = check_buffer
+        self._faults, self._check_buffer = faults, check_buffer
         named = {(buffer.role, buffer.name): i for i, buffer in enumerate(plan.buffers)}
         self._specs = {spec.name: spec for spec in plan.inputs}
         self._inputs = {name: named.get((Role.INPUT, name)) for name in self._specs}
@@ -134,6 +137,8 @@ class Calls:
                 pointers[number] = cast(CUDABuffer, arenas[number]).pointer
             elif buffer.role is Role.WEIGHT:
                 pointers[number] = cast(CUDABuffer, held[buffer.name]).pointer
+            elif buffer.role is Role.FAULTS:
+                pointers[number] = cast(CUDABuffer, self._faults.memory).pointer
         specs = [value.spec for value in values if isinstance(value, NPUBuffer)]
         return Call(self._cuda, self._prepared, pointers, inputs, (weights, arenas, specs))
 

@@ -77,7 +77,7 @@ class CUDAExecutor(Executor):
         self._make_ready()
 
     def _make_ready(self) -> None:
-        self._calls = Calls(self.plan, self._prepared, self._workspace, self._cuda, self._check_buffer)
+        self._calls = Calls(self.plan, self._prepared, self._workspace, self._cuda, self._faults, self._check_buffer)
         self._own_outputs = [spec for spec in self.plan.outputs if spec.name not in self._state]
         self._ring = OutputRing(self._new_outputs)
         self._copied: tuple[OutputSet, Results] | None = None  # outputs that are copied before the next run
@@ -102,7 +102,8 @@ class CUDAExecutor(Executor):
             outputs: Where to put the outputs, but for states updated in place; when omitted, in memory that nobody
                 holds.
             sync: Whether to wait for the result. Else the outputs are still being made when this returns; copying one
-                to the host waits for it, and so does whoever takes it by DLPack.
+                to the host waits for it, and so does whoever takes it by DLPack. An index beyond its tensor is then
+                reported by the next call that waits: a run, or `CUDATensor.to_numpy` of an output.
             stream: A stream of CuPy or torch, or its handle: inputs made on it are waited for, and what is asked of it
                 later waits for the outputs; the host does not.
 
@@ -111,7 +112,8 @@ class CUDAExecutor(Executor):
 
         Raises:
             InputError: An input is missing or not expected, or has another shape, dtype or device; or another run
-                updates it in place.
+                updates it in place; or an index lies beyond the dimension that it is for, as in `Executor.run`, in this
+                run or one before that was not waited for.
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed, or another thread is inside of this executor.
         """
@@ -170,6 +172,7 @@ class CUDAExecutor(Executor):
             self._prepared = self._cuda.prepare(self.plan)
             self._make_ready()
             self._tunes = False
+            self._faults.look()
             return tuning
         finally:
             self._leave()
@@ -231,10 +234,14 @@ class CUDAExecutor(Executor):
         made = dict(taken.tensors) if free else self._copies(taken)
         self._in_flight.add(values)
         self._latest = graph, values
+        if self._faults.memory is not None:
+            for tensor in made.values():
+                tensor.watch(self._faults)
         if self._state:
             for number, source in self._calls.states:
                 name = self._calls.state_outputs[source]
                 made[name] = CUDATensor(self.device, values[number].data, self._calls.output_specs[name])
+                made[name].watch(self._faults)
             made = {name: made[name] for name in self._calls.output_specs}
         return made
 
@@ -266,6 +273,7 @@ class CUDAExecutor(Executor):
     def _wait(self) -> None:
         self._prepared.wait()
         self._in_flight.clear()
+        self._faults.look()
         self._calls.check_overflow()
 
     def _new_outputs(self) -> dict[str, CUDATensor]:
@@ -301,7 +309,9 @@ class CUDAExecutor(Executor):
 
     def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:
         output = super()._output(spec, inputs)
-        return CUDATensor(output.device, output.data, spec)
+        result = CUDATensor(output.device, output.data, spec)
+        result.watch(self._faults)
+        return result
 
     def _weights_checked(self, weights: Weights) -> None:
         super()._weights_checked(weights)

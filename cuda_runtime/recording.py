@@ -29,9 +29,10 @@ class CUDARecording(Recording):
 
     def _ask(self) -> None:
         behind_kernel = False
-        for plan, buffers, _ in self._bound:
-            assert isinstance(plan, CUDAPlan)
-            behind_kernel = plan.ask([cast(CUDABuffer, buffer).pointer for buffer in buffers], behind_kernel)
+        for bound in self._bound:
+            assert isinstance(bound.plan, CUDAPlan)
+            pointers = [cast(CUDABuffer, buffer).pointer for buffer in bound.buffers]
+            behind_kernel = bound.plan.ask(pointers, behind_kernel)
 
     def launch(self) -> Callable[[], None]:
         with self._device.active():
@@ -43,3 +44,5 @@ class CUDARecording(Recording):
     def _wait(self, done: Any) -> None:
         with self._device.active():
             done.synchronize()
+        for bound in self._bound:
+            bound.look(finished=False)

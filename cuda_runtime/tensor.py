@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from numpy.typing import NDArray
+
 from cuda_runtime.backend import CUDABackend
 from cuda_runtime.conversion import convert
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer
-from npu_compiler.dtypes import BFLOAT16, dtype
+from npu_compiler.dtypes import BFLOAT16, DType
+from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.errors import InputError, IRError
 from npu_compiler.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.faults import FaultRecord, Runs
 
 __all__ = ["CUDATensor", "checked_array", "lies_as"]
 
@@ -21,6 +25,25 @@ class CUDATensor(NPUBuffer):
     """An `NPUBuffer` on a CUDA device: ``torch.from_dlpack(tensor)`` and ``cupy.asarray(tensor)`` share its memory."""
 
     data: CUDABuffer
+    _faults: FaultRecord | None = None
+    _runs: Runs
+
+    def watch(self, faults: FaultRecord) -> None:
+        """Says that a run makes it which is asked for next, and where the faults of that run are recorded."""
+        self._faults, self._runs = faults, faults.runs
+
+    def to_numpy(self, spec: BufferSpec | None = None, dtype: str | DType | None = None) -> NDArray[Any]:
+        """As `NPUBuffer.to_numpy`; waits for the run that makes it.
+
+        Raises:
+            InputError: As `NPUBuffer.to_numpy`; or an index lay beyond its tensor in that run, or in another that was
+                asked for since somebody waited.
+        """
+        array = super().to_numpy(spec, dtype)
+        if self._faults is not None:
+            self._runs.check()
+            self._faults.look()
+        return array
 
     @property
     def array(self) -> Any:
@@ -113,8 +136,9 @@ def _check(array: Any, backend: CUDABackend, spec: BufferSpec) -> None:
     if tuple(array.shape) != spec.shape:
         raise InputError(f"input '{spec.name}': given shape {tuple(array.shape)}, expected {spec.shape}")
     try:
-        given = dtype(array.dtype)
+        given = data_type(array.dtype)
     except IRError as error:
         raise InputError(f"input '{spec.name}': {error}") from error
-    if given.category != spec.dtype.category:
+    narrowed = given.is_integer and given.size > spec.dtype.size  # what does not fit would wrap around
+    if given.category != spec.dtype.category or narrowed:
         raise InputError(f"input '{spec.name}': given {given}, expected {spec.host_dtype}; convert it first")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from npu_compiler.codegen.plan import Argument, Call, CallChoice, ExecutionPlan, KernelCall, LibraryCall, Step
+from npu_compiler.index_check import IndexCheck
 from npu_compiler.layout import BufferSpec
 from npu_compiler.recipes import WeightRecipe
 
@@ -93,6 +94,7 @@ def _function(name: str, plan: ExecutionPlan) -> Iterator[str]:
     for index, step in enumerate(plan.steps):
         yield from _step(index, step, plan)
     yield from _listed("kernels", _kernels(plan))
+    yield from _listed("indices that are checked", [_check(check) for check in plan.checks])
     yield from _listed("notes", plan.notes)
 
 
@@ -145,6 +147,11 @@ def _kernels(plan: ExecutionPlan) -> list[str]:
         + (counted(launches[index], "launch") if index in launches else "only in other options")
         for index, kernel in enumerate(plan.kernels)
     ]
+
+
+def _check(check: IndexCheck) -> str:
+    lowest = -check.extent if check.wraps else 0
+    return f"{check.tensor} {_shape(check.shape)} of {check.node}: {lowest} to {check.extent - 1}"
 
 
 def _spec(spec: BufferSpec) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from npu_compiler.dtypes import DType
 from npu_compiler.view import Step, View
 
-__all__ = ["FUNCTIONS", "Call", "Const", "Expr", "Function", "Iota", "Load", "REDUCTIONS", "Reduce", "Ref"]
+__all__ = ["FUNCTIONS", "Call", "Checked", "Const", "Expr", "Function", "Iota", "Load", "REDUCTIONS", "Reduce", "Ref"]
 __all__ += ["children", "has_reduce", "leaves", "reindex", "reductions", "substitute", "walk"]
 
 
@@ -85,7 +85,29 @@ class Reduce:
     dtype: DType
 
 
-Expr = Const | Load | Iota | Call | Reduce
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """An index inside of a dimension: itself from 0 to `extent` - 1; else `otherwise`, and the fault is recorded.
+
+    Attributes:
+        index: Of any integer type; all of its bits are compared.
+        element: Which of the `elements` of the index tensor it is, for the record.
+        extent: Size of the dimension.
+        otherwise: 0, which is safe to read, or -1, which tells a scatter to store nothing.
+        check: Number of the check, see `Trace.checks`.
+        dtype: Data type of the result.
+    """
+
+    index: Expr
+    element: Expr
+    elements: int
+    extent: int
+    otherwise: int
+    check: int
+    dtype: DType
+
+
+Expr = Const | Load | Iota | Call | Reduce | Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +172,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
         return (expr.arg,)
     if isinstance(expr, Load) and expr.index is not None:
         return (expr.index,)
-    return ()
+    return (expr.index, expr.element) if isinstance(expr, Checked) else ()
 
 
 def walk(expr: Expr) -> Iterable[Expr]:
@@ -203,6 +225,10 @@ def _with_children(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
     if isinstance(node, Load) and node.index is not None:
         index = done[node.index]
         return node if index is node.index else replace(node, index=index)
+    if isinstance(node, Checked):
+        index, element = done[node.index], done[node.element]
+        changed = index is not node.index or element is not node.element
+        return replace(node, index=index, element=element) if changed else node
     return node
 
 

@@ -20,8 +20,9 @@ def next_token_ir(vocabulary: int, dtype: str, places: int) -> dict[str, Any]:
     it comes first, then the highest of all rows.
 
     Its inputs are ``logits`` [1, 1, `vocabulary`], ``positions`` int64 [1] of the token that gave them, and ``chosen``
-    int64 [`places`]. Its outputs are ``tokens`` int64 [1, 1], the token or `NO_NUMBER`; ``next_positions`` int64 [1];
-    and ``all_chosen``, which takes the place of ``chosen``: at each position, the token that was chosen to follow.
+    int64 [`places`]. Its outputs are ``tokens`` int64 [1, 1], the token, or 0 for want of one, so that a step which
+    runs ahead has a row to look up; ``next_positions`` int64 [1]; and ``all_chosen``, which takes the place of
+    ``chosen``: at each position, the token that was chosen to follow, or `NO_NUMBER`.
 
     Args:
         vocabulary: How many logits there are.
@@ -41,9 +42,10 @@ def next_token_ir(vocabulary: int, dtype: str, places: int) -> dict[str, Any]:
     first = graph.first_where_equal(highest, best, first, dim=0, none=vocabulary)
     difference = graph.add("sub.Tensor", dtype, (1, 1), best, best)  # NaN for NaN and for infinity
     is_number = graph.add("eq.Scalar", "bool", (1, 1), difference, other=0)
-    token = graph.add("where.self", "int64", (1, 1), is_number, first, graph.full(NO_NUMBER, (1, 1)), name="tokens")
+    choice = graph.add("where.self", "int64", (1, 1), is_number, first, graph.full(NO_NUMBER, (1, 1)))
+    token = graph.add("clamp.default", "int64", (1, 1), choice, min=0, name="tokens")
     following = graph.add("add.Tensor", "int64", (1,), positions, other=1, name="next_positions")
-    flat = graph.view(token, (1,))
+    flat = graph.view(choice, (1,))
     written = graph.add("index_copy.default", "int64", (places,), chosen, positions, flat, dim=0, name="all_chosen")
     return graph.build(token, following, written)
 

@@ -8,6 +8,7 @@ from math import prod
 from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role, TensorMap
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.errors import IRError, ProgramFormatError
+from npu_compiler.index_check import FAULT_BYTES
 from npu_compiler.layout import BufferSpec
 from npu_compiler.output_structure import parse_structure
 from npu_compiler.recipes import WeightRecipe
@@ -66,7 +67,9 @@ def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> No
     known = {Role.INPUT: inputs, Role.OUTPUT: outputs, Role.WEIGHT: weights}
     for buffer in plan.buffers:
         _require(0 <= buffer.nbytes <= _MAX_BYTES, origin, f"buffer '{buffer.name}' has an impossible size")
-        if buffer.role is not Role.ARENA:
+        if buffer.role is Role.FAULTS:
+            _require((buffer.name, buffer.nbytes) == ("", FAULT_BYTES), origin, "the record of faults has another size")
+        elif buffer.role is not Role.ARENA:
             declared = known[buffer.role].get(buffer.name)
             what = f"{buffer.role.value} buffer '{buffer.name}' of {buffer.nbytes} bytes is declared as {declared}"
             _require(declared == buffer.nbytes, origin, what)
@@ -76,6 +79,9 @@ def _check_plan(plan: ExecutionPlan, weights: dict[str, int], origin: str) -> No
         parse_structure(plan.structure, len(plan.outputs))
     except IRError as error:
         raise ProgramFormatError(f"{origin}: {error}") from error
+    for check in plan.checks:
+        sizes = (check.extent, *check.shape)
+        _require(all(0 < n <= _MAX_BYTES for n in sizes), origin, f"the check of '{check.tensor}' has impossible sizes")
     for output, source in plan.state:
         known_pair = output in outputs and source in inputs and outputs[output] == inputs[source]
         _require(known_pair, origin, f"the state '{output}' is not an output in the place of an input of its size")
@@ -108,10 +114,10 @@ def _check_choice(plan: ExecutionPlan, choice: CallChoice, origin: str) -> None:
 
 
 def _written(plan: ExecutionPlan, calls: Iterable[Call]) -> Iterable[tuple[int, int]]:
-    """The places that others see written; in the arena, options may have scratch of their own."""
+    """The places of tensors that others see written; in the arena, options may have scratch of their own."""
     for call in calls:
         for argument in call.args:
-            if argument.writes and plan.buffers[argument.buffer].role is not Role.ARENA:
+            if argument.writes and plan.buffers[argument.buffer].role not in (Role.ARENA, Role.FAULTS):
                 yield argument.buffer, argument.offset
 
 

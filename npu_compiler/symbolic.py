@@ -10,8 +10,10 @@ from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
-from npu_compiler.expr import Call, Const, Expr, Iota, Load, Reduce, Ref, leaves, reindex
-from npu_compiler.layout import Layout
+from npu_compiler.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Ref, leaves, reindex
+from npu_compiler.index_check import IndexCheck
+from npu_compiler.intervals import Interval, interval
+from npu_compiler.layout import Layout, dense
 from npu_compiler.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
 from npu_compiler.view import Step, View
 
@@ -142,10 +144,34 @@ class Tensor:
             return self.with_expr(Call("cast", (self.expr,), dtype), dtype)
         return self.with_expr(Call("cast", (self.expr,), dtype), dtype)
 
+    def within(self, extent: int, *, wraps: bool = False, otherwise: int = 0) -> Tensor:
+        """These integers as positions of a dimension, int64: a kernel checks those that might lie outside of it.
+
+        Args:
+            extent: Size of the dimension.
+            wraps: Whether numbers from -`extent` on count from the end.
+            otherwise: What stands for a position that there is none of, see `expr.Checked`.
+
+        Raises:
+            OpRefusal: There are indices, but no position.
+        """
+        count = prod(self.shape)
+        if count and extent == 0:
+            raise OpRefusal(f"given indices {list(self.shape)} into a dimension of no elements")
+        positions = self.cast(INT64)
+        low, high = interval(self.expr, self.trace.bounds) or (0, 0)
+        if wraps and low < 0:
+            positions = where(positions < 0, positions + extent, positions)
+        if not count or ((-extent if wraps else 0) <= low and high < extent):
+            return positions
+        element = Iota(View(self.shape, dense(self.shape).strides), INT64)
+        check = self.trace.check(self, extent, wraps)
+        return positions.with_expr(Checked(positions.expr, element, count, extent, otherwise, check, INT64))
+
     def gather(self, dim: int, index: Tensor) -> Tensor:
         """``result[..., i..., ...] = self[..., index[i...], ...]``: `dim` is replaced by the dimensions of `index`.
 
-        Negative indices count from the end.
+        Indices are checked, see `within`.
         """
         source = self.realize()
         dim = normalize_dim(dim, len(self.shape))
@@ -158,10 +184,7 @@ class Tensor:
         if rows.ref is None or rows.ref.tensor != source.ref.tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
         trailing = (1,) * (len(self.shape) - dim - 1)
-        where_ = index.reshape((*index.shape, *trailing)).expand(
-            (*self.shape[:dim], *index.shape, *self.shape[dim + 1 :])
-        )
-        position = apply("where", where_ < 0, where_ + size, where_)
+        position = index.within(size).reshape((*index.shape, *trailing)).expand(sizes)
         return Tensor(self.trace, sizes, self.dtype, Load(rows.ref, self.dtype, position.expr, stride))
 
     def reduce(
@@ -231,12 +254,23 @@ class Tensor:
 
 
 class Trace:
-    """Collects the tensors that tracing makes. `tensors` is in order of computation."""
+    """Collects what tracing makes.
+
+    Attributes:
+        tensors: In order of computation.
+        checks: The indices that kernels check; `expr.Checked` has a number in this list.
+        bounds: Of tensors of integers that are computed, by their index.
+        node: Name of the node whose definition is called.
+        names: By identity, the names that the graph has for the tensors it is called with.
+    """
 
     def __init__(self, layouts: LayoutRule) -> None:
         self.layouts = layouts
         self.tensors: list[TracedTensor] = []
+        self.checks: list[IndexCheck] = []
+        self.bounds: dict[int, Interval] = {}
         self.node = ""
+        self.names: dict[int, str] = {}
 
     def add(self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None = None) -> Tensor:
         """Declares a tensor in memory and gives the symbolic tensor that refers to it."""
@@ -247,7 +281,16 @@ class Trace:
     ) -> Tensor:
         traced = TracedTensor(len(self.tensors), name, shape, dtype, layout, role, source)
         self.tensors.append(traced)
+        bounds = interval(source.expr, self.bounds) if isinstance(source, Map) and not dtype.is_float else None
+        if bounds is not None:
+            self.bounds[traced.index] = bounds
         return Tensor(self, shape, dtype, Ref(traced.index, traced.view))
+
+    def check(self, index: Tensor, extent: int, wraps: bool) -> int:
+        """The number of a check of `index`, see `IndexCheck`."""
+        name = self.names.get(id(index), self.node)
+        self.checks.append(IndexCheck(name, index.shape, self.node, extent, wraps))
+        return len(self.checks) - 1
 
     def map(self, tensor: Tensor, role: str | None = None) -> Tensor:
         """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise."""
@@ -273,7 +316,7 @@ class Trace:
         Args:
             into: Any shape.
             dim: Counted from the front.
-            index: [n], integers from 0.
+            index: [n] or a single one: integers, which are checked, see `Tensor.within`.
             values: The shape of `into`, but for n in place of its size along `dim`.
         """
         base = into.realize().ref
@@ -281,7 +324,8 @@ class Trace:
         if not base.view.same_elements(self.tensors[base.tensor].view):
             base = self.map(into).ref
             assert base is not None
-        along = index.reshape((-1, *(1,) * (len(values.shape) - dim - 1)))
+        positions = index.within(into.shape[dim], otherwise=-1)
+        along = positions.reshape((values.shape[dim], *(1,) * (len(values.shape) - dim - 1)))
         source = Scatter(base, values.cast(into.dtype).expr, values.shape, dim, along.expr)
         return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
 

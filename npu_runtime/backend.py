@@ -97,16 +97,19 @@ class BoundPlan(NamedTuple):
         plan: The plan.
         buffers: The memory of each of its buffers.
         lock: Held while it runs, because others share some of that memory.
+        look: `FaultRecord.look` of the plan, for when it has been waited for.
     """
 
     plan: PreparedPlan
     buffers: Sequence[DeviceBuffer]
     lock: AbstractContextManager[Any]
+    look: Callable[..., None]
 
     def run(self) -> None:
-        """Runs the plan once and waits for it."""
+        """Runs the plan once and waits for it; raises InputError where an index lay beyond its tensor."""
         with self.lock:
             self.plan.run(self.buffers)
+            self.look()
 
 
 class Recording:
@@ -119,7 +122,8 @@ class Recording:
         """Asks for all of them, after everything that was asked for before.
 
         Returns:
-            What waits until they have run; it raises DeviceError where the device failed.
+            What waits until they have run; it raises DeviceError where the device failed, and InputError where an
+            index lay beyond its tensor.
 
         Raises:
             DeviceError: The device refused a command.

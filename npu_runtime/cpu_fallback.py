@@ -87,6 +87,7 @@ class CPUProgram:
 
         Raises:
             DeviceError: PyTorch refused an operation.
+            InputError: It did so for an index beyond its tensor.
         """
         inputs = tuple(self._input(tensors[name], kind) for name, kind in self._inputs)
         weights = self._weights
@@ -98,7 +99,9 @@ class CPUProgram:
                 results = IRExecutor(self._ir, weights=weights).execute(inputs)
             except ExecutionError as error:
                 cause = str(error).replace(_PURE, "").replace(_IN_PLACE, "")
-                raise DeviceError(
+                is_index = isinstance(error.__cause__, IndexError) or "out of bounds" in cause
+                kind = InputError if is_index else DeviceError
+                raise kind(
                     f"PyTorch on the CPU refused an operation: {cause}; check the values of the inputs, such as "
                     "indices out of range"
                 ) from error

@@ -15,6 +15,7 @@ from npu_compiler.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.faults import FaultRecord
 from npu_runtime.host_tensors import is_array
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
@@ -81,6 +82,7 @@ class Executor:
         self._workspace = workspace or Workspace(self._backend)
         self._workspace.announce(self.plan)
         self._prepared = self._backend.prepare(self.plan)
+        self._faults = FaultRecord(self.plan, self._backend)
         self._inputs = {spec.name: spec for spec in self.plan.inputs}
         self._state = dict(self.plan.state)
         self._needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
@@ -101,7 +103,8 @@ class Executor:
 
         Raises:
             InputError: An input is missing or not expected, or has another shape, dtype, layout or device; or another
-                run updates it in place.
+                run updates it in place; or an index lies beyond the dimension that it is for: what is updated in place
+                then has the other changes of this run.
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
@@ -110,6 +113,7 @@ class Executor:
             buffers, outputs = self._bind(inputs, weights)
             with self._updating(inputs):
                 self._prepared.run(buffers)
+            self._faults.look()
         return outputs
 
     def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
@@ -135,7 +139,9 @@ class Executor:
         with self._lock:
             buffers, outputs = self._bind(inputs, weights)
             with self._updating(inputs):
-                return outputs, self._prepared.run_timed(buffers)
+                seconds = self._prepared.run_timed(buffers)
+            self._faults.look()
+        return outputs, seconds
 
     def upload(self, inputs: Mapping[str, Any]) -> dict[str, NPUBuffer]:
         """The inputs with a buffer in the place of each host array; what is no array stays, and `run` refuses it.
@@ -175,7 +181,8 @@ class Executor:
         self._check_weights(weights)
         self._check_outputs(outputs)
         states = {name: inputs[source] for name, source in self._state.items()}
-        return BoundPlan(self._prepared, self._memory(inputs, {**outputs, **states}, weights), self._lock)
+        memory = self._memory(inputs, {**outputs, **states}, weights)
+        return BoundPlan(self._prepared, memory, self._lock, self._faults.look)
 
     def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
         return exclusive_use({source: inputs[source] for source in self._state.values()})
@@ -197,6 +204,7 @@ class Executor:
             Role.INPUT: {name: buffer.data for name, buffer in inputs.items()},
             Role.OUTPUT: {name: buffer.data for name, buffer in outputs.items()},
             Role.WEIGHT: weights or {},
+            Role.FAULTS: {} if self._faults.memory is None else {"": self._faults.memory},
         }
         return [
             arenas[index] if buffer.role is Role.ARENA else owners[buffer.role][buffer.name]

@@ -106,7 +106,9 @@ __device__ __forceinline__ void write_fresh(tile_t* target, const tile_t* fresh,
 {
     for (int index = int(threadIdx.x); index < FRESH * SIZE; index += THREADS) {
         int row = index / SIZE, column = index % SIZE;
-        target[(long long)places[row] * STEP + column] = fresh[row * (HEAD_SIZE + VALUE_SIZE) + column];
+        if (places[row] >= 0) { // else there is no such place
+            target[(long long)places[row] * STEP + column] = fresh[row * (HEAD_SIZE + VALUE_SIZE) + column];
+        }
     }
 }
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from npu_compiler.dtypes import BOOL, INT64, DType
-from npu_compiler.expr import FUNCTIONS, Call, Const, Expr, Iota, Load, children
+from npu_compiler.expr import FUNCTIONS, Call, Checked, Const, Expr, Iota, Load, children
 
-__all__ = ["Dialect", "LeafNames", "Printer", "is_small"]
+__all__ = ["CHECK", "Dialect", "LeafNames", "Printer", "is_small"]
+
+CHECK = "checked_index"
+"""The function of each target's own that checks an index, for `expr.Checked`."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,19 @@ class Dialect:
         functions: Texts that differ from those of `FUNCTIONS`.
         infinity, nan: Literals.
         pointer: Type of a read-only device pointer, with ``{type}``.
+        faults: Type of the pointer to the record of faults.
     """
 
     storage: Mapping[str, str]
     pointer: str
+    faults: str
     functions: Mapping[str, str] = field(default_factory=dict)
     infinity: str = "INFINITY"
     nan: str = "NAN"
+
+    def pointer_to(self, dtype: DType | None) -> str:
+        """Type of a pointer that an expression reads through; without a data type, to the record of faults."""
+        return self.faults if dtype is None else self.pointer.format(type=self.storage[dtype.name])
 
     def register(self, dtype: DType) -> str:
         """Type of a value in a register: all floating point is float32, small integers are int."""
@@ -69,11 +78,14 @@ class LeafNames:
         iotas: By identity of the iota: its text.
         anchors: By tensor: the name of the anchor's result. Where the epilogue combines two columns, the odd one's name
             has a 1 after it.
+        checks: By identity of the checked index: what its function is told after the index, and whether it may name
+            indices that do not exist.
     """
 
     loads: Mapping[int, tuple[str, str, bool]]
     iotas: Mapping[int, str]
     anchors: Mapping[int, str]
+    checks: Mapping[int, tuple[str, bool]] = field(default_factory=dict)
 
 
 _MAX_INLINE_NODES = 64
@@ -192,6 +204,10 @@ class Printer:
             if args:
                 address = f"{address} + int({args[0]}) * {self._stride(expr)}"
             return f"{self.dialect.register(expr.dtype)}({pointer}[{address}])"
+        if isinstance(expr, Checked):
+            index, element = args
+            rest, _ = self.names.checks[id(expr)]
+            return f"{CHECK}({index}, {expr.extent}, {expr.otherwise}, int({element}), {rest})"
         raise TypeError(f"{type(expr).__name__} has no text of its own")
 
     def _stride(self, load: Load) -> str:
@@ -207,6 +223,8 @@ class Printer:
         while stack:
             node = stack.pop()
             if isinstance(node, Load) and self.names.loads.get(id(node), ("", "", False))[2]:
+                return True
+            if isinstance(node, Checked) and self.names.checks[id(node)][1]:
                 return True
             if node not in seen and node not in self._harmless and node not in self._known:
                 seen.add(node)

@@ -227,7 +227,7 @@ class _Grouping:
             return None
         loads = [load for load in leaves(value.expr) if load.ref.tensor == index]
         inlined = {load: self._inline(load, producer, value.shape) for load in loads}
-        found = {load: expr for load, expr in inlined.items() if expr is not None}
+        found: dict[Expr, Expr] = {load: expr for load, expr in inlined.items() if expr is not None}
         if len(found) < len(loads) or len(set(found.values())) > 1:
             return None
         nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from npu_compiler.codegen.dialect import Dialect, Printer
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import Operands, merge_rows
 from npu_compiler.codegen.plan import Argument
 from npu_compiler.expr import Call, Expr, Reduce, reductions, walk
+from npu_compiler.intervals import interval
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
 
 __all__ = [
+    "Place",
     "RowPhase",
     "RowProgram",
     "elementwise_body",
@@ -23,6 +26,7 @@ __all__ = [
     "output_argument",
     "row_operands",
     "row_program",
+    "scatter_place",
     "traffic_of",
 ]
 
@@ -36,9 +40,9 @@ def elementwise_body(group: Group, operands: Operands, dialect: Dialect) -> str:
     """Statements that compute one element and store it in ``out``."""
     printer = Printer(dialect, operands.names)
     value = printer.value(group.expr)
-    address = _address(group, operands, printer)
+    place = scatter_place(group, operands.output, printer)
     storage = dialect.storage[group.output.dtype.name]
-    return "\n".join([*printer.lines, f"    out[{address}] = {storage}({value});"])
+    return "\n".join([*printer.lines, f"    {place.condition}out[{place.address}] = {storage}({value});"])
 
 
 def output_argument(group: Group) -> Argument:
@@ -50,11 +54,20 @@ def _exprs(group: Group) -> list[Expr]:
     return [group.expr] if group.index is None else [group.expr, group.index]
 
 
-def _address(group: Group, operands: Operands, printer: Printer) -> str:
-    """Where a value is stored; for a scatter, its index says how much further on."""
+class Place(NamedTuple):
+    """Where a value is stored, and the condition for storing it, as the head of a statement or empty."""
+
+    address: str
+    condition: str
+
+
+def scatter_place(group: Group, address: str, printer: Printer) -> Place:
+    """Where a group's value is stored: for a scatter, its index says how far behind `address`, or that it is not."""
     if group.index is None:
-        return operands.output
-    return f"{operands.output} + int({printer.value(group.index)}) * {group.index_stride}"
+        return Place(address, "")
+    index = printer.value(group.index)
+    low, _ = interval(group.index) or (0, 0)
+    return Place(f"{address} + int({index}) * {group.index_stride}", f"if ({index} >= 0) " if low < 0 else "")
 
 
 @dataclass(frozen=True)
@@ -88,14 +101,14 @@ class RowProgram:
         phases: The reductions, each after those it depends on.
         body: Statements of the last loop, over the column ``c``.
         value: The result of each column.
-        address: Where it is stored.
+        place: Where it is stored.
         width: Columns of the result.
     """
 
     phases: tuple[RowPhase, ...]
     body: str
     value: str
-    address: str
+    place: Place
     width: int
 
 
@@ -128,8 +141,8 @@ def row_program(group: Group, operands: Operands, dialect: Dialect) -> RowProgra
         printer.define(node, name)
     inner = printer.scope("        ")
     value = inner.value(group.expr)
-    address = _address(group, operands, inner)
-    return RowProgram(tuple(phases), "\n".join(inner.lines), value, address, group.shape[-1])
+    place = scatter_place(group, operands.output, inner)
+    return RowProgram(tuple(phases), "\n".join(inner.lines), value, place, group.shape[-1])
 
 
 def _identity(node: Reduce, dialect: Dialect) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from npu_compiler.codegen.dialect import LeafNames
-from npu_compiler.codegen.plan import Argument
-from npu_compiler.expr import Expr, Iota, Load, Reduce, walk
+from npu_compiler.codegen.plan import FAULTS, Argument
+from npu_compiler.dtypes import DType
+from npu_compiler.expr import Checked, Expr, Iota, Load, Reduce, walk
+from npu_compiler.intervals import interval, view_bounds
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
 from npu_compiler.view import View, collapse
 
-__all__ = ["Operands", "merge_groups", "merge_rows"]
+__all__ = ["Operands", "Pointer", "merge_groups", "merge_rows"]
 
 MAX_ELEMENTS = 1 << 31
 
@@ -22,13 +25,20 @@ Merge = Callable[[tuple[int, ...], list[tuple[int, ...]]], Merged]
 """Merges dimensions of an iteration space, given the strides of every operand over it."""
 
 
+class Pointer(NamedTuple):
+    """What a kernel binds for an expression: a tensor's memory; without a data type, the record of faults."""
+
+    argument: Argument
+    dtype: DType | None
+
+
 @dataclass(frozen=True)
 class Operands:
     """The leaves of some expressions over an iteration space, resolved to pointers, addresses and parameters.
 
     Attributes:
         sizes: The iteration space after merging dimensions, outermost first.
-        pointers: (argument, data type) for each pointer ``e0``, ``e1``...
+        pointers: What lies behind ``e0``, ``e1``...
         names: What the printer needs.
         fields: Parameters that the addresses use, with their values.
         output: Address of the output element.
@@ -37,7 +47,7 @@ class Operands:
     """
 
     sizes: tuple[int, ...]
-    pointers: tuple[tuple[Argument, TracedTensor], ...]
+    pointers: tuple[Pointer, ...]
     names: LeafNames
     fields: tuple[tuple[str, int], ...]
     output: str
@@ -79,7 +89,7 @@ class Operands:
         out = address.text(f"{prefix}o", merged[0], 0)
         for (leaf, _), leaf_strides in zip(leaves, merged[1:], strict=True):
             resolver.name(leaf, leaf_strides, sizes, address)
-        names = LeafNames(resolver.loads, resolver.iotas, anchors or {})
+        names = LeafNames(resolver.loads, resolver.iotas, anchors or {}, resolver.name_checks(exprs, address))
         walks = dict(zip((None, *(id(leaf) for leaf, _ in leaves)), merged, strict=True))
         return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out, walks, prefix)
 
@@ -97,12 +107,13 @@ class _Addresses:
             if stride == 1:
                 terms.append(position)
             elif stride:
-                terms.append(f"{position} * p.{self._field(f'{name}_stride{dim}', stride)}")
+                terms.append(f"{position} * p.{self.field(f'{name}_stride{dim}', stride)}")
         if offset:
-            terms.append(f"p.{self._field(f'{name}_offset', offset)}")
+            terms.append(f"p.{self.field(f'{name}_offset', offset)}")
         return " + ".join(terms) or "0"
 
-    def _field(self, name: str, value: int) -> str:
+    def field(self, name: str, value: int) -> str:
+        """Declares a parameter, and gives its name."""
         self.fields[name] = value
         return name
 
@@ -114,7 +125,7 @@ class _Resolver:
         self.tensors, self.anchors, self.inner, self.prefix = tensors, anchors, inner, prefix
         self.loads: dict[int, tuple[str, str, bool]] = {}
         self.iotas: dict[int, str] = {}
-        self.pointers: list[tuple[Argument, TracedTensor]] = []
+        self.pointers: list[Pointer] = []
         self._numbers: dict[tuple[int, int], int] = {}
 
     def collect(self, exprs: Sequence[Expr], shape: tuple[int, ...]) -> list[tuple[Load | Iota, tuple[int, ...]]]:
@@ -138,21 +149,37 @@ class _Resolver:
         source = self.tensors[leaf.ref.tensor]
         if source.layout.size >= MAX_ELEMENTS:
             raise OpRefusal(f"'{source.name}' has {source.layout.size} elements, more than kernels address (2^31)")
-        guarded = _leaves_bounds(leaf.ref.view, source.layout.size)
+        guarded = _leaves_bounds(leaf, source.layout.size)
         offset = leaf.ref.view.offset
         bound, rest = (0, offset) if guarded or offset < 0 else (offset, 0)
         key = (source.index, bound)
         number = self._numbers.setdefault(key, len(self.pointers))
         if number == len(self.pointers):
-            self.pointers.append((Argument(source.index, bound * source.dtype.size), source))
+            self.pointers.append(Pointer(Argument(source.index, bound * source.dtype.size), source.dtype))
         text = address.text(f"{self.prefix}l{len(self.loads)}", strides, rest)
         self.loads[id(leaf)] = (f"{self.prefix}e{number}", text, guarded)
 
+    def name_checks(self, exprs: Sequence[Expr], address: _Addresses) -> dict[int, tuple[str, bool]]:
+        """For each checked index, parameters with its number, and the record of faults, which is bound once."""
+        nodes = {id(node): node for expr in exprs for node in walk(expr) if isinstance(node, Checked)}
+        if not nodes:
+            return {}
+        record = f"{self.prefix}e{len(self.pointers)}"
+        self.pointers.append(Pointer(Argument(FAULTS, writes=True), None))
+        found = {}
+        for number, (identity, node) in enumerate(nodes.items()):
+            low, high = interval(node.element) or (0, 0)
+            check = address.field(f"{self.prefix}check{number}", node.check + 1)
+            found[identity] = (f"p.{check}, {record}", low < 0 or high >= node.elements)
+        return found
 
-def _leaves_bounds(view: View, size: int) -> bool:
-    """Whether some position of the view lies outside of a buffer of `size` elements."""
-    low = view.offset + sum(min(0, s * (n - 1)) for n, s in zip(view.shape, view.strides, strict=True))
-    high = view.offset + sum(max(0, s * (n - 1)) for n, s in zip(view.shape, view.strides, strict=True))
+
+def _leaves_bounds(load: Load, size: int) -> bool:
+    """Whether some position that a load may read lies outside of a buffer of `size` elements."""
+    low, high = view_bounds(load.ref.view)
+    indices = None if load.index is None else interval(load.index)
+    if indices is not None:
+        low, high = low + indices[0] * load.index_stride, high + indices[1] * load.index_stride
     return low < 0 or high >= size
 
 

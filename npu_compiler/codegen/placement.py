@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from npu_compiler.codegen.plan import Argument, Buffer, Call, Role, Step, change_calls, options_of
+from npu_compiler.codegen.plan import FAULTS, Argument, Buffer, Call, Role, Step, change_calls, options_of
+from npu_compiler.index_check import FAULT_BYTES
 from npu_compiler.memory import Lifetime, plan_arena
 from npu_compiler.trace import TracedTensor
 
@@ -50,7 +51,7 @@ class Placement:
         aliased_outputs = {self._aliases[i]: name for i, name in self._outputs.items() if i in self._aliases}
         outputs = {**self._outputs, **{i: name for i, name in aliased_outputs.items() if i >= self._inputs}}
         arena = []
-        for index in sorted(ranges):
+        for index in sorted(ranges.keys() - {FAULTS}):
             if index < 0:
                 arena.append(Lifetime(index, scratch_sizes[index], *ranges[index]))
                 continue
@@ -71,6 +72,8 @@ class Placement:
         if arena:
             self.slots.update({key: (len(self.buffers), offset) for key, offset in offsets.items()})
             self.buffers.append(Buffer(Role.ARENA, "", size))
+        if FAULTS in ranges:
+            self._declare(FAULTS, Role.FAULTS, "", FAULT_BYTES)
 
     def _ranges(self, steps: Sequence[Step]) -> dict[int, tuple[int, int]]:
         """First and last moment of each tensor and scratch buffer in use, by its index.

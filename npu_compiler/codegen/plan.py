@@ -14,9 +14,11 @@ from functools import cached_property
 from itertools import chain
 
 from npu_compiler.dtypes import DType
+from npu_compiler.index_check import IndexCheck
 from npu_compiler.layout import BufferSpec
 
 __all__ = [
+    "FAULTS",
     "Argument",
     "Buffer",
     "Call",
@@ -43,11 +45,16 @@ class Role(Enum):
     OUTPUT = "output"  # made anew for each run, then the caller's
     WEIGHT = "weight"  # shared by every function of a program
     ARENA = "arena"  # the executor; holds all intermediate tensors
+    FAULTS = "faults"  # the executor; the record of an index beyond its tensor, see `index_check`
+
+
+FAULTS = -(1 << 31)
+"""What an `Argument` that is not placed yet names to bind the record of faults; below every scratch buffer."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A piece of device memory. `name` is the tensor's for inputs, outputs and weights, and empty for the arena."""
+    """A piece of device memory. `name` is the tensor's for inputs, outputs and weights, else empty."""
 
     role: Role
     name: str
@@ -97,7 +104,7 @@ class TensorMap:
 class Argument:
     """A buffer bound to a kernel: index into `ExecutionPlan.buffers` and a byte offset. `writes` marks an output.
 
-    Until it is placed, `buffer` is the index of a tensor in the trace, or of a scratch buffer (below 0).
+    Until it is placed, `buffer` is the index of a tensor in the trace, of a scratch buffer (below 0), or `FAULTS`.
     Where there is a `map`, the kernel gets that in the place of an address.
     """
 
@@ -234,6 +241,7 @@ class ExecutionPlan:
         state: Pairs (output name, input name): the output is the input's own buffer, updated in place.
         notes: What was assumed of the model, and what the compiler could not do and why, for `describe()`.
         structure: How the model nests its outputs, as JSON (`npu_compiler.output_structure`); empty for the usual way.
+        checks: The indices that kernels check.
     """
 
     buffers: tuple[Buffer, ...]
@@ -244,6 +252,7 @@ class ExecutionPlan:
     state: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     structure: str = ""
+    checks: tuple[IndexCheck, ...] = ()
 
     @property
     def arena_bytes(self) -> int:

@@ -69,6 +69,7 @@ def plan_graph(
         ),
         state=tuple((names[index], graph.inputs[source]) for index, source in in_place.state.items()),
         notes=(*graph.notes, *in_place.notes),
+        checks=tuple(trace.checks),
     )
     recipes = tuple(
         replace(graph.weights[name], spec=_spec(trace.tensors[index], name, host_dtypes[name]))

@@ -91,8 +91,7 @@ def index(self: Tensor, indices: Sequence[Tensor]) -> Tensor:
     if len(indices) > len(self.shape):
         raise OpRefusal(f"given {len(indices)} indices for {len(self.shape)} dimensions")
     sizes = self.shape[: len(indices)]
-    found = (where(i < 0, i + size, i) for i, size in zip(map(_indices, indices), sizes, strict=True))
-    return _at(self, tuple(found))
+    return _at(self, [_indices(i).within(size, wraps=True) for i, size in zip(indices, sizes, strict=True)])
 
 
 @op("aten.gather.default")
@@ -108,12 +107,12 @@ def gather(self: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> 
     if any(i > size for d, (i, size) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim):
         raise OpRefusal(f"the index {list(index.shape)} does not fit into {list(self.shape)} beside dimension {dim}")
     places = [arange(self.trace, size).reshape((size, *(1,) * (rank - d - 1))) for d, size in enumerate(index.shape)]
-    places[dim] = _indices(index)
+    places[dim] = _indices(index).within(self.shape[dim])
     return _at(self, places)
 
 
 def _at(x: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """The elements of `x` at a position given for each of its leading dimensions; the positions broadcast."""
+    """The elements of `x` at positions inside of each of its leading dimensions; the positions broadcast."""
     count = len(places)
     row = places[0]
     for place, size in zip(places[1:], x.shape[1:count], strict=True):
@@ -128,7 +127,7 @@ def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     count = index.shape[0] if index.shape else 1
     if source.shape != (*self.shape[:dim], count, *self.shape[dim + 1 :]) or len(index.shape) > 1:
         raise OpRefusal(f"{list(source.shape)} does not fit {list(self.shape)} at {count} positions of dimension {dim}")
-    return self.trace.scatter(self, dim, _indices(index).reshape((count,)), source)
+    return self.trace.scatter(self, dim, _indices(index), source)
 
 
 def _indices(index: Tensor) -> Tensor:

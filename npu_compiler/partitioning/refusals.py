@@ -10,7 +10,7 @@ from npu_compiler.compiler import compute_dtype
 from npu_compiler.describe import counted
 from npu_compiler.graph_optimizer import assign_dtypes
 from npu_compiler.ir import OpNode
-from npu_compiler.ir_reader import IRSource
+from npu_compiler.ir_source import IRSource
 from npu_compiler.op_support import Support
 from npu_compiler.partitioning.carried_graph import read_carried_graph
 from npu_compiler.partitioning.in_place import find_chains, rename_changed

@@ -25,6 +25,7 @@ from npu_compiler.codegen.plan import (
 from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram
 from npu_compiler.dtypes import FLOAT16, INT16
 from npu_compiler.errors import ProgramFormatError
+from npu_compiler.index_check import IndexCheck
 from npu_compiler.layout import BufferSpec, Layout, dense
 from tests.runtime.plans import axpy_plan, axpy_program, choice_plan, choice_program, counter_program
 
@@ -225,6 +226,14 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "two of a name": (lambda plan: replace(plan, inputs=plan.inputs * 2), "two inputs have one name"),
     "arena": (lambda plan: replace(plan, buffers=(*plan.buffers, Buffer(Role.ARENA, "", -1))), "impossible size"),
     "unknown weight": (lambda p: replace(p, buffers=(*p.buffers, Buffer(Role.WEIGHT, "v", 4))), "declared as None"),
+    "faults": (
+        lambda p: replace(p, buffers=(*p.buffers, Buffer(Role.FAULTS, "", 8))),
+        "the record of faults has another",
+    ),
+    "check": (
+        lambda plan: replace(plan, checks=(IndexCheck("ids", (3, 0), "n", 4),)),
+        "the check of 'ids' has impossible",
+    ),
     "state": (lambda plan: replace(plan, state=(("out", "y"),)), "the state 'out' is not"),
     "output": (lambda plan: replace(plan, buffers=plan.buffers[:3], steps=plan.steps[:1]), "no step can write"),
 }

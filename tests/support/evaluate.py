@@ -11,17 +11,25 @@ import torch
 from numpy.typing import NDArray
 
 from npu_compiler.dtypes import FLOAT32, dtype
-from npu_compiler.expr import FUNCTIONS, REDUCTIONS, Call, Const, Expr, Iota, Load, Reduce
+from npu_compiler.expr import FUNCTIONS, REDUCTIONS, Call, Checked, Const, Expr, Iota, Load, Reduce
 from npu_compiler.layout import dense
 from npu_compiler.ops import definition
 from npu_compiler.symbolic import Tensor, Trace
 from npu_compiler.trace import Anchor, Map
 from npu_compiler.view import View
 
-__all__ = ["apply_definition", "evaluate", "positions", "read_view"]
+__all__ = ["IndexFault", "apply_definition", "evaluate", "positions", "read_view"]
 
 Array = NDArray[Any]
 Memory = Callable[[int], Array]
+
+
+class IndexFault(Exception):
+    """An index beyond its tensor: the number of its check, the element of the index tensor, and the value."""
+
+    def __init__(self, check: int, element: int, value: int) -> None:
+        super().__init__(check, element, value)
+        self.check, self.element, self.value = check, element, value
 
 
 def positions(view: View) -> Array:
@@ -52,6 +60,9 @@ def evaluate(expr: Expr, shape: tuple[int, ...], memory: Memory) -> Array:
         expr: An expression over `shape`.
         shape: The iteration space. What `expr` reduces, it reduces over the last dimension.
         memory: Gives the flat buffer of each tensor of the trace.
+
+    Raises:
+        IndexFault: An index lies beyond its tensor.
     """
     return np.broadcast_to(_Evaluation(memory).value(expr, shape), shape)
 
@@ -83,9 +94,21 @@ class _Evaluation:
             argument = np.broadcast_to(self.value(expr.arg, inner), inner)
             result: Array = REDUCTIONS[expr.kind](argument, axis=-1, keepdims=True)
             return result.astype(_numpy(expr.dtype))
+        if isinstance(expr, Checked):
+            return self._checked(expr, shape)
         args = [self.value(arg, shape) for arg in expr.args]
         result = args[0] if expr.fn == "cast" else FUNCTIONS[expr.fn].numpy(*args)
         return _converted(np.asarray(result), expr)
+
+    def _checked(self, expr: Checked, shape: tuple[int, ...]) -> Array:
+        """Both sides of a `where` are computed here, also where there is no such element of the index tensor."""
+        index = np.broadcast_to(self.value(expr.index, shape), shape)
+        element = np.broadcast_to(self.value(expr.element, shape), shape)
+        inside = (index >= 0) & (index < expr.extent)
+        wrong = ~inside & (element >= 0) & (element < expr.elements)
+        if wrong.any():
+            raise IndexFault(expr.check, int(element[wrong][0]), int(index[wrong][0]))
+        return np.where(inside, index, expr.otherwise)
 
 
 def _converted(value: Array, expr: Call) -> Array:

@@ -19,6 +19,7 @@ from npu_compiler.codegen.plan import Argument, ExecutionPlan, KernelCall, Kerne
 from npu_compiler.codegen.planner import plan_graph
 from npu_compiler.codegen.target import CodegenTarget, Lowering
 from npu_compiler.dtypes import ALL, FLOAT16
+from npu_compiler.errors import InputError
 from npu_compiler.expr import Expr
 from npu_compiler.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir_reader import read_graph
@@ -27,7 +28,7 @@ from npu_compiler.output_structure import output_names, usual_structure
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.trace import Anchor, TracedTensor
 from npu_compiler.view import View
-from tests.support.evaluate import evaluate, positions, read_view
+from tests.support.evaluate import IndexFault, evaluate, positions, read_view
 
 __all__ = ["Planned", "ReferenceTarget", "plan_ir"]
 
@@ -87,7 +88,11 @@ class Planned:
         self.groups = [group for group, _ in self._work]
 
     def run(self, inputs: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor] | None = None) -> list[Array]:
-        """The outputs, in order; floating point in float64."""
+        """The outputs, in order; floating point in float64.
+
+        Raises:
+            InputError: An index lies beyond its tensor.
+        """
         memory = [np.full(buffer.nbytes, np.nan) for buffer in self.plan.buffers]
         by_name = {(buffer.role, buffer.name): i for i, buffer in enumerate(self.plan.buffers)}
         for spec in self.plan.inputs:
@@ -99,7 +104,12 @@ class Planned:
             value = recipe.compute([(weights or {})[source.name].numpy() for source in recipe.inputs])
             place[positions(View(recipe.spec.shape, recipe.spec.layout.strides)) * recipe.spec.dtype.size] = value
         for step, (group, tensors) in zip(self._steps, self._work, strict=True):
-            self._run(group, step, tensors, memory)
+            try:
+                self._run(group, step, tensors, memory)
+            except IndexFault as fault:
+                names = [spec.name for spec in self.plan.inputs]
+                refusal = self.plan.checks[fault.check].refusal(fault.element, fault.value, names)
+                raise InputError(refusal) from None
         state = dict(self.plan.state)
         results = []
         for spec in self.plan.outputs:

@@ -19,6 +19,7 @@ METAL = Dialect(
         "float32": "float",
     },
     pointer="device const {type}*",
+    faults="device Fault*",
     functions={
         "erf": "npu_erf({0})",
         "exp": "precise::exp({0})",

@@ -234,5 +234,5 @@ def _functions(group: Group, operands: Operands, unpacking: Sequence[str], diale
 
 
 def _parameters(operands: Operands, dialect: Dialect) -> str:
-    pointers = (dialect.pointer.format(type=dialect.storage[tensor.dtype.name]) for _, tensor in operands.pointers)
+    pointers = (dialect.pointer_to(dtype) for _, dtype in operands.pointers)
     return "".join(f"{pointer} e{number}, " for number, pointer in enumerate(pointers))

@@ -69,6 +69,7 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Kerne
     values = {"rows": rows, "width": program.width, **phase_extents(program)}
     fields = tuple(("int", name) for name in values) + _int_fields(operands, extents)
     storage = dialect.storage[group.output.dtype.name]
+    store = f"{program.place.condition}out[{program.place.address}] = {storage}({program.value});"
     body = fill(
         "rows.metal",
         threads=threads,
@@ -77,7 +78,7 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Kerne
         params=1 + len(operands.pointers),
         positions="\n".join(lines),
         phases=phases_text(program, threads, dialect),
-        body="\n".join((program.body, f"        out[{program.address}] = {storage}({program.value});")),
+        body="\n".join((program.body, f"        {store}")),
     )
     grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
     return [_launch(group, lowering, operands, "rows", fields, values | extents, body, grid, (threads, 1, 1))]
@@ -151,7 +152,7 @@ class _Part:
         axes = _AXES[len(_AXES) - len(operands.sizes) :]
         lines, extents = _unpack("element", axes, operands.sizes)
         storage = dialect.storage[group.output.dtype.name]
-        pointers = [dialect.pointer.format(type=dialect.storage[t.dtype.name]) for _, t in operands.pointers]
+        pointers = [dialect.pointer_to(dtype) for _, dtype in operands.pointers]
         kinds = (f"device {storage}*", *pointers)
         names = ("out", *(f"e{i}" for i in range(len(pointers))))
         declared = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, names, strict=True))

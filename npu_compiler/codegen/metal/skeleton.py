@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from string import Template
 
-from npu_compiler.codegen.dialect import Dialect
+from npu_compiler.codegen.dialect import CHECK, Dialect
 from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import KernelSource
@@ -21,10 +21,13 @@ def kernel_file(name: str) -> str:
 
 
 def assemble(entry: str, params: ParamStruct | None, body: str, definitions: str = "") -> KernelSource:
-    """A translation unit: `common.metal`, definitions, the parameter struct unless `body` has it, and the kernel."""
+    """A translation unit: `common.metal`, definitions, the parameter struct unless `body` has it, and the kernel.
+
+    Where indices are checked, the function for that stands behind `common.metal`.
+    """
     declaration = "" if params is None else params.declaration
-    text = "\n".join((kernel_file("common.metal"), definitions, declaration, body))
-    return KernelSource(entry, text)
+    files = ["common.metal", *(["checks.metal"] if any(CHECK in part for part in (definitions, body)) else [])]
+    return KernelSource(entry, "\n".join((*map(kernel_file, files), definitions, declaration, body)))
 
 
 def fill(skeleton: str, **parts: object) -> str:
@@ -35,7 +38,6 @@ def fill(skeleton: str, **parts: object) -> str:
 def pointer_parameters(operands: Operands, dialect: Dialect, first: int) -> str:
     """Kernel parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), bound from `first` on."""
     lines = []
-    for number, (_, tensor) in enumerate(operands.pointers):
-        pointer = dialect.pointer.format(type=dialect.storage[tensor.dtype.name])
-        lines.append(f"    {pointer} {operands.prefix}e{number} [[buffer({first + number})]],\n")
+    for number, (_, dtype) in enumerate(operands.pointers):
+        lines.append(f"    {dialect.pointer_to(dtype)} {operands.prefix}e{number} [[buffer({first + number})]],\n")
     return "".join(lines)
