@@ -49,7 +49,7 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
         statements.append(f"    {axes[-1]} *= {size};")
     found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
     macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
-    generated = _compute_rows(group, found, row_program(group, packed, CUDA), loads, size)
+    generated = _compute_rows(group, found, row_program(group, packed, CUDA, hoisting=False), loads, size)
     kernel, params = map_kernel("columns", found, macros, generated, ("column_reductions.cuh",))
     return [finish_map(group, lowering, found, kernel, params, -(-packs // _LANES), _LANES * slices)]
 

@@ -158,6 +158,7 @@ def _compute_row(
         f"{pointer_parameters(found.operands)}const Params& p)",
         "{",
         *found.statements,
+        *([program.head] if program.head else []),
         *(_keep(loads, shape, program.width) if shape.items else []),
     ]
     for number, phase in enumerate(program.phases):

@@ -183,18 +183,23 @@ class Call:
     """A run for inputs of one form."""
 
     def __init__(
-        self, device: CUDABackend, plan: CUDAPlan, pointers: Sequence[int], inputs: Mapping[int, Input], kept: object
+        self,
+        device: CUDABackend,
+        plan: CUDAPlan,
+        pointers: Sequence[int],
+        inputs: Sequence[tuple[int, int, Input]],
+        kept: object,
     ) -> None:
         """Args:
         device: The device.
         plan: The plan.
         pointers: The address of each of the plan's buffers; those of inputs and outputs are filled in.
-        inputs: How each input is taken, by the number of its buffer, in the order that values are given.
+        inputs: How inputs are taken: their places among the values, the numbers of their buffers, and the ways.
         kept: What must live as long as the call.
         """
         self._device, self._plan, self._kept = device, plan, kept
-        self._pointers, self._inputs = list(pointers), tuple(inputs.values())
-        for number, each in inputs.items():
+        self._pointers, self._inputs = list(pointers), tuple((place, each) for place, _, each in inputs)
+        for _, number, each in inputs:
             self._pointers[number] = each.pointer
         self._graphs: OrderedDict[object, Any] = OrderedDict()
 
@@ -212,8 +217,8 @@ class Call:
         Returns:
             The graph; None where the plan has nothing to do.
         """
-        for each, value in zip(self._inputs, values, strict=True):
-            each.receive(value)
+        for place, each in self._inputs:
+            each.receive(values[place])
         key = outputs.key, results is not None
         if key in self._graphs:
             graph = self._graphs[key]
@@ -223,7 +228,7 @@ class Call:
             graph = self._graphs[key] = self._captured(numbers, outputs, results)
         if graph is not None:
             graph.launch(self._device.stream)
-        for each in self._inputs:
+        for _, each in self._inputs:
             each.launched(self._device.stream)
         return graph
 
@@ -235,7 +240,7 @@ class Call:
         def ask(overflow: Overflow, with_plan: bool) -> None:
             stream = self._device.second_stream
             with stream:
-                for each in self._inputs:
+                for _, each in self._inputs:
                     each.ask(stream, overflow)
                 if with_plan:
                     self._plan.ask(pointers, False)

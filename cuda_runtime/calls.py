@@ -124,12 +124,12 @@ class Calls:
 
     def _made(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool) -> Call:
         self._check_states(given)
-        inputs: dict[int, Input] = {}
+        inputs: list[tuple[int, int, Input]] = []
         arenas = self._workspace.arenas(self._plan)
-        for (name, number), value, each in zip(self._inputs.items(), values, given, strict=True):
-            taken = self._taken(self._specs[name], value, each, anywhere)
-            if number is not None:
-                inputs[number] = taken
+        for place, (name, number) in enumerate(self._inputs.items()):
+            taken = self._taken(self._specs[name], values[place], given[place], anywhere)
+            if number is not None:  # else nothing reads it
+                inputs.append((place, number, taken))
         held: Mapping[str, DeviceBuffer] = weights or {}
         pointers = [0] * len(self._plan.buffers)
         for number, buffer in enumerate(self._plan.buffers):

@@ -5,63 +5,96 @@ from __future__ import annotations
 import ctypes
 import os
 from _thread import allocate_lock
+from collections.abc import Callable, Sequence
 from functools import cache
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Copiers", "copiers"]
+__all__ = ["Copiers", "Copy", "copiers", "in_sections"]
 
-_MOST = 7  # beside the thread that asks
-_ALONE = 1 << 17  # bytes that one thread copies sooner than others wake
-_PAGE = 4096  # shares end where pages do
+_MOST = 8  # threads, the one that asks among them
+
+
+class Copy(NamedTuple):
+    """A copy of bytes from one address to another, and what to do when it is made."""
+
+    target: int
+    source: int
+    nbytes: int
+    then: Callable[[], object] | None = None
+
+    def make(self) -> None:
+        """Copies; the interpreter's lock is left to others meanwhile."""
+        ctypes.memmove(self.target, self.source, self.nbytes)
+        if self.then is not None:
+            self.then()
+
+
+def in_sections(target: int, source: int, nbytes: int, size: int) -> list[Copy]:
+    """A copy as several of at most `size` bytes."""
+    return [Copy(target + at, source + at, min(size, nbytes - at)) for at in range(0, nbytes, size)]
+
+
+class _Work:
+    """Copies that several threads share, each taking the next one."""
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = iter(copies)
+        self._left = len(copies)
+        self._failure: BaseException | None = None
+        self._lock, self._done = allocate_lock(), allocate_lock()
+        self._done.acquire()
+
+    def take_part(self) -> None:
+        """Makes copies until there is none left to take."""
+        while (copy := next(self._copies, None)) is not None:  # taking one is a single step of the interpreter
+            try:
+                copy.make()
+            except BaseException as error:
+                self._failure = error
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._done.release()
+
+    def finish(self) -> None:
+        """Takes part, waits for the others, and raises what went wrong."""
+        self.take_part()
+        self._done.acquire()
+        if self._failure is not None:
+            raise self._failure
 
 
 class Copiers:
-    """Threads with a queue of copies each. A copy leaves the interpreter's lock to others while it runs."""
+    """A few threads that wait for work.
+
+    Attributes:
+        count: How many copy at once, the thread that asks among them.
+    """
 
     def __init__(self, count: int) -> None:
-        self._queues: list[SimpleQueue[tuple[int, int, int, Any]]] = [SimpleQueue() for _ in range(count)]
-        for queue in self._queues:
-            Thread(target=_serve, args=(queue,), name="npu-copier", daemon=True).start()
+        self.count = count
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(count - 1):
+            Thread(target=self._serve, name="npu-copier", daemon=True).start()
 
-    def begin(self, target: int, source: int, nbytes: int) -> Pending:
-        """Begins to copy bytes from one address to another; both stay valid until `Pending.finish` returns."""
-        threads = len(self._queues) + 1 if nbytes > _ALONE else 1
-        share = -(-nbytes // (threads * _PAGE)) * _PAGE
-        pending = Pending(target, source, min(share, nbytes))
-        for number, queue in enumerate(self._queues, 1):
-            begin = number * share
-            if begin < nbytes:
-                done = allocate_lock()
-                done.acquire()
-                pending.others.append(done)
-                queue.put((target + begin, source + begin, min(share, nbytes - begin), done))
-        return pending
+    def run(self, copies: Sequence[Copy]) -> None:
+        """Makes copies, in any order; returns when all are made."""
+        if len(copies) == 1:
+            copies[0].make()
+        elif copies:
+            work = _Work(copies)
+            for _ in range(min(self.count, len(copies)) - 1):
+                self._queue.put(work)
+            work.finish()
 
-
-class Pending:
-    """A copy that others have begun."""
-
-    def __init__(self, target: int, source: int, nbytes: int) -> None:
-        self._own = target, source, nbytes
-        self.others: list[Any] = []
-
-    def finish(self) -> None:
-        """Copies the caller's own share, and waits for the others'."""
-        ctypes.memmove(*self._own)
-        for done in self.others:
-            done.acquire()
-
-
-def _serve(queue: SimpleQueue[tuple[int, int, int, Any]]) -> None:
-    while True:
-        target, source, nbytes, done = queue.get()
-        ctypes.memmove(target, source, nbytes)
-        done.release()
+    def _serve(self) -> None:
+        while True:
+            self._queue.get().take_part()
 
 
 @cache
 def copiers() -> Copiers:
     """Those of this process."""
-    return Copiers(max(0, min(_MOST, (os.cpu_count() or 1) // 2 - 1)))
+    return Copiers(max(1, min(_MOST, (os.cpu_count() or 1) // 2)))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from threading import Condition
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_runtime.copiers import copiers
+from cuda_runtime.copiers import Copy, copiers, in_sections
 from cuda_runtime.cupy_api import cupy
 
 __all__ = ["Staging"]
 
 _PIECE_BYTES = 8 << 20
 _MAX_PIECES = 12
-_SECTION_BYTES = 2 << 20  # filled by all threads together, then sent
+_AT_ONCE = 6  # pieces that one copy takes
+_SECTION_BYTES = 2 << 20  # filled by one thread; handing over the interpreter's lock takes as long as a few hundred KiB
+_PAGE = 4096
 
 Bytes = NDArray[np.uint8]
 
@@ -54,7 +57,10 @@ class Staging:
         begin = 0
         while begin < source.nbytes:
             pieces = [self._wait_for_one()]
-            if source.nbytes - begin > _PIECE_BYTES and (more := self._take()) is not None:
+            while len(pieces) < _AT_ONCE and len(pieces) * _PIECE_BYTES < source.nbytes - begin:
+                more = self._take()
+                if more is None:
+                    break
                 pieces.append(more)
             try:
                 end = min(begin + len(pieces) * _PIECE_BYTES, source.nbytes)
@@ -65,19 +71,18 @@ class Staging:
                     self._give_back(piece)
 
     def _send(self, source: Bytes, pointer: int, pieces: list[_Piece]) -> None:
-        """Fills pieces section by section, each of which crosses while the next one is being filled."""
-        sections = []
+        """Fills pieces section by section; whoever has filled one sends it, while others are being filled."""
+        start, sections = source.ctypes.data, []
+        size = min(_SECTION_BYTES, -(-source.nbytes // (copiers().count * _PAGE)) * _PAGE)
         for number, piece in enumerate(pieces):
             piece.crossed.synchronize()
-            part = source[number * _PIECE_BYTES : (number + 1) * _PIECE_BYTES]
-            for begin in range(0, part.nbytes, _SECTION_BYTES):
-                nbytes = min(_SECTION_BYTES, part.nbytes - begin)
-                at = number * _PIECE_BYTES + begin
-                pending = copiers().begin(piece.pointer + begin, source.ctypes.data + at, nbytes)
-                sections.append((pending, piece, begin, at, nbytes))
-        for pending, piece, begin, at, nbytes in sections:
-            pending.finish()
-            self._copy(pointer + at, piece.pointer + begin, nbytes)
+            first = number * _PIECE_BYTES
+            length = min(_PIECE_BYTES, source.nbytes - first)
+            for begin in range(0, length, size):
+                nbytes = min(size, length - begin)
+                send = partial(self._copy, pointer + first + begin, piece.pointer + begin, nbytes)
+                sections.append(Copy(piece.pointer + begin, start + first + begin, nbytes, send))
+        copiers().run(sections)
         for piece in pieces:
             piece.crossed.record(self._stream)
 
@@ -102,7 +107,7 @@ class Staging:
     def _land(self, begin: int, piece: _Piece, target: Bytes) -> None:
         piece.crossed.synchronize()
         part = target[begin : begin + _PIECE_BYTES]
-        copiers().begin(part.ctypes.data, piece.pointer, part.nbytes).finish()
+        copiers().run(in_sections(part.ctypes.data, piece.pointer, part.nbytes, _SECTION_BYTES))
         self._give_back(piece)
 
     def _wait_for_one(self) -> _Piece:

@@ -11,7 +11,7 @@ from npu_compiler.codegen.dialect import Dialect, Printer
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.operands import Operands, merge_rows
 from npu_compiler.codegen.plan import Argument
-from npu_compiler.expr import Call, Expr, Reduce, reductions, walk
+from npu_compiler.expr import Call, Checked, Expr, Iota, Load, Reduce, reductions, walk
 from npu_compiler.intervals import interval
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import TracedTensor
@@ -98,6 +98,7 @@ class RowProgram:
     """A row kernel: reductions in order, then a loop over `width` results.
 
     Attributes:
+        head: Statements ahead of all loops: indices that are the same all along a row are checked once.
         phases: The reductions, each after those it depends on.
         body: Statements of the last loop, over the column ``c``.
         value: The result of each column.
@@ -105,6 +106,7 @@ class RowProgram:
         width: Columns of the result.
     """
 
+    head: str
     phases: tuple[RowPhase, ...]
     body: str
     value: str
@@ -124,9 +126,18 @@ def row_operands(group: Group, tensors: Sequence[TracedTensor], positions: Seque
     return Operands.resolve(_exprs(group), group.view, tensors, positions, merge_rows, prefix=prefix)
 
 
-def row_program(group: Group, operands: Operands, dialect: Dialect) -> RowProgram:
-    """Splits a reducing group into phases."""
+def row_program(group: Group, operands: Operands, dialect: Dialect, *, hoisting: bool = True) -> RowProgram:
+    """Splits a reducing group into phases.
+
+    Args:
+        group: The group.
+        operands: Of `row_operands`.
+        dialect: The language.
+        hoisting: Whether the kernel has a place for `RowProgram.head`.
+    """
     printer = Printer(dialect, operands.names)
+    for check in _uniform_checks(group, operands) if hoisting else ():
+        printer.value(check)
     phases = []
     for number, node in enumerate(reductions(group.expr)):
         inner = printer.scope("        ")
@@ -142,7 +153,21 @@ def row_program(group: Group, operands: Operands, dialect: Dialect) -> RowProgra
     inner = printer.scope("        ")
     value = inner.value(group.expr)
     place = scatter_place(group, operands.output, inner)
-    return RowProgram(tuple(phases), "\n".join(inner.lines), value, place, group.shape[-1])
+    return RowProgram(
+        "\n".join(printer.lines), tuple(phases), "\n".join(inner.lines), value, place, group.shape[-1]
+    )
+
+
+def _uniform_checks(group: Group, operands: Operands) -> list[Checked]:
+    """Checks of indices that are the same all along a row, and are made wherever a row is computed."""
+    nodes = dict.fromkeys(node for expr in _exprs(group) for node in walk(expr) if isinstance(node, Checked))
+    return [node for node in nodes if not operands.names.checks[id(node)][1] and _is_uniform(node)]
+
+
+def _is_uniform(check: Checked) -> bool:
+    views = [node.ref.view for node in walk(check) if isinstance(node, Load)]
+    views += [node.view for node in walk(check) if isinstance(node, Iota)]
+    return all(not view.strides or view.strides[-1] == 0 or view.shape[-1] == 1 for view in views)
 
 
 def _identity(node: Reduce, dialect: Dialect) -> str:

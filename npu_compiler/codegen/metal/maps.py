@@ -61,7 +61,7 @@ def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> lis
 def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """One threadgroup a row; as many threads as the row keeps busy."""
     operands = row_operands(group, lowering.tensors, (*_AXES, "c"))
-    program = row_program(group, operands, dialect)
+    program = row_program(group, operands, dialect, hoisting=False)
     rows = prod(operands.sizes[:-1])
     longest = max(program.width, *(phase.extent for phase in program.phases))
     threads = 32 if longest <= 128 else 128 if longest <= 1024 else 256

@@ -39,7 +39,7 @@ def vector_prologue(group: Group, lowering: Lowering, dialect: Dialect) -> Prolo
     shape, dtype = ref.view.shape, lowering.tensors[ref.tensor].dtype
     vector = Group(lowering.tensors[ref.tensor], None, expr, shape, View(shape, dense(shape).strides), group.nodes)
     operands = row_operands(vector, lowering.tensors, (*("0" for _ in shape[:-1]), "c"), _PREFIX)
-    program = row_program(vector, operands, dialect)
+    program = row_program(vector, operands, dialect, hoisting=False)
     statements = [
         phases_text(program, 32 * PROLOGUE_SIMDGROUPS, dialect),
         "for (int c = lane; c < p.k; c += ROW_THREADS) {",
