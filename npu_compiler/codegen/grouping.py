@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TypeVar
 
 from npu_compiler.codegen.output_parts import in_parts
+from npu_compiler.codegen.row_alignment import expands, realign_rows, reshaped
 from npu_compiler.codegen.value import MAX_READS, Value
-from npu_compiler.expr import Call, Expr, Iota, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
+from npu_compiler.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
 from npu_compiler.symbolic import Trace
 from npu_compiler.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.view import Step, View
 
-__all__ = ["Group", "group", "realign_rows"]
+__all__ = ["Group", "group"]
 
 _CHEAP_CALLS = frozenset(
     {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
@@ -140,9 +140,7 @@ class _Grouping:
                 self.values[tensor.index] = Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
         return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
 
-    def _absorb(
-        self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS
-    ) -> Value:
+    def _absorb(self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS) -> Value:
         """Takes into `tensor`, which computes `expr` over `shape`, whatever of its operands need not be stored."""
         value = Value.of(expr, shape, most_reads)
         if value.is_full:
@@ -230,7 +228,7 @@ class _Grouping:
         if producer is None or not producer.reductions or producer.shape[-1] != 1 or load.index is not None:
             return False
         tensor = self.tensors[load.ref.tensor]
-        own = _reshaped(tensor.view, shape)
+        own = reshaped(tensor.view, shape)
         in_order = own is not None and load.ref.view.same_elements(own)
         return in_order and shape[-1:] != (1,) and self._may_inline(tensor)
 
@@ -284,12 +282,12 @@ class _Grouping:
         made = self.values[producer.index]
         width = read.shape[-1] if read.shape else 1
         target = (*shape[:-1], width)
-        if not shape or not made.shape or not _expands(read.shape, target):
+        if not shape or not made.shape or not expands(read.shape, target):
             return None
         seen = read.expand(target)
         if made.shape[-1] == 1 and seen.strides[-1] == 0:
             width, seen = 1, View((*target[:-1], 1), (*seen.strides[:-1], 0), seen.offset)
-        own = _reshaped(producer.view, (*shape[:-1], width))
+        own = reshaped(producer.view, (*shape[:-1], width))
         if width != made.shape[-1] or own is None or not own.same_elements(seen):
             return None
         return realign_rows(made.expr, made.shape[:-1], shape[:-1])
@@ -400,43 +398,3 @@ def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     return substitute(expr, replacements.get) if replacements else expr
-
-
-def _expands(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to another one."""
-    own = (1,) * (len(shape) - len(given)) + given
-    return len(own) == len(shape) and all(size in (1, wanted) for size, wanted in zip(own, shape, strict=True))
-
-
-def _reshaped(view: View, shape: tuple[int, ...]) -> View | None:
-    return view.reshape(shape) if prod(view.shape) == prod(shape) else None
-
-
-_Read = TypeVar("_Read", Ref, View)
-
-
-def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr | None:
-    """An expression over rows `old` as one over rows `new`: the same rows in order, under another shape.
-
-    Returns:
-        The expression, or None where strides cannot say an operand under the new shape.
-    """
-    failed = False
-
-    def moved(read: _Read, shape: tuple[int, ...]) -> _Read:
-        nonlocal failed
-        width = shape[-1] if shape else 1
-        expanded = read.apply(("expand", (*old, width)))
-        result = None if expanded is None else expanded.apply(("reshape", (*new, width)))
-        failed |= result is None
-        return result or read
-
-    def rewrite(node: Expr) -> Expr | None:
-        if isinstance(node, Load):
-            return replace(node, ref=moved(node.ref, node.ref.view.shape))
-        return replace(node, view=moved(node.view, node.view.shape)) if isinstance(node, Iota) else None
-
-    if old == new:
-        return expr
-    result = substitute(expr, rewrite)
-    return None if failed else result

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from npu_compiler.codegen.grouping import Group, realign_rows
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.row_alignment import realign_rows
 from npu_compiler.codegen.value import MAX_READS
 from npu_compiler.expr import Expr
 from npu_compiler.symbolic import Trace
