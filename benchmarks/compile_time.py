@@ -84,6 +84,10 @@ def _add_number(c: Chain, x: Tensor) -> Tensor:
     return c.add("aten.add.Scalar", [x], x["shape"], other=0.5)
 
 
+def _add_in_place(c: Chain, x: Tensor) -> Tensor:
+    return c.add("aten.add_.Scalar", [x], x["shape"], other=0.5)
+
+
 def _activate_twice(c: Chain, x: Tensor) -> Tensor:
     return c.add("aten.relu.default", [c.add("aten.silu.default", [x], x["shape"])], x["shape"])
 
@@ -146,6 +150,7 @@ def _scale_foreign(c: Chain, x: Tensor) -> Tensor:
 
 CHAINS: Mapping[str, tuple[Sequence[int], Step]] = {
     "x + 0.5": ((_ROWS, _COLUMNS), _add_number),
+    "x.add_(0.5)": ((_ROWS, _COLUMNS), _add_in_place),
     "relu(silu(x))": ((_ROWS, _COLUMNS), _activate_twice),
     "x + silu(x)": ((_ROWS, _COLUMNS), _add_own_activation),
     "x + w": ((_ROWS, _COLUMNS), _add_weight),

@@ -20,7 +20,7 @@ def conditions(exprs: Sequence[Expr]) -> dict[int, dict[tuple[int, bool], Guard]
     held: dict[int, dict[tuple[int, bool], Guard]] = {}
     for expr in exprs:
         held[id(expr)] = {}
-        for node in reversed(list(walk(expr))):
+        for node in reversed(walk(expr)):
             for position, child in enumerate(children(node)):
                 own = dict(held[id(node)])
                 if isinstance(node, Call) and node.fn == "where" and position > 0:
@@ -32,16 +32,24 @@ def conditions(exprs: Sequence[Expr]) -> dict[int, dict[tuple[int, bool], Guard]
 
 def is_uniform(condition: Expr, walks: Mapping[int | None, Sequence[int]], axis: int, size: int) -> bool:
     """Whether a condition on positions has one value for each `size` neighbours along an axis."""
-    nodes = list(walk(condition))
-    if any(isinstance(node, Load) for node in nodes):
-        return False
-    if all(walks[id(node)][axis] == 0 for node in nodes if isinstance(node, Iota)):
-        return True
-    if not isinstance(condition, Call):
-        return False
-    if condition.fn in _LOGIC:
-        return all(is_uniform(part, walks, axis, size) for part in condition.args)
-    return condition.fn in _BOUNDS and _is_bound(condition, walks, axis, size)
+    moving: set[Expr] = set()  # along the axis
+    varying: set[Expr] = set()  # among neighbours, as far as is known
+    for node in walk(condition):
+        if isinstance(node, Load):
+            return False
+        if isinstance(node, Iota):
+            if walks[id(node)][axis]:
+                moving.add(node)
+                varying.add(node)
+            continue
+        if moving.isdisjoint(children(node)):
+            continue
+        moving.add(node)
+        logic = isinstance(node, Call) and node.fn in _LOGIC and varying.isdisjoint(children(node))
+        bound = isinstance(node, Call) and node.fn in _BOUNDS and _is_bound(node, walks, axis, size)
+        if not logic and not bound:
+            varying.add(node)
+    return condition not in varying
 
 
 def _is_bound(condition: Call, walks: Mapping[int | None, Sequence[int]], axis: int, size: int) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.guards import Guard, conditions, is_uniform
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.codegen.dialect import Printer
+from npu_compiler.codegen.dialect import Printer, is_small
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.loops import output_argument, scatter_place
 from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
@@ -103,7 +103,7 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
             outer.append(load.ref.view.offset)  # part of the address, as neither side of the tensor is safe to read
         elif load.ref.view.offset < 0 or _guarded(operands, load):
             continue
-        uniform = all(is_uniform(guard, operands.walks, axis, size) for guard, _ in guards.values())
+        uniform = all(is_small(guard) and is_uniform(guard, operands.walks, axis, size) for guard, _ in guards.values())
         if uniform and _aligned(outer, argument.offset, size, dtype.size):
             source = f"load_pack<{size}>({pointer} + {address})"
             if guards:

@@ -7,8 +7,9 @@ identity: one that several others use is one object, however many ways lead to i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,8 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     return (expr.index, expr.element) if isinstance(expr, Checked) else ()
 
 
-def walk(expr: Expr) -> Iterable[Expr]:
+@lru_cache(maxsize=1024)  # what is lowered is walked a dozen times in a row
+def walk(expr: Expr) -> tuple[Expr, ...]:
     """Each distinct sub-expression once, operands before what uses them."""
     found: dict[Expr, None] = {}
     stack = [expr]
@@ -185,7 +187,7 @@ def walk(expr: Expr) -> Iterable[Expr]:
             stack.extend(reversed(missing))
         else:
             found[stack.pop()] = None
-    return found
+    return tuple(found)
 
 
 def leaves(expr: Expr) -> Iterator[Load]:

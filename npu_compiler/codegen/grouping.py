@@ -8,28 +8,25 @@ what these rules give.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
-from typing import TypeVar
 
-from npu_compiler.expr import Call, Expr, Iota, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
+from npu_compiler.codegen.output_parts import in_parts
+from npu_compiler.codegen.row_alignment import expands, realign_rows, reshaped
+from npu_compiler.codegen.value import MAX_READS, Value
+from npu_compiler.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
 from npu_compiler.symbolic import Trace
 from npu_compiler.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.view import Step, View
 
-__all__ = ["MAX_READS", "Group", "group", "realign_rows"]
+__all__ = ["Group", "group"]
 
 _CHEAP_CALLS = frozenset(
     {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 )
 _MAX_CHEAP_CALLS = 12
-_MAX_WORK = 192
-"""Operations on an element beyond which a kernel's arithmetic takes longer than to store the element and load it again,
-on every device; a longer chain is several kernels."""
-_BRANCH_WORK = 6  # what a choice counts as: its sides may become branches, which nest
-MAX_READS = 28
-"""Tensors that a kernel reads: Metal binds 31 buffers, of which the result and the parameters are two."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,15 @@ class Group:
     producers: Mapping[int, Group] = field(default_factory=dict)
     added: Anchor | None = None
 
-    def reads(self) -> Iterable[int]:
-        """Indices of the tensors it reads from memory."""
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the tensors it reads from memory, each once."""
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self._each_read()))
+
+    def _each_read(self) -> Iterator[int]:
         if self.anchor is not None and isinstance(self.anchor.source, Anchor):
             operands = enumerate(self.anchor.source.operands)
             made_here = {*self.prologue, *self.producers}
@@ -80,7 +84,7 @@ class Group:
         exprs = [self.expr, *self.prologue.values(), *(() if self.index is None else (self.index,))]
         yield from (load.ref.tensor for expr in exprs for load in leaves(expr) if load.ref.tensor != own)
 
-    @property
+    @cached_property
     def is_elementwise(self) -> bool:
         """Whether it is a mere loop nest, with neither anchor nor reduction."""
         return self.anchor is None and not has_reduce(self.expr)
@@ -98,57 +102,17 @@ def group(
         pairs_columns: Whether an epilogue may combine two neighbouring columns of a matmul.
 
     Returns:
-        By index, what computes each tensor that may have to be stored: one group, or two where a scatter copies first.
+        By index, what computes each tensor that may have to be stored: one group; two where a scatter copies first; or
+        several that each write a part of it.
     """
     return _Grouping(trace, set(outputs), in_place, pairs_columns).run()
-
-
-@dataclass(frozen=True)
-class _Value:
-    """What a tensor is made of, so far.
-
-    Attributes:
-        shape: The positions that `expr` is over: the tensor's shape, or its anchor's if it has one, or the tensor's
-            shape and a last dimension of 1 where each element is what a row was reduced to.
-        reads: Tensors that computing it loads.
-        work: Operations on an element, counted again where several ways lead to them.
-        reductions: Counted like that; each is one more walk over a row, which computes the row's elements anew.
-    """
-
-    expr: Expr
-    shape: tuple[int, ...]
-    nodes: tuple[str, ...]
-    reads: frozenset[int]
-    work: int = 0
-    reductions: int = 0
-    anchor: TracedTensor | None = None
-    pairs: int = 1
-    index: Expr | None = None
-
-    @classmethod
-    def of(cls, expr: Expr, shape: tuple[int, ...]) -> _Value:
-        """An expression as it stands, of no node yet."""
-        nodes = walk(expr)
-        branches = sum(isinstance(node, Call) and node.fn == "where" for node in nodes)
-        work = sum(isinstance(node, Call) for node in nodes) + branches * (_BRANCH_WORK - 1)
-        reductions = sum(isinstance(node, Reduce) for node in nodes)
-        return cls(expr, shape, (), frozenset(load.ref.tensor for load in leaves(expr)), work, reductions)
-
-    def with_made(self, index: int, made: _Value, times: int = 1) -> _Value | None:
-        """This value where the tensor `index` is computed, not loaded; None where that is too much for a kernel."""
-        reads = (self.reads - {index}) | made.reads
-        work, reductions = self.work + times * made.work, self.reductions + times * made.reductions
-        if work * (1 + reductions) > _MAX_WORK or len(reads) > MAX_READS:
-            return None
-        nodes = tuple(dict.fromkeys((*self.nodes, *made.nodes)))
-        return replace(self, nodes=nodes, reads=reads, work=work, reductions=reductions)
 
 
 class _Grouping:
     def __init__(self, trace: Trace, outputs: set[int], in_place: Collection[int], pairs_columns: bool) -> None:
         self.tensors, self.in_place = trace.tensors, in_place
         self.most_pairs = 2 if pairs_columns else 1
-        self.values: dict[int, _Value] = {}
+        self.values: dict[int, Value] = {}
         self.users: dict[int, set[int]] = {}
         self.absorbed: dict[int, int] = {}  # by whom a tensor with one reader is computed
         self.stored = outputs  # what must be in memory
@@ -168,43 +132,60 @@ class _Grouping:
                 self.values[tensor.index] = self._as_epilogue(tensor, value) or value
             elif isinstance(source, Scatter):
                 value = self._absorb(tensor, source.expr, source.shape)
-                index = self._absorb(tensor, source.index, source.shape)
+                index = self._absorb(tensor, source.index, source.shape, MAX_READS - len(value.reads))
                 self.values[tensor.index] = replace(value, index=index.expr, reads=value.reads | index.reads)
             elif isinstance(source, Anchor):
                 itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
                 reads = frozenset((tensor.index, *(ref.tensor for ref in source.operands)))
-                self.values[tensor.index] = _Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
+                self.values[tensor.index] = Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
         return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
 
-    def _absorb(self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...]) -> _Value:
+    def _absorb(self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS) -> Value:
         """Takes into `tensor`, which computes `expr` over `shape`, whatever of its operands need not be stored."""
-        value = _Value.of(expr, shape)
+        value = Value.of(expr, shape, most_reads)
+        if value.is_full:
+            return replace(value, nodes=(tensor.name,))
         if not value.reductions and any(self._is_of_rows(load, shape) for load in leaves(expr)):
             single = reindex(expr, shape, (("reshape", (*shape, 1)),))
             if single is not None:
                 value = replace(value, expr=single, shape=(*shape, 1))
         inlined: dict[Expr, Expr] = {}
-        made: dict[Ref, Expr] = {}  # what reads the same elements becomes the same expression
-        loads = list(leaves(value.expr))
-        for load in loads:
-            producer = self.tensors[load.ref.tensor]
+        loads: dict[int, list[Load]] = {}
+        for load in leaves(value.expr):
+            loads.setdefault(load.ref.tensor, []).append(load)
+        for index, own in loads.items():
+            producer = self.tensors[index]
             if not isinstance(producer.source, Map) or not self._may_inline(producer):
                 continue
-            if load.ref not in made:
-                larger = value.with_made(producer.index, self.values[producer.index])
-                replacement = None if larger is None else self._inline(load, producer, value.shape)
-                if larger is None or replacement is None:
-                    continue
-                value, made[load.ref] = larger, replacement
-                if len(self.users[producer.index]) == 1:
-                    self.absorbed[producer.index] = tensor.index
-            inlined[load] = made[load.ref]
-        read = frozenset(load.ref.tensor for load in loads if load not in inlined)
+            larger = self._with_inlined(value, producer, own)
+            if larger is not None:
+                value, made = larger
+                inlined |= made
+                if len(self.users[index]) == 1:
+                    self.absorbed[index] = tensor.index
         nodes = tuple(dict.fromkeys((*value.nodes, tensor.name)))
-        value = replace(value, expr=_replace_loads(value.expr, inlined), nodes=nodes, reads=value.reads | read)
+        value = replace(value, expr=_replace_loads(value.expr, inlined), nodes=nodes)
         return self._with_shared_operands(tensor, value)
 
-    def _with_shared_operands(self, tensor: TracedTensor, value: _Value) -> _Value:
+    def _with_inlined(
+        self, value: Value, producer: TracedTensor, loads: Sequence[Load]
+    ) -> tuple[Value, dict[Expr, Expr]] | None:
+        """The value with a tensor computed wherever it loads it, and what stands in place of each load.
+
+        None where one of the loads has to stay: to compute the tensor for the others would save nothing.
+        """
+        made: dict[Ref, Expr] = {}  # what reads the same elements becomes the same expression
+        for load in loads:
+            if load.ref in made and load.index is None:
+                continue
+            larger = value.with_made(producer.index, self.values[producer.index])
+            replacement = None if larger is None else self._inline(load, producer, value.shape)
+            if larger is None or replacement is None:
+                return None
+            value, made[load.ref] = larger, replacement
+        return value, {load: made[load.ref] for load in loads}
+
+    def _with_shared_operands(self, tensor: TracedTensor, value: Value) -> Value:
         """Takes in what has several readers that all are computed here by now: exponentials and their sum, say."""
         waiting, tried = sorted(value.reads), set(value.reads)
         while waiting:
@@ -219,19 +200,24 @@ class _Grouping:
                 tried |= value.reads
         return value
 
-    def _with_shared(self, value: _Value, index: int) -> _Value | None:
+    def _with_shared(self, value: Value, index: int) -> Value | None:
         """The value with every load of a tensor replaced by one and the same expression, where that can be."""
         made, producer = self.values[index], self.tensors[index]
         larger = value.with_made(index, made) if made.anchor is None else None
         if larger is None:
             return None
         loads = [load for load in leaves(value.expr) if load.ref.tensor == index]
-        inlined = {load: self._inline(load, producer, value.shape) for load in loads}
-        found: dict[Expr, Expr] = {load: expr for load, expr in inlined.items() if expr is not None}
-        if len(found) < len(loads) or len(set(found.values())) > 1:
+        if not made.reductions and len({load.ref.view for load in loads}) > 1:
+            return None  # other elements of it are another expression
+        found: dict[Ref, Expr | None] = {}
+        for load in loads:
+            if load.ref not in found or load.index is not None:
+                found[load.ref] = self._inline(load, producer, value.shape)
+        (shared, *others) = dict.fromkeys(found.values())
+        if shared is None or others:
             return None
         nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
-        return replace(larger, expr=_replace_loads(value.expr, found), nodes=nodes)
+        return replace(larger, expr=_replace_loads(value.expr, dict.fromkeys(loads, shared)), nodes=nodes)
 
     def _is_only_reader(self, tensor: TracedTensor, index: int) -> bool:
         return all(self._reader(user) == tensor.index for user in self.users[index])
@@ -242,7 +228,7 @@ class _Grouping:
         if producer is None or not producer.reductions or producer.shape[-1] != 1 or load.index is not None:
             return False
         tensor = self.tensors[load.ref.tensor]
-        own = _reshaped(tensor.view, shape)
+        own = reshaped(tensor.view, shape)
         in_order = own is not None and load.ref.view.same_elements(own)
         return in_order and shape[-1:] != (1,) and self._may_inline(tensor)
 
@@ -296,19 +282,19 @@ class _Grouping:
         made = self.values[producer.index]
         width = read.shape[-1] if read.shape else 1
         target = (*shape[:-1], width)
-        if not shape or not made.shape or not _expands(read.shape, target):
+        if not shape or not made.shape or not expands(read.shape, target):
             return None
         seen = read.expand(target)
         if made.shape[-1] == 1 and seen.strides[-1] == 0:
             width, seen = 1, View((*target[:-1], 1), (*seen.strides[:-1], 0), seen.offset)
-        own = _reshaped(producer.view, (*shape[:-1], width))
+        own = reshaped(producer.view, (*shape[:-1], width))
         if width != made.shape[-1] or own is None or not own.same_elements(seen):
             return None
         return realign_rows(made.expr, made.shape[:-1], shape[:-1])
 
-    def _as_epilogue(self, tensor: TracedTensor, value: _Value) -> _Value | None:
+    def _as_epilogue(self, tensor: TracedTensor, value: Value) -> Value | None:
         """`value` as the epilogue of the latest anchor among its operands, if it can be one."""
-        if value.reductions:
+        if value.reductions or value.is_full:
             return None
         candidates = set()
         for index in value.reads - self.stored:
@@ -334,7 +320,7 @@ class _Grouping:
             index = following
         return last
 
-    def _onto_anchor(self, tensor: TracedTensor, value: _Value, index: int) -> _Value | None:
+    def _onto_anchor(self, tensor: TracedTensor, value: Value, index: int) -> Value | None:
         """`value` over the iteration space of the anchor behind the operand `index`, or None.
 
         Either each position reads its own, or, for a matmul, the two columns 2i and 2i + 1 of its row.
@@ -366,20 +352,21 @@ class _Grouping:
         expr = _replace_loads(expr, replacements)
         return replace(larger, expr=expr, shape=anchor.shape, nodes=nodes, anchor=anchor, pairs=pairs)
 
-    def _as_groups(self, tensor: TracedTensor, value: _Value) -> list[Group]:
+    def _as_groups(self, tensor: TracedTensor, value: Value) -> list[Group]:
         if isinstance(tensor.source, Scatter):
             return self._scatter_groups(tensor, tensor.source, value)
         if value.anchor is None:
             shape = value.shape or (1,)  # what reduces has a last dimension
             view = tensor.view.reshape(shape)
             assert view is not None
-            return [Group(tensor, None, value.expr, shape, view, value.nodes)]
+            parts = in_parts(value.expr, view, MAX_READS) if value.is_full else [(value.expr, view)]
+            return [Group(tensor, None, expr, part.shape, part, value.nodes) for expr, part in parts]
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
         assert view is not None
         return [Group(tensor, value.anchor, value.expr, shape, view, value.nodes, pairs=value.pairs)]
 
-    def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: _Value) -> list[Group]:
+    def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:
         """The scatter itself, after a copy of what it leaves unless that is in place already."""
         strides = tensor.layout.strides
         fixed = tuple(0 if dim == source.dim else stride for dim, stride in enumerate(strides))
@@ -411,43 +398,3 @@ def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     return substitute(expr, replacements.get) if replacements else expr
-
-
-def _expands(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to another one."""
-    own = (1,) * (len(shape) - len(given)) + given
-    return len(own) == len(shape) and all(size in (1, wanted) for size, wanted in zip(own, shape, strict=True))
-
-
-def _reshaped(view: View, shape: tuple[int, ...]) -> View | None:
-    return view.reshape(shape) if prod(view.shape) == prod(shape) else None
-
-
-_Read = TypeVar("_Read", Ref, View)
-
-
-def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr | None:
-    """An expression over rows `old` as one over rows `new`: the same rows in order, under another shape.
-
-    Returns:
-        The expression, or None where strides cannot say an operand under the new shape.
-    """
-    failed = False
-
-    def moved(read: _Read, shape: tuple[int, ...]) -> _Read:
-        nonlocal failed
-        width = shape[-1] if shape else 1
-        expanded = read.apply(("expand", (*old, width)))
-        result = None if expanded is None else expanded.apply(("reshape", (*new, width)))
-        failed |= result is None
-        return result or read
-
-    def rewrite(node: Expr) -> Expr | None:
-        if isinstance(node, Load):
-            return replace(node, ref=moved(node.ref, node.ref.view.shape))
-        return replace(node, view=moved(node.view, node.view.shape)) if isinstance(node, Iota) else None
-
-    if old == new:
-        return expr
-    result = substitute(expr, rewrite)
-    return None if failed else result

@@ -199,8 +199,8 @@ def flops_of(exprs: Sequence[Expr], positions: int) -> int:
 
 def traffic_of(group: Group, tensors: Sequence[TracedTensor]) -> int:
     """Bytes that must move: the output once, and of each operand what the group reads, once."""
-    total = prod(group.output.shape) * group.output.dtype.size
-    for index in dict.fromkeys(group.reads()):
+    total = prod(group.shape) * group.output.dtype.size
+    for index in group.reads():
         tensor = tensors[index]
         total += prod(tensor.shape) * tensor.dtype.size
     return total

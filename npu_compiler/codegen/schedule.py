@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from npu_compiler.codegen.grouping import MAX_READS, Group, realign_rows
+from npu_compiler.codegen.grouping import Group
+from npu_compiler.codegen.row_alignment import realign_rows
+from npu_compiler.codegen.value import MAX_READS
 from npu_compiler.expr import Expr
 from npu_compiler.symbolic import Trace
 from npu_compiler.trace import Anchor, Scatter, TracedTensor
@@ -135,7 +137,7 @@ def with_prologues(
 
 def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> Counter[int]:
     """How many of the groups that the outputs need read each tensor."""
-    return Counter(index for part in needed_groups(groups, outputs) for index in set(part.reads()))
+    return Counter(index for part in needed_groups(groups, outputs) for index in part.reads())
 
 
 def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[tuple[Group, ...]]:
@@ -162,7 +164,7 @@ def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> lis
         shared[place].append(group)
         if len(shared[place]) == _MAX_SHARED_GROUPS:
             open_places.remove(place)
-        made_at[group.output.index] = place
+        made_at[group.output.index] = max(place, made_at.get(group.output.index, place))
     return [tuple(members) for members in shared]
 
 
@@ -172,7 +174,7 @@ def _may_share(group: Group) -> bool:
 
 def _fits(group: Group, members: Sequence[Group]) -> bool:
     """Whether one kernel can bind the tensors of all: each has pointers of its own, and one to its result."""
-    return sum(len(set(member.reads())) + 1 for member in (group, *members)) <= MAX_READS
+    return sum(len(member.reads()) + 1 for member in (group, *members)) <= MAX_READS
 
 
 def needed_groups(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:

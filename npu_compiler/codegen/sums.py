@@ -90,7 +90,7 @@ def _terms_of_sum(expr: Expr, wanted: Sequence[Load]) -> tuple[Expr, list[Expr]]
     uses = Counter(id(child) for node in walk(expr) for child in children(node))
     if any(uses[id(load)] > 1 for load in wanted):
         return None
-    for node in reversed(list(walk(expr))):
+    for node in reversed(walk(expr)):
         terms = _terms(node, uses)
         if all(any(term is load for term in terms) for load in wanted):
             return node, [term for term in terms if all(term is not load for load in wanted)]
@@ -99,7 +99,12 @@ def _terms_of_sum(expr: Expr, wanted: Sequence[Load]) -> tuple[Expr, list[Expr]]
 
 def _terms(node: Expr, uses: Mapping[int, int]) -> list[Expr]:
     """What is added up to a value; a part that others read too is one term."""
-    if not isinstance(node, Call) or node.fn != "add":
-        return [node]
-    parts = (_terms(arg, uses) if uses[id(arg)] == 1 else [arg] for arg in node.args)
-    return [term for part in parts for term in part]
+    terms: list[Expr] = []
+    stack = [node]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Call) and part.fn == "add" and (part is node or uses[id(part)] == 1):
+            stack.extend(reversed(part.args))
+        else:
+            terms.append(part)
+    return terms

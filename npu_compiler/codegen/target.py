@@ -60,12 +60,12 @@ class Lowering:
 
     def is_settled(self, buffer: int) -> bool:
         """Whether a scratch buffer is written when the next launch begins, however early: one since then waited."""
-        waited = False
         for step in reversed(self.steps):
             if any(argument.buffer == buffer and argument.writes for argument in step.args):
-                return waited
-            waited = waited or all(any(map(self._waits, option.calls)) for option in options_of(step))
-        return waited
+                return False
+            if all(any(map(self._waits, option.calls)) for option in options_of(step)):
+                return True
+        return False
 
     def _waits(self, call: Call) -> bool:
         """Whether it lets the next launch begin only when all launches ahead of itself have finished."""
