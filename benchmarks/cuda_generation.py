@@ -153,7 +153,9 @@ def _generation(args: argparse.Namespace) -> dict[str, Any]:
     steps = [_step_milliseconds(generator, position) for position in range(_PROMPT, _PROMPT + _NEW_TOKENS, 32)]
     figures["decode step on the device, ms"] = sum(steps) / len(steps)
     for name in ("", "sampling, "):
-        figures[f"{name}ratio"] = figures[f"{name}device chooses, ms a token"] / figures["decode step on the device, ms"]
+        figures[f"{name}ratio"] = (
+            figures[f"{name}device chooses, ms a token"] / figures["decode step on the device, ms"]
+        )
     return figures
 
 

@@ -28,7 +28,7 @@ _Wait = Callable[[], None]
 def can_decode_on_device(model: LanguageModel, sampler: Sampler) -> bool:
     """Whether `decode_on_device` works: where the device does all of a step and updates caches in place.
 
-    Not for `top_k` and `top_p` at once: what reaches `top_p` among so many tokens takes sorting.
+    Not for `top_p` among very many `top_k` (`Sampling.drawing`), where the device would leave much undecided.
     """
     step, function = model.step(1)
     in_place = function.plan is not None and set(step.caches) == {(name, out) for out, name in function.plan.state}
@@ -40,8 +40,8 @@ def decode_on_device(sequence: TokenSequence, sampler: Sampler, limit: int) -> C
 
     A token is read once its step has run, while the next ones are running. When the reader stops, steps that have been
     asked for still run: what they write to the caches lies behind the end of the sequence, where later tokens overwrite
-    it before any of them looks. The same holds where the device drew no token that `top_k` or `top_p` allows: the host
-    then has the step run once more, and chooses.
+    it before any of them looks. The same holds where the device drew no token of which it is certain that `top_k` and
+    `top_p` allow it: the host then has the step run once more, and chooses.
 
     Args:
         sequence: What the tokens follow; a token joins it when the next one is asked for.
@@ -172,9 +172,7 @@ class _Draws:
         inputs: What `sampled_token_ir` takes beyond what the greedy choice takes.
     """
 
-    def __init__(
-        self, model: LanguageModel, sampler: Sampler, drawing: Drawing, specs: dict[str, BufferSpec]
-    ) -> None:
+    def __init__(self, model: LanguageModel, sampler: Sampler, drawing: Drawing, specs: dict[str, BufferSpec]) -> None:
         smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
         inverse = min(max(1 / sampler.sampling.temperature, smallest), largest)
         self._sampler = sampler
@@ -182,8 +180,8 @@ class _Draws:
         memory = _visible(model, specs["draws"])
         with memory.data.writing() as content:
             self._slots = specs["draws"].layout.view(content.view(np.float32))
-        numbers = {"inverse_temperature": inverse, "bound": drawing.bound}
-        arrays = {name: np.full(1, number, np.float32) for name, number in numbers.items() if name in specs}
+        numbers = {"inverse_temperature": inverse, **drawing.limits}
+        arrays = {name: np.full(1, number, np.float32) for name, number in numbers.items()}
         self.inputs = {"draws": memory} | {
             name: NPUBuffer.from_numpy(array, model.device, specs[name]) for name, array in arrays.items()
         }

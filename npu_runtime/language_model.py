@@ -97,12 +97,15 @@ class LanguageModel:
         Args:
             drawing: How `sampled_token_ir` chooses; when omitted, the choice is that of `next_token_ir`.
         """
-        kind = () if drawing is None else drawing[:2]
+        kind = () if drawing is None else (drawing.tries, *drawing.limits)
         with self._lock:
             if kind not in self._next_token:
                 spec = self.spec
                 sizes = spec.vocabulary, spec.dtype, spec.cache_length
-                ir = next_token_ir(*sizes) if drawing is None else sampled_token_ir(*sizes, *drawing[:2])
+                if drawing is None:
+                    ir = next_token_ir(*sizes)
+                else:
+                    ir = sampled_token_ir(*sizes, drawing.tries, tuple(drawing.limits))
                 self._next_token[kind] = Executor(compile(ir, self.device.target, spec.dtype), self.device)
             return self._next_token[kind]
 

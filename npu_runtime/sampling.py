@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError, InputError
-from npu_compiler.sampled_token import Limit, as_matrix
+from npu_compiler.sampled_token import PIVOTS, as_matrix
 from npu_runtime.buffer import NPUBuffer
 
 __all__ = ["Drawing", "Sampler", "Sampling", "not_a_number"]
@@ -25,13 +26,11 @@ class Drawing(NamedTuple):
 
     Attributes:
         tries: How many tokens are drawn.
-        limit: What they are held against.
-        bound: The share of the probability for ``top_p``, the number of tokens for ``top_k``.
+        limits: What they are held against, by the names of the inputs.
     """
 
     tries: int
-    limit: Limit
-    bound: float
+    limits: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,16 @@ class Sampling:
 
     @property
     def drawing(self) -> Drawing | None:
-        """How to choose by drawing from all tokens; None for the greedy choice, and where both limits are given."""
+        """How to choose by drawing from all tokens; None for the greedy choice, and for `top_p` of very many tokens."""
         top_p = None if self.top_p == 1 else self.top_p
-        if self.temperature == 0 or (self.top_k is not None and top_p is not None):
+        if self.temperature == 0 or (top_p is not None and self.top_k is not None and self.top_k > PIVOTS):
             return None
-        if self.top_k is not None:  # how likely they are together is not known
-            return Drawing(_TRIES[1], "top_k", self.top_k)
-        if top_p is not None:
-            tries = next((count for count in _TRIES if (1 - top_p) ** count <= _RARELY), _TRIES[-1])
-            return Drawing(tries, "top_p", top_p)
-        return Drawing(1, "", 0)
+        limits = {name: limit for name, limit in (("top_k", self.top_k), ("top_p", top_p)) if limit is not None}
+        if self.top_k is not None:  # how probable so many are is not known
+            return Drawing(_TRIES[1], limits)
+        if top_p is None:
+            return Drawing(1, limits)
+        return Drawing(next((n for n in _TRIES if (1 - top_p) ** n <= _RARELY), _TRIES[-1]), limits)
 
 
 class Sampler:
@@ -132,14 +131,16 @@ class Sampler:
         if drawing is None:
             return None
         rows, columns = as_matrix(len(logits))
-        weights = np.zeros(rows * columns)
-        weights[: len(logits)] = self._weights(logits, logits.max())
-        matrix = weights.reshape(rows, columns)
+        padded = np.zeros(rows * columns)
+        weights = padded[: len(logits)]
+        weights[:] = self._weights(logits, logits.max())
+        matrix = padded.reshape(rows, columns)
         sums = matrix.sum(axis=1)
+        allows = _allowing(drawing.limits, logits, weights)
         for for_row, for_column in draws[: drawing.tries].tolist():
             row = _place(sums, for_row)
             token = columns * row + _place(matrix[row], for_column)
-            if _allows(drawing, logits, weights[: len(logits)], token):
+            if allows(token):
                 return token
         return None
 
@@ -175,15 +176,17 @@ def _joined(pair: NDArray[np.float32]) -> float:
     return float(pair[0]) + float(pair[1]) * 2.0**-24
 
 
-def _allows(drawing: Drawing, logits: NDArray[Any], weights: NDArray[np.float64], token: int) -> bool:
+def _allowing(limits: Mapping[str, float], logits: NDArray[Any], weights: NDArray[np.float64]) -> Callable[[int], bool]:
     """Whether a token is among the likeliest, of equal ones the first before the others."""
-    if not drawing.limit:
-        return True
-    before = logits > logits[token]
-    before[:token] |= logits[:token] == logits[token]
-    if drawing.limit == "top_k":
-        return int(before.sum()) < drawing.bound
-    return bool(weights[before].sum() < drawing.bound * weights.sum())
+    count = min(int(limits.get("top_k", len(logits))), len(logits))
+    share = limits["top_p"] * weights[_highest(logits, count)].sum() if "top_p" in limits else np.inf
+
+    def allows(token: int) -> bool:
+        before = logits > logits[token]
+        before[:token] |= logits[:token] == logits[token]
+        return bool(before.sum() < count and weights[before].sum() < share)
+
+    return allows if limits else lambda token: True
 
 
 def _highest(logits: NDArray[Any], count: int) -> NDArray[np.intp]:
