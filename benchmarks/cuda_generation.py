@@ -29,6 +29,7 @@ _REPLAYS = 40
 _STARTS = 3
 _CACHE = 2048
 _WEIGHTS = "model.safetensors"
+_SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
 
 
 def main() -> None:
@@ -129,26 +130,32 @@ def _first_result(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _generation(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds a token by the host's clock, with the device's loop and with the host's, and of a step alone."""
+    """Milliseconds a token by the host's clock, with the device's loop and with the host's, and of a step alone.
+
+    Greedy, and drawn at random. Drawn texts of host and device have equal random numbers, but may differ by a rounding.
+    """
     from npu_runtime import Device, Generator
     from npu_runtime.generator import decode_on_host
 
-    device = Device("cuda")
-    generator = Generator(args.folder, device)
+    generator = Generator(args.folder, Device("cuda"))
     figures: dict[str, Any] = {}
-    texts = []
-    for name, decoding in (("host chooses", decode_on_host), ("device chooses", None)):
-        generator._decoding = decoding
-        times = []
-        for _ in range(3):
-            generation = generator.generate(_prompt(_PROMPT), _NEW_TOKENS)
-            texts.append([token.id for token in generation])
-            times.append(1e3 * generation.timing.decode_seconds / (_NEW_TOKENS - 1))
-        figures[f"{name}, ms a token"] = median(times)
-    figures["equal tokens"] = all(text == texts[0] for text in texts)
+    for name, options in (("", {}), ("sampling, ", _SAMPLING)):
+        texts = []
+        for chooser, decoding in (("host chooses", decode_on_host), ("device chooses", None)):
+            generator._decoding = decoding
+            times = []
+            for _ in range(3):
+                generation = generator.generate(_prompt(_PROMPT), _NEW_TOKENS, **options)
+                texts.append([token.id for token in generation])
+                times.append(1e3 * generation.timing.decode_seconds / (_NEW_TOKENS - 1))
+            figures[f"{name}{chooser}, ms a token"] = median(times)
+        figures[f"{name}equal tokens"] = all(text == texts[0] for text in texts)
     steps = [_step_milliseconds(generator, position) for position in range(_PROMPT, _PROMPT + _NEW_TOKENS, 32)]
     figures["decode step on the device, ms"] = sum(steps) / len(steps)
-    figures["ratio"] = figures["device chooses, ms a token"] / figures["decode step on the device, ms"]
+    for name in ("", "sampling, "):
+        figures[f"{name}ratio"] = (
+            figures[f"{name}device chooses, ms a token"] / figures["decode step on the device, ms"]
+        )
     return figures
 
 

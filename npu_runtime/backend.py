@@ -275,7 +275,10 @@ class Backend(ABC):
         return [self.allocate(nbytes) for nbytes in sizes]
 
     def allocate_visible(self, nbytes: int) -> DeviceBuffer:
-        """Memory that the device writes and the host reads where it lies: `DeviceBuffer.reading` copies nothing.
+        """Memory that device and host read and write where it lies.
+
+        `DeviceBuffer.reading` copies nothing, and `DeviceBuffer.writing` gives the memory itself, which the host may
+        go on to write to; a recording that is launched later finds what was written.
 
         Raises:
             OutOfMemoryError: There is not that much.

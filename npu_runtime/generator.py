@@ -158,7 +158,7 @@ class Generator:
             plans: The folder's functions, partitioned: what `npu_compiler.partition` gave for each IR, by the names in
                 ``generation.json``. What the device cannot do then runs on the CPU.
             decoding: How tokens are chosen and fed back; when omitted, on the device where it runs ahead of the host
-                (CUDA) and the choice is greedy, else on the host.
+                (CUDA) and `can_decode_on_device` holds, else on the host.
 
         Raises:
             IRError: The folder is no such model, or is incomplete.

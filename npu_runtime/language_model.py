@@ -17,9 +17,11 @@ from npu_compiler.errors import InputError
 from npu_compiler.generation_spec import GenerationSpec, StepSpec
 from npu_compiler.next_token import next_token_ir
 from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.sampled_token import sampled_token_ir
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
+from npu_runtime.sampling import Drawing
 from npu_runtime.step_functions import (
     PartitionedFunctions,
     ProgramFunctions,
@@ -73,7 +75,7 @@ class LanguageModel:
                 program or open_program(folder, self.spec, device.target), weights, device
             )
         self._ready: dict[str, StepFunction] = {}
-        self._next_token: Executor | None = None
+        self._next_token: dict[tuple[object, ...], Executor] = {}
         self._lock = Lock()
 
     @property
@@ -89,14 +91,23 @@ class LanguageModel:
                 self._ready[name] = self.functions.prepare(name)
             return self.spec.functions[name], self._ready[name]
 
-    def next_token(self) -> Executor:
-        """What chooses the likeliest token, as `next_token_ir` says; made ready when it is first asked for."""
+    def next_token(self, drawing: Drawing | None = None) -> Executor:
+        """What chooses the next token; made ready when it is first asked for.
+
+        Args:
+            drawing: How `sampled_token_ir` chooses; when omitted, the choice is that of `next_token_ir`.
+        """
+        kind = () if drawing is None else (drawing.tries, *drawing.limits)
         with self._lock:
-            if self._next_token is None:
+            if kind not in self._next_token:
                 spec = self.spec
-                ir = next_token_ir(spec.vocabulary, spec.dtype, spec.cache_length)
-                self._next_token = Executor(compile(ir, self.device.target, spec.dtype), self.device)
-            return self._next_token
+                sizes = spec.vocabulary, spec.dtype, spec.cache_length
+                if drawing is None:
+                    ir = next_token_ir(*sizes)
+                else:
+                    ir = sampled_token_ir(*sizes, drawing.tries, tuple(drawing.limits))
+                self._next_token[kind] = Executor(compile(ir, self.device.target, spec.dtype), self.device)
+            return self._next_token[kind]
 
     def begin(self) -> TokenSequence:
         """An empty sequence."""

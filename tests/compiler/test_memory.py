@@ -47,3 +47,21 @@ def test_the_plan_does_not_depend_on_the_order_given(lives: list[Lifetime], rand
     shuffled = list(lives)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert plan_arena(shuffled) == plan_arena(lives)
+
+
+def test_buffers_of_one_size_are_placed_by_their_start_then_by_their_key() -> None:
+    """Programs have the same bytes on every machine, so that ties are decided, and always alike."""
+    lives = [Lifetime(0, 256, 2, 3), Lifetime(2, 256, 1, 3), Lifetime(1, 256, 1, 3), Lifetime(3, 512, 3, 3)]
+    assert plan_arena(lives) == ({3: 0, 1: 512, 2: 768, 0: 1024}, 1280)
+
+
+def test_of_gaps_of_one_size_the_first_is_taken() -> None:
+    """At step 5, 1024 bytes are free on either side of the third."""
+    lives = [
+        Lifetime(0, 2816, 10, 10),
+        Lifetime(1, 1024, 0, 0),
+        Lifetime(2, 768, 0, 5),
+        Lifetime(3, 512, 5, 10),
+        Lifetime(4, 256, 5, 5),
+    ]
+    assert plan_arena(lives) == ({0: 0, 1: 0, 2: 1024, 3: 2816, 4: 0}, 3328)

@@ -43,6 +43,17 @@ def test_256_tokens_are_those_of_the_host(generator: Generator, on_host: Generat
     assert ids(generator, prompt, 256) == ids(on_host, prompt, 256)
 
 
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.95}, {"top_k": 20}, {"top_p": 0.1}], ids=str)
+def test_drawn_tokens_are_those_of_the_host(
+    generator: Generator, on_host: Generator, options: dict[str, float]
+) -> None:
+    drawn, expected = (
+        [token.id for token in each.generate(PROMPTS[0], 60, temperature=0.8, seed=3, **options)]  # type: ignore[arg-type]
+        for each in (generator, on_host)
+    )
+    assert drawn == expected
+
+
 def test_a_full_cache_ends_the_text(generator: Generator, on_host: Generator) -> None:
     assert ids(generator, [7] * 400, None) == ids(on_host, [7] * 400, None)
 

@@ -11,6 +11,8 @@ import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
+from npu_compiler.next_token import next_token_ir
+from npu_compiler.sampled_token import sampled_token_ir
 from tests.cuda import shapes, test_prefill
 from tests.cuda.kernels import check_compile, check_plan_compiles, kernels_for
 from tests.cuda.resnets import compiled_resnet
@@ -59,6 +61,14 @@ def test_kernels_of_all_sizes_compile(architecture: int) -> None:
 def test_kernels_of_prefill_compile(architecture: int) -> None:
     chosen = test_prefill.CASES[architecture // 10 % 3 :: 3]
     _compile_all([npu_compiler.compile(case.ir(torch.float32), "cuda") for case in chosen], architecture)
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_kernels_that_choose_tokens_compile(architecture: int) -> None:
+    kind = "float16" if architecture < 80 else "bfloat16"
+    limits = {70: ("top_k",), 80: ("top_p",), 90: ("top_k", "top_p")}[architecture]
+    irs = next_token_ir(151936, kind, 2048), sampled_token_ir(151936, kind, 2048, 4, limits)
+    _compile_all([npu_compiler.compile(ir, "cuda", kind) for ir in irs], architecture)
 
 
 def test_refused_kernel_names_itself_and_the_reason() -> None:

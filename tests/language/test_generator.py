@@ -17,6 +17,7 @@ import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ExtractionError, InputError, IRError, TargetMismatchError, WeightError
 from npu_runtime import Device, Generator
+from npu_runtime.generator import Timing
 from npu_runtime.tokenizer import TextStream, load_tokenizer
 from tests.support.decoders import Decoder, check_greedy, config, greedy, import_transformers
 
@@ -102,6 +103,19 @@ def test_tokens_are_computed_when_they_are_asked_for(generator: Generator) -> No
     assert len(list(generation)) == 8
     assert generation.finish == "length"
     assert next(generation, None) is None
+
+
+def test_the_rate_counts_the_tokens_after_the_first() -> None:
+    timing = Timing(prompt_tokens=3)
+    assert timing.tokens_per_second == 0
+    timing.add(2.0)
+    assert (timing.first_token_seconds, timing.decode_seconds, timing.tokens_per_second) == (2.0, 0.0, 0.0)
+    timing.add(0.25)
+    assert timing.tokens_per_second == 4
+    for seconds in (0.125, 0.125):
+        timing.add(seconds)
+    assert (timing.new_tokens, timing.first_token_seconds, timing.decode_seconds) == (4, 2.0, 0.5)
+    assert timing.tokens_per_second == 6
 
 
 def test_texts_do_not_disturb_each_other(generator: Generator) -> None:
