@@ -17,8 +17,8 @@ from npu_compiler.errors import InputError
 __all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "dense", "layout_of"]
 
 TOO_LARGE_REMEDY = (
-    "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that is meant, "
-    "as in a mask"
+    "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that is "
+    "meant, as in a mask"
 )
 
 
