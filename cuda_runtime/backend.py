@@ -20,7 +20,6 @@ from cuda_runtime.recording import CUDARecording
 from cuda_runtime.tuning_results import TuningResults
 from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.dtypes import BFLOAT16
-from npu_compiler.errors import InputError
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.memory import ALIGNMENT
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
@@ -109,10 +108,7 @@ class CUDABackend(CUDADevice, Backend):
             convert(source, buffer.view(spec), self.stream, self._lost.array)
             self.stream.synchronize()
             if self._lost.taken():
-                raise InputError(
-                    f"'{spec.name}': given numbers that {spec.dtype} does not hold, from {array.min()} to {array.max()}"
-                    + ("; compile the model with dtype='bfloat16'" if spec.dtype.is_float else "")
-                )
+                raise spec.too_large(array)  # integers were looked at above
         self.transfers.uploads.add(spec.nbytes, perf_counter() - started)
         return buffer
 

@@ -17,7 +17,7 @@ from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor, checked_array, lies_as
 from npu_compiler.codegen.plan import ExecutionPlan, Role
 from npu_compiler.errors import InputError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.layout import TOO_LARGE_REMEDY, BufferSpec
 from npu_compiler.memory import ALIGNMENT
 from npu_runtime.backend import DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
@@ -118,8 +118,8 @@ class Calls:
         """Raises InputError where an input was too large for the program's data type."""
         if self._cuda.overflow.taken():
             raise InputError(
-                "given an input with numbers that its data type on the device does not hold: beyond 65504 in float16 "
-                "(compile the model with dtype='bfloat16'), or beyond 32 bits in integers"
+                "given an input with values that its data type on the device does not hold: float16 holds up to 65504 "
+                f"({TOO_LARGE_REMEDY}), integers have at most 32 bits"
             )
 
     def _made(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool) -> Call:

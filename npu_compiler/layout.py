@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError
 
-__all__ = ["BufferSpec", "Layout", "dense", "layout_of"]
+__all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "dense", "layout_of"]
+
+TOO_LARGE_REMEDY = (
+    "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that is "
+    "meant, as in a mask"
+)
 
 
 @dataclass(frozen=True)
@@ -156,18 +161,15 @@ class BufferSpec:
             with np.errstate(over="raise"):
                 self.layout.view(flat)[...] = array
         except FloatingPointError:
-            raise self._too_large(array) from None
+            raise self.too_large(array) from None
 
-    def _too_large(self, array: NDArray[Any]) -> InputError:
+    def too_large(self, array: NDArray[Any]) -> InputError:
+        """The error for an array with finite values beyond the largest of `dtype`."""
         finite = np.abs(array[np.isfinite(array)]).max()
         largest = float(ml_dtypes.finfo(self.dtype.numpy).max)  # type: ignore[no-untyped-call]
-        way_out = (
-            "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that "
-            "is meant, as in a mask"
-        )
         return InputError(
             f"'{self.name}': given values up to {finite:.4g} in magnitude, {self.dtype} on the device holds up to "
-            f"{largest:.5g}; {way_out}"
+            f"{largest:.5g}; {TOO_LARGE_REMEDY}"
         )
 
     def check(self, array: NDArray[Any]) -> None:

@@ -33,8 +33,13 @@ kernel void probe(device float* values [[buffer(0)]], uint i [[thread_position_i
 _STORAGE = """
 #include <metal_stdlib>
 using namespace metal;
-#define PROBE(T, C) kernel void probe_##T(device const T* x [[buffer(0)]], device T* y [[buffer(1)]], \\
-                                          uint i [[thread_position_in_grid]]) { y[i] = T(C(x[i]) * C(3) + C(1)); }
+"""
+_STORAGE_KERNEL = """
+kernel void probe_{name}(device const {name}* x [[buffer(0)]], device {name}* y [[buffer(1)]],
+                         uint i [[thread_position_in_grid]])
+{{
+    y[i] = {name}({wide}(x[i]) * {wide}(3) + {wide}(1));
+}}
 """
 _STORAGE_TYPES: Mapping[str, tuple[str, np.dtype[Any]]] = {
     "float": ("float", np.dtype(np.float32)),
@@ -71,7 +76,7 @@ def check_storage_types() -> str:
     Raises:
         DeviceError: The numbers are wrong, or the kernel neither compiles nor runs.
     """
-    kernels = "".join(f"PROBE({name}, {wide})\n" for name, (wide, _) in _STORAGE_TYPES.items())
+    kernels = "".join(_STORAGE_KERNEL.format(name=name, wide=wide) for name, (wide, _) in _STORAGE_TYPES.items())
     device = metal.MTLCreateSystemDefaultDevice()
     library, error = device.newLibraryWithSource_options_error_(_STORAGE + kernels, None, None)
     if library is None:

@@ -123,7 +123,12 @@ def test_integers_that_the_device_cannot_hold_are_refused() -> None:
         spec.encode(np.array([0, 2**31]))
 
 
-def test_what_is_too_large_for_the_device_is_infinite_and_numpy_warns() -> None:
-    spec = BufferSpec("x", FLOAT16, FLOAT32, dense((1,)))
-    with pytest.warns(RuntimeWarning, match="overflow"):
-        assert spec.encode(np.array([1e6], np.float32))[0] == np.inf
+def test_what_is_too_large_for_the_device_is_refused() -> None:
+    """Infinities, which masks hold, stay what they are; bfloat16 reaches as far as float32."""
+    spec = BufferSpec("x", FLOAT16, FLOAT32, dense((3,)))
+    with pytest.raises(InputError, match=r"'x': given values up to 1e\+06 in magnitude.*up to 65504.*dtype='bfloat16'"):
+        spec.encode(np.array([1, -1e6, np.inf], np.float32))
+    limits = np.array([65504, -np.inf, np.inf], np.float32)
+    np.testing.assert_array_equal(spec.encode(limits), limits)
+    wide = BufferSpec("x", BFLOAT16, FLOAT32, dense((1,)))
+    np.testing.assert_allclose(np.asarray(wide.encode(np.array([1e6], np.float32)), np.float32), 1e6, rtol=2**-8)

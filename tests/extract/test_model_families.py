@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from npu_cli.sample_models import photograph_crops, resnet
+from tests.support.decoders import import_transformers
 from tests.support.extraction import check_computes, nodes_of
-
-transformers = pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -37,6 +36,7 @@ def test_resnet() -> None:
 
 @pytest.mark.parametrize("family", ["Qwen2", "Llama"])
 def test_decoders(family: str) -> None:
+    transformers = import_transformers()
     config = getattr(transformers, f"{family}Config")(num_key_value_heads=2, tie_word_embeddings=True, **SIZES)
     model = Logits(getattr(transformers, f"{family}ForCausalLM")(config))
     extraction = check_computes(model, (torch.arange(8)[None],))
@@ -45,6 +45,7 @@ def test_decoders(family: str) -> None:
 
 
 def test_encoder() -> None:
+    transformers = import_transformers()
     model = transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
 
     class Encoder(nn.Module):

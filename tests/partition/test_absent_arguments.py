@@ -20,6 +20,9 @@ from npu_runtime import DAGExecutor, Device
 from tests.partition.mixed import arrays_of, check_equal
 from tests.support.ir_builder import IRBuilder, Value
 
+# PyTorch says it once in a process, in whichever test comes first.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
 aten = torch.ops.aten
 Build = Callable[..., Any]
 
@@ -219,7 +222,6 @@ def raw(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
     return extract_ir(model, inputs, strict=False)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize(("op", "absent"), list(choices()))
 def test_any_may_be_absent(op: str, absent: tuple[str, ...], device: Device) -> None:
     function, inputs, tensors, _ = OPTIONAL[op]

@@ -15,7 +15,7 @@ from torch_ir import IR, IRExecutor
 from torch_ir.executor import ExecutionError
 
 from npu_compiler import extract, partition
-from npu_compiler.errors import DeviceError, IRError, UnsupportedOpError
+from npu_compiler.errors import DeviceError, InputError, IRError, UnsupportedOpError
 from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.aten_call import AtenCall
 from npu_runtime.cpu_fallback import CPUProgram
@@ -233,9 +233,15 @@ def test_results_share_no_memory_with_inputs() -> None:
 
 
 def test_a_failing_op_names_its_node() -> None:
+    plan = cpu_plan(extract(Function(torch.linalg.inv), (torch.eye(3),)).ir)
+    with pytest.raises(DeviceError, match=r"node 'linalg_inv\w*' \(op: aten.linalg_inv\w*.default\): .*singular"):
+        CPUProgram(plan.partitions[0]).run({plan.inputs[0].name: np.zeros((3, 3), np.float32)})
+
+
+def test_an_index_beyond_its_tensor_names_the_node() -> None:
     plan = cpu_plan(extract(Function(lambda x, i: torch.index_select(x, 0, i)), (X, INDEX)).ir)
     names = [spec.name for spec in plan.inputs]
-    with pytest.raises(DeviceError, match=r"node 'index_select' \(op: aten.index_select.default\): .*out of range"):
+    with pytest.raises(InputError, match=r"node 'index_select' \(op: aten.index_select.default\): .*out of range"):
         CPUProgram(plan.partitions[0]).run(dict(zip(names, (X.numpy(), np.array([0, 9, 1])), strict=True)))
 
 
