@@ -63,7 +63,7 @@ def _encoder(device: metal.MTLDevice) -> Callable[[], None]:
 def _poster(device: metal.MTLDevice) -> Callable[[], None]:
     """Posts commands that were recorded once."""
     buffer = device.newBufferWithLength_options_(64, 0)
-    records = [CommandRecord(kind=CommandKind.FILL, target=buffer.address, bytes=64)]
+    records = (CommandRecord * 1)(CommandRecord(kind=CommandKind.FILL, target=buffer.address, bytes=64))
     return lambda: _ran(run_commands(records))
 
 

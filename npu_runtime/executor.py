@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -185,6 +185,8 @@ class Executor:
         return BoundPlan(self._prepared, memory, self._lock, self._faults.look)
 
     def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
+        if not self._state:
+            return nullcontext()
         return exclusive_use({source: inputs[source] for source in self._state.values()})
 
     def _bind(

@@ -22,11 +22,13 @@ class MetalApi:
         module: Has the names of pyobjc's `Metal`.
         device: The MTLDevice to use.
         pool: Makes a context that frees, when left, what Metal made inside it.
+        records: Whether its command buffers can be recorded once and run again on other buffers.
     """
 
     module: Any
     device: Any
     pool: Callable[[], AbstractContextManager[Any]]
+    records: bool = False
 
 
 def apple_metal() -> MetalApi:
@@ -58,4 +60,4 @@ def software_metal() -> MetalApi:
         ToolchainError: This machine has no compiler for its kernels.
     """
     module = import_module("software_gpu.metal")
-    return MetalApi(module, module.MTLCreateSystemDefaultDevice(), nullcontext)
+    return MetalApi(module, module.MTLCreateSystemDefaultDevice(), nullcontext, records=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -28,7 +29,10 @@ class MetalBuffer(DeviceBuffer):
 
     def __init__(self, native: Any, nbytes: int) -> None:
         self.native, self.nbytes = native, nbytes
-        self._memory = np.frombuffer(native.contents().as_buffer(native.length()), np.uint8)[:nbytes]
+
+    @cached_property
+    def _memory(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.native.contents().as_buffer(self.native.length()), np.uint8)[: self.nbytes]
 
     @contextmanager
     def writing(self) -> Iterator[NDArray[np.uint8]]:
@@ -56,6 +60,7 @@ class MetalBackend(Backend):
         """
         self._api = api or _APIS["metal" if platform.system() == "Darwin" else "software-metal"]()
         self._queue = self._api.device.newCommandQueue()
+        self._most_bytes = int(self._api.device.maxBufferLength())
         self.name = str(self._api.device.name())
         self.transfers = Transfers()
 
@@ -69,7 +74,7 @@ class MetalBackend(Backend):
         length = max(nbytes, 1)  # Metal has no empty buffers, a model may have empty tensors
         device, shared = self._api.device, self._api.module.MTLResourceStorageModeShared
         native = None
-        if length <= device.maxBufferLength():
+        if length <= self._most_bytes:
             with self._api.pool():
                 native = device.newBufferWithLength_options_(length, shared)
         if native is None:

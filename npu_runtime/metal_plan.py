@@ -65,15 +65,36 @@ class MetalPlan(PreparedPlan):
         """
         self._api, self._queue = api, queue
         self._dispatches = _resolve(api, plan, _pipelines(api, plan.kernels))
+        self._what = (
+            f"a run of {len(self._dispatches)} steps (the profiler runs them one by one and names the one that fails)"
+        )
+        self._recording: Any = None
 
     def run(self, buffers: Sequence[DeviceBuffer]) -> None:
         natives = _natives(buffers)
-        what = (
-            f"a run of {len(self._dispatches)} steps (the profiler runs them one by one and names the one that fails)"
-        )
-        with self._api.pool(), self._executing(self._queue.commandBuffer(), what) as encoder:
+        if self._api.records:
+            self._run_recording(natives)
+            return
+        with self._api.pool(), self._executing(self._queue.commandBuffer(), self._what) as encoder:
             for dispatch in self._dispatches:
                 _encode(encoder, dispatch, dispatch.new_bindings, natives)
+
+    def _run_recording(self, natives: Sequence[Any]) -> None:
+        """Runs what was encoded before, on these buffers; encodes it where they are the first ones of their lengths."""
+        if self._recording is None or not self._recording.takes(natives):
+            self._recording = self._record(natives)
+        try:
+            self._recording.run(natives)
+        except DeviceError as error:
+            raise DeviceError(f"{self._what} failed on the device: {error}") from error
+
+    def _record(self, natives: Sequence[Any]) -> Any:
+        command = self._queue.commandBuffer()
+        encoder = command.computeCommandEncoder()
+        for dispatch in self._dispatches:
+            _encode(encoder, dispatch, dispatch.new_bindings, natives)
+        encoder.endEncoding()
+        return command.recorded([_places(dispatch) for dispatch in self._dispatches], natives)
 
     def run_timed(self, buffers: Sequence[DeviceBuffer]) -> list[float]:
         natives = _natives(buffers)
@@ -101,6 +122,11 @@ class MetalPlan(PreparedPlan):
             raise DeviceError(f"{what} failed on the device: {error}") from error
         if command.status() == self._api.module.MTLCommandBufferStatusError:
             raise DeviceError(f"{what} failed on the device: {_reason(command.error())}")
+
+
+def _places(dispatch: _Dispatch) -> list[tuple[int, int]]:
+    """The arguments that other buffers may be bound to: index, and number in the plan."""
+    return [(binding.index, binding.buffer) for binding in dispatch.bindings if isinstance(binding, _BufferBinding)]
 
 
 def _natives(buffers: Sequence[Any]) -> list[Any]:

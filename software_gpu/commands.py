@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from npu_compiler.errors import DeviceError
 from software_gpu.native_runtime import CommandKind, CommandRecord, DispatchRecord
 from software_gpu.pipeline import Binding, MTLComputePipelineState, check_buffer_index
+from software_gpu.recording import CommandList, RecordedCommand, Recording, Runner
 from software_gpu.resources import BytesLike, MTLBuffer, MTLSize, NSRange, allocate, as_bytes
 
-__all__ = ["MTLCommandBuffer", "MTLCommandQueue", "Runner"]
+__all__ = ["MTLCommandBuffer", "MTLCommandQueue"]
 
 MAX_INLINE_BYTES = 4096
 _INLINE_ALIGNMENT = 256
@@ -19,17 +20,6 @@ _ARENA_BYTES = 65536
 _STATUS_NOT_ENQUEUED, _STATUS_COMPLETED, _STATUS_ERROR = 0, 4, 5
 
 
-class RecordedCommand:
-    """A command, the buffers it needs alive, and the names to report when it fails."""
-
-    def __init__(self, record: CommandRecord, buffers: tuple[MTLBuffer, ...]) -> None:
-        self.record = record
-        self.buffers = buffers
-        self.pipeline: MTLComputePipelineState | None = None
-        self.bindings: dict[int, Binding] = {}
-
-
-Runner = Callable[[list[RecordedCommand]], None]
 _Encoder = TypeVar("_Encoder", bound="_CommandEncoder")
 
 
@@ -234,19 +224,31 @@ class MTLCommandBuffer:
     def _end(self) -> None:
         self._encoding = False
 
+    def recorded(self, places: Sequence[Sequence[tuple[int, int]]], buffers: Sequence[MTLBuffer]) -> Recording:
+        """The commands, to be run as often as wanted; the buffer itself is used up. Metal itself has no such thing.
+
+        Args:
+            places: Of each command, which are dispatches all, the arguments that change from run to run: their index,
+                and the number of the buffer they take.
+            buffers: Those that were bound.
+
+        Raises:
+            DeviceError: As `commit`, but for failures of kernels.
+        """
+        self._check_ready("recorded")
+        self._status, commands, self._commands = _STATUS_COMPLETED, self._commands, []
+        return Recording(self._runner, commands, places, buffers)
+
     def commit(self) -> None:
         """Runs the commands; returns when they are done.
 
         Raises:
             DeviceError: The buffer was committed before, an encoder is open, or a kernel failed.
         """
-        if self._status != _STATUS_NOT_ENQUEUED:
-            raise DeviceError("the command buffer was committed already. Take a new one from the queue")
-        if self._encoding:
-            raise DeviceError("commit was called while an encoder is open. Call its endEncoding first")
+        self._check_ready("commit")
         begin = time.perf_counter()
         try:
-            self._runner(self._commands)
+            self._runner(CommandList(self._commands))
             self._status = _STATUS_COMPLETED
         except DeviceError as error:
             self._status, self._error = _STATUS_ERROR, error
@@ -257,6 +259,12 @@ class MTLCommandBuffer:
         finally:
             self._times = (begin, time.perf_counter())
             self._commands.clear()
+
+    def _check_ready(self, call: str) -> None:
+        if self._status != _STATUS_NOT_ENQUEUED:
+            raise DeviceError("the command buffer was committed already. Take a new one from the queue")
+        if self._encoding:
+            raise DeviceError(f"{call} was called while an encoder is open. Call its endEncoding first")
 
     def waitUntilCompleted(self) -> None:
         if self._status == _STATUS_NOT_ENQUEUED:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from npu_compiler.errors import DeviceError, KernelCompileError
@@ -36,7 +35,8 @@ from software_gpu.toolchain import PACKAGE_ROOT
 __all__ = ["isolation", "place_code", "run_commands"]
 
 _COMMANDS_OFFSET = 4096
-_MOST_COMMANDS = (CONTROL_BYTES - _COMMANDS_OFFSET) // ctypes.sizeof(CommandRecord)
+_COMMAND_BYTES = ctypes.sizeof(CommandRecord)
+_MOST_COMMANDS = (CONTROL_BYTES - _COMMANDS_OFFSET) // _COMMAND_BYTES
 _WAIT_MILLISECONDS = 100
 _SECONDS_VARIABLE = "NPU_SOFTWARE_GPU_SECONDS"
 _DEFAULT_SECONDS = 30.0  # for one piece of a dispatch, of 64 or more where it has so many threadgroups
@@ -166,33 +166,32 @@ class _Device:
             self._images.append((address, image))
         return address
 
-    def run(self, commands: Sequence[CommandRecord], *, reversed_threads: bool, checked: bool) -> Failure | None:
+    def run(self, commands: ctypes.Array[CommandRecord], *, reversed_threads: bool, checked: bool) -> Failure | None:
         with self._lock:
             for start in range(0, len(commands), _MOST_COMMANDS):
-                part = commands[start : start + _MOST_COMMANDS]
-                failure = self._run(part, reversed_threads, checked, start)
+                failure = self._run(commands, reversed_threads, checked, start)
                 if failure is not None:
                     return failure
         return None
 
-    def _run(self, commands: Sequence[CommandRecord], reverse: bool, check: bool, start: int) -> Failure | None:
-        header = self._header
+    def _run(self, commands: ctypes.Array[CommandRecord], reverse: bool, check: bool, start: int) -> Failure | None:
+        header, count = self._header, min(len(commands) - start, _MOST_COMMANDS)
         try:
             process = self._running()
-            content = b"".join(commands)
-            ctypes.memmove(self._memory.base + _COMMANDS_OFFSET, content, len(content))
-            header.count, header.reversed, header.checked = len(commands), reverse, check
+            first = ctypes.byref(commands, start * _COMMAND_BYTES)
+            ctypes.memmove(self._memory.base + _COMMANDS_OFFSET, first, count * _COMMAND_BYTES)
+            header.count, header.reversed, header.checked = count, reverse, check
             header.code_bytes = self._memory.code_used
             self._request = self._request % 0xFFFFFFFF + 1
             self._wait(process)
         except _Stopped as stopped:
-            index = min(header.current, len(commands) - 1)
+            index = min(header.current, count - 1)
             self.stop()
             return Failure(start + index, FailureKind.STOPPED, reason=str(stopped))
         except BaseException:  # Ctrl-C: what runs is ended, and the next command begins anew
             self.stop()
             raise
-        if header.done >= len(commands):
+        if header.done >= count:
             return None
         report = header.report
         kind = FailureKind(report.kind) if report.kind in set(FailureKind) else FailureKind.NONE
@@ -302,7 +301,7 @@ def place_code(path: Path, what: str) -> tuple[Image, int]:
 
 
 def run_commands(
-    commands: Sequence[CommandRecord], *, reversed_threads: bool = False, checked: bool = False
+    commands: ctypes.Array[CommandRecord], *, reversed_threads: bool = False, checked: bool = False
 ) -> Failure | None:
     """Runs commands in order, in the device's process, and waits for them.
 

@@ -29,6 +29,8 @@ COMPILER_LIMITS = (
     *("-Wglobal-constructors", "-Werror=global-constructors"),
     *("-Wzero-as-null-pointer-constant", "-Werror=zero-as-null-pointer-constant"),  # a pointer made of a number
 )
+# As the end of the process, or as a driver's exit status (128 and more) for the end of its child.
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL})
 _CRASH = re.compile(r"^(?:PLEASE submit|Stack dump|LLVM ERROR: out of memory).*", re.MULTILINE | re.DOTALL)
 
 
@@ -36,7 +38,7 @@ def run_limited(command: Sequence[str], source: str) -> subprocess.CompletedProc
     """Runs a command with a text as its input.
 
     Raises:
-        KernelCompileError: It took longer, or wrote more, than any kernel has use for.
+        KernelCompileError: It took longer, or wrote more, than any kernel has use for, or crashed.
         OSError: It could not be started.
     """
     with os.fdopen(os.memfd_create("output"), "rb") as output, os.fdopen(os.memfd_create("messages"), "rb") as messages:
@@ -55,8 +57,11 @@ def run_limited(command: Sequence[str], source: str) -> subprocess.CompletedProc
         raise _too_much(f"{CPU_SECONDS} seconds of processor time")
     if code == -signal.SIGXFSZ:
         raise _too_much(f"{FILE_BYTES >> 20} MiB of output")
-    if code and not words:
-        words = "the compiler gave up: a construct is nested too deep, or takes more memory than there is"
+    if (-code if code < 0 else code - 128) in _CRASHES:
+        raise KernelCompileError(
+            "the compiler gave up on the kernel source: a construct is nested too deep, or takes it more memory than "
+            f"{MEMORY_BYTES >> 30} GiB. Divide the kernel"
+        )
     return subprocess.CompletedProcess(command, code, said, words)
 
 

@@ -13,13 +13,15 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 
 from npu_compiler.errors import DeviceError, KernelCompileError
-from software_gpu.commands import MTLCommandBuffer, MTLCommandQueue, RecordedCommand, Runner
+from software_gpu.commands import MTLCommandBuffer, MTLCommandQueue
 from software_gpu.device_process import run_commands
 from software_gpu.library import CompiledKernel, CompiledLibrary, Execution, compile_library
 from software_gpu.native_runtime import MANY_THREADS, Failure, FailureKind
 from software_gpu.pipeline import MAX_THREADGROUP_BYTES, MAX_THREADS, MTLComputePipelineState
+from software_gpu.recording import CommandList, RecordedCommand, Runner
 from software_gpu.resources import (
     BytesLike,
     MTLBuffer,
@@ -204,12 +206,11 @@ class MTLDevice:
             return None, NSError(failure)
 
 
-def _run(commands: list[RecordedCommand], *, reversed_threads: bool, checked: bool) -> None:
-    records = [command.record for command in commands]
-    with lent({buffer for command in commands for buffer in command.buffers} if any_of_callers() else set()):
-        failure = run_commands(records, reversed_threads=reversed_threads, checked=checked)
+def _run(commands: CommandList, *, reversed_threads: bool, checked: bool) -> None:
+    with lent(commands.buffers()) if any_of_callers() else nullcontext():
+        failure = run_commands(commands.records, reversed_threads=reversed_threads, checked=checked)
     if failure is not None:
-        raise DeviceError(_explain(failure, commands[failure.command]))
+        raise DeviceError(_explain(failure, commands.command(failure.command)))
 
 
 def _explain(failure: Failure, command: RecordedCommand) -> str:

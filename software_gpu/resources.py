@@ -54,20 +54,26 @@ class _Contents:
 class MTLBuffer:
     """Page-aligned memory that host and kernels read and write in place.
 
-    Made by a device; `address` is where kernels find it.
+    Made by a device.
+
+    Attributes:
+        address: Where kernels find it.
+        span: The address, and how many bytes it has.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], callers: NDArray[np.uint8] | None = None) -> None:
+    def __init__(self, memory: NDArray[np.uint8], address: int, callers: NDArray[np.uint8] | None = None) -> None:
         """A buffer over memory that the device has.
 
         Args:
             memory: The memory.
+            address: Where it begins.
             callers: Memory that the device has not, and whose content is in `memory` while commands run.
         """
         self._memory, self._callers = memory, callers
         self._length = memory.nbytes
         self._label: str | None = None
-        self.address: int = memory.ctypes.data
+        self.address = address
+        self.span = (address, self._length)
 
     def length(self) -> int:
         return self._length
@@ -77,7 +83,7 @@ class MTLBuffer:
 
     def part(self, start: int, length: int) -> MTLBuffer:
         """A buffer over `length` bytes of this one."""
-        return MTLBuffer(self._memory[start : start + length])
+        return MTLBuffer(self._memory[start : start + length], self.address + start)
 
     def lend(self) -> None:
         """Gives the device what the caller's memory holds."""
@@ -100,7 +106,8 @@ def allocate(length: int) -> MTLBuffer:
     """A zeroed buffer of `length` bytes; pages take memory when they are first touched."""
     if length <= 0:
         raise DeviceError(f"a buffer of {length} bytes was asked for; Metal makes none below 1 byte")
-    return MTLBuffer(np.asarray(shared_memory().allocate(length)))
+    memory = shared_memory().allocate(length)
+    return MTLBuffer(np.asarray(memory), memory.address)
 
 
 def as_bytes(data: BytesLike, length: int, what: str) -> NDArray[np.uint8]:
@@ -122,7 +129,8 @@ def wrap(data: BytesLike, length: int) -> MTLBuffer:
             f"newBufferWithBytesNoCopy: address {memory.ctypes.data:#x} and length {length} must be multiples of the "
             f"page size {mmap.PAGESIZE}. Copy the bytes with newBufferWithBytes_length_options_ instead"
         )
-    buffer = MTLBuffer(allocate(length)._memory, memory)
+    own = allocate(length)
+    buffer = MTLBuffer(own._memory, own.address, memory)
     _of_callers.add(buffer)
     return buffer
 

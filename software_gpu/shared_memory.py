@@ -87,6 +87,7 @@ class SharedMemory:
         self._code_used = 0
         self._free: list[tuple[int, int]] = [(self._data, self.base + self.nbytes - self._data)]
         self._kept: list[tuple[int, int]] = []  # length and address, those released last at the end
+        self._kept_bytes = 0
         self._live: dict[int, int] = {}
         self._released: deque[tuple[int, int]] = deque()
         self._serial = self._pinned_before = 0
@@ -123,13 +124,15 @@ class SharedMemory:
         """
         page = mmap.PAGESIZE
         room = (-(-nbytes // page) + 1) * page  # a page between any two
-        with self._locked():
+        with self._lock:
+            self._drain()
             self._own()
             kept = self._take_kept(room)
             address = self._take(room, nbytes) if kept is None else kept
             self._live[address] = room
             self._serial += 1
             serial = self._serial
+        self._drain_unless_locked()  # what was released while the lock was held
         if kept is not None:
             ctypes.memset(address, 0, nbytes)
         return Range(self, address, nbytes, serial)
@@ -161,6 +164,10 @@ class SharedMemory:
     def release(self, address: int, serial: int) -> None:
         """Gives a range back. The collector may call this at any moment, in any thread, also within `allocate`."""
         self._released.append((address, serial))
+        self._drain_unless_locked()
+
+    def _drain_unless_locked(self) -> None:
+        """Leaves it to whoever holds the lock, who looks once more after its release."""
         while self._released and self._lock.acquire(blocking=False):
             try:
                 self._drain()
@@ -172,13 +179,12 @@ class SharedMemory:
         with self._lock:
             self._drain()
             yield
-        if self._released:  # while the lock was held
-            with self._lock:
-                self._drain()
+        self._drain_unless_locked()  # what was released while the lock was held
 
     def _take_kept(self, room: int) -> int | None:
         for index in reversed(range(len(self._kept))):
             if self._kept[index][0] == room:
+                self._kept_bytes -= room
                 return self._kept.pop(index)[1]
         return None
 
@@ -198,8 +204,10 @@ class SharedMemory:
             if serial <= self._pinned_before or self._borrowed:
                 continue  # a forked process may yet take a copy
             self._kept.append((room, address))
-        while len(self._kept) > _MOST_KEPT or sum(room for room, _ in self._kept) > _MOST_KEPT_BYTES:
+            self._kept_bytes += room
+        while len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES:
             room, address = self._kept.pop(0)
+            self._kept_bytes -= room
             _libc().madvise(address, room, mmap.MADV_REMOVE)
             self._insert(address, room)
 
@@ -242,6 +250,7 @@ class SharedMemory:
         os.close(parents)
         self.file, self._borrowed, self._pinned_before = copy, False, 0
         self._kept.clear()
+        self._kept_bytes = 0
         edges = sorted(self._live.items())
         ends = [self._data, *(start + length for start, length in edges)]
         starts = [*(start for start, _ in edges), self.base + self.nbytes]

@@ -95,7 +95,7 @@ def run_native(text: str, tmp_path: Path, flags: Sequence[str] = ()) -> Failure 
     record = CommandRecord(kind=CommandKind.DISPATCH)
     record.dispatch.entry = address + image.symbols["entry"]
     record.dispatch.groups[:] = record.dispatch.threads[:] = record.dispatch.grid[:] = (1, 1, 1)
-    return run_commands([record])
+    return run_commands((CommandRecord * 1)(record))
 
 
 ENTRY = 'extern "C" MSL_EXPORT void entry(msl::Worker* w, const msl::Dispatch* d, ulong first, ulong last)'

@@ -67,6 +67,18 @@ def test_compilation_without_a_verdict_is_an_error_of_its_own_and_leaves_nothing
     assert "region" in compile_library(SYNCHRONISING, {}).kernels["turned"].entries
 
 
+@pytest.mark.parametrize(
+    "action", ["kill -SEGV $$; sleep 5", "exit 139", "echo 'LLVM ERROR: out of memory' >&2; exit 134"]
+)
+def test_a_crash_of_the_compiler_is_its_verdict(
+    action: str, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_that(tmp_path, action, monkeypatch)
+    with pytest.raises(KernelCompileError, match="gave up on the kernel source"):
+        compile_library(SYNCHRONISING, {})
+    assert list(empty_cache.iterdir()) == []
+
+
 def test_interrupt_of_the_first_compilation_is_not_remembered(empty_cache: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches the whole foreground group: Python and its compiler."""
     code = f"from software_gpu.library import compile_library\ncompile_library({SYNCHRONISING!r}, {{}})"
