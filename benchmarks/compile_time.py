@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -127,7 +128,7 @@ def _project(c: Chain, x: Tensor) -> Tensor:
 
 def _convolve(c: Chain, x: Tensor) -> Tensor:
     weight = c.weight(f"w{c.length}", (8, 8, 3, 3))
-    attrs = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1}
+    attrs: dict[str, Any] = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1}
     convolved = c.add("aten.conv2d.default", [x, weight], x["shape"], bias=None, **attrs)
     return c.add("aten.relu.default", [convolved], x["shape"])
 
@@ -228,7 +229,13 @@ def machine() -> dict[str, Any]:
         if Path("/proc/cpuinfo").exists()
         else platform.processor()
     )
-    return {"processor": processor, "python": platform.python_version(), "date": date.today().isoformat()}
+    load = f"{os.getloadavg()[1]:.1f} on {os.cpu_count()} cores"  # of the last five minutes, this process included
+    return {
+        "processor": processor,
+        "python": platform.python_version(),
+        "load": load,
+        "date": date.today().isoformat(),
+    }
 
 
 def main() -> None:

@@ -164,7 +164,9 @@ class _Grouping:
                 if len(self.users[index]) == 1:
                     self.absorbed[index] = tensor.index
         nodes = tuple(dict.fromkeys((*value.nodes, tensor.name)))
-        value = replace(value, expr=_replace_loads(value.expr, inlined), nodes=nodes)
+        expr = _replace_loads(value.expr, inlined)
+        reads = frozenset(load.ref.tensor for load in leaves(expr))  # what is computed here may be loaded by the rest
+        value = replace(value, expr=expr, nodes=nodes, reads=reads)
         return self._with_shared_operands(tensor, value)
 
     def _with_inlined(
