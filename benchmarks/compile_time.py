@@ -123,7 +123,7 @@ def _project(c: Chain, x: Tensor) -> Tensor:
 
 def _convolve(c: Chain, x: Tensor) -> Tensor:
     weight = c.weight(f"w{c.length}", (8, 8, 3, 3))
-    attrs = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1}
+    attrs: dict[str, Any] = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1}
     convolved = c.add("aten.conv2d.default", [x, weight], x["shape"], bias=None, **attrs)
     return c.add("aten.relu.default", [convolved], x["shape"])
 

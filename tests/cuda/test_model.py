@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_results_lie_where_the_inputs_do(mixed: bool, device: Device) -> None:
 
 
 def test_a_compiled_module_reads_tensors_where_they_lie(device: Device) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).eval().half().cuda()
+    module: Any = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).eval().half().cuda()
     fast = torch.compile(module, backend=npu)
     x = torch.randn(8, 64, device="cuda", dtype=torch.float16)
     with torch.no_grad():
