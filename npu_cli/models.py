@@ -78,9 +78,7 @@ def _whole(program: CompiledProgram, device: Device, tune: bool) -> Model:
     def run(arrays: _Arrays, weight_file: Path | None) -> _Arrays:
         if weight_file is None:
             _require_no_weights(program.model, sum(1 for recipe in program.recipes if recipe.inputs))
-        inputs = {
-            spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec=spec) for spec in program.input_specs
-        }
+        inputs = {spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec=spec) for spec in program.input_specs}
         weights = load_weights(weight_file or {}, program, device)
         with waiting(PREPARING):
             outputs = _executor(program, device, tune).run(inputs, weights)

@@ -11,10 +11,11 @@ import ctypes
 import functools
 import mmap
 import os
+import sys
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from npu_compiler.errors import DeviceError, OutOfMemoryError
@@ -62,8 +63,9 @@ class Range:
     def __array_interface__(self) -> dict[str, object]:
         return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
 
-    def __del__(self) -> None:
-        self._memory.release(self.address, self.serial)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # else the names of this module may be gone, and the memory goes with the process
+            self._memory.release(self.address, self.serial)
 
 
 class SharedMemory:

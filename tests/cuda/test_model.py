@@ -34,10 +34,11 @@ def test_results_lie_where_the_inputs_do(mixed: bool, device: Device) -> None:
 
 
 def test_a_compiled_module_reads_tensors_where_they_lie(device: Device) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).eval().half().cuda()
+    linear = torch.nn.Linear(64, 64)
+    module = torch.nn.Sequential(linear, torch.nn.ReLU()).eval().half().cuda()
     fast = torch.compile(module, backend=npu)
     x = torch.randn(8, 64, device="cuda", dtype=torch.float16)
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(fast(x), module(x), rtol=2e-2, atol=2e-2)
-            module[0].weight.mul_(2)
+            linear.weight.mul_(2)

@@ -152,8 +152,8 @@ kernel void operations(device const {0}* x [[buffer(0)]], device {0}* y [[buffer
 
 def floats_of_every_kind() -> Array:
     """Floats around every value of 16 bits: each of them, its neighbours, and what lies between two of them."""
-    upper = np.arange(1 << 16, dtype=np.uint32) << 16
-    bits = [upper + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
+    upper = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
+    bits = [upper + np.uint32(low) for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
     bits += [halves + np.uint32(step) for step in (0, 1, 0xFFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001)]
     return np.concatenate(bits).astype(np.uint32).view(np.float32)
