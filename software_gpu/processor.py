@@ -95,7 +95,7 @@ def chosen_level() -> str:
 
 
 def processor(level: str) -> Processor:
-    """What code of a level is compiled for, tuned for this machine where it runs here; `native` is its own processor."""
+    """What code of a level is compiled for, tuned for this machine if that runs it; `native` is the machine itself."""
     if level != NATIVE:
         known = LEVELS[level]
         # The level's instructions, in the order that suits this machine.
