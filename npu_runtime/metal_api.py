@@ -22,13 +22,14 @@ class MetalApi:
         module: Has the names of pyobjc's `Metal`.
         device: The MTLDevice to use.
         pool: Makes a context that frees, when left, what Metal made inside it.
-        records: Whether its command buffers can be recorded once and run again on other buffers.
+        record: Makes of a command buffer what can be run again and again on other buffers (`software_gpu.commands`);
+            None where Metal has no such thing.
     """
 
     module: Any
     device: Any
     pool: Callable[[], AbstractContextManager[Any]]
-    records: bool = False
+    record: Callable[..., Any] | None = None
 
 
 def apple_metal() -> MetalApi:
@@ -60,4 +61,5 @@ def software_metal() -> MetalApi:
         ToolchainError: This machine has no compiler for its kernels.
     """
     module = import_module("software_gpu.metal")
-    return MetalApi(module, module.MTLCreateSystemDefaultDevice(), nullcontext, records=True)
+    record = import_module("software_gpu.commands").record
+    return MetalApi(module, module.MTLCreateSystemDefaultDevice(), nullcontext, record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,29 +72,30 @@ class MetalPlan(PreparedPlan):
 
     def run(self, buffers: Sequence[DeviceBuffer]) -> None:
         natives = _natives(buffers)
-        if self._api.records:
-            self._run_recording(natives)
+        if self._api.record is not None:
+            self._run_recording(self._api.record, natives)
             return
         with self._api.pool(), self._executing(self._queue.commandBuffer(), self._what) as encoder:
             for dispatch in self._dispatches:
                 _encode(encoder, dispatch, dispatch.new_bindings, natives)
 
-    def _run_recording(self, natives: Sequence[Any]) -> None:
+    def _run_recording(self, record: Callable[..., Any], natives: Sequence[Any]) -> None:
         """Runs what was encoded before, on these buffers; encodes it where they are the first ones of their lengths."""
         if self._recording is None or not self._recording.takes(natives):
-            self._recording = self._record(natives)
+            self._recording = record(self._encoded(natives), list(map(_places, self._dispatches)), natives)
         try:
             self._recording.run(natives)
         except DeviceError as error:
             raise DeviceError(f"{self._what} failed on the device: {error}") from error
 
-    def _record(self, natives: Sequence[Any]) -> Any:
+    def _encoded(self, natives: Sequence[Any]) -> Any:
+        """A command buffer with all steps."""
         command = self._queue.commandBuffer()
         encoder = command.computeCommandEncoder()
         for dispatch in self._dispatches:
             _encode(encoder, dispatch, dispatch.new_bindings, natives)
         encoder.endEncoding()
-        return command.recorded([_places(dispatch) for dispatch in self._dispatches], natives)
+        return command
 
     def run_timed(self, buffers: Sequence[DeviceBuffer]) -> list[float]:
         natives = _natives(buffers)

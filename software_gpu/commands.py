@@ -12,7 +12,7 @@ from software_gpu.pipeline import Binding, MTLComputePipelineState, check_buffer
 from software_gpu.recording import CommandList, RecordedCommand, Recording, Runner
 from software_gpu.resources import BytesLike, MTLBuffer, MTLSize, NSRange, allocate, as_bytes
 
-__all__ = ["MTLCommandBuffer", "MTLCommandQueue"]
+__all__ = ["MTLCommandBuffer", "MTLCommandQueue", "record"]
 
 MAX_INLINE_BYTES = 4096
 _INLINE_ALIGNMENT = 256
@@ -224,18 +224,8 @@ class MTLCommandBuffer:
     def _end(self) -> None:
         self._encoding = False
 
-    def recorded(self, places: Sequence[Sequence[tuple[int, int]]], buffers: Sequence[MTLBuffer]) -> Recording:
-        """The commands, to be run as often as wanted; the buffer itself is used up. Metal itself has no such thing.
-
-        Args:
-            places: Of each command, which are dispatches all, the arguments that change from run to run: their index,
-                and the number of the buffer they take.
-            buffers: Those that were bound.
-
-        Raises:
-            DeviceError: As `commit`, but for failures of kernels.
-        """
-        self._check_ready("recorded")
+    def _record(self, places: Sequence[Sequence[tuple[int, int]]], buffers: Sequence[MTLBuffer]) -> Recording:
+        self._check_ready("record")
         self._status, commands, self._commands = _STATUS_COMPLETED, self._commands, []
         return Recording(self._runner, commands, places, buffers)
 
@@ -287,6 +277,23 @@ class MTLCommandBuffer:
 
     def setLabel_(self, label: str) -> None:
         self._label = label
+
+
+def record(
+    command_buffer: MTLCommandBuffer, places: Sequence[Sequence[tuple[int, int]]], buffers: Sequence[MTLBuffer]
+) -> Recording:
+    """The commands of a buffer, to be run as often as wanted; the buffer is used up. Metal itself has no such thing.
+
+    Args:
+        command_buffer: One whose commands are dispatches all.
+        places: Of each dispatch, the arguments that change from run to run: their index, and the number of the buffer
+            they take.
+        buffers: Those that were bound.
+
+    Raises:
+        DeviceError: It was committed before, or an encoder is open.
+    """
+    return command_buffer._record(places, buffers)
 
 
 class MTLCommandQueue:

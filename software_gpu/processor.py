@@ -9,7 +9,7 @@ import functools
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_compiler.errors import ToolchainError
@@ -95,9 +95,12 @@ def chosen_level() -> str:
 
 
 def processor(level: str) -> Processor:
-    """What a level's code is compiled for; `native` is the machine's own processor."""
+    """What code of a level is compiled for, tuned for this machine if that runs it; `native` is the machine itself."""
     if level != NATIVE:
-        return LEVELS[level]
+        known = LEVELS[level]
+        # The level's instructions, in the order that suits this machine.
+        tuning = () if missing_features(known) or known.machine != "x86_64" else ("-mtune=native",)
+        return replace(known, flags=(*known.flags, *tuning))
     features = machine_features()
     if platform.machine() == "aarch64":
         return Processor(NATIVE, "aarch64", ("-mcpu=native+nofp16", *_ARM_FLAGS), features, True, True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import mmap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,3 +239,34 @@ def test_macros_and_names_of_functions() -> None:
     assert library is not None
     assert library.functionNames() == ["renamed"]
     assert library.newFunctionWithName_("NAME") is None
+
+
+def test_a_recording_runs_on_other_buffers_and_holds_none() -> None:
+    x, y = (device("fast").newBufferWithLength_options_(128, 0) for _ in range(2))
+    command_buffer = device("fast").newCommandQueue().commandBuffer()
+    encoder = command_buffer.computeCommandEncoder()
+    source = HEAD + (
+        "kernel void add(device float* x [[buffer(0)]], constant float& y [[buffer(1)]], "
+        "uint i [[thread_position_in_grid]]) { x[i] += y; }"
+    )
+    encoder.setComputePipelineState_(pipeline(source, "add"))
+    encoder.setBuffer_offset_atIndex_(x, 64, 0)
+    encoder.setBytes_length_atIndex_(np.float32(2).tobytes(), 4, 1)
+    encoder.dispatchThreadgroups_threadsPerThreadgroup_((1, 1, 1), (16, 1, 1))
+    encoder.endEncoding()
+    recording = commands.record(command_buffer, [[(0, 0)]], [x])
+    for buffer in (x, y, y):
+        recording.run([buffer])
+    results = [np.frombuffer(buffer.contents().as_buffer(128), np.float32) for buffer in (x, y)]
+    for result, expected in zip(results, (2, 4), strict=True):
+        np.testing.assert_array_equal(result, np.repeat(np.float32([0, expected]), 16))
+    longer = device("fast").newBufferWithLength_options_(256, 0)
+    assert not recording.takes([longer])
+    with pytest.raises(DeviceError, match="other lengths"):
+        recording.run([longer])
+    with pytest.raises(DeviceError, match="committed already"):
+        command_buffer.commit()
+    alive = weakref.ref(x)
+    del x, buffer, encoder, command_buffer, results, result
+    gc.collect()
+    assert alive() is None
