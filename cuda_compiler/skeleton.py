@@ -12,7 +12,10 @@ from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import KernelSource
 
-__all__ = ["assemble", "kernel_file", "pointer_arguments", "pointer_parameters"]
+__all__ = ["QUIET_CHECK", "assemble", "kernel_file", "pointer_arguments", "pointer_parameters"]
+
+QUIET_CHECK = "quiet_index"
+"""As `CHECK`, without a record of the fault (checks.cuh)."""
 
 
 @cache

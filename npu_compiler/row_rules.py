@@ -30,13 +30,15 @@ class Rows:
         count: How many.
         size: Of how many.
         known: The positions, where they are known when compiling.
-        index: Else the name of the tensor [count] that holds them, integers; negative ones count from the end.
+        index: Else the name of the tensor [count] that holds them, integers.
+        wraps: Whether negative ones of these count from the end.
     """
 
     count: int
     size: int
     known: range | None = None
     index: str = ""
+    wraps: bool = False
 
 
 @dataclass(frozen=True)

@@ -71,14 +71,14 @@ def _indexed(node: OpNode, source: str, tensors: Mapping[str, TensorSpec]) -> Se
     fits = len(positions) == 1 and dim < len(shape) and alone and tensors[index].dtype.is_integer
     if not fits or source in (index, *ahead):
         return None
-    return Selection(source, dim, Rows(positions[0], shape[dim], index=index))
+    return Selection(source, dim, Rows(positions[0], shape[dim], index=index, wraps=kind_of(node.op) == "index"))
 
 
 def take(selection: Selection, output: str) -> OpNode:
     """The node that makes `output` of the rows of a selection; the dimension stays."""
     rows, inputs = selection.rows, {"self": selection.source}
     if rows.known is None:
-        op, attrs = "aten.index_select.default", {"dim": selection.dim}
+        op, attrs = "aten.index_select.default", {"dim": selection.dim, **({"_wraps": True} if rows.wraps else {})}
         return OpNode(output, op, inputs | {"index": rows.index}, attrs, (output,))
     bounds = (selection.dim, rows.known.start, rows.known[-1] + 1, rows.known.step)
     attrs = dict(zip(("dim", "start", "end", "step"), bounds, strict=True))

@@ -14,7 +14,9 @@ from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
+from npu_compiler.codegen.dialect import CHECK
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import Argument, KernelCall
 from npu_compiler.codegen.target import Lowering
@@ -39,6 +41,7 @@ _CLUSTER = 8
 _BLOCKS = 112  # that the device holds at once, one a multiprocessor, in whole clusters
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _ENOUGH = 1  # pieces for each warp of another cluster
+_PLACE = "_place"  # ends the names of functions that say where a fresh row of a cache goes
 _FILES = (
     *("mask.cuh", "tensor_cores.cuh"),
     *("attention_blocks.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh"),
@@ -217,7 +220,7 @@ def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> l
             produced = group.producers[position]
             assert produced.index is not None
             wanted[f"{name}_value"] = (produced.expr, produced.view)
-            wanted[f"{name}_place"] = (produced.index, produced.view)
+            wanted[f"{name}{_PLACE}"] = (produced.index, produced.view)
     return [
         element_function(name, expr, view.shape, lowering.tensors, f"f{number}")
         for number, (name, (expr, view)) in enumerate(wanted.items())
@@ -225,9 +228,20 @@ def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> l
 
 
 def _text(functions: Sequence[ElementFunction]) -> str:
-    """The functions, each with the parameters of all, so that they are passed on together."""
+    """The functions, each with the parameters of all, so that they are passed on together.
+
+    Places are needed early, by every thread. A branch that records a fault would have all of them wait for the index
+    there, so that this is left to a function ``report_...`` of its own, which one thread calls at the end.
+    """
     parameters = "".join(function.parameters for function in functions)
-    return "\n".join(function.text(parameters) for function in functions)
+    texts = []
+    for function in functions:
+        text = function.text(parameters)
+        if function.name.endswith(_PLACE):
+            texts.append(replace(function, name=f"report_{function.name}").text(parameters))
+            text = text.replace(f"{CHECK}(", f"{QUIET_CHECK}(")
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _operand_macros(functions: Sequence[ElementFunction], fresh: int) -> dict[str, object]:

@@ -243,4 +243,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     arrive_at_cluster();
     wait_for_cluster();
     finish_slice(parts, rank, clusters, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+#if FRESH
+    if (split == 0 && threadIdx.x == 0) {
+        for (int row = 0; row < FRESH; ++row) {
+            report_key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+            report_value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+        }
+    }
+#endif
 }

@@ -21,3 +21,9 @@ __device__ __forceinline__ int64 checked_index(int64 index, int64 extent, int64 
     }
     return otherwise;
 }
+
+// The same, but nothing is recorded: for an index that is needed early, and checked again where nobody waits.
+__device__ __forceinline__ int64 quiet_index(int64 index, int64 extent, int64 otherwise, int, int, Fault*)
+{
+    return uint64(index) < uint64(extent) ? index : otherwise;
+}

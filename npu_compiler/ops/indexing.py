@@ -80,9 +80,11 @@ def embedding(
 
 
 @op("aten.index_select.default")
-def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
+def index_select(self: Tensor, dim: int, index: Tensor, _wraps: bool = False) -> Tensor:
     """Positions of a dimension by an integer tensor."""
-    return self.gather(dim, _indices(index))
+    # _wraps is the compiler's own: this stands for rows that an `index` takes, where negative ones count from the end.
+    places = _indices(index)
+    return self.gather(dim, places.within(self.shape[dim], wraps=True) if _wraps else places)
 
 
 @op("aten.index.Tensor")

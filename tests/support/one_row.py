@@ -83,7 +83,6 @@ CASES = {
     "pooled batch": Case(batch=3, rows=20),
     "last token": Case(row=47),
     "token between": Case(row=5),
-    "token from the end": Case(row=-2),
     "many tokens": Case(rows=300, width=256, row=299),
 }
 
