@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,6 +11,10 @@ from hypothesis import settings
 # An example may take any time: the machine may be slow, or busy.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+# In the background of a shell Ctrl-C is ignored, and so it is by whatever is started there; some tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,6 +6,7 @@ for it goes on.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,12 @@ def outcome(artifact: bytes, folder: Path) -> list[str]:
     path = folder / "hostile.npubin"
     path.write_bytes(artifact)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, timeout=SECONDS, check=False
+        [sys.executable, "-c", SCRIPT, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env={**os.environ, "NPU_SOFTWARE_GPU_SECONDS": "5"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

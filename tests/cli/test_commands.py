@@ -114,7 +114,8 @@ def test_weights_are_asked_for(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "add --weights W.safetensors" in capsys.readouterr().err
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("NPU_CACHE_DIR", str(tmp_path))  # nothing that other programs left
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
     for subject in (
