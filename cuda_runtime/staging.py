@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_runtime.copiers import Copy, copiers, in_sections
+from cuda_runtime.copiers import Copy, by_torch, copiers, in_sections
 from cuda_runtime.cupy_api import cupy
 
 __all__ = ["Staging"]
@@ -73,7 +73,8 @@ class Staging:
     def _send(self, source: Bytes, pointer: int, pieces: list[_Piece]) -> None:
         """Fills pieces section by section; whoever has filled one sends it, while others are being filled."""
         start, sections = source.ctypes.data, []
-        size = min(_SECTION_BYTES, -(-source.nbytes // (copiers().count * _PAGE)) * _PAGE)
+        shares = 1 if by_torch() else copiers().count
+        size = min(_SECTION_BYTES, -(-source.nbytes // (shares * _PAGE)) * _PAGE)
         for number, piece in enumerate(pieces):
             piece.crossed.synchronize()
             first = number * _PIECE_BYTES

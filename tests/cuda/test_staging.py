@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from cuda_runtime import staging
+from cuda_runtime.copiers import Copiers, Copy
 from cuda_runtime.staging import Staging
 
 PIECE = 64
@@ -79,3 +82,20 @@ def test_more_threads_than_pieces_do_not_wait_for_each_other_for_ever(
     with ThreadPoolExecutor(len(contents)) as workers:
         assert all(workers.map(run, contents, timeout=60))
     assert len(made) <= PIECES
+
+
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_sections_are_copied_by_threads_of_either_kind(with_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not with_torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    source = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
+    source.flags.writeable = False
+    target = np.zeros_like(source)
+    sent: list[int] = []
+    copies = [
+        Copy(target.ctypes.data + at, source.ctypes.data + at, 1 << 16, partial(sent.append, at))
+        for at in range(0, 1 << 20, 1 << 16)
+    ]
+    Copiers(4).run(copies)
+    assert np.array_equal(target, source)
+    assert sorted(sent) == list(range(0, 1 << 20, 1 << 16))
