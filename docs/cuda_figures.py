@@ -21,6 +21,7 @@ _PEERS: Mapping[str, Texts] = {
     "autotuned": ("max-autotune, captured", "max-autotune, 캡처"),
 }
 _CEILINGS: Mapping[str, Texts] = {
+    "bus to the device, GB/s": ("the bus to the device at {} GB/s", "장치로 가는 버스 {} GB/s"),
     "copy, GB/s": ("copy {} GB/s (read and written)", "복사 {} GB/s(읽기와 쓰기)"),
     "matrix-vector product, GB/s": ("matrix-vector product {} GB/s", "행렬-벡터 곱 {} GB/s"),
     "matmul, TFLOP/s": ("matrix product {} TFLOP/s", "행렬곱 {} TFLOP/s"),
@@ -40,6 +41,13 @@ _GENERATION: Sequence[tuple[tuple[str, str], float, str, Texts]] = (
         "{:.3f} ms",
         ("wall clock per token where the host chooses it", "호스트가 토큰을 고를 때의 벽시계 시간"),
     ),
+    (
+        ("generation", "sampling, device chooses, ms a token"),
+        1,
+        "{:.3f} ms",
+        ("wall clock per token at temperature 0.8, top-p 0.95", "온도 0.8, top-p 0.95에서 토큰당 벽시계 시간"),
+    ),
+    (("generation", "sampling, ratio"), 1, "{:.4f}", ("that over the decode step", "그것과 디코드 단계의 비")),
     (("first result, s", "first token"), 1, "{:.2f} s", ("start to first token", "시작에서 첫 토큰까지")),
     (
         ("first result, s", "imports"),
@@ -202,6 +210,30 @@ def _tuned(runs: Sequence[Mapping[str, Any]], language: int) -> str:
     names = (_SUBJECT[1](row) if "model" in row else _step(row) for row in rows)
     text = (" This project's programs were tuned for {}.", " 이 프로젝트의 프로그램은 {}에서 튜닝했습니다.")[language]
     return text.format(", ".join(dict.fromkeys(names))) if rows else ""
+
+
+def calls_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
+    """What a caller waits for, median and 99th percentile in milliseconds, of a file of results."""
+    yield from _machines(results["runs"], language)
+    yield ""
+    heads = (
+        ("model, batch", "모델과 배치"),
+        ("one after another", "이어서 호출"),
+        ("waiting for each", "매번 기다림"),
+        ("array to array", "배열에서 배열로"),
+    )
+    torch = ("torch.compile", "torch.compile")[language]
+    columns = [heads[0][language]]
+    for head in heads[1:]:
+        columns += [head[language], torch, ("ratio", "비")[language]]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row in _rows(results):
+        cells = [f"{row['model']}, {row['batch']}"]
+        for way in ("", " waiting", " arrays"):
+            own, other = (f"{row[name]:.3f} ({row[f'{name}, p99']:.3f})" for name in (f"npu{way}", f"torch{way}"))
+            cells += [f"**{own}**", other, f"{row[f'npu{way}'] / row[f'torch{way}']:.2f}"]
+        yield f"| {' | '.join(cells)} |"
 
 
 def generation_table(results: Mapping[str, Any], language: int) -> Iterable[str]:

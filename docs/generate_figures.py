@@ -101,6 +101,7 @@ def pages() -> dict[str, str]:
         "levels": _levels,
         "cuda_llm": lambda language: cuda_figures.llm_table(steps, language),
         "cuda_summary": lambda language: cuda_figures.summary_table((resnets, steps), language),
+        "cuda_calls": lambda language: cuda_figures.calls_table(_load("cuda_calls_h200.json"), language),
         "cuda_generation": lambda language: cuda_figures.generation_table(_load("cuda_generation_h200.json"), language),
         "cuda_sweep": lambda language: cuda_figures.sweep_text(sweep, language),
     }

@@ -42,7 +42,8 @@ def _page(name: str, entries: Iterable[OpDefinition]) -> Iterable[str]:
         yield "|---|---|---|"
         for entry in members:
             names = "<br>".join(f"`{op.removeprefix('aten.')}`" for op in entry.names)
-            parameters = ", ".join(f"`{parameter.name}`" for parameter in entry.parameters)
+            own = (parameter.name for parameter in entry.parameters)
+            parameters = ", ".join(f"`{name}`" for name in own if not name.startswith("_"))  # else the compiler's
             yield f"| {names} | {parameters} | {_escaped(entry.summary)} |"
 
 
