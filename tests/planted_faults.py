@@ -115,7 +115,7 @@ def _run(copy: Path, rng: random.Random, args: argparse.Namespace) -> list[str]:
 
 
 def _outcome(copy: Path, tests: tuple[str, ...], args: argparse.Namespace) -> str:
-    """``noticed``, ``not noticed``, or ``out of time``: a fault that hangs, or tests that take longer than the limit."""
+    """``noticed``, ``not noticed``, or ``out of time``: a fault that hangs, or tests that take too long."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", args.jobs, *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy)}  # the copy, not what is installed
     try:

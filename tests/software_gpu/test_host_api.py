@@ -259,7 +259,7 @@ def test_a_recording_runs_on_other_buffers_and_holds_none() -> None:
         recording.run([buffer])
     results = [np.frombuffer(buffer.contents().as_buffer(128), np.float32) for buffer in (x, y)]
     for result, expected in zip(results, (2, 4), strict=True):
-        np.testing.assert_array_equal(result, np.repeat(np.float32([0, expected]), 16))
+        np.testing.assert_array_equal(result, np.repeat(np.array([0, expected], np.float32), 16))
     longer = device("fast").newBufferWithLength_options_(256, 0)
     assert not recording.takes([longer])
     with pytest.raises(DeviceError, match="other lengths"):
