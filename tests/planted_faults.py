@@ -106,23 +106,31 @@ def _run(copy: Path, rng: random.Random, args: argparse.Namespace) -> list[str]:
             faults = list(faults_in(str(path.relative_to(copy)), source))
         fault = rng.choice(faults)
         path.write_text(source[: fault.start] + fault.text + source[fault.end :], encoding="utf-8")
-        outcome = _outcome(copy, tests, args)
+        outcome, by = _outcome(copy, tests, args)
         path.write_text(source, encoding="utf-8")
         said = f"{outcome}: {fault.describe(source)}"
-        print(f"{number + 1}: {said}", flush=True)
+        print(f"{number + 1}: {said}{by}", flush=True)
         survivors += [] if outcome == "noticed" else [said]
     return survivors
 
 
-def _outcome(copy: Path, tests: tuple[str, ...], args: argparse.Namespace) -> str:
-    """``noticed``, ``not noticed``, or ``out of time``: a fault that hangs, or tests that take too long."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", args.jobs, *tests]
+def _outcome(copy: Path, tests: tuple[str, ...], args: argparse.Namespace) -> tuple[str, str]:
+    """``noticed``, ``not noticed``, or ``out of time``: a fault that hangs, or tests that take too long.
+
+    And the test that noticed it: where that is the same one again and again, the test is at fault.
+    """
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", args.jobs, "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy)}  # the copy, not what is installed
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=args.limit, check=False)
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=args.limit, check=False
+        )
     except subprocess.TimeoutExpired:
-        return "out of time"
-    return "noticed" if done.returncode else "not noticed"
+        return "out of time", ""
+    if not done.returncode:
+        return "not noticed", ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return "noticed", f" (by {failed[0]})" if failed else f" ({done.stdout[-200:]!r})"
 
 
 if __name__ == "__main__":
