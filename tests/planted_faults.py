@@ -88,6 +88,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="planted-faults-") as folder:
         copy = Path(folder, "copy")
         subprocess.run(["git", "clone", "-q", str(ROOT), str(copy)], check=True)
+        untouched = _outcome(copy, ("tests/architecture", "tests/compiler_core"), args)
+        if untouched[0] != "not noticed":
+            raise SystemExit(f"tests fail where no fault was planted{untouched[1]}")
         survivors = _run(copy, random.Random(args.seed), args)
     print(f"{args.count - len(survivors)} of {args.count} were noticed")
     for survivor in survivors:
@@ -130,7 +133,7 @@ def _outcome(copy: Path, tests: tuple[str, ...], args: argparse.Namespace) -> tu
     if not done.returncode:
         return "not noticed", ""
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return "noticed", f" (by {failed[0]})" if failed else f" ({done.stdout[-200:]!r})"
+    return "noticed", f" (by {failed[0]})" if failed else f" ({(done.stdout + done.stderr)[-200:]!r})"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ struct Header {
 };
 
 constexpr uint spins_before_host_sleeps = 400;
-constexpr uint spins_before_device_sleeps = 100;
+constexpr uint spins_before_device_sleeps = 2000;  // longer than a host in a loop takes to come with its next job
 
 struct Time {
   long seconds, nanoseconds;
