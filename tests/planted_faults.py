@@ -82,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.planted_faults", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=1, metavar="N", help="goes on with the Nth fault of the seed")
     parser.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="of the tests for one fault")
     parser.add_argument("--jobs", default="2")
     args = parser.parse_args()
@@ -92,7 +93,8 @@ def main() -> None:
         if untouched[0] != "not noticed":
             raise SystemExit(f"tests fail where no fault was planted{untouched[1]}")
         survivors = _run(copy, random.Random(args.seed), args)
-    print(f"{args.count - len(survivors)} of {args.count} were noticed")
+    tried = args.count - args.first + 1
+    print(f"{tried - len(survivors)} of {tried} were noticed")
     for survivor in survivors:
         print(survivor)
 
@@ -108,6 +110,8 @@ def _run(copy: Path, rng: random.Random, args: argparse.Namespace) -> list[str]:
             source = path.read_text(encoding="utf-8")
             faults = list(faults_in(str(path.relative_to(copy)), source))
         fault = rng.choice(faults)
+        if number + 1 < args.first:
+            continue
         path.write_text(source[: fault.start] + fault.text + source[fault.end :], encoding="utf-8")
         outcome, by = _outcome(copy, tests, args)
         path.write_text(source, encoding="utf-8")
