@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.backend import SMALL_BYTES, CUDABackend
-from cuda_runtime.conversion import convert
+from cuda_runtime.conversion import Conversion
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, VisibleBuffer
 from cuda_runtime.output_ring import OutputSet
@@ -25,7 +25,7 @@ __all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Rearranged", "Resu
 
 _MAX_GRAPHS = 8
 
-Overflow = Any  # a CuPy array on pinned memory, see `convert`
+Overflow = Any  # a CuPy array on pinned memory, see `Conversion.ask`
 
 
 class Input(ABC):
@@ -66,34 +66,32 @@ class Rearranged(Input):
         memory: Where it goes.
         spec: What the plan reads.
         """
-        self.pointer, self._target = memory.pointer, memory.view(spec)
-        runtime = cupy().cuda
-        place = runtime.UnownedMemory(source.data.ptr, _extent(source), None, source.device.id)
-        pointer = runtime.MemoryPointer(place, 0)
-        self._source = cupy().ndarray(source.shape, source.dtype, pointer, source.strides)
+        self.pointer = memory.pointer
+        self._conversion = Conversion(source, memory.view(spec))
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
-        convert(self._source, self._target, stream, overflow)
+        self._conversion.ask(stream, overflow)
 
 
 class Copied(Input):
     """Copied, and converted where it must be, from wherever the caller has it."""
 
-    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec) -> None:
+    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, overflow: Overflow) -> None:
         """Args:
         device: The device.
         memory: Where it goes.
         spec: What the plan reads.
+        overflow: What is set where a value is too large.
         """
         self.pointer, self._device, self._spec = memory.pointer, device, spec
-        self._target = memory.view(spec)
+        self._target, self._overflow = memory.view(spec), overflow
 
     def receive(self, value: Any) -> None:
         source = cast(CUDABuffer, value.data).view(self._spec) if isinstance(value, NPUBuffer) else None
         if source is None:
             source = checked_array(value, self._device, self._spec)
         with self._device.active():
-            convert(source, self._target, self._device.stream, self._device.overflow.array)
+            Conversion(source, self._target).ask(self._device.stream, self._overflow)
 
 
 class FromHost(Input):
@@ -106,11 +104,12 @@ class FromHost(Input):
         spec: What the plan reads.
         dtype: Of the caller's array, which has `spec.shape`.
         """
-        self.pointer, self._target, self._device = memory.pointer, memory.view(spec), device
+        self.pointer, self._device = memory.pointer, device
         nbytes = prod(spec.shape) * dtype.itemsize
         staged = staging_memory(device, nbytes)
         with device.active():
-            self._source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
+            source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
+        self._memory, self._conversion = staged, Conversion(source, memory.view(spec))
         self._staged = staged.pointer
         self._pinned: NDArray[Any] | None = None
         if isinstance(staged, VisibleBuffer):
@@ -130,17 +129,12 @@ class FromHost(Input):
             self._read.record(stream)
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
-        convert(self._source, self._target, stream, overflow)
+        self._conversion.ask(stream, overflow)
 
 
 def staging_memory(device: CUDABackend, nbytes: int) -> CUDABuffer:
     """Memory for a tensor as the host has it: pinned for a small one, else on the device."""
     return device.allocate_visible(nbytes) if nbytes <= SMALL_BYTES else device.allocate(nbytes)
-
-
-def _extent(array: Any) -> int:
-    """Bytes from the first to the last element of an array whose strides are not negative."""
-    return int(sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize)
 
 
 class Results:
@@ -152,7 +146,7 @@ class Results:
         tensors: The outputs, as `CUDATensor`.
         """
         self._device, self._names = device, list(tensors)
-        self._pairs: list[tuple[Any, Any]] = []
+        self._conversions: list[Conversion] = []
         self._visible: dict[str, NDArray[Any]] = {}
         self._large: dict[str, tuple[CUDABuffer, BufferSpec]] = {}
         for name, tensor in tensors.items():
@@ -162,12 +156,12 @@ class Results:
                 self._visible[name] = memory.content.view(spec.dtype.numpy).reshape(spec.shape)
             else:
                 self._large[name] = memory, spec
-            self._pairs.append((tensor.array, memory.view(spec)))
+            self._conversions.append(Conversion(tensor.array, memory.view(spec)))
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
         """What happens in the graph, behind the plan."""
-        for source, target in self._pairs:
-            convert(source, target, stream, overflow)
+        for conversion in self._conversions:
+            conversion.ask(stream, overflow)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The outputs as new arrays, once the device is done."""
@@ -188,6 +182,7 @@ class Call:
         plan: CUDAPlan,
         pointers: Sequence[int],
         inputs: Sequence[tuple[int, int, Input]],
+        overflow: Overflow,
         kept: object,
     ) -> None:
         """Args:
@@ -195,9 +190,10 @@ class Call:
         plan: The plan.
         pointers: The address of each of the plan's buffers; those of inputs and outputs are filled in.
         inputs: How inputs are taken: their places among the values, the numbers of their buffers, and the ways.
+        overflow: What is set where a value of theirs is too large.
         kept: What must live as long as the call.
         """
-        self._device, self._plan, self._kept = device, plan, kept
+        self._device, self._plan, self._overflow, self._kept = device, plan, overflow, kept
         self._pointers, self._inputs = list(pointers), tuple((place, each) for place, _, each in inputs)
         for _, number, each in inputs:
             self._pointers[number] = each.pointer
@@ -237,19 +233,12 @@ class Call:
         for name, tensor in outputs.tensors.items():
             pointers[numbers[name]] = tensor.data.pointer
 
-        def ask(overflow: Overflow, with_plan: bool) -> None:
+        def ask() -> None:
             stream = self._device.second_stream
-            with stream:
-                for _, each in self._inputs:
-                    each.ask(stream, overflow)
-                if with_plan:
-                    self._plan.ask(pointers, False)
-                if results is not None:
-                    results.ask(stream, overflow)
+            for _, each in self._inputs:
+                each.ask(stream, self._overflow)
+            self._plan.ask(pointers, False)
+            if results is not None:
+                results.ask(stream, self._overflow)
 
-        with self._device.aside() as stream:
-            # Once outside of the capture: a kernel that converts is compiled at its first use.
-            self._device.stream.synchronize()
-            ask(cupy().zeros(1, cupy().uint32), False)
-            stream.synchronize()
-        return self._device.captured(lambda: ask(self._device.overflow.array, True))
+        return self._device.captured(ask)

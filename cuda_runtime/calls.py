@@ -10,7 +10,7 @@ import numpy as np
 
 from cuda_runtime.backend import CUDABackend
 from cuda_runtime.call import Call, Copied, FromHost, InPlace, Input, Rearranged
-from cuda_runtime.device import CUDABuffer
+from cuda_runtime.device import CUDABuffer, Flag
 from cuda_runtime.given import HOST, Given
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
@@ -63,6 +63,8 @@ class Calls:
         """
         self._plan, self._prepared, self._workspace, self._cuda = plan, prepared, workspace, device
         self._faults, self._check_buffer = faults, check_buffer
+        with device.active():
+            self._overflow = Flag(device)
         named = {(buffer.role, buffer.name): i for i, buffer in enumerate(plan.buffers)}
         self._specs = {spec.name: spec for spec in plan.inputs}
         self._inputs = {name: named.get((Role.INPUT, name)) for name in self._specs}
@@ -114,9 +116,14 @@ class Calls:
             self._spare = OutputSet("spare", make())
         return self._spare
 
+    @property
+    def overflow(self) -> Any:
+        """What conversions of inputs set where a value is too large, see `Conversion.ask`."""
+        return self._overflow.array
+
     def check_overflow(self) -> None:
         """Raises InputError where an input was too large for the program's data type."""
-        if self._cuda.overflow.taken():
+        if self._overflow.taken():
             raise InputError(
                 "given an input with values that its data type on the device does not hold: float16 holds up to 65504 "
                 f"({TOO_LARGE_REMEDY}), integers have at most 32 bits"
@@ -140,7 +147,7 @@ class Calls:
             elif buffer.role is Role.FAULTS:
                 pointers[number] = cast(CUDABuffer, self._faults.memory).pointer
         specs = [value.spec for value in values if isinstance(value, NPUBuffer)]
-        return Call(self._cuda, self._prepared, pointers, inputs, (weights, arenas, specs))
+        return Call(self._cuda, self._prepared, pointers, inputs, self.overflow, (weights, arenas, specs))
 
     def _check_states(self, given: Sequence[Given]) -> None:
         names = list(self._specs)
@@ -169,7 +176,7 @@ class Calls:
         if spec.name in self.state_outputs or (lies and not anywhere and given.address % ALIGNMENT == 0):
             return InPlace(given.address)
         if anywhere or lies:
-            return Copied(self._cuda, self._memory(spec), spec)
+            return Copied(self._cuda, self._memory(spec), spec, self.overflow)
         return Rearranged(array, self._memory(spec), spec)
 
     def _memory(self, spec: BufferSpec) -> CUDABuffer:

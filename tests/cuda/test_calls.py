@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,9 +192,16 @@ def test_memory_is_flat_over_many_calls(executor: CUDAExecutor, rng: np.random.G
             executor.run({"x0": tensors[number % 3], "x1": tensors[0]}, sync=False)
             executor.compute({"x0": a, "x1": b})
 
-    calls(200)
+    calls(1000)
     gc.collect()
     pool = cupy.get_default_memory_pool()
-    used, all_of_it = pool.used_bytes(), pool.total_bytes()
-    calls(5000)
+    used, all_of_it, resident = pool.used_bytes(), pool.total_bytes(), _resident_bytes()
+    calls(50_000)
+    gc.collect()
     assert (pool.used_bytes(), pool.total_bytes()) == (used, all_of_it)
+    assert _resident_bytes() < resident + (4 << 20)
+
+
+def _resident_bytes() -> int:
+    """Memory of the host that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
