@@ -70,7 +70,7 @@ static void write(double x, bfloat_bits& stored) { write((float)x, stored); }
 // Whether a number became another: integers by their low bits, floating-point numbers by infinity.
 static bool is_lost(long long x, long long y) { return x != y; }
 static bool is_lost(unsigned char x, unsigned char y) { return false; }
-static bool is_lost(double x, double y) { return x - x == 0.0 && y - y != 0.0; }
+static bool is_lost(double x, double y) { return y - y != 0.0 && y == y && (NOTES_INFINITY || x - x == 0.0); }
 
 struct Shape {
   unsigned long long count;
@@ -112,12 +112,13 @@ class Conversion:
     Numbers are rounded to the nearest. What is too large for a floating-point type becomes infinite.
     """
 
-    def __init__(self, source: Any, target: Any) -> None:
+    def __init__(self, source: Any, target: Any, *, notes_infinity: bool = False) -> None:
         """Finds, and compiles where it is new, what it takes.
 
         Args:
             source, target: CuPy arrays in device memory, or in pinned memory of the host that the device reaches; both
                 of booleans, of integers or of floating-point numbers.
+            notes_infinity: Whether a number that is infinite already counts as lost, too.
 
         Raises:
             KernelCompileError, MissingDependencyError: There is no compiler that works.
@@ -126,18 +127,21 @@ class Conversion:
         self._nbytes = source.nbytes
         self._parts: list[Conversion] = []
         self._kernel: Kernel | None = None
-        if source.dtype == target.dtype and source.flags.c_contiguous and target.flags.c_contiguous:
+        is_copy = source.dtype == target.dtype and source.flags.c_contiguous and target.flags.c_contiguous
+        if (is_copy and not notes_infinity) or not source.size:
             return
         dimensions = _joined(source, target)
         if len(dimensions) > _MOST_DIMENSIONS:
-            self._parts = [Conversion(source[index], target[index]) for index in range(len(source))]
+            rows = zip(source, target, strict=True)
+            self._parts = [Conversion(*row, notes_infinity=notes_infinity) for row in rows]
             return
         count = prod(size for size, _, _ in dimensions)
         rest = [0] * (_MOST_DIMENSIONS - len(dimensions))
         sizes, reads, writes = ([each[part] for each in dimensions] + rest for part in range(3))
         layout = f"<Q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}Ii4x"
         self._shape = struct.pack(layout, count, *reads, *writes, *sizes, len(dimensions))
-        self._kernel = _kernel(target.device.id, str(source.dtype), str(target.dtype), count <= _SMALL)
+        text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
+        self._kernel = _kernel(target.device.id, text, count <= _SMALL)
         self._grid = (-(-count // _BLOCK), 1, 1)
 
     def ask(self, stream: Any, overflow: Any) -> None:
@@ -160,22 +164,22 @@ class Conversion:
             self._kernel.launch(self._grid, (_BLOCK, 1, 1), (1, 1, 1), 0, places, self._shape, stream.ptr, False)
 
 
-def conversion_text(source: str, target: str) -> str:
+def conversion_text(source: str, target: str, *, notes_infinity: bool = False) -> str:
     """CUDA C++ of the kernels ``convert_small`` and ``convert_large`` from one dtype to another, by their names."""
     (read, first), (written, second) = _STORED[source], _STORED[target]
     number = "double" if "double" in (first, second) else first
     return (
-        f"#define MOST {_MOST_DIMENSIONS}\nstruct half_bits;\nstruct bfloat_bits;\n"
+        f"#define MOST {_MOST_DIMENSIONS}\n#define NOTES_INFINITY {int(notes_infinity)}\n"
+        "struct half_bits;\nstruct bfloat_bits;\n"
         f"typedef {number} number;\ntypedef {read} Source;\ntypedef {written} Target;\n{_TEXT}"
     )
 
 
 @cache
-def _kernel(ordinal: int, source: str, target: str, is_small: bool) -> Kernel:
+def _kernel(ordinal: int, text: str, is_small: bool) -> Kernel:
     with cupy().cuda.Device(ordinal) as device:
         entry = "convert_small" if is_small else "convert_large"
-        text = KernelSource(entry, conversion_text(source, target))
-        (code,) = compiled_kernels([text], int(device.compute_capability))
+        (code,) = compiled_kernels([KernelSource(entry, text)], int(device.compute_capability))
         return Module(code).kernel(entry, 0)
 
 

@@ -120,7 +120,7 @@ class CUDAExecutor(Executor):
             if stream is not None:
                 self._cuda.order(stream, self._own_stream)
             given = self._checked_outputs(outputs, inputs) if outputs is not None else None
-            made = self._launch(inputs, weights, given, None, ordered=stream is not None)
+            made = self._launch(inputs, weights, given, None, waits=sync and stream is None, ordered=stream is not None)
             if stream is not None:
                 self._cuda.order(self._own_stream, stream)
             elif sync:
@@ -135,7 +135,7 @@ class CUDAExecutor(Executor):
             if self._copied is None:
                 tensors = self._new_outputs()
                 self._copied = OutputSet("copied", tensors), Results(self._cuda, tensors)
-            self._launch(inputs, weights, *self._copied)
+            self._launch(inputs, weights, *self._copied, waits=True)
             self._wait()
             return self._copied[1].arrays()
 
@@ -195,6 +195,7 @@ class CUDAExecutor(Executor):
         outputs: OutputSet | None,
         results: Results | None,
         *,
+        waits: bool,
         ordered: bool = False,
     ) -> dict[str, CUDATensor]:
         values, given = self._recognized(inputs, weights)
@@ -203,7 +204,7 @@ class CUDAExecutor(Executor):
             for producer in {each.producer for each in given}:
                 if producer is not None and producer != own:
                     self._cuda.order(producer, own)
-        call = self._calls.find(values, given, weights)
+        call = self._calls.find(values, given, weights, waits)
         free = outputs or self._ring.take()
         taken = free or self._calls.spare(self._new_outputs)
         if self._state:
