@@ -27,6 +27,7 @@ __all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Narrowed", "Rearra
 
 _MAX_GRAPHS = 8
 _MOST_PINNED = 1 << 28  # bytes of a host's array that is made narrower in pinned memory of its own
+_WORTHWHILE = 1 << 17  # bytes; fewer take PyTorch's threads longer to begin than to send
 _SECTION = 2 << 20  # elements that are sent while the next ones are made
 
 Overflow = Any  # a CuPy array on pinned memory, see `Conversion.ask`
@@ -113,7 +114,8 @@ class FromHost(Input):
         staged = staging_memory(device, nbytes)
         with device.active():
             source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
-        self._memory, self._conversion = staged, Conversion(source, memory.view(spec))
+        is_visible = isinstance(staged, VisibleBuffer)
+        self._memory, self._conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible)
         self._staged = staged.pointer
         self._pinned: NDArray[Any] | None = None
         if isinstance(staged, VisibleBuffer):
@@ -151,22 +153,24 @@ class Narrowed(Input):
         """
         self.pointer, self._device, self._spec = memory.pointer, device, spec
         self._size = prod(spec.shape) * spec.dtype.size
-        self._crossed, self._pinned = device.allocate(self._size), device.allocate_visible(self._size)
+        self._pinned = device.allocate_visible(self._size)
+        is_small = self._size <= SMALL_BYTES
+        self._crossed = self._pinned if is_small else device.allocate(self._size)
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
-            self._sent, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
-        self._conversion = Conversion(source, memory.view(spec), notes_infinity=True)
+            self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
+        self._conversion = Conversion(source, memory.view(spec), from_host=is_small, notes_infinity=True)
         self._value: Any = None
 
     @staticmethod
     def serves(spec: BufferSpec, value: NDArray[Any]) -> bool:
         """Whether an array may come so."""
-        is_large = SMALL_BYTES < value.nbytes <= _MOST_PINNED
+        is_worthwhile = _WORTHWHILE <= value.nbytes <= _MOST_PINNED
         narrower = value.dtype == np.float32 and spec.dtype.is_float and spec.dtype.size == 2
-        return is_large and narrower and value.flags.c_contiguous and by_torch()
+        return is_worthwhile and narrower and value.flags.c_contiguous and by_torch()
 
     def receive(self, value: Any) -> None:
-        self._sent.synchronize()  # the run before may still have to send what lies there
+        self._read.synchronize()  # the run before may still have to read what lies there
         kind = getattr(sys.modules["torch"], self._spec.dtype.name)
         source = tensor_at(value.ctypes.data, value.nbytes).view(sys.modules["torch"].float32)
         target = tensor_at(self._pinned.pointer, self._size).view(kind)
@@ -175,9 +179,12 @@ class Narrowed(Input):
             end = min(begin + _SECTION, value.size)
             target[begin:end].copy_(source[begin:end])
             to, at, nbytes = self._crossed.pointer, self._pinned.pointer, (end - begin) * width
-            runtime.memcpyAsync(to + begin * width, at + begin * width, nbytes, runtime.memcpyDefault, stream.ptr)
-        self._sent.record(stream)
+            if to != at:
+                runtime.memcpyAsync(to + begin * width, at + begin * width, nbytes, runtime.memcpyDefault, stream.ptr)
         self._value = value
+
+    def launched(self, stream: Any) -> None:
+        self._read.record(stream)
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
         self._conversion.ask(stream, self._infinite.array)

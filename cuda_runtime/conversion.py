@@ -112,12 +112,14 @@ class Conversion:
     Numbers are rounded to the nearest. What is too large for a floating-point type becomes infinite.
     """
 
-    def __init__(self, source: Any, target: Any, *, notes_infinity: bool = False) -> None:
+    def __init__(self, source: Any, target: Any, *, from_host: bool = False, notes_infinity: bool = False) -> None:
         """Finds, and compiles where it is new, what it takes.
 
         Args:
             source, target: CuPy arrays in device memory, or in pinned memory of the host that the device reaches; both
                 of booleans, of integers or of floating-point numbers.
+            from_host: Whether the source is read over the bus, which wants neighbours read together more than the
+                device's own memory wants them written so.
             notes_infinity: Whether a number that is infinite already counts as lost, too.
 
         Raises:
@@ -130,10 +132,12 @@ class Conversion:
         is_copy = source.dtype == target.dtype and source.flags.c_contiguous and target.flags.c_contiguous
         if (is_copy and not notes_infinity) or not source.size:
             return
-        dimensions = _joined(source, target)
+        dimensions = _joined(source, target, from_host)
         if len(dimensions) > _MOST_DIMENSIONS:
-            rows = zip(source, target, strict=True)
-            self._parts = [Conversion(*row, notes_infinity=notes_infinity) for row in rows]
+            self._parts = [
+                Conversion(*row, from_host=from_host, notes_infinity=notes_infinity)
+                for row in zip(source, target, strict=True)
+            ]
             return
         count = prod(size for size, _, _ in dimensions)
         rest = [0] * (_MOST_DIMENSIONS - len(dimensions))
@@ -183,12 +187,12 @@ def _kernel(ordinal: int, text: str, is_small: bool) -> Kernel:
         return Module(code).kernel(entry, 0)
 
 
-def _joined(source: Any, target: Any) -> list[Dimension]:
-    """The dimensions of two arrays by falling stride in the target, neighbours that lie alike in both joined."""
+def _joined(source: Any, target: Any, by_source: bool) -> list[Dimension]:
+    """The dimensions of two arrays by falling stride in one of them, neighbours that lie alike in both joined."""
     every = zip(source.shape, source.strides, target.strides, strict=True)
     dimensions = [(n, a // source.itemsize, b // target.itemsize) for n, a, b in every if n != 1]
     joined: list[Dimension] = []
-    for size, read, written in sorted(dimensions, key=lambda each: -abs(each[2])):
+    for size, read, written in sorted(dimensions, key=lambda each: -abs(each[1 if by_source else 2])):
         if joined and joined[-1][1:] == (read * size, written * size):
             joined[-1] = (joined[-1][0] * size, read, written)
         else:
