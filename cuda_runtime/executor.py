@@ -20,7 +20,7 @@ from cuda_runtime.tensor import CUDATensor
 from cuda_runtime.tuning import Tuner, Tuning
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device

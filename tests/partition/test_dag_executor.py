@@ -24,7 +24,7 @@ from npu_compiler.errors import (
     UnsupportedOpError,
     WeightError,
 )
-from npu_compiler.torch_frontend import Extraction
+from npu_compiler.frontend.extraction import Extraction
 from npu_runtime import DAGExecutor, Device, MetalBackend, NPUBuffer
 from tests.partition.mixed import array, arrays_of, check_equal, check_mixed, sides
 from tests.support.extraction import Function
