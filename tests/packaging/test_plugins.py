@@ -89,9 +89,9 @@ def test_a_device_that_does_not_load_leaves_the_others(install: Install) -> None
         """
     )
     assert Device().backend is not None
-    with pytest.raises(MissingDependencyError, match=r"'lost' in 'npu.devices' .*the package 'no_such_package'"):
+    with pytest.raises(MissingDependencyError, match=r"'lost' in 'npu\.devices' .*the package 'no_such_package'"):
         Device("lost")
-    with pytest.raises(DeviceError, match="broken: .*needs the package 'no_such_package': learn to count"):
+    with pytest.raises(DeviceError, match=r"broken: .*needs the package 'no_such_package': learn to count"):
         Device.for_target("abacus")
 
 
@@ -104,9 +104,9 @@ def test_what_is_no_target_and_no_device_is_refused(install: Install) -> None:
         counts = stranger_package:AbacusTarget
         """
     )
-    with pytest.raises(CompileError, match="'counts' .*expected a subclass of CodegenTarget"):
+    with pytest.raises(CompileError, match=r"'counts' .*expected a subclass of CodegenTarget"):
         target_named("counts")
-    with pytest.raises(DeviceError, match="'counts' .*expected a DeviceKind"):
+    with pytest.raises(DeviceError, match=r"'counts' .*expected a DeviceKind"):
         Device("counts")
 
 
