@@ -6,6 +6,4 @@ from npu_runtime.device_kind import DeviceKind
 
 __all__ = ["CUDA"]
 
-CUDA = DeviceKind(
-    "cuda", "cuda_runtime.backend:CUDABackend", preference=10, remedy="pip install 'npu-compiler[cuda]'"
-)
+CUDA = DeviceKind("cuda", "cuda_runtime.backend:CUDABackend", preference=10, remedy="pip install 'npu-compiler[cuda]'")

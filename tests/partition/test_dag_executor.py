@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from metal_runtime import MetalBackend
 from npu_compiler import extract, partition
 from npu_compiler.errors import (
     InputError,
@@ -25,7 +26,7 @@ from npu_compiler.errors import (
     WeightError,
 )
 from npu_compiler.frontend.extraction import Extraction
-from npu_runtime import DAGExecutor, Device, MetalBackend, NPUBuffer
+from npu_runtime import DAGExecutor, Device, NPUBuffer
 from tests.partition.mixed import array, arrays_of, check_equal, check_mixed, sides
 from tests.support.extraction import Function
 
