@@ -8,12 +8,12 @@ from math import prod
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import Positions, epilogue
 from cuda_compiler.skeleton import assemble
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
-from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.trace import Anchor
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["anchor_launch", "anchor_source"]
 

@@ -11,12 +11,12 @@ from cuda_compiler.maps import finish_map, map_kernel, map_macros
 from cuda_compiler.packing import AXES, PackedLoad, Positions, pack_size, packed_loads, unpack, with_packs
 from cuda_compiler.skeleton import pointer_parameters
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
-from npu_compiler.codegen.operands import Operands
-from npu_compiler.codegen.plan import KernelCall
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import leaves, reductions, walk
+from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import leaves, reductions, walk
 
 __all__ = ["lower_columns", "rows_side_by_side"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from npu_compiler.expr import Call, Const, Expr, Iota, Load, children, walk
+from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, children, walk
 
 __all__ = ["Guard", "conditions", "is_uniform"]
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.guards import Guard, conditions, is_uniform
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.codegen.dialect import Printer, is_small
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import output_argument, scatter_place
-from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import Expr, Iota, Load, walk
-from npu_compiler.symbolic import OpRefusal
+from npu_compiler.lowering.dialect import Printer, is_small
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import output_argument, scatter_place
+from npu_compiler.lowering.operands import MAX_ELEMENTS, Operands, merge_groups
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
     "AXES",

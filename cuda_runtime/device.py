@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from cuda_runtime.cupy_api import cupy, open_device
 from cuda_runtime.library import Library
 from cuda_runtime.staging import Staging
-from npu_compiler.describe import format_bytes
+from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.errors import DeviceError, InputError, OutOfMemoryError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import DeviceBuffer
 
 __all__ = ["CUDABuffer", "CUDADevice", "Current", "Flag", "VisibleBuffer"]

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
 
-from npu_compiler.codec import decode, encode
-from npu_compiler.codegen.plan import ExecutionPlan, KernelSource
-from npu_compiler.describe import describe_program
+from npu_compiler.artifact.codec import decode, encode
+from npu_compiler.artifact.describe import describe_program
+from npu_compiler.artifact.output_file import write_file
+from npu_compiler.artifact.plan import ExecutionPlan, KernelSource
+from npu_compiler.artifact.program_check import check_program
+from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.errors import ProgramFormatError
-from npu_compiler.layout import BufferSpec
-from npu_compiler.output_file import write_file
-from npu_compiler.program_check import check_program
-from npu_compiler.recipes import WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file"]
 

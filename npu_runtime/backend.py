@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import DType
 from npu_compiler.dtypes import dtype as find_dtype
 from npu_compiler.errors import DeviceError, InputError, IRError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["Backend", "BoundPlan", "DeviceBuffer", "PreparedPlan", "Recording", "Traffic", "Transfers"]
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError, IRError
-from npu_compiler.ir import TensorSpec
-from npu_compiler.layout import BufferSpec
+from npu_compiler.graph.ir import TensorSpec
 from npu_compiler.partitioner import Partition, PartitionPlan
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor

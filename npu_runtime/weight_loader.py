@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError, IRError, WeightError
-from npu_compiler.recipes import WeightInput, WeightRecipe
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
 from npu_runtime.host_tensors import as_array

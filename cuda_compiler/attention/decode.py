@@ -15,15 +15,15 @@ from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
-from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
-from npu_compiler.codegen.dialect import CHECK
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
-from npu_compiler.expr import Expr, Iota, Load, reindex, walk
-from npu_compiler.trace import Map, Scatter
-from npu_compiler.view import View
+from npu_compiler.lowering.dialect import CHECK
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Expr, Iota, Load, reindex, walk
+from npu_compiler.tensor.trace import Map, Scatter
+from npu_compiler.tensor.view import View
 
 __all__ = ["DECODE_REQUIRES", "lower_decode", "takes_producer"]
 

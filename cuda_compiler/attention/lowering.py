@@ -13,12 +13,12 @@ from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import WARPGROUPS
-from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from npu_compiler.symbolic import OpRefusal
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["lower_attention"]
 

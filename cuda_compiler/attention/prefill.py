@@ -10,11 +10,11 @@ from cuda_compiler.attention.sizes import operand_values, size_macros
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
-from npu_compiler.codegen.attention import AttentionProblem
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import AttentionProblem
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["is_for_warpgroups", "lower_prefill"]
 

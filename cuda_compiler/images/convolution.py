@@ -24,12 +24,12 @@ from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
 from cuda_compiler.tiles.wgmma import WARPGROUPS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.expr import Ref
-from npu_compiler.trace import Anchor, TracedTensor
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Ref
+from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["lower_conv2d", "takes_added_convolution"]
 

@@ -9,12 +9,12 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import IMAGE_DIMS
 from cuda_compiler.packing import PACK_SIZES, Positions, pack_size, resolve_anchor
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.expr import Ref
-from npu_compiler.trace import Anchor
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Ref
+from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["lower_pool2d"]
 

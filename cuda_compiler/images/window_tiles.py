@@ -10,10 +10,10 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import IMAGE_DIMS
 from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
 from cuda_compiler.tiles.wgmma import warpgroup_product
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
 __all__ += ["fits_window_tiles", "tiles_of", "window_launch"]

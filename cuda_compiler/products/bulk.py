@@ -9,9 +9,9 @@ from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
 from cuda_compiler.products.product import Matrix, Product
 from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, TensorMap
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, TensorMap
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["bulk_options"]
 

@@ -14,11 +14,11 @@ from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.product import Product, offset_function, product_of
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import traffic_of
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import Call, Load
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Call, Load
 
 __all__ = ["lower_matmul"]
 

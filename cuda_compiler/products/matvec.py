@@ -12,14 +12,14 @@ from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.products.product import Matrix, Product, offset_function
 from cuda_compiler.rows import VectorFunction, vector_function
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of
-from npu_compiler.codegen.plan import KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from npu_compiler.expr import Expr, Load, has_reduce
-from npu_compiler.layout import dense
-from npu_compiler.view import View
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Expr, Load, has_reduce
+from npu_compiler.tensor.layout import dense
+from npu_compiler.tensor.view import View
 
 __all__ = ["as_vectors", "lower_vectors", "takes_vector_prologue"]
 

@@ -12,8 +12,8 @@ import npu_compiler
 from benchmarks.compile_time import CHAINS, alternating, chain
 from cuda_compiler.guards import is_uniform
 from npu_compiler.dtypes import BOOL, INT64
-from npu_compiler.expr import Call, Const, Expr, Iota, walk
-from npu_compiler.view import View
+from npu_compiler.tensor.expr import Call, Const, Expr, Iota, walk
+from npu_compiler.tensor.view import View
 from npu_runtime import Device
 from tests.support.ir_builder import IRBuilder
 from tests.support.reference_target import plan_ir

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, INT64, dtype
 from npu_compiler.errors import WeightError
-from npu_compiler.layout import BufferSpec, Layout, dense
-from npu_compiler.recipes import WeightInput, WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_runtime import Device, Weights, load_weights
 from tests.runtime.plans import SHAPE, axpy_program
 

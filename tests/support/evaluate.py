@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from npu_compiler.dtypes import FLOAT32, dtype
-from npu_compiler.expr import FUNCTIONS, REDUCTIONS, Call, Checked, Const, Expr, Iota, Load, Reduce
-from npu_compiler.layout import dense
 from npu_compiler.ops import definition
-from npu_compiler.symbolic import Tensor, Trace
-from npu_compiler.trace import Anchor, Map
-from npu_compiler.view import View
+from npu_compiler.tensor.expr import FUNCTIONS, REDUCTIONS, Call, Checked, Const, Expr, Iota, Load, Reduce
+from npu_compiler.tensor.layout import dense
+from npu_compiler.tensor.symbolic import Tensor, Trace
+from npu_compiler.tensor.trace import Anchor, Map
+from npu_compiler.tensor.view import View
 
 __all__ = ["IndexFault", "apply_definition", "evaluate", "positions", "read_view"]
 
