@@ -27,3 +27,32 @@ def test_no_compiler_asks_for_the_identity_of_an_object() -> None:
     ]
     assert "npu_compiler" in COMPILERS
     assert not found
+
+
+MOST_PARAMETERS = 8
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    given = function.args
+    return [a for a in (*given.posonlyargs, *given.args, *given.kwonlyargs) if a.arg not in ("self", "cls")]
+
+
+def follows_a_schema(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it defines an op, whose parameters are those of ATen, or is an equation, written in terms of such ops."""
+    is_equation = [parameter.arg for parameter in parameters(function)[:1]] == ["ops"]
+    return is_equation or (path.startswith("npu_compiler/ops/") and bool(function.decorator_list))
+
+
+def test_no_function_has_more_than_eight_parameters() -> None:
+    """What belongs together has a type of its own."""
+    packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+    found = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in trees([*packages, "benchmarks", "tests", "docs"])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and len(parameters(node)) > MOST_PARAMETERS
+        and not follows_a_schema(path, node)
+    ]
+    assert "npu_compiler" in packages
+    assert not found

@@ -6,7 +6,7 @@ from math import prod
 
 from npu_compiler.codegen.dialect import Dialect
 from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.metal.epilogue import anchor_kernel, anchor_of
+from npu_compiler.codegen.metal.epilogue import KernelText, anchor_kernel, anchor_of
 from npu_compiler.codegen.metal.images import (
     IMAGE_DIMS,
     IMAGE_FIELDS,
@@ -49,9 +49,8 @@ def lower_pool2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[Ker
         "ADAPTIVE": int(reduction == "adaptive"),
         "DIVISOR": _DIVISORS[reduction],
     }
-    kernel = anchor_kernel(
-        "pool2d", group, lowering, dialect, IMAGE_DIMS, 1, POOL_FIELDS, definitions, ("store.metal",)
-    )
+    text = KernelText("pool2d", 1, POOL_FIELDS, definitions, ("store.metal",))
+    kernel = anchor_kernel(text, group, lowering, dialect, IMAGE_DIMS)
     groups, counts = thread_groups(group.shape, per_thread)
     size = image.view.shape[2:]
     if reduction == "adaptive":
