@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
+from functools import cache
 from threading import RLock
 from typing import Any, TypeVar
 from weakref import ref
@@ -29,6 +31,18 @@ def _forget(reference: _Reference) -> None:
             del _TABLE[reference.key]
 
 
+@cache
+def _defaults(kind: Any) -> tuple[Any, ...]:
+    """The default of each field, `MISSING` where there is none."""
+    return tuple(field.default for field in fields(kind))
+
+
+@cache
+def _required(kind: Any) -> int:
+    """How many fields have no default; they come first."""
+    return _defaults(kind).count(MISSING)
+
+
 class _Interning(type):
     """Gives the object that there is already in place of a new one that equals it."""
 
@@ -36,9 +50,11 @@ class _Interning(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = None
-        if kwargs or len(args) != len(cls.__match_args__):  # names and defaults: the constructor knows them
+        if kwargs or len(args) < _required(cls):  # the constructor knows the places of names, and what to refuse
             made = type.__call__(cls, *args, **kwargs)
             args = made.values()
+        elif len(args) < len(cls.__match_args__):
+            args += _defaults(cls)[len(args) :]
         key = cls.key(*args)
         reference = _TABLE.get(key)
         found = None if reference is None else reference()
