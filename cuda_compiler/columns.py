@@ -29,8 +29,10 @@ _ROWS = -2  # the last of the rows' dimensions, along which they lie side by sid
 
 def rows_side_by_side(group: Group, operands: Operands) -> bool:
     """Whether what is reduced is contiguous along the last of the rows' dimensions, not along the row itself."""
-    walks = [operands.walks[id(load)] for reduce in reductions(group.expr) for load in leaves(reduce.arg)]
-    moving = [walk for walk in walks if walk[-1]]
+    found = reductions(group.expr)
+    single = all(reduce.extent == 1 for reduce in found)  # all rows of one column lie so, and nothing moves along them
+    walks = [operands.walks[load] for reduce in found for load in leaves(reduce.arg)]
+    moving = [walk for walk in walks if single or walk[-1]]
     return bool(moving) and all(len(walk) > 1 and walk[_ROWS] == 1 and walk[-1] != 1 for walk in moving)
 
 
@@ -58,7 +60,7 @@ def _without_single_columns(group: Group, operands: Operands) -> Operands:
     """Operands whose stride along a row of one element is none: it never counts."""
     if group.shape[-1] != 1:
         return operands
-    reduced = {id(node) for reduce in reductions(group.expr) for node in walk(reduce.arg)}
+    reduced = {node for reduce in reductions(group.expr) for node in walk(reduce.arg)}
     walks = {key: steps if key in reduced else (*steps[:-1], 0) for key, steps in operands.walks.items()}
     return replace(operands, walks=walks)
 

@@ -18,7 +18,7 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import Anchor
 
-__all__ = ["AnchorKernel", "Dims", "Prologue", "anchor_kernel", "anchor_of"]
+__all__ = ["AnchorKernel", "Dims", "KernelText", "Prologue", "anchor_kernel", "anchor_of"]
 
 Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """The dimensions of the iteration space that a kernel counts as its batch, its row and its column."""
@@ -106,30 +106,41 @@ class AnchorKernel:
         )
 
 
+@dataclass(frozen=True)
+class KernelText:
+    """What the text of a kernel is made of, beside its epilogue.
+
+    Attributes:
+        entry: Name of the kernel and of its file.
+        inputs: How many operands it binds before the output.
+        fields: Names of the kernel's own parameters, all of type int.
+        macros: What the kernel's file expects to be defined.
+        parts: Files that it builds on.
+    """
+
+    entry: str
+    inputs: int
+    fields: Sequence[str]
+    macros: Mapping[str, object]
+    parts: Sequence[str] = ()
+
+
 def anchor_kernel(
-    entry: str,
+    kernel: KernelText,
     group: Group,
     lowering: Lowering,
     dialect: Dialect,
     dims: Dims,
-    inputs: int,
-    fields: Sequence[str],
-    definitions: Mapping[str, object],
-    parts: Sequence[str] = (),
     prologue: Prologue | None = None,
 ) -> AnchorKernel:
-    """Assembles the kernel `entry` out of the file of that name.
+    """Assembles a kernel out of its file and what is generated for its group.
 
     Args:
-        entry: Name of the kernel and its file.
+        kernel: The kernel.
         group: What to compute.
         lowering: Where the trace's tensors are.
         dialect: The kernel language.
         dims: How the iteration space maps to the kernel's batch, row and column.
-        inputs: Operands bound before the output.
-        fields: Names of the kernel's own parameters, all of type int.
-        definitions: Macros that the file needs.
-        parts: Files that it includes.
         prologue: What it computes first, for kernels that have a place for it.
 
     Raises:
@@ -140,15 +151,15 @@ def anchor_kernel(
     assert group.anchor is not None
     operands, unpacking, extents = _resolve(group, lowering, dims)
     pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
-    macros = {**definitions, **_macros(group, operands, prologue, inputs, dialect)}
+    macros = {**kernel.macros, **_macros(group, operands, prologue, kernel.inputs, dialect)}
     values = {**extents, **dict(operands.fields), **(prologue.values if prologue else {})}
-    params = ParamStruct("Params", tuple(("int", name) for name in (*fields, *values)))
-    files = (*parts, f"{entry}.metal")
+    params = ParamStruct("Params", tuple(("int", name) for name in (*kernel.fields, *values)))
+    files = (*kernel.parts, f"{kernel.entry}.metal")
     text = [_functions(group, operands, unpacking, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     return AnchorKernel(
         group=group,
-        kernel=lowering.kernel(assemble(entry, params, "\n".join(text), defined)),
+        kernel=lowering.kernel(assemble(kernel.entry, params, "\n".join(text), defined)),
         params=params,
         operands=tuple(argument for argument, _ in pointers),
         values=values,

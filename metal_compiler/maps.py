@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -53,9 +53,8 @@ def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> lis
     block_x = min(_THREADS, _power_of_two(width))
     block_y = min(_THREADS // block_x, _power_of_two(height))
     grid = (-(-width // block_x), -(-height // block_y), prod(outer))
-    return [
-        _launch(group, lowering, operands, "elementwise", fields, sizes | extents, body, grid, (block_x, block_y, 1))
-    ]
+    kernel = _Kernel("elementwise", fields, sizes | extents, body)
+    return [_launch(group, lowering, operands, kernel, grid, (block_x, block_y, 1))]
 
 
 def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
@@ -81,7 +80,8 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Kerne
         body="\n".join((program.body, f"        {store}")),
     )
     grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
-    return [_launch(group, lowering, operands, "rows", fields, values | extents, body, grid, (threads, 1, 1))]
+    kernel = _Kernel("rows", fields, values | extents, body)
+    return [_launch(group, lowering, operands, kernel, grid, (threads, 1, 1))]
 
 
 def lower_shared(groups: Sequence[Group], lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
@@ -192,23 +192,37 @@ def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """A generated kernel.
+
+    Attributes:
+        entry: Its name.
+        fields: Type and name of each parameter, those of its operands included.
+        values: Values of the parameters that its operands do not bring.
+        body: Its text.
+    """
+
+    entry: str
+    fields: tuple[tuple[str, str], ...]
+    values: Mapping[str, int]
+    body: str
+
+
 def _launch(
     group: Group,
     lowering: Lowering,
     operands: Operands,
-    entry: str,
-    fields: tuple[tuple[str, str], ...],
-    values: dict[str, int],
-    body: str,
+    kernel: _Kernel,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
 ) -> KernelCall:
-    params = ParamStruct("Params", fields)
+    params = ParamStruct("Params", kernel.fields)
     return KernelCall(
         label=" + ".join(group.nodes),
-        kernel=lowering.kernel(assemble(entry, params, body)),
+        kernel=lowering.kernel(assemble(kernel.entry, params, kernel.body)),
         args=(output_argument(group), *(argument for argument, _ in operands.pointers)),
-        params=params.pack({**values, **dict(operands.fields)}),
+        params=params.pack({**kernel.values, **dict(operands.fields)}),
         grid=grid,
         block=block,
         flops=flops_of([group.expr], prod(group.shape)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.products.product import Matrix, Product, offset_function
@@ -134,20 +134,18 @@ def lower_vectors(
     blocks = min(chunks * batches, MULTIPROCESSORS * blocks_each)
     read = (vector.argument,) if prologue is None else prologue.inputs
     return anchor_launch(
-        "matvec",
-        group,
+        KernelText(
+            "matvec",
+            values=values,
+            macros=macros,
+            generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
+            before=() if prologue is None else ("row_reductions.cuh",),
+        ),
+        LaunchShape(blocks=blocks, threads=32 * _WARPS, hurries=hurries),
+        Epilogue(group, positions, store),
         lowering,
-        positions,
-        size=store,
         inputs=(matrix.argument, *read),
-        values=values,
-        macros=macros,
         flops=found.flops + (0 if prologue is None else blocks * flops_of([*group.prologue.values()], found.k)),
-        blocks=blocks,
-        hurries=hurries,
-        threads=32 * _WARPS,
-        generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
-        before=() if prologue is None else ("row_reductions.cuh",),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metal_compiler.anchors import Dims, anchor_kernel, anchor_of
+from metal_compiler.anchors import Dims, KernelText, anchor_kernel, anchor_of
 from metal_compiler.skeleton import assemble, kernel_file
 from metal_compiler.tiles.tiling import GROUP, MAX_GRID, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
@@ -79,11 +79,14 @@ def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[
     if division.parts > 1:
         return _lower_parts(division, group, lowering, dialect)
     inputs = _inputs(problem)
-    kernel = anchor_kernel(
-        *("attention", group, lowering, dialect, _DIMS, len(inputs), ATTENTION_FIELDS),
+    text = KernelText(
+        "attention",
+        len(inputs),
+        ATTENTION_FIELDS,
         {**_definitions(division, dialect), "PARTIAL": 0},
         ("store.metal", "tile.metal"),
     )
+    kernel = anchor_kernel(text, group, lowering, dialect, _DIMS)
     return [kernel.launch(inputs, _values(division), _grid(division), 32 * division.simdgroups, problem.flops)]
 
 
@@ -208,11 +211,8 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
         flops=problem.flops,
         nbytes=traffic_of(group, lowering.tensors),
     )
-    combine = anchor_kernel(
-        *("attention_combine", group, lowering, dialect, _DIMS, 2, COMBINE_FIELDS),
-        {"VALUE_SIZE": problem.value_size},
-        ("store.metal",),
-    )
+    text = KernelText("attention_combine", 2, COMBINE_FIELDS, {"VALUE_SIZE": problem.value_size}, ("store.metal",))
+    combine = anchor_kernel(text, group, lowering, dialect, _DIMS)
     values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
     threads = division.all_rows * -(-problem.value_size // GROUP)
     flops = 4 * part_rows * problem.value_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from metal_compiler.anchors import anchor_kernel, anchor_of
+from metal_compiler.anchors import KernelText, anchor_kernel, anchor_of
 from metal_compiler.images.geometry import (
     IMAGE_DIMS,
     IMAGE_FIELDS,
@@ -136,9 +136,8 @@ def _tiled(conv: _Convolution, row_stride: int, group: Group, lowering: Lowering
         "A_CHUNK": chunk_of(image.tensor.dtype, tile, image.view.strides[1], (*image.alignment, conv.group_inputs)),
         "B_CHUNK": chunk_of(conv.weight.dtype, tile, filters.strides[0], (filters.offset, row_stride, readable)),
     }
-    kernel = anchor_kernel(
-        "conv2d", group, lowering, dialect, IMAGE_DIMS, 2, CONV2D_FIELDS, definitions, ("store.metal", "tile.metal")
-    )
+    text = KernelText("conv2d", 2, CONV2D_FIELDS, definitions, ("store.metal", "tile.metal"))
+    kernel = anchor_kernel(text, group, lowering, dialect, IMAGE_DIMS)
     values = {
         "pixels": pixels, "columns": columns, "depth": conv.depth, "channels": conv.group_inputs,
         **image.values(group.shape), **conv.windows,
@@ -158,9 +157,8 @@ def _direct(conv: _Convolution, group: Group, lowering: Lowering, dialect: Diale
         "CHANNELS": per_thread,
         "DEPTHWISE": int(conv.group_outputs == conv.group_inputs == 1),
     }
-    kernel = anchor_kernel(
-        "conv2d_direct", group, lowering, dialect, IMAGE_DIMS, 2, DIRECT_FIELDS, definitions, ("store.metal",)
-    )
+    text = KernelText("conv2d_direct", 2, DIRECT_FIELDS, definitions, ("store.metal",))
+    kernel = anchor_kernel(text, group, lowering, dialect, IMAGE_DIMS)
     groups, counts = thread_groups(group.shape, per_thread)
     output, inputs, y, x = filters.strides
     values = {

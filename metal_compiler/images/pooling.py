@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from metal_compiler.anchors import anchor_kernel, anchor_of
+from metal_compiler.anchors import KernelText, anchor_kernel, anchor_of
 from metal_compiler.images.geometry import (
     IMAGE_DIMS,
     IMAGE_FIELDS,
@@ -49,9 +49,8 @@ def lower_pool2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[Ker
         "ADAPTIVE": int(reduction == "adaptive"),
         "DIVISOR": _DIVISORS[reduction],
     }
-    kernel = anchor_kernel(
-        "pool2d", group, lowering, dialect, IMAGE_DIMS, 1, POOL_FIELDS, definitions, ("store.metal",)
-    )
+    text = KernelText("pool2d", 1, POOL_FIELDS, definitions, ("store.metal",))
+    kernel = anchor_kernel(text, group, lowering, dialect, IMAGE_DIMS)
     groups, counts = thread_groups(group.shape, per_thread)
     size = image.view.shape[2:]
     if reduction == "adaptive":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from metal_compiler.anchors import AnchorKernel, Dims, anchor_kernel, anchor_of
+from metal_compiler.anchors import AnchorKernel, Dims, KernelText, anchor_kernel, anchor_of
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
@@ -164,9 +164,8 @@ def _lower_tiled(found: _Product, group: Group, lowering: Lowering, dialect: Dia
         "B_ALONG_K": int(b_along_k),
         "B_CHUNK": b.transposed.chunk(tile, found.k) if b_along_k else b.chunk(tile, found.n),
     }
-    kernel = anchor_kernel(
-        "matmul", group, lowering, dialect, dims, 2, MATMUL_FIELDS, definitions, ("store.metal", "tile.metal")
-    )
+    text = KernelText("matmul", 2, MATMUL_FIELDS, definitions, ("store.metal", "tile.metal"))
+    kernel = anchor_kernel(text, group, lowering, dialect, dims)
     values = {
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.strides[0], "a_k": a.strides[1], "b_k": b.strides[0], "b_col": b.strides[1],
@@ -194,7 +193,8 @@ def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Di
     if matrix.strides[1] != 1:
         chunk = _chunk(matrix.strides[0], (matrix.offset, *matrix.batch, matrix.strides[1], outputs))
         definitions["CHUNK"] = chunk
-        kernel = anchor_kernel("matvec_columns", group, lowering, dialect, dims, 2, MATVEC_FIELDS, definitions)
+        text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
+        kernel = anchor_kernel(text, group, lowering, dialect, dims)
         return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
     aligned = [matrix.offset, *matrix.batch, matrix.strides[0], found.k]
     if group.prologue:
@@ -204,10 +204,8 @@ def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Di
         prologue, simdgroups, rounds = None, _SIMDGROUPS, 1
         aligned += [vector.offset, *vector.batch]
     definitions |= {"CHUNK": _chunk(values["vector_k"], aligned), "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
-    kernel = anchor_kernel(
-        *("matvec", group, lowering, dialect, dims, 1 if prologue else 2, MATVEC_FIELDS, definitions),
-        prologue=prologue,
-    )
+    text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
+    kernel = anchor_kernel(text, group, lowering, dialect, dims, prologue)
     width = simdgroups * rounds * _SIMDGROUP_SUMS
     return _launches(kernel, found, names, values, (-(-outputs // width), 1), 32 * simdgroups)
 

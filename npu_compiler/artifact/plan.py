@@ -223,7 +223,7 @@ def change_calls(step: Step, change: Callable[[Call], Call]) -> Step:
     """The step with each of its calls changed."""
     if not isinstance(step, CallChoice):
         return change(step)
-    return CallChoice(tuple(replace(option, calls=tuple(map(change, option.calls))) for option in step.options))
+    return CallChoice(tuple(CallOption(option.requires, tuple(map(change, option.calls))) for option in step.options))
 
 
 Select = Callable[[CallChoice, Sequence[KernelSource]], int]  # the option to take, given the plan's kernels
@@ -278,7 +278,8 @@ class ExecutionPlan:
         def renumbered(call: Call) -> Call:
             if not isinstance(call, KernelCall):
                 return call
-            return replace(call, kernel=numbers.setdefault(call.kernel, len(numbers)))
+            number = numbers.setdefault(call.kernel, len(numbers))
+            return call if number == call.kernel else replace(call, kernel=number)
 
         steps = tuple(change_calls(step, renumbered) for step in self.steps)
         return replace(self, kernels=tuple(self.kernels[number] for number in numbers), steps=steps)

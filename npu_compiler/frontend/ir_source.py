@@ -82,6 +82,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     return data
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str})
 _SPECS = ("graph_inputs", "graph_outputs", "weights")
 _BY_NAME: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("dtype", "layout", "memory_format"), lambda value: str(value).removeprefix("torch.")),
@@ -133,14 +134,15 @@ def _node_spec(node: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A value in which torch's data types, devices, layouts and memory formats go by name, and tuples are lists."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, (int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return _unchanged_or(value, [_plain(item) for item in value])
-    if isinstance(value, Mapping):
-        plain = {key: _plain(item) for key, item in value.items()}
+        same = kind is list and _PLAIN.issuperset(map(type, value))  # sizes, mostly
+        return value if same else _unchanged_or(value, [_plain(item) for item in value])
+    if kind is dict or isinstance(value, Mapping):
+        plain = {key: item if type(item) in _PLAIN else _plain(item) for key, item in value.items()}
         return value if all(plain[key] is item for key, item in value.items()) else plain
-    kind = type(value)
     by_name = _BY_NAME.get(kind.__name__) if kind.__module__ == "torch" else None
     return value if by_name is None else by_name(value)
 

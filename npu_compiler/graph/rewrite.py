@@ -135,13 +135,13 @@ def find(graph: IRGraph, patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern,
         if found is None:
             continue
         sought, match = found
-        inside = {id(n) for n in match.nodes}
+        inside = {inner.name for inner in match.nodes}
         outside = [
             f"'{name}' is also read by '{user.name}'" if user else f"'{name}' is an output"
             for inner in match.nodes
             if inner is not node
             for name in inner.outputs
-            for user in [*(u for u in users.get(name, []) if id(u) not in inside), *_if_output(name, graph)]
+            for user in [*(u for u in users.get(name, []) if u.name not in inside), *_if_output(name, graph)]
         ]
         yield sought, f"'{node.name}' is not rewritten as {sought.name}: {outside[0]}" if outside else match
 

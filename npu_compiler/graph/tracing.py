@@ -84,7 +84,7 @@ def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor,
     if entry is None:
         raise UnsupportedOpError(node.name, node.op, "no definition of this op is registered")
     arguments: dict[str, Any] = dict(node.attrs)
-    trace.names = {id(env[name]): name for name in node.tensors()}
+    trace.names = {env[name]: name for name in node.tensors()}
     for key, value in node.inputs.items():
         arguments[key] = env[value] if isinstance(value, str) else tuple(env[v] for v in value)
     for parameter in entry.parameters:

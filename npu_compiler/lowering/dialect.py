@@ -74,18 +74,18 @@ class LeafNames:
     """How a kernel spells the leaves of its expressions: the address of each load, and the value of each position.
 
     Attributes:
-        loads: By identity of the load: pointer name, address text, and whether it may name elements that do not exist.
-        iotas: By identity of the iota: its text.
+        loads: For each load: pointer name, address text, and whether it may name elements that do not exist.
+        iotas: For each iota: its text.
         anchors: By tensor: the name of the anchor's result. Where the epilogue combines two columns, the odd one's name
             has a 1 after it.
-        checks: By identity of the checked index: what its function is told after the index, and whether it may name
+        checks: For each checked index: what its function is told after the index, and whether it may name
             indices that do not exist.
     """
 
-    loads: Mapping[int, tuple[str, str, bool]]
-    iotas: Mapping[int, str]
+    loads: Mapping[Load, tuple[str, str, bool]]
+    iotas: Mapping[Iota, str]
     anchors: Mapping[int, str]
-    checks: Mapping[int, tuple[str, bool]] = field(default_factory=dict)
+    checks: Mapping[Checked, tuple[str, bool]] = field(default_factory=dict)
 
 
 _MAX_INLINE_NODES = 64
@@ -196,17 +196,17 @@ class Printer:
         if isinstance(expr, Call):
             return self.dialect.call(expr.fn, args, expr.dtype)
         if isinstance(expr, Iota):
-            return f"{self.dialect.register(expr.dtype)}({self.names.iotas[id(expr)]})"
+            return f"{self.dialect.register(expr.dtype)}({self.names.iotas[expr]})"
         if isinstance(expr, Load):
             if expr.ref.tensor in self.names.anchors:
                 return self.names.anchors[expr.ref.tensor] + ("1" if expr.ref.view.offset else "")
-            pointer, address, _ = self.names.loads[id(expr)]
+            pointer, address, _ = self.names.loads[expr]
             if args:
                 address = f"{address} + int({args[0]}) * {self._stride(expr)}"
             return f"{self.dialect.register(expr.dtype)}({pointer}[{address}])"
         if isinstance(expr, Checked):
             index, element = args
-            rest, _ = self.names.checks[id(expr)]
+            rest, _ = self.names.checks[expr]
             return f"{CHECK}({index}, {expr.extent}, {expr.otherwise}, int({element}), {rest})"
         raise TypeError(f"{type(expr).__name__} has no text of its own")
 
@@ -222,9 +222,9 @@ class Printer:
         stack = [expr]
         while stack:
             node = stack.pop()
-            if isinstance(node, Load) and self.names.loads.get(id(node), ("", "", False))[2]:
+            if isinstance(node, Load) and self.names.loads.get(node, ("", "", False))[2]:
                 return True
-            if isinstance(node, Checked) and self.names.checks[id(node)][1]:
+            if isinstance(node, Checked) and self.names.checks[node][1]:
                 return True
             if node not in seen and node not in self._harmless and node not in self._known:
                 seen.add(node)

@@ -159,7 +159,7 @@ def row_program(group: Group, operands: Operands, dialect: Dialect, *, hoisting:
 def _uniform_checks(group: Group, operands: Operands) -> list[Checked]:
     """Checks of indices that are the same all along a row, and are made wherever a row is computed."""
     nodes = dict.fromkeys(node for expr in _exprs(group) for node in walk(expr) if isinstance(node, Checked))
-    return [node for node in nodes if not operands.names.checks[id(node)][1] and _is_uniform(node)]
+    return [node for node in nodes if not operands.names.checks[node][1] and _is_uniform(node)]
 
 
 def _is_uniform(check: Checked) -> bool:
@@ -184,13 +184,13 @@ def flops_of(exprs: Sequence[Expr], positions: int) -> int:
     """Arithmetic of evaluating expressions at so many positions; a reduction counts over its extent."""
     total = 0
     for expr in exprs:
-        inside: set[int] = set()
+        inside: set[Expr] = set()
         for reduce in reductions(expr):
             own = [node for node in walk(reduce.arg) if isinstance(node, Call) and node.fn != "cast"]
-            inside.update(map(id, own))
+            inside.update(own)
             total += (len(own) + 1) * reduce.extent * positions
         total += positions * sum(
-            isinstance(node, Call) and node.fn != "cast" and id(node) not in inside for node in walk(expr)
+            isinstance(node, Call) and node.fn != "cast" and node not in inside for node in walk(expr)
         )
     return total
 

@@ -16,13 +16,18 @@ from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View, collapse
 
-__all__ = ["Operands", "Pointer", "merge_groups", "merge_rows"]
+__all__ = ["Operands", "Pointer", "Walks", "merge_groups", "merge_rows"]
 
 MAX_ELEMENTS = 1 << 31
 
 Merged = tuple[tuple[int, ...], list[tuple[int, ...]]]
 Merge = Callable[[tuple[int, ...], list[tuple[int, ...]]], Merged]
 """Merges dimensions of an iteration space, given the strides of every operand over it."""
+
+Leaf = Load | Iota
+
+Walks = Mapping[Leaf | None, tuple[int, ...]]
+"""For each leaf, and under None for the output: its stride along each dimension of an iteration space."""
 
 
 class Pointer(NamedTuple):
@@ -42,7 +47,7 @@ class Operands:
         names: What the printer needs.
         fields: Parameters that the addresses use, with their values.
         output: Address of the output element.
-        walks: By identity of each leaf, and under None for the output: its stride along each of `sizes`.
+        walks: For each leaf, and under None for the output: its stride along each of `sizes`.
         prefix: What the names of pointers and parameters begin with.
     """
 
@@ -51,7 +56,7 @@ class Operands:
     names: LeafNames
     fields: tuple[tuple[str, int], ...]
     output: str
-    walks: Mapping[int | None, tuple[int, ...]]
+    walks: Walks
     prefix: str = ""
 
     @classmethod
@@ -90,7 +95,7 @@ class Operands:
         for (leaf, _), leaf_strides in zip(leaves, merged[1:], strict=True):
             resolver.name(leaf, leaf_strides, sizes, address)
         names = LeafNames(resolver.loads, resolver.iotas, anchors or {}, resolver.name_checks(exprs, address))
-        walks = dict(zip((None, *(id(leaf) for leaf, _ in leaves)), merged, strict=True))
+        walks = dict(zip((None, *(leaf for leaf, _ in leaves)), merged, strict=True))
         return cls(sizes, tuple(resolver.pointers), names, tuple(address.fields.items()), out, walks, prefix)
 
 
@@ -120,31 +125,33 @@ class _Addresses:
 
 class _Resolver:
     def __init__(
-        self, tensors: Sequence[TracedTensor], anchors: Mapping[int, str], inner: Mapping[int, int], prefix: str
+        self, tensors: Sequence[TracedTensor], anchors: Mapping[int, str], inner: Mapping[Leaf, int], prefix: str
     ) -> None:
         self.tensors, self.anchors, self.inner, self.prefix = tensors, anchors, inner, prefix
-        self.loads: dict[int, tuple[str, str, bool]] = {}
-        self.iotas: dict[int, str] = {}
+        self.loads: dict[Load, tuple[str, str, bool]] = {}
+        self.iotas: dict[Iota, str] = {}
         self.pointers: list[Pointer] = []
         self._numbers: dict[tuple[int, int], int] = {}
 
-    def collect(self, exprs: Sequence[Expr], shape: tuple[int, ...]) -> list[tuple[Load | Iota, tuple[int, ...]]]:
+    def collect(self, exprs: Sequence[Expr], shape: tuple[int, ...]) -> list[tuple[Leaf, tuple[int, ...]]]:
         """Every distinct leaf with its strides over `shape`."""
-        found: dict[int, tuple[Load | Iota, tuple[int, ...]]] = {}
+        found: dict[Leaf, tuple[int, ...]] = {}
         for expr in exprs:
             for node in walk(expr):
                 if isinstance(node, Iota) or (isinstance(node, Load) and node.ref.tensor not in self.anchors):
                     view = node.view if isinstance(node, Iota) else node.ref.view
-                    found[id(node)] = (node, self._strides(view, shape, self.inner.get(id(node))))
-        return list(found.values())
+                    found[node] = self._strides(view, shape, self.inner.get(node))
+        return list(found.items())
 
     def _strides(self, view: View, shape: tuple[int, ...], extent: int | None) -> tuple[int, ...]:
+        """What is read inside of a reduction runs as far as that, and a single element stays in its place all along."""
         target = shape if extent is None else (*shape[:-1], extent)
-        return view.expand(target).strides
+        strides = view.expand(target).strides
+        return (*strides[:-1], 0) if view.shape[-1:] == (1,) else strides
 
-    def name(self, leaf: Load | Iota, strides: tuple[int, ...], sizes: tuple[int, ...], address: _Addresses) -> None:
+    def name(self, leaf: Leaf, strides: tuple[int, ...], sizes: tuple[int, ...], address: _Addresses) -> None:
         if isinstance(leaf, Iota):
-            self.iotas[id(leaf)] = address.text(f"{self.prefix}i{len(self.iotas)}", strides, leaf.view.offset)
+            self.iotas[leaf] = address.text(f"{self.prefix}i{len(self.iotas)}", strides, leaf.view.offset)
             return
         source = self.tensors[leaf.ref.tensor]
         if source.layout.size >= MAX_ELEMENTS:
@@ -157,20 +164,20 @@ class _Resolver:
         if number == len(self.pointers):
             self.pointers.append(Pointer(Argument(source.index, bound * source.dtype.size), source.dtype))
         text = address.text(f"{self.prefix}l{len(self.loads)}", strides, rest)
-        self.loads[id(leaf)] = (f"{self.prefix}e{number}", text, guarded)
+        self.loads[leaf] = (f"{self.prefix}e{number}", text, guarded)
 
-    def name_checks(self, exprs: Sequence[Expr], address: _Addresses) -> dict[int, tuple[str, bool]]:
+    def name_checks(self, exprs: Sequence[Expr], address: _Addresses) -> dict[Checked, tuple[str, bool]]:
         """For each checked index, parameters with its number, and the record of faults, which is bound once."""
-        nodes = {id(node): node for expr in exprs for node in walk(expr) if isinstance(node, Checked)}
+        nodes = dict.fromkeys(node for expr in exprs for node in walk(expr) if isinstance(node, Checked))
         if not nodes:
             return {}
         record = f"{self.prefix}e{len(self.pointers)}"
         self.pointers.append(Pointer(Argument(FAULTS, writes=True), None))
         found = {}
-        for number, (identity, node) in enumerate(nodes.items()):
+        for number, node in enumerate(nodes):
             low, high = interval(node.element) or (0, 0)
             check = address.field(f"{self.prefix}check{number}", node.check + 1)
-            found[identity] = (f"p.{check}, {record}", low < 0 or high >= node.elements)
+            found[node] = (f"p.{check}, {record}", low < 0 or high >= node.elements)
         return found
 
 
@@ -209,13 +216,13 @@ def merge_groups(dims: Sequence[Sequence[int]]) -> Merge:
     return merge
 
 
-def _inner_extents(exprs: Sequence[Expr]) -> dict[int, int]:
+def _inner_extents(exprs: Sequence[Expr]) -> dict[Leaf, int]:
     """For each leaf that only a reduction reads: how far its last dimension runs."""
-    extents: dict[int, int] = {}
+    extents: dict[Leaf, int] = {}
     for expr in exprs:
         for node in walk(expr):
             if isinstance(node, Reduce):
                 for leaf in walk(node.arg):
                     if isinstance(leaf, Load | Iota):
-                        extents.setdefault(id(leaf), node.extent)  # the innermost reduction comes first
+                        extents.setdefault(leaf, node.extent)  # the innermost reduction comes first
     return extents

@@ -87,23 +87,23 @@ def _only_load(group: Group) -> Load | None:
 
 def _terms_of_sum(expr: Expr, wanted: Sequence[Load]) -> tuple[Expr, list[Expr]] | None:
     """The sum that has some loads among its terms, which nobody else reads, and its other terms."""
-    uses = Counter(id(child) for node in walk(expr) for child in children(node))
-    if any(uses[id(load)] > 1 for load in wanted):
+    uses = Counter(child for node in walk(expr) for child in children(node))
+    if any(uses[load] > 1 for load in wanted):
         return None
     for node in reversed(walk(expr)):
         terms = _terms(node, uses)
-        if all(any(term is load for term in terms) for load in wanted):
-            return node, [term for term in terms if all(term is not load for load in wanted)]
+        if all(load in terms for load in wanted):
+            return node, [term for term in terms if term not in wanted]
     return None
 
 
-def _terms(node: Expr, uses: Mapping[int, int]) -> list[Expr]:
+def _terms(node: Expr, uses: Mapping[Expr, int]) -> list[Expr]:
     """What is added up to a value; a part that others read too is one term."""
     terms: list[Expr] = []
     stack = [node]
     while stack:
         part = stack.pop()
-        if isinstance(part, Call) and part.fn == "add" and (part is node or uses[id(part)] == 1):
+        if isinstance(part, Call) and part.fn == "add" and (part is node or uses[part] == 1):
             stack.extend(reversed(part.args))
         else:
             terms.append(part)

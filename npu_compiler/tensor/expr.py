@@ -1,36 +1,49 @@
 """Scalar expressions: what one element of a tensor is, as a function of its position.
 
 A fused kernel is nothing but such an expression over one iteration space. numpy evaluates it, and each target's dialect
-prints it; `FUNCTIONS` is the one table of what an expression may call. An expression is compared, and looked up, by
-identity: one that several others use is one object, however many ways lead to it, and no walk takes it twice.
+prints it; `FUNCTIONS` is the one table of what an expression may call. Equal expressions are one object: comparing
+them, and looking them up, goes by identity: what is used in several places is one node, and no walk takes it twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from npu_compiler.dtypes import DType
+from npu_compiler.tensor.interning import Interned
 from npu_compiler.tensor.view import Step, View
 
 __all__ = ["FUNCTIONS", "Call", "Checked", "Const", "Expr", "Function", "Iota", "Load", "REDUCTIONS", "Reduce", "Ref"]
 __all__ += ["children", "has_reduce", "leaves", "reindex", "reductions", "substitute", "walk"]
 
 
+class _Node(Interned):
+    """What expressions are made of."""
+
+    __slots__ = ("below",)
+
+    below: tuple[Expr, ...]
+    """What `walk` found below it, once it was asked."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Const:
-    """A number."""
+class Const(_Node):
+    """A number. That 1, 1.0 and True are equal in Python, and -0.0 is 0.0, does not make them one."""
 
     value: float | int | bool
     dtype: DType
 
+    @classmethod
+    def key(cls, value: float | int | bool, dtype: DType) -> tuple[Any, ...]:
+        return cls, type(value), repr(value), dtype
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ref(Interned):
     """A tensor read through a view.
 
     Attributes:
@@ -50,7 +63,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class Load(_Node):
     """An element of a tensor at the current position; with an index, `index * index_stride` elements further on."""
 
     ref: Ref
@@ -60,7 +73,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Iota:
+class Iota(_Node):
     """The current position itself: ``offset + i0*strides[0] + ...`` of `view`."""
 
     view: View
@@ -68,7 +81,7 @@ class Iota:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class Call(_Node):
     """A function of `FUNCTIONS`, or ``cast`` to `dtype`."""
 
     fn: str
@@ -77,7 +90,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reduce:
+class Reduce(_Node):
     """A reduction of `arg` over the last dimension, which is `extent` long; the result is the same all along it."""
 
     kind: str
@@ -87,7 +100,7 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Checked:
+class Checked(_Node):
     """An index inside of a dimension: itself from 0 to `extent` - 1; else `otherwise`, and the fault is recorded.
 
     Attributes:
@@ -176,9 +189,12 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     return (expr.index, expr.element) if isinstance(expr, Checked) else ()
 
 
-@lru_cache(maxsize=1024)  # what is lowered is walked a dozen times in a row
 def walk(expr: Expr) -> tuple[Expr, ...]:
     """Each distinct sub-expression once, operands before what uses them."""
+    try:
+        return (*expr.below, expr)  # what is lowered is walked a dozen times in a row
+    except AttributeError:
+        pass
     found: dict[Expr, None] = {}
     stack = [expr]
     while stack:
@@ -187,7 +203,9 @@ def walk(expr: Expr) -> tuple[Expr, ...]:
             stack.extend(reversed(missing))
         else:
             found[stack.pop()] = None
-    return tuple(found)
+    order = tuple(found)
+    object.__setattr__(expr, "below", order[:-1])
+    return order
 
 
 def leaves(expr: Expr) -> Iterator[Load]:
@@ -216,21 +234,16 @@ def substitute(expr: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def _with_children(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
-    """A node whose operands are those that `done` has in place of its own; the node itself where all stay."""
+    """A node whose operands are those that `done` has in place of its own."""
     if isinstance(node, Call):
-        args = tuple(done[arg] for arg in node.args)
-        changed = any(new is not old for new, old in zip(args, node.args, strict=True))
-        return Call(node.fn, args, node.dtype) if changed else node
+        args = tuple([done[arg] for arg in node.args])
+        return node if args == node.args else Call(node.fn, args, node.dtype)
     if isinstance(node, Reduce):
-        arg = done[node.arg]
-        return node if arg is node.arg else replace(node, arg=arg)
+        return Reduce(node.kind, done[node.arg], node.extent, node.dtype)
     if isinstance(node, Load) and node.index is not None:
-        index = done[node.index]
-        return node if index is node.index else replace(node, index=index)
+        return Load(node.ref, node.dtype, done[node.index], node.index_stride)
     if isinstance(node, Checked):
-        index, element = done[node.index], done[node.element]
-        changed = index is not node.index or element is not node.element
-        return replace(node, index=index, element=element) if changed else node
+        return replace(node, index=done[node.index], element=done[node.element])
     return node
 
 
@@ -264,7 +277,7 @@ def reindex(expr: Expr, shape: tuple[int, ...], steps: tuple[Step, ...]) -> Expr
                 ref = ref.apply(step) if ref is not None else None
             if ref is None:
                 raise _Inexpressible
-            return replace(node, ref=ref)
+            return Load(ref, node.dtype, node.index, node.index_stride)
         return None
 
     try:

@@ -32,16 +32,16 @@ def interval(expr: Expr, tensors: Mapping[int, Interval] | None = None) -> Inter
         tensors: Bounds of tensors, by their index in the trace, where they are known.
     """
     stored = tensors or {}
-    known: dict[int, Interval | None] = {}
+    known: dict[Expr, Interval | None] = {}
     for node in walk(expr):
         limits = _limits(node.dtype)
         if limits is not None and isinstance(node, Load):
             found = stored.get(node.ref.tensor)
         else:
-            found = None if limits is None else _bounds(node, [known[id(child)] for child in children(node)])
+            found = None if limits is None else _bounds(node, [known[child] for child in children(node)])
         holds = found is not None and limits is not None and limits[0] <= found[0] and found[1] <= limits[1]
-        known[id(node)] = found if holds else limits
-    return known[id(expr)]
+        known[node] = found if holds else limits
+    return known[expr]
 
 
 def _limits(dtype: DType) -> Interval | None:

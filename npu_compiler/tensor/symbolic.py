@@ -261,7 +261,7 @@ class Trace:
         checks: The indices that kernels check; `expr.Checked` has a number in this list.
         bounds: Of tensors of integers that are computed, by their index.
         node: Name of the node whose definition is called.
-        names: By identity, the names that the graph has for the tensors it is called with.
+        names: The names that the graph has for the tensors it is called with.
     """
 
     def __init__(self, layouts: LayoutRule) -> None:
@@ -270,7 +270,7 @@ class Trace:
         self.checks: list[IndexCheck] = []
         self.bounds: dict[int, Interval] = {}
         self.node = ""
-        self.names: dict[int, str] = {}
+        self.names: dict[Tensor, str] = {}
 
     def add(self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None = None) -> Tensor:
         """Declares a tensor in memory and gives the symbolic tensor that refers to it."""
@@ -288,7 +288,7 @@ class Trace:
 
     def check(self, index: Tensor, extent: int, wraps: bool) -> int:
         """The number of a check of `index`, see `IndexCheck`."""
-        name = self.names.get(id(index), self.node)
+        name = self.names.get(index, self.node)
         self.checks.append(IndexCheck(name, index.shape, self.node, extent, wraps))
         return len(self.checks) - 1
 

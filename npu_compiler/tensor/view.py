@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from npu_compiler.tensor.interning import Interned
+
 __all__ = ["Step", "View", "collapse"]
 
 Step = tuple[str, tuple[int, ...]]
 """One view operation by name, with its arguments; `View.apply` performs it."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+@dataclass(frozen=True, slots=True, eq=False)
+class View(Interned):
     """Element ``(i0, i1, ...)`` lies ``offset + i0*strides[0] + i1*strides[1] + ...`` elements into a buffer."""
 
     shape: tuple[int, ...]

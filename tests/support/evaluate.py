@@ -70,10 +70,10 @@ def evaluate(expr: Expr, shape: tuple[int, ...], memory: Memory) -> Array:
 class _Evaluation:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._known: dict[tuple[int, tuple[int, ...]], Array] = {}
+        self._known: dict[tuple[Expr, tuple[int, ...]], Array] = {}
 
     def value(self, expr: Expr, shape: tuple[int, ...]) -> Array:
-        key = (id(expr), shape)
+        key = (expr, shape)
         if key not in self._known:
             with np.errstate(all="ignore"):
                 self._known[key] = self._compute(expr, shape)
