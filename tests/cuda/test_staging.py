@@ -45,7 +45,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     )
     cuda = SimpleNamespace(alloc_pinned_memory=alloc_pinned_memory, runtime=runtime, Event=lambda **_: _Event())
     monkeypatch.setattr(staging, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(staging, "_PIECE_BYTES", PIECE)
+    monkeypatch.setattr(staging, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(staging, "_MAX_PIECES", PIECES)
     return pieces
 
