@@ -159,7 +159,9 @@ def _decoder(nbytes: int, kind: DType) -> tuple[WeightRecipe, ...]:
     recipes = [_identity(item("embedding", rows, _WIDTH))]
     while sum(recipe.spec.nbytes for recipe in recipes) < nbytes:
         layer = f"layers.{len(recipes)}"
-        queries = [item(f"{layer}.{name}", rows, _WIDTH) for name, rows in zip("qkv", (_WIDTH, _GROUP, _GROUP))]
+        queries = [
+            item(f"{layer}.{name}", rows, _WIDTH) for name, rows in zip("qkv", (_WIDTH, _GROUP, _GROUP), strict=True)
+        ]
         gates = [item(f"{layer}.{name}", _HIDDEN, _WIDTH) for name in ("gate", "up")]
         recipes += [
             _identity(item(f"{layer}.norm", _WIDTH)),

@@ -159,11 +159,19 @@ class BufferSpec:
 
     def _store(self, array: NDArray[Any], flat: NDArray[Any]) -> None:
         self.check(array)
+        self.store(array, self.layout.view(flat))
+
+    def store(self, array: NDArray[Any], place: NDArray[Any]) -> None:
+        """Converts some of a tensor's elements to `dtype`, into `place`, which has the shape of `array`.
+
+        Raises:
+            InputError: A number that `dtype` cannot hold.
+        """
         if array.dtype.name == "bfloat16" != self.dtype.name:
             array = array.astype(np.float32)  # numpy notices an overflow only between its own types
         try:
             with np.errstate(over="raise"):
-                self.layout.view(flat)[...] = array
+                place[...] = array
         except FloatingPointError:
             raise self.too_large(array) from None
 

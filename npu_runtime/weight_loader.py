@@ -176,7 +176,7 @@ def _ask(
 def _fill_part(part: WeightPart, source: TensorFile, buffer: DeviceBuffer) -> tuple[float, bool]:
     """Fills a part of a weight's buffer; gives the seconds that it took, and whether all values are finite."""
     started = perf_counter()
-    with buffer.writing_part(part.start, part.nbytes) as memory:
+    with buffer.writing_part(part.start * part.spec.dtype.size, part.size * part.spec.dtype.size) as memory:
         finite = part.fill(memory, source)
     return perf_counter() - started, finite
 

@@ -1,143 +1,147 @@
 """Weights that a recipe only puts in their place: read from the file part by part, straight into the device's memory.
 
-No array of a whole tensor is made, and what is looked at for NaN is still in the cache from reading it.
+No array of a whole tensor is made, and what is looked at for NaN is still in the cache from being read. Where the file
+has another floating-point type, a step at a time is converted on the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import local
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.dtypes import ALL, DType
-from npu_compiler.recipes import Run, WeightRecipe
+from npu_compiler.errors import InputError
+from npu_compiler.layout import BufferSpec
+from npu_compiler.recipes import Run, WeightInput, WeightRecipe
 from npu_runtime.safetensors_file import TensorFile
-from npu_runtime.weight_values import all_finite
+from npu_runtime.weight_values import STEP_BYTES, all_finite
 
 __all__ = ["WeightPart", "parts_of"]
 
-_STEP_BYTES = 1 << 20  # read and looked at in one step; a few of them are in a core's cache
+_FLOATS = {kind.name for kind in ALL if kind.is_float}
 
-Bytes = NDArray[np.uint8]
+Array = NDArray[Any]
 
 
 class _Read(NamedTuple):
-    """Bytes of a tensor of the file, and where they go: `length` at `offset` in each `stride` bytes of the part."""
+    """Elements of a tensor of the file, from `start` on, and where they lie in a part; `dtype` is the file's."""
 
     name: str
+    dtype: DType
     start: int
-    nbytes: int
     place: Run
-
-    def of(self, memory: Bytes) -> Bytes:
-        """Its place in the memory of the part [rows, length]."""
-        return self.place.of(memory)
 
 
 class WeightPart(NamedTuple):
     """A part of a weight.
 
     Attributes:
-        start: Its first byte, of those of the weight.
-        nbytes: How many it has.
-        dtype: Data type of the weight and of the tensors in it.
+        spec: The weight, dense.
+        start: The part's first element.
+        size: How many it has.
+        reads: What it is made of.
     """
 
+    spec: BufferSpec
     start: int
-    nbytes: int
-    dtype: DType
+    size: int
     reads: tuple[_Read, ...]
 
-    def fill(self, memory: Bytes, source: TensorFile) -> bool:
-        """Reads it into `memory` [nbytes]; whether all its values are finite.
+    def fill(self, memory: NDArray[np.uint8], source: TensorFile) -> bool:
+        """Reads it into `memory`; whether all its values are finite, there and in the file. If not, it is not filled.
 
         Raises:
             WeightError: The file cannot be read, or was changed.
         """
-        return all([self._fill(read, read.of(memory), source) for read in self.reads])
+        flat = memory.view(self.spec.dtype.numpy)
+        return all(self._fill(read, read.place.of(flat), source) for read in self.reads)
 
-    def _fill(self, read: _Read, place: Bytes, source: TensorFile) -> bool:
+    def _fill(self, read: _Read, place: Array, source: TensorFile) -> bool:
+        """Fills `place` [rows, elements of one], several rows at once."""
+        dense = place.flags.c_contiguous
+        if dense:
+            place = place.reshape(-1, 1)
         rows, length = place.shape
-        together = place.flags.c_contiguous
-        if together:
-            place, rows, length = place.reshape(-1, 1), place.size, 1
-        step, finite = max(1, _STEP_BYTES // length), True
+        width = length * read.dtype.size
+        step = max(1, STEP_BYTES // width)
         for row in range(0, rows, step):
             target = place[row : row + step]
-            memory = target.reshape(-1) if together else _scratch.of(target.size)
-            source.read_into(read.name, memory, read.start + row * length)
-            finite &= all_finite(memory.view(self.dtype.numpy))
-            if not together:
-                target[...] = memory.reshape(target.shape)
-        return finite
+            straight = dense and read.dtype == self.spec.dtype
+            values = target if straight else _scratch.of(target.size, read.dtype).reshape(target.shape)
+            memory = values.reshape(-1).view(np.uint8)
+            source.read_into(read.name, memory, read.start * read.dtype.size + row * width)
+            if not all_finite(values):
+                return False
+            if not straight:
+                try:
+                    self.spec.store(values, target)
+                except InputError:  # too large for the device's type
+                    return False
+        return True
 
 
 def parts_of(recipe: WeightRecipe, source: TensorFile, most: int) -> list[WeightPart] | None:
     """The parts of a weight, of at most `most` bytes each; None where it is not made of parts.
 
-    It is where its recipe only puts tensors in their place, and they are in the file as the device wants them.
+    It is where its recipe only puts tensors in their place, and they need no more than another floating-point type.
 
     Raises:
         WeightError: The file says what cannot be of a tensor.
     """
     spec, runs = recipe.spec, recipe.runs
-    if runs is None or not spec.layout.is_row_major or not spec.nbytes or most < spec.dtype.size:
+    if runs is None or not spec.layout.is_row_major or not spec.nbytes:
         return None
-    declared = {kind.name for kind in ALL if kind == spec.dtype or (kind.is_float and spec.dtype.is_float)}
-    if not all(
-        item.dtype in declared and source.describe(item.name) == (spec.dtype, item.shape) for item in recipe.inputs
-    ):
+    kinds = [_kind(item, source, spec.dtype) for item in recipe.inputs]
+    size, stride, count = spec.layout.size, runs[0].stride, most // spec.dtype.size
+    whole = [_Read(item.name, kind, 0, run) for item, kind, run in zip(recipe.inputs, kinds, runs, strict=True) if kind]
+    if len(whole) < len(runs):
         return None
-    names = [item.name for item in recipe.inputs]
-    placed = list(zip(names, (Run(*(n * spec.dtype.size for n in run)) for run in runs), strict=True))
-    stride = placed[0][1].stride
-    if stride == spec.nbytes:
-        most -= most % spec.dtype.size
-        return [
-            WeightPart(start, end - start, spec.dtype, tuple(_columns(placed, start, end)))
-            for start, end in _ranges(spec.nbytes, most)
-        ]
-    if stride > most:
+    if stride == size and count:
+        return [WeightPart(spec, start, n, tuple(_within(whole, start, n))) for start, n in _ranges(size, count)]
+    if stride > count:
         return None
+    rows = _ranges(size // stride, count // stride)
     return [
-        WeightPart(
-            start,
-            end - start,
-            spec.dtype,
-            tuple(
-                _Read(name, start // stride * run.length, (end - start) // stride * run.length, run)
-                for name, run in placed
-            ),
-        )
-        for start, end in _ranges(spec.nbytes, most - most % stride)
+        WeightPart(spec, row * stride, n * stride, tuple(r._replace(start=row * r.place.length) for r in whole))
+        for row, n in rows
     ]
 
 
-def _columns(placed: list[tuple[str, Run]], start: int, end: int) -> Iterator[_Read]:
-    """What lies in a range of bytes of tensors one after another."""
-    for name, run in placed:
-        first, last = max(start, run.offset), min(end, run.offset + run.length)
+def _kind(item: WeightInput, source: TensorFile, wanted: DType) -> DType | None:
+    """The data type of a tensor in the file, if it has the shape and the kind of type that it should have."""
+    kind, shape = source.describe(item.name)
+    alike = kind.is_float and wanted.is_float and item.dtype in _FLOATS
+    return kind if shape == item.shape and (alike or (kind == wanted and kind.name == item.dtype)) else None
+
+
+def _within(whole: list[_Read], start: int, size: int) -> Iterator[_Read]:
+    """What lies in `size` elements from `start` on, of tensors one after another."""
+    for read in whole:
+        offset, length, _ = read.place
+        first, last = max(start, offset), min(start + size, offset + length)
         if first < last:
-            yield _Read(name, first - run.offset, last - first, Run(first - start, last - first, end - start))
+            yield read._replace(start=first - offset, place=Run(first - start, last - first, size))
 
 
-def _ranges(nbytes: int, step: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + step, nbytes)) for start in range(0, nbytes, step))
+def _ranges(size: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(step, size - start)) for start in range(0, size, step))
 
 
 class _Scratch(local):
-    """Memory of each thread, which is the same from one step to the next."""
+    """Memory of each thread, the same from one step to the next."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def of(self, nbytes: int) -> Bytes:
+    def of(self, size: int, kind: DType) -> Array:
+        nbytes = size * kind.size
         if nbytes > self._memory.size:
             self._memory = np.empty(nbytes, np.uint8)
-        return self._memory[:nbytes]
+        return self._memory[:nbytes].view(kind.numpy)
 
 
 _scratch = _Scratch()

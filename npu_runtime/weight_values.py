@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from npu_compiler.errors import WeightError
 
-__all__ = ["all_finite", "check_values"]
+__all__ = ["STEP_BYTES", "all_finite", "check_values"]
 
-_PIECE_BYTES = 1 << 20  # looked at in one step, so that the second look finds them in the cache
+STEP_BYTES = 2 << 20  # looked at in one step, so that the second look finds them in the cache
 # Bits of infinity in each floating-point type.
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}
 
@@ -51,7 +51,7 @@ def all_finite(array: NDArray[Any]) -> bool:
     size = array.dtype.itemsize
     signed = np.ascontiguousarray(array).reshape(-1).view(f"i{size}")
     unsigned, negative_infinity = signed.view(f"u{size}"), infinity + (1 << (8 * size - 1))
-    step = _PIECE_BYTES // size
+    step = STEP_BYTES // size
     return all(
         int(signed[start : start + step].max()) < infinity
         and int(unsigned[start : start + step].max()) < negative_infinity
