@@ -65,7 +65,7 @@ class CUDABuffer(DeviceBuffer):
             with self.device.active():
                 staging.send(piece, self.pointer + start, nbytes)
         finally:
-            staging.give_back(piece)
+            staging.take_back(piece)
 
     def reading(self) -> NDArray[np.uint8]:
         with self.device.active():

@@ -49,7 +49,7 @@ class Staging:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._pieces: deque[Piece] = deque()  # that nobody is filling or reading; the longest unused first
-        self._count = 0
+        self._count = self._lent = 0
         self._returned = Condition()
 
     def upload(self, source: Bytes, pointer: int) -> None:
@@ -68,7 +68,7 @@ class Staging:
                 begin = end
             finally:
                 for piece in pieces:
-                    self.give_back(piece)
+                    self._give_back(piece)
 
     def _send(self, source: Bytes, pointer: int, pieces: list[Piece]) -> None:
         """Fills pieces section by section; whoever has filled one sends it, while others are being filled."""
@@ -106,16 +106,20 @@ class Staging:
         return target
 
     def lend(self, nbytes: int) -> Piece | None:
-        """A piece to fill with `nbytes` bytes, then to `send` and to `give_back`; None where none is at hand.
+        """A piece to fill with `nbytes` bytes, then to `send` and to `take_back`; None where none is at hand.
 
-        Nobody waits for one here, because whoever holds several could wait for ever.
+        Nobody waits here, and the last piece is never lent: whoever holds some may copy otherwise, too.
         """
-        piece = self._take() if 0 < nbytes <= PIECE_BYTES else None
+        with self._returned:
+            if not 0 < nbytes <= PIECE_BYTES or self._lent == _MAX_PIECES - 1:
+                return None
+            piece = self._take()
+            self._lent += piece is not None
         if piece is not None:
             try:
                 piece.crossed.synchronize()
             except BaseException:
-                self.give_back(piece)
+                self.take_back(piece)
                 raise
         return piece
 
@@ -124,8 +128,13 @@ class Staging:
         self._copy(pointer, piece.pointer, nbytes)
         piece.crossed.record(self._stream)
 
-    def give_back(self, piece: Piece) -> None:
+    def take_back(self, piece: Piece) -> None:
         """A piece that was lent is free again, once what was sent of it has crossed."""
+        with self._returned:
+            self._lent -= 1
+            self._give_back(piece)
+
+    def _give_back(self, piece: Piece) -> None:
         with self._returned:
             self._pieces.append(piece)
             self._returned.notify()
@@ -134,7 +143,7 @@ class Staging:
         piece.crossed.synchronize()
         part = target[begin : begin + PIECE_BYTES]
         copiers().run(in_sections(part.ctypes.data, piece.pointer, part.nbytes, _SECTION_BYTES))
-        self.give_back(piece)
+        self._give_back(piece)
 
     def _wait_for_one(self) -> Piece:
         with self._returned:

@@ -160,9 +160,10 @@ def _as_it_is(shapes: Sequence[Shape]) -> tuple[Shape, tuple[Run, ...]]:
 
 def _one_after_another(shapes: Sequence[Shape]) -> tuple[Shape, tuple[Run, ...]]:
     """Of weights [N_i, ...]: those of the first, then those of the second."""
-    sizes, ends = [prod(shape) for shape in shapes], list(accumulate(map(prod, shapes)))
+    row, sizes = _row(shapes), [prod(shape) for shape in shapes]
+    ends = list(accumulate(sizes))
     runs = (Run(end - size, size, ends[-1]) for size, end in zip(sizes, ends, strict=True))
-    return (sum(shape[0] for shape in shapes), *_row(shapes)), tuple(runs)
+    return (sum(shape[0] for shape in shapes), *row), tuple(runs)
 
 
 def _in_turns(shapes: Sequence[Shape]) -> tuple[Shape, tuple[Run, ...]]:

@@ -28,14 +28,15 @@ def check_values(name: str, array: NDArray[Any]) -> str:
     """
     if all_finite(array):
         return ""
-    is_nan = np.isnan(array)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is found like any other
+        is_nan, is_infinite = np.isnan(array), np.isinf(array)
     if is_nan.any():
         place = tuple(int(index) for index in np.unravel_index(int(is_nan.argmax()), array.shape))
         raise WeightError(
             f"'{name}': {int(is_nan.sum())} of {array.size} values are NaN, the first at {place}; expected numbers: "
             "the file is damaged, or the training diverged"
         )
-    return f"'{name}': {int(np.isinf(array).sum())} of {array.size} values are infinite"
+    return f"'{name}': {int(is_infinite.sum())} of {array.size} values are infinite"
 
 
 def all_finite(array: NDArray[Any]) -> bool:
