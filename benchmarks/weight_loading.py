@@ -1,9 +1,9 @@
 """How fast weights go from a file in the page cache to a device, by what must be done to them on the way.
 
 Run it as ``python -m benchmarks.weight_loading``, on any device. Each row loads a file of random weights in layers of
-several sizes, as those of a language model or of a convolutional network; GB/s counts the bytes of the file. "as
-arrays" hides from the loader that they are in a file: each tensor is an array of its own before it crosses. The rows
-take turns, and the best of each counts.
+several sizes, as those of a language model or of a convolutional network; a GB is one of the file. "as arrays" hides
+from the loader that they are in a file: each tensor is an array of its own before it crosses. Memory for the weights is
+new each time. The rows take turns, and the best of each counts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import prod
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,10 @@ from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.recipes import WeightInput, WeightRecipe
 from npu_runtime import Device, load_weights
 from npu_runtime.safetensors_file import SafetensorsFile
+from npu_runtime.weight_values import all_finite
 
-_STEP = 1 << 20  # bytes
+_STEPS = (1, 2, 4, 8)  # MiB
+_THREADS = 8
 _WIDTH, _HIDDEN, _GROUP = 1536, 8960, 256  # of a decoder's layer
 _VOCABULARY = 1 / 6  # of all bytes
 _CHANNELS = (64, 256, 512)
@@ -68,16 +71,21 @@ def main() -> None:
     print(f"{device.name}, {os.cpu_count()} cores, {args.gigabytes:g} GB")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         rows = _rows(device, Path(folder), int(args.gigabytes * 1e9))
-        best = dict.fromkeys(rows, 0.0)
-        for _ in range(args.rounds):
-            for name, load in rows.items():
-                best[name] = max(best[name], load())
-    for name, speed in best.items():
-        print(f"{name:<58}{speed:7.2f} GB/s")
+        times = [{name: _times(load) for name, load in rows.items()} for _ in range(args.rounds)]
+    for name in rows:
+        seconds, processor = (min(measured) for measured in zip(*(one[name] for one in times), strict=True))
+        print(f"{name:<58}{1 / seconds:7.2f} GB/s {1e3 * processor:7.0f} ms of the processor for a GB")
 
 
-def _rows(device: Device, folder: Path, nbytes: int) -> dict[str, Callable[[], float]]:
-    """What is measured, by its name; each gives GB/s."""
+def _times(load: Callable[[], int]) -> tuple[float, float]:
+    """Seconds for a GB of what `load` gives the bytes of: on the clock, and of all threads on the processor."""
+    started, used = perf_counter(), process_time()
+    gigabytes = load() / 1e9
+    return (perf_counter() - started) / gigabytes, (process_time() - used) / gigabytes
+
+
+def _rows(device: Device, folder: Path, nbytes: int) -> dict[str, Callable[[], int]]:
+    """What is measured, by its name; each gives the bytes that it took from a file."""
     program = _small_program(device)
     decoder = _decoder(nbytes, dtype("bfloat16"))
     plain = tuple(_identity(item) for recipe in decoder for item in recipe.inputs)
@@ -87,12 +95,21 @@ def _rows(device: Device, folder: Path, nbytes: int) -> dict[str, Callable[[], f
     _save(network, wide)
     cast = tuple(_identity(item, FLOAT16) for recipe in network for item in recipe.inputs)
 
-    def load(path: Path, recipes: tuple[WeightRecipe, ...], as_arrays: bool = False) -> Callable[[], float]:
+    def load(path: Path, recipes: tuple[WeightRecipe, ...], as_arrays: bool = False) -> Callable[[], int]:
         return lambda: _loaded(path, replace(program, recipes=recipes), device, as_arrays)
 
     return {
-        "reading alone, one thread": lambda: _read(half, 1),
-        "reading alone, eight threads": lambda: _read(half, 8),
+        "reading alone, one thread": lambda: _read(half, 1, _STEPS[0] << 20, looking=False),
+        **{
+            f"reading alone, {_THREADS} threads, steps of {step} MiB": partial(_read, half, _THREADS, step << 20, False)
+            for step in _STEPS
+        },
+        **{
+            f"reading and looking, {_THREADS} threads, steps of {step} MiB": partial(
+                _read, half, _THREADS, step << 20, True
+            )
+            for step in _STEPS
+        },
         "bfloat16 as it is, as arrays": load(half, plain, True),
         "bfloat16 as it is": load(half, plain),
         "bfloat16, linears merged, as arrays": load(half, decoder, True),
@@ -103,33 +120,33 @@ def _rows(device: Device, folder: Path, nbytes: int) -> dict[str, Callable[[], f
     }
 
 
-def _loaded(path: Path, program: CompiledProgram, device: Device, as_arrays: bool) -> float:
-    started = perf_counter()
+def _loaded(path: Path, program: CompiledProgram, device: Device, as_arrays: bool) -> int:
     weights = load_weights(_Arrays(SafetensorsFile(path)) if as_arrays else path, program, device)
     min(weights.values(), key=lambda buffer: buffer.nbytes).reading()  # behind all that was asked of the device
-    return path.stat().st_size / (perf_counter() - started) / 1e9
+    return path.stat().st_size
 
 
-def _read(path: Path, threads: int) -> float:
-    """All bytes of a file, in steps, each thread into the same memory again and again."""
-    file, started = SafetensorsFile(path), perf_counter()
-    numbers = count()
+def _read(path: Path, threads: int, step: int, looking: bool) -> int:
+    """Reads all bytes of a file, in steps, each thread into the same memory again; looks for NaN there if asked to."""
+    file, numbers = SafetensorsFile(path), count()
     places = [
-        (name, at, min(_STEP, size - at))
+        (name, at, min(step, size - at))
         for name in file
         for size in [prod(file.describe(name)[1]) * file.describe(name)[0].size]
-        for at in range(0, size, _STEP)
+        for at in range(0, size, step)
     ]
 
     def run(_: int) -> None:
-        memory = np.empty(_STEP, np.uint8)
+        memory = np.empty(step, np.uint8)
         while (number := next(numbers)) < len(places):
             name, at, nbytes = places[number]
             file.read_into(name, memory[:nbytes], at)
+            if looking and not all_finite(memory[:nbytes].view(file.describe(name)[0].numpy)):
+                raise SystemExit(f"'{name}' is not finite")
 
     with ThreadPoolExecutor(threads) as workers:
         list(workers.map(run, range(threads)))
-    return path.stat().st_size / (perf_counter() - started) / 1e9
+    return path.stat().st_size
 
 
 def _small_program(device: Device) -> CompiledProgram:

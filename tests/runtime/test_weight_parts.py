@@ -238,7 +238,7 @@ def test_a_system_without_positioned_reads(device: Device, tmp_path: Path, monke
 def test_bytes_beyond_a_tensor_are_not_read(tmp_path: Path) -> None:
     file = SafetensorsFile(_file(tmp_path / "w.safetensors", {"a": torch.zeros(4), "b": torch.ones(4)}))
     for start, nbytes in ((8, 12), (-4, 4), (16, 1), (0, 17)):
-        with pytest.raises(WeightError, match="asked for bytes .*, it has 16"):
+        with pytest.raises(WeightError, match=r"asked for bytes .*, it has 16"):
             file.read_into("a", np.zeros(nbytes, np.uint8), start)
 
 
