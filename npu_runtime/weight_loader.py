@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ __all__ = ["Source", "Weights", "check_names", "check_tensor", "load_weights", "
 
 _MAX_LISTED = 8
 _MAX_THREADS = 8
+_TERMINAL_BY_WISH = ("FORCE_COLOR", "TTY_COMPATIBLE")  # what `rich` asks before it asks the stream
 
 Array = NDArray[Any]
 Source = Mapping[str, Any]  # of arrays, as `as_array` takes them
@@ -231,6 +233,9 @@ def check_tensor(expected: WeightInput, given: object) -> Array:
 @contextmanager
 def _progress(recipes: tuple[WeightRecipe, ...]) -> Iterator[Iterable[WeightRecipe]]:
     """The recipes, with a bar on standard error that moves by their bytes; on a terminal only."""
+    if not (_is_terminal(sys.stderr) or any(name in os.environ for name in _TERMINAL_BY_WISH)):
+        yield recipes  # importing `rich` takes as long as reading a few hundred megabytes
+        return
     from rich.console import Console
     from rich.progress import Progress
 
@@ -244,3 +249,10 @@ def _progress(recipes: tuple[WeightRecipe, ...]) -> Iterator[Iterable[WeightReci
                 bar.advance(task, recipe.spec.nbytes)
 
         yield advance()
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
