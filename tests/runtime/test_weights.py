@@ -267,7 +267,7 @@ def test_every_dtype_of_the_table_is_read(device: Device, tmp_path: Path) -> Non
         np.testing.assert_array_equal(content(weights, name, dtype(name).numpy), np.ones(3))
 
 
-def test_what_draws_the_bar_is_not_imported_where_none_is_shown(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_draws_the_bar_is_not_imported_without_one(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "rich.progress", None)
