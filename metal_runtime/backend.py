@@ -27,6 +27,8 @@ _APIS = {"metal": apple_metal, "software-metal": software_metal}
 class MetalBuffer(DeviceBuffer):
     """An MTLBuffer in memory that device and host share."""
 
+    part_bytes = 8 << 20  # any number would do; large tensors are cut for several threads
+
     def __init__(self, native: Any, nbytes: int) -> None:
         self.native, self.nbytes = native, nbytes
 
@@ -37,6 +39,10 @@ class MetalBuffer(DeviceBuffer):
     @contextmanager
     def writing(self) -> Iterator[NDArray[np.uint8]]:
         yield self._memory
+
+    @contextmanager
+    def writing_part(self, start: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._memory[start : start + nbytes]
 
     def reading(self) -> NDArray[np.uint8]:
         view = self._memory.view()

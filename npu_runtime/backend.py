@@ -25,9 +25,14 @@ __all__ = ["Backend", "BoundPlan", "DeviceBuffer", "PreparedPlan", "Recording", 
 
 
 class DeviceBuffer(ABC):
-    """A piece of device memory of `nbytes` bytes."""
+    """A piece of device memory of `nbytes` bytes.
+
+    Attributes:
+        part_bytes: How much of it `writing_part` takes at once without a copy; 0 where it can only be written whole.
+    """
 
     nbytes: int
+    part_bytes: ClassVar[int] = 0
 
     @classmethod
     def from_numpy(
@@ -66,6 +71,10 @@ class DeviceBuffer(ABC):
 
         On a device that shares memory with the host it is the buffer itself; its old content is not promised.
         """
+
+    def writing_part(self, start: int, nbytes: int) -> AbstractContextManager[NDArray[np.uint8]]:
+        """As `writing`, for `nbytes` bytes from `start` on alone; several threads may write parts at once."""
+        raise NotImplementedError(f"{type(self).__name__} has no part_bytes")
 
     @abstractmethod
     def reading(self) -> NDArray[np.uint8]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +15,22 @@ from numpy.typing import NDArray
 from npu_compiler.errors import ProgramFormatError, WeightError
 from npu_compiler.tensor.layout import BufferSpec
 
-__all__ = ["TRANSFORMS", "WeightInput", "WeightRecipe"]
+__all__ = ["TRANSFORMS", "Run", "WeightInput", "WeightRecipe"]
 
 Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """Where a tensor lies in a row-major result: in order, `length` elements at `offset` in each `stride` elements."""
+
+    offset: int
+    length: int
+    stride: int
+
+    def of(self, flat: Array) -> Array:
+        """The tensor's place in a result of at least one element, as a view [result's size / stride, length]."""
+        return flat.reshape(-1, self.stride)[:, self.offset : self.offset + self.length]
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,17 @@ class WeightRecipe:
     def is_plain(self) -> bool:
         """Whether the result is a tensor of the weight file as it is there, so that other recipes may start from it."""
         return self.transform == "identity" and not self.data
+
+    @property
+    def runs(self) -> tuple[Run, ...] | None:
+        """Where each of `inputs` lies in the result, if the transform only puts them in their place; else None."""
+        if self.transform not in _PLACES or not self.inputs or self.attrs:
+            return None
+        try:
+            shape, runs = _PLACES[self.transform]([item.shape for item in self.inputs])
+        except ValueError:
+            return None
+        return runs if shape == self.spec.shape else None
 
     def compute(self, arrays: Sequence[Array]) -> Array:
         """The tensor of shape `spec.shape`, in the precision that the transform computes in.
@@ -127,15 +153,50 @@ def _fold_given_bias(
     return (shifted if beta is None else shifted + beta.astype(np.float64)).astype(np.float32)
 
 
-def _concatenate(*tensors: Array) -> Array:
-    """Weights [N_i, ...] one after another."""
-    return np.concatenate(tensors)
+def _as_it_is(shapes: Sequence[Shape]) -> tuple[Shape, tuple[Run, ...]]:
+    (shape,) = shapes
+    return shape, (Run(0, prod(shape), prod(shape)),)
 
 
-def _interleave(*tensors: Array) -> Array:
-    """The rows of weights [N, ...] in turns: the first of each, then the second of each."""
-    stacked: Array = np.stack(tensors, axis=1)
-    return stacked.reshape(-1, *tensors[0].shape[1:])
+def _one_after_another(shapes: Sequence[Shape]) -> tuple[Shape, tuple[Run, ...]]:
+    """Of weights [N_i, ...]: those of the first, then those of the second."""
+    row, sizes = _row(shapes), [prod(shape) for shape in shapes]
+    ends = list(accumulate(sizes))
+    runs = (Run(end - size, size, ends[-1]) for size, end in zip(sizes, ends, strict=True))
+    return (sum(shape[0] for shape in shapes), *row), tuple(runs)
+
+
+def _in_turns(shapes: Sequence[Shape]) -> tuple[Shape, tuple[Run, ...]]:
+    """Of weights [N, ...]: the first row of each, then the second row of each."""
+    row, count = _row(shapes), len(shapes)
+    if len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(f"rows of {', '.join(map(str, shapes))} cannot take turns")
+    length = prod(row)
+    runs = (Run(number * length, length, count * length) for number in range(count))
+    return (count * shapes[0][0], *row), tuple(runs)
+
+
+def _row(shapes: Sequence[Shape]) -> Shape:
+    """The shape of one row, which all weights have in common."""
+    if not all(shapes) or len({shape[1:] for shape in shapes}) != 1:
+        raise ValueError(f"{', '.join(map(str, shapes))} are not rows of one shape")
+    return shapes[0][1:]
+
+
+_PLACES: dict[str, Callable[[Sequence[Shape]], tuple[Shape, tuple[Run, ...]]]] = {
+    "identity": _as_it_is,
+    "concatenate": _one_after_another,
+    "interleave": _in_turns,
+}
+
+
+def _placed(transform: str, *tensors: Array) -> Array:
+    shape, runs = _PLACES[transform]([tensor.shape for tensor in tensors])
+    result: Array = np.empty(shape, np.result_type(*(tensor.dtype for tensor in tensors)))
+    if result.size:
+        for tensor, run in zip(tensors, runs, strict=True):
+            run.of(result.reshape(-1)).reshape(tensor.shape)[...] = tensor
+    return result
 
 
 TRANSFORMS: dict[str, Callable[..., Array]] = {
@@ -143,6 +204,6 @@ TRANSFORMS: dict[str, Callable[..., Array]] = {
     "fold_weight": _fold_weight,
     "fold_bias": _fold_bias,
     "fold_given_bias": _fold_given_bias,
-    "concatenate": _concatenate,
-    "interleave": _interleave,
+    "concatenate": partial(_placed, "concatenate"),
+    "interleave": partial(_placed, "interleave"),
 }

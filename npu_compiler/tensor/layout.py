@@ -55,6 +55,11 @@ class Layout:
     def is_padded(self) -> bool:
         return self.shape != self.alloc_shape
 
+    @property
+    def is_row_major(self) -> bool:
+        """Whether the elements lie in the order of the tensor's own, one beside the other."""
+        return not self.is_padded and self.strides == dense(self.shape).strides
+
     def view(self, flat: NDArray[Any]) -> NDArray[Any]:
         """The tensor that a flat array of `size` elements holds, without the padding, as a view of it."""
         stored = flat[: self.size].reshape([self.alloc_shape[dim] for dim in self.order])
@@ -132,8 +137,7 @@ class BufferSpec:
     def encode_bytes(self, array: NDArray[Any]) -> NDArray[np.uint8]:
         """The bytes of `encode`; those of `array` itself where it lies as the device wants it."""
         self.check(array)
-        row_major = self.layout.strides == dense(self.shape).strides and not self.layout.is_padded
-        if row_major and array.dtype == self.dtype.numpy and array.flags.c_contiguous:
+        if self.layout.is_row_major and array.dtype == self.dtype.numpy and array.flags.c_contiguous:
             return array.reshape(-1).view(np.uint8)
         return self.encode(array).view(np.uint8)
 
@@ -155,11 +159,19 @@ class BufferSpec:
 
     def _store(self, array: NDArray[Any], flat: NDArray[Any]) -> None:
         self.check(array)
+        self.store(array, self.layout.view(flat))
+
+    def store(self, array: NDArray[Any], place: NDArray[Any]) -> None:
+        """Converts some of a tensor's elements to `dtype`, into `place`, which has the shape of `array`.
+
+        Raises:
+            InputError: A number that `dtype` cannot hold.
+        """
         if array.dtype.name == "bfloat16" != self.dtype.name:
             array = array.astype(np.float32)  # numpy notices an overflow only between its own types
         try:
             with np.errstate(over="raise"):
-                self.layout.view(flat)[...] = array
+                place[...] = array
         except FloatingPointError:
             raise self.too_large(array) from None
 
