@@ -190,7 +190,9 @@ def _tiled_options(
     tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     fused = Epilogue(group, found, pack_size(group, found.operands, conv.outputs))
-    given = (conv, fused, lowering, image, geometry)
+    added = _summed(conv, group, lowering)[1:]
+    structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
+    given = (conv, fused, lowering, image, "\n".join(structs))
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
     if fits_overlaps(group, lowering):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(group, lowering),)))
@@ -202,7 +204,7 @@ def _lower_tiled(
     fused: Epilogue,
     lowering: Lowering,
     image: Argument,
-    geometry: Mapping[str, int],
+    structs: str,
     tiling: Tiling,
 ) -> KernelCall:
     group = fused.group
@@ -225,13 +227,12 @@ def _lower_tiled(
     }
     weight = _argument(conv.weight, conv.weight_ref)
     added = [argument for part in summed[1:] for argument in _arguments(part)]
-    structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in summed[1:])]
     return anchor_launch(
         KernelText(
             "conv2d",
             values={"rows": rows, "tiles_m": tiles_m},
             macros=macros,
-            generated="\n".join([*structs, product_function(tiling, conv.image.dtype)]),
+            generated=f"{structs}\n{product_function(tiling, conv.image.dtype)}",
             parts=tiling.files,
         ),
         LaunchShape(

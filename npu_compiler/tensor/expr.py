@@ -191,14 +191,17 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> tuple[Expr, ...]:
     """Each distinct sub-expression once, operands before what uses them."""
-    try:
+    if hasattr(expr, "below"):
         return (*expr.below, expr)  # what is lowered is walked a dozen times in a row
-    except AttributeError:
-        pass
     found: dict[Expr, None] = {}
     stack = [expr]
     while stack:
-        missing = [child for child in children(stack[-1]) if child not in found]
+        node = stack[-1]
+        if hasattr(node, "below"):  # a part that was walked by itself: the same order, less what came before
+            found.update(dict.fromkeys(node.below))
+            missing = []
+        else:
+            missing = [child for child in children(node) if child not in found]
         if missing:
             stack.extend(reversed(missing))
         else:

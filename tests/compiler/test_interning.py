@@ -13,12 +13,27 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import npu_compiler
 from benchmarks.compile_time import chain
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32, INT64, DType
 from npu_compiler.tensor import interning
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Ref, reductions, substitute, walk
+from npu_compiler.tensor.expr import (
+    Call,
+    Checked,
+    Const,
+    Expr,
+    Iota,
+    Load,
+    Reduce,
+    Ref,
+    children,
+    reductions,
+    substitute,
+    walk,
+)
 from npu_compiler.tensor.interning import Interned
 from npu_compiler.tensor.view import View
 from npu_runtime import Device
@@ -184,3 +199,24 @@ def test_a_column_is_read_where_it_is_summed_and_where_it_is_repeated() -> None:
     values, factor = (tensor.double() for tensor in given.values())
     expected = values * factor + factor + (values * factor).sum(1, keepdim=True)
     np.testing.assert_allclose(result, expected.numpy(), rtol=2e-3, atol=2e-2)
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_the_order_of_a_walk_does_not_depend_on_what_was_walked_before(data: st.DataObject) -> None:
+    """Operands first, from left to right, each node once; parts that were walked by themselves included."""
+    nodes: list[Expr] = [load(tensor) for tensor in range(3)]
+    for _ in range(data.draw(st.integers(1, 12))):
+        args = data.draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=3))
+        nodes.append(Call("add", tuple(args), FLOAT32))
+        if data.draw(st.booleans()):
+            walk(data.draw(st.sampled_from(nodes)))
+    order: dict[Expr, None] = {}
+
+    def visit(node: Expr) -> None:
+        for child in children(node):
+            visit(child)
+        order.setdefault(node)
+
+    visit(nodes[-1])
+    assert walk(nodes[-1]) == tuple(order)
