@@ -16,6 +16,7 @@ from npu_compiler.errors import InputError
 
 __all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "dense", "layout_of"]
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TOO_LARGE_REMEDY = (
     "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that is "
     "meant, as in a mask"
@@ -55,8 +56,15 @@ class Layout:
     def is_padded(self) -> bool:
         return self.shape != self.alloc_shape
 
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether it is row-major and without padding."""
+        return not self.is_padded and self.order == tuple(range(len(self.shape)))
+
     def view(self, flat: NDArray[Any]) -> NDArray[Any]:
         """The tensor that a flat array of `size` elements holds, without the padding, as a view of it."""
+        if self.is_dense:
+            return flat[: self.size].reshape(self.shape)
         stored = flat[: self.size].reshape([self.alloc_shape[dim] for dim in self.order])
         logical = stored.transpose(sorted(range(len(self.order)), key=self.order.__getitem__))
         window: tuple[Any, ...] = tuple(slice(0, n) for n in self.shape)
@@ -154,12 +162,19 @@ class BufferSpec:
         return self.layout.view(stored).astype(self.host_dtype.numpy, order="C")
 
     def _store(self, array: NDArray[Any], flat: NDArray[Any]) -> None:
+        self.store(array, self.layout.view(flat))
+
+    def store(self, array: NDArray[Any], view: NDArray[Any]) -> None:
+        """Does as `encode_into`, but for the padding: `view` is the tensor in memory, as `Layout.view` gives it."""
         self.check(array)
-        if array.dtype.name == "bfloat16" != self.dtype.name:
+        if array.dtype == view.dtype:
+            view[...] = array
+            return
+        if array.dtype == _BFLOAT16:
             array = array.astype(np.float32)  # numpy notices an overflow only between its own types
         try:
             with np.errstate(over="raise"):
-                self.layout.view(flat)[...] = array
+                view[...] = array
         except FloatingPointError:
             raise self.too_large(array) from None
 
@@ -174,10 +189,12 @@ class BufferSpec:
 
     def check(self, array: NDArray[Any]) -> None:
         """Raises InputError where `encode` refuses an array."""
-        if tuple(array.shape) != self.shape:
+        if array.shape != self.shape:
             raise InputError(f"'{self.name}': given an array of shape {tuple(array.shape)}, expected {self.shape}")
         given = array.dtype
-        floats = self.dtype.is_float and (given.kind == "f" or given.name == "bfloat16")
+        if given == self.dtype.numpy:
+            return
+        floats = self.dtype.is_float and (given.kind == "f" or given == _BFLOAT16)
         if not floats and given not in (self.dtype.numpy, self.host_dtype.numpy):
             raise InputError(
                 f"'{self.name}': given an array of dtype {given}, expected {self.host_dtype}; convert it with "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -24,6 +25,7 @@ Array = NDArray[Any]
 
 # numpy knows these from ml_dtypes, torch has its own; between them the bits travel as integers.
 _FOREIGN_TO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_FOREIGN = frozenset(np.dtype(getattr(ml_dtypes, name)) for name in _FOREIGN_TO_NUMPY)
 _INTEGERS = {1: "uint8", 2: "int16"}
 _CPU = (1, 3)  # DLPack's numbers of memory that the host reads: its own, and what is pinned in it
 _TAKEN = "a numpy array, a tensor of torch, or anything else with __array__, DLPack or the buffer protocol"
@@ -107,7 +109,7 @@ def to_torch(array: Array) -> torch.Tensor:
     """
     import torch
 
-    if array.dtype.name in _FOREIGN_TO_NUMPY:
+    if array.dtype in _FOREIGN:
         kind: torch.dtype = getattr(torch, array.dtype.name)
         return to_torch(array.view(_INTEGERS[array.dtype.itemsize])).view(kind)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or not array.dtype.isnative:
@@ -127,15 +129,21 @@ def _writable(array: Array) -> Array:
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     """The tensor as an array that shares its memory."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    foreign = _as_bits(tensor.dtype)
+    array: Array = tensor.numpy() if foreign is None else tensor.view(foreign[0]).numpy().view(foreign[1])
+    return array
+
+
+@cache
+def _as_bits(kind: torch.dtype) -> tuple[torch.dtype, Any] | None:
+    """For a dtype that numpy has only from ml_dtypes, the integers it travels as, and what ml_dtypes calls it."""
     import torch
 
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name in _FOREIGN_TO_NUMPY:
-        bits: torch.dtype = getattr(torch, _INTEGERS[tensor.element_size()])
-        return tensor.view(bits).numpy().view(getattr(ml_dtypes, name))
-    array: Array = tensor.numpy()
-    return array
+    name = str(kind).removeprefix("torch.")
+    if name not in _FOREIGN_TO_NUMPY:
+        return None
+    return getattr(torch, _INTEGERS[kind.itemsize]), getattr(ml_dtypes, name)
 
 
 def _converted(value: Any) -> Array:
