@@ -1,12 +1,12 @@
 """What a mixed plan costs beyond its device, its CPU and its bytes: microseconds for a partition and for a transfer.
 
-Run it as ``python -m benchmarks.mixed_calls --device software-metal`` or ``--device cuda``; ``--json`` writes the figures
-to a file. The plans are chains of products on the device with sigmoids between them that a callback leaves to the CPU,
-on tensors of 8 x 64: longer ones have more partitions, wider ones more transfers for each.
+Run it as ``python -m benchmarks.mixed_calls --device software-metal`` or ``--device cuda``; ``--json`` writes the
+figures to a file. The plans are chains of products on the device with sigmoids between them that a callback leaves to
+the CPU, on tensors of 8 x 64: longer ones have more partitions, wider ones more transfers for each.
 
-A call is `DAGExecutor.execute`, from arrays to arrays. Taken off it are the device's time (the same plans, bound to their
-memory before, replayed), the CPU's (the same calls of PyTorch, made directly), and the bytes (at the rate of a large
-copy). What is left is divided between partitions and transfers by least squares over all plans.
+A call is `DAGExecutor.execute`, from arrays to arrays. Taken off it are the device's time (the same plans, bound to
+their memory before, replayed), the CPU's (the same calls of PyTorch, made directly), and the bytes (at the rate of a
+large copy). What is left is divided between partitions and transfers by least squares over all plans.
 """
 
 from __future__ import annotations
@@ -81,12 +81,15 @@ def _measure(stages: int, width: int, device: Device, calls: int) -> dict[str, A
     pieces = [_piece(part, device, extraction.weights) for part in plan.partitions]
     whole, *apart = _alternating([lambda: executor.execute(inputs), *pieces], calls)
     if device.backend.runs_ahead:
-        apart = [seconds if isinstance(piece, _OnCPU) else piece.in_a_row() for piece, seconds in zip(pieces, apart)]
+        apart = [
+            seconds if isinstance(piece, _OnCPU) else piece.in_a_row()
+            for piece, seconds in zip(pieces, apart, strict=True)
+        ]
     row = _row(plan, whole, pieces, apart)
     print(
         f"{row['partitions']:3} partitions, {row['transfers']:3} transfers: {row['call']:7.1f} µs a call, device "
-        f"{row['on device']:6.1f}, CPU {row['on CPU']:6.1f}, bytes {row['bytes']:4.1f}; beyond them {row['overhead']:7.1f} "
-        f"of at most {row['allowed']:6.1f}"
+        f"{row['on device']:6.1f}, CPU {row['on CPU']:6.1f}, bytes {row['bytes']:4.1f}; beyond them "
+        f"{row['overhead']:7.1f} of at most {row['allowed']:6.1f}"
     )
     return row
 

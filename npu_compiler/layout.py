@@ -123,6 +123,16 @@ class BufferSpec:
         """Bytes of the buffer, padding included."""
         return self.layout.size * self.dtype.size
 
+    def places_as(self, other: BufferSpec) -> bool:
+        """Whether each element lies where `other` expects it, in the data type that it expects."""
+        if self is other:
+            return True
+        if (self.dtype, self.shape, self.nbytes) != (other.dtype, other.shape, other.nbytes):
+            return False
+        # The stride of a dimension of one element places nothing.
+        pairs = zip(self.shape, self.layout.strides, other.layout.strides, strict=True)
+        return all(extent <= 1 or stride == expected for extent, stride, expected in pairs)
+
     def encode(self, array: NDArray[Any]) -> NDArray[Any]:
         """Turns a host array into the flat array that the device's buffer holds.
 

@@ -8,7 +8,8 @@ they are bound as the compiler binds those of ops that it lowers (`npu_compiler.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,7 +26,8 @@ _KINDS = {
 _NON_FINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
-class _Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Place:
     """Stands for the tensor of this number among a node's."""
 
     index: int

@@ -150,8 +150,7 @@ class Executor:
         Raises:
             NPUError: As `run` does.
         """
-        if not isinstance(inputs, Mapping):
-            self.upload(inputs)
+        _check_mapping(inputs, self._inputs)
         with self._lock:
             own = self._own
             if own is None:
@@ -201,11 +200,7 @@ class Executor:
         Raises:
             InputError: An array does not fit its input.
         """
-        if not isinstance(inputs, Mapping):
-            raise InputError(
-                f"given a {type(inputs).__name__} as inputs, expected a mapping of names to buffers or arrays; "
-                f"the inputs are {_names(self._inputs)}"
-            )
+        _check_mapping(inputs, self._inputs)
         return {name: self._adopted(name, value) for name, value in inputs.items()}
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
@@ -271,7 +266,7 @@ class Executor:
         for index, buffer in enumerate(self.plan.buffers):
             if buffer.role in named:
                 named[buffer.role].append((index, buffer.name))
-            weight = (weights or {})[buffer.name] if buffer.role is Role.WEIGHT else None
+            weight = weights[buffer.name] if weights is not None and buffer.role is Role.WEIGHT else None
             faults = self._faults.memory if buffer.role is Role.FAULTS else None
             memory.append(arenas.get(index, weight or faults))
         return _FixedMemory(key, memory, named[Role.INPUT], named[Role.OUTPUT])
@@ -351,6 +346,14 @@ def check_program_type(program: object) -> None:
         raise InputError(
             f"given a {type(program).__name__} as program, expected a CompiledProgram; CompiledProgram.load(path) "
             "reads one and npu_compiler.compile(ir) makes one"
+        )
+
+
+def _check_mapping(inputs: object, names: object) -> None:
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"given a {type(inputs).__name__} as inputs, expected a mapping of names to buffers or arrays; "
+            f"the inputs are {_names(names)}"
         )
 
 

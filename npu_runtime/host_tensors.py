@@ -14,12 +14,24 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_array", "from_device", "is_array", "like", "on_host", "to_numpy", "to_torch"]
+__all__ = [
+    "as_array",
+    "copied",
+    "described",
+    "from_device",
+    "is_array",
+    "like",
+    "on_host",
+    "rounded",
+    "to_numpy",
+    "to_torch",
+]
 
 Array = NDArray[Any]
 
@@ -42,6 +54,8 @@ def is_array(value: object) -> bool:
 
 def on_host(value: Any) -> bool:
     """Whether the memory of an array is the host's; what does not say where it lies is."""
+    if type(value) is np.ndarray:
+        return True
     if _is_torch(value):
         return bool(value.device.type == "cpu")
     if hasattr(value, "__dlpack_device__"):
@@ -73,6 +87,39 @@ def as_array(value: Any, what: str = "the array") -> Array:
     if array.dtype == object:
         raise InputError(f"{what}: given a {type(value).__name__} of objects, expected numbers")
     return array
+
+
+def described(value: Any) -> tuple[tuple[int, ...], str] | None:
+    """Shape and name of the data type of a tensor, without touching its values; None where it does not say them."""
+    shape, kind = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return None if shape is None or kind is None else (tuple(shape), str(kind).removeprefix("torch."))
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor where it lies; on the host where its library has no copy that this project knows."""
+    if _is_torch(value):
+        return value.detach().clone()
+    if _is_cupy(value):
+        return value.copy()
+    if hasattr(value, "__array_namespace__"):
+        return value.__array_namespace__().asarray(value, copy=True)
+    return as_array(value)
+
+
+def rounded(value: Any, kind: DType) -> Array:
+    """A tensor of the host as an array that a device stores as it is: the lowest float32 of a mask becomes -inf.
+
+    Args:
+        value: An array or tensor.
+        kind: What the device stores; where that is no floating-point type, the array's own stays.
+    """
+    if kind.is_float and _is_torch(value) and str(value.dtype) == "torch.float32":
+        return to_numpy(value.to(getattr(sys.modules["torch"], kind.name)))  # on all processors
+    array = as_array(value)
+    if not kind.is_float or array.dtype == kind.numpy:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(kind.numpy)
 
 
 def like(array: Array, example: Any) -> Any:
