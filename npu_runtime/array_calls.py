@@ -62,7 +62,7 @@ class OwnMemory:
             tensor = self._received[name] = _Tensor(self._device, spec)
         started = perf_counter()
         spec.store(array, tensor.view)
-        self._transfers.uploads.add(spec.nbytes, perf_counter() - started)
+        self._transfers.uploads.add(tensor.buffer.data.nbytes, perf_counter() - started)
         return tensor.buffer
 
     def output(self, name: str) -> NPUBuffer | None:
@@ -77,7 +77,6 @@ class OwnMemory:
         """What lies in an output, as a new array in the data type that the model declares."""
         started = perf_counter()
         tensor = self._made[name]
-        spec = tensor.buffer.spec
-        array = tensor.view.astype(spec.host_dtype.numpy, order="C")
-        self._transfers.downloads.add(spec.nbytes, perf_counter() - started)
+        array = tensor.view.astype(tensor.buffer.spec.host_dtype.numpy, order="C")
+        self._transfers.downloads.add(tensor.buffer.data.nbytes, perf_counter() - started)
         return array

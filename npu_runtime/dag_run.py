@@ -63,8 +63,8 @@ class DAGRun:
         for source, key, spec in step.relayouts:
             there[key] = NPUBuffer.from_numpy(rounded(there[source].to_numpy(), spec.dtype), self._device, spec)
         given = {name: there[key] for name, key in step.given}
-        for name, tensor, spec, rounds in step.sent:
-            given[name] = self._sent(tensor, spec, rounds)
+        for _, name, spec, rounds in step.sent:
+            given[name] = self._sent(name, spec, rounds)
         for copy in step.copies:
             given[copy.input] = self._copied(copy)
         if step.to_host:

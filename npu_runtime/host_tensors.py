@@ -113,8 +113,8 @@ def rounded(value: Any, kind: DType) -> Array:
         value: An array or tensor.
         kind: What the device stores; where that is no floating-point type, the array's own stays.
     """
-    if kind.is_float and _is_torch(value) and str(value.dtype) == "torch.float32":
-        return to_numpy(value.to(getattr(sys.modules["torch"], kind.name)))  # on all processors
+    if kind.is_float and _is_torch(value) and value.dtype is _torch_dtype("float32"):
+        return to_numpy(value.to(_torch_dtype(kind.name)))  # on all processors
     array = as_array(value)
     if not kind.is_float or array.dtype == kind.numpy:
         return array
@@ -176,10 +176,19 @@ def _writable(array: Array) -> Array:
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     """The tensor as an array that shares its memory."""
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.requires_grad or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     foreign = _as_bits(tensor.dtype)
     array: Array = tensor.numpy() if foreign is None else tensor.view(foreign[0]).numpy().view(foreign[1])
     return array
+
+
+@cache
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 @cache
