@@ -227,6 +227,12 @@ class DAGExecutor:
             WeightError: The model has weights and none were loaded.
             DeviceError: The device failed, or PyTorch refused an operation.
         """
+        return self.execute_with_states(inputs, function, on_device=on_device)[0]
+
+    def execute_with_states(
+        self, inputs: Mapping[str, Any], function: str | None = None, *, on_device: bool = False
+    ) -> tuple[dict[str, NDArray[Any] | NPUBuffer], frozenset[str]]:
+        """As `execute`; and the names of the outputs that take the place of states given as buffers."""
         name = self._main_name if function is None else function
         if not isinstance(name, str) or name not in self.functions:
             raise InputError(f"given the function {name!r:.60}, expected one of {', '.join(self.functions)}")
@@ -249,7 +255,7 @@ class DAGExecutor:
                     run.on_device(step, weights.get(step.index))
                 else:
                     run.on_cpu(step)
-            return run.results()
+            return run.results(), schedule.kept
 
     def _check_target(self, plan: PartitionPlan) -> None:
         if plan.target not in (None, self.device.target):

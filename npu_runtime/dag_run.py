@@ -70,7 +70,7 @@ class DAGRun:
         if step.to_host:
             here.update(step.executor.compute(given, weights))
         else:
-            there.update(step.executor.run(given, weights, sync=step.sync))
+            there.update(step.executor.run(given, weights))
             for name in step.downloads:
                 here[name] = there[name].to_numpy()
         self._forget(step)

@@ -86,7 +86,6 @@ class DeviceStep:
         copies: States that it updates in a copy.
         to_host: Whether all that it makes goes to the host and nothing stays.
         downloads: What else crosses once it has run.
-        sync: Whether to wait for it, because no download does, or because a number may have been too large.
         host_ends, device_ends: What nobody reads once it has run.
     """
 
@@ -99,7 +98,6 @@ class DeviceStep:
     copies: tuple[Copy, ...]
     to_host: bool
     downloads: tuple[str, ...]
-    sync: bool
     host_ends: tuple[str, ...]
     device_ends: tuple[Key, ...]
 
@@ -192,8 +190,6 @@ class Schedule:
         made = {output.name for output in executor.plan.outputs}
         stays = any(self._is_needed_after(name, part) for name in made)
         to_host = not executor.plan.state and not stays and made == set(downloads)
-        # A download waits, and sees faults; numbers that were too large for their data type are seen by waiting alone.
-        exact = all(each.rounds for each in (*sent, *uploads))
         return DeviceStep(
             executor,
             part.index,
@@ -204,7 +200,6 @@ class Schedule:
             copies,
             to_host,
             () if to_host else downloads,
-            not downloads or not exact,
             *self._ends(part),
         )
 

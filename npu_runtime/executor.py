@@ -107,16 +107,13 @@ class Executor:
         self._fixed: _FixedMemory | None = None
         self._own: OwnMemory | None = None
 
-    def run(
-        self, inputs: Mapping[str, Any], weights: Weights | None = None, *, sync: bool = True
-    ) -> dict[str, NPUBuffer]:
+    def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs once and waits for the result.
 
         Args:
             inputs: For each input by name a buffer, or a host array as `NPUBuffer.from_numpy` takes it. A buffer that
                 the program updates in place changes; an array does not.
             weights: What `load_weights` gave for this program; may be omitted when it has none.
-            sync: Whether to wait, on a device that runs ahead of the host; others always do.
 
         Returns:
             The outputs by name, in the model's order: new buffers, except that a state updated in place is the input's
