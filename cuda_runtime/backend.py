@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.capability import fitting_options
-from cuda_runtime.conversion import convert
+from cuda_runtime.conversion import Conversion
 from cuda_runtime.device import CUDABuffer, CUDADevice, Flag, VisibleBuffer
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.recording import CUDARecording
@@ -105,7 +105,7 @@ class CUDABackend(CUDADevice, Backend):
                 crossed = self.allocate(array.nbytes)
                 self.staging.upload(np.ascontiguousarray(array).reshape(-1).view(np.uint8), crossed.pointer)
             source = crossed.array[: array.nbytes].view(array.dtype).reshape(array.shape)
-            convert(source, buffer.view(spec), self.stream, self._lost.array)
+            Conversion(source, buffer.view(spec)).ask(self.stream, self._lost.array)
             self.stream.synchronize()
             if self._lost.taken():
                 raise spec.too_large(array)  # integers were looked at above
@@ -121,7 +121,7 @@ class CUDABackend(CUDADevice, Backend):
             return super().download(buffer, spec)
         converted = self.allocate(dense_there.nbytes)
         with self.active():
-            convert(buffer.view(spec), converted.view(dense_there), self.stream, self.overflow.array)
+            Conversion(buffer.view(spec), converted.view(dense_there)).ask(self.stream, self._lost.array)
         return super().download(converted, dense_there)
 
     def write(self, array: NDArray[Any], spec: BufferSpec, buffer: DeviceBuffer) -> None:

@@ -14,10 +14,10 @@ from npu_compiler.errors import InputError, TargetMismatchError, WeightError
 from npu_compiler.layout import BufferSpec
 from npu_runtime.array_calls import OwnMemory
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
-from npu_runtime.buffer import NPUBuffer
+from npu_runtime.buffer import NPUBuffer, is_host_array
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord
-from npu_runtime.host_tensors import as_array, is_array, on_host
+from npu_runtime.host_tensors import as_array, is_array
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
@@ -175,7 +175,7 @@ class Executor:
 
     def _received(self, own: OwnMemory, name: str, value: Any) -> NPUBuffer:
         """An input on the device, in memory of the executor's own where it is a small array of the host."""
-        if isinstance(value, NPUBuffer) or not own.takes(name) or not is_array(value) or not on_host(value):
+        if not own.takes(name) or not is_host_array(value):
             return self._adopted(name, value)
         return own.receive(name, as_array(value, f"input '{name}'"))
 
@@ -210,23 +210,29 @@ class Executor:
     def bind(
         self, inputs: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer], weights: Weights | None = None
     ) -> BoundPlan:
-        """What a recording takes: the plan on this very memory, which must stay as it is while the recording is used.
+        """The plan on this very memory, for loops that own their buffers: calling what this returns runs it once more.
+
+        Everything is checked now, and nothing at the calls, see `BoundPlan`. Runs of the executor itself and of what it
+        gave here must not overlap in several threads, as its intermediate tensors are shared.
 
         Args:
-            inputs: As for `run`.
-            outputs: Where to put the outputs, but for states updated in place, which are in their inputs.
+            inputs: A buffer for each input, by name; written by the caller between the calls.
+            outputs: Where to put the outputs, but for states updated in place, which are in their inputs. Memory of
+                its own for each.
             weights: As for `run`.
 
         Raises:
-            InputError: As `run`; or an output is missing, not expected, or has another shape, dtype, layout or device.
+            InputError: As `run`; or an output is missing, not expected, or has another shape, dtype, layout or device,
+                or lies where an input or another output does.
             WeightError: As `run`.
         """
         self._check_inputs(inputs)
         self._check_weights(weights)
         self._check_outputs(outputs)
+        _check_apart(outputs, inputs)
         states = {name: inputs[source] for name, source in self._state.items()}
         memory = self._memory(inputs, {**outputs, **states}, weights)
-        return BoundPlan(self._prepared, memory, self._lock, self._faults.look)
+        return BoundPlan(self._prepared, memory, self._lock, self._faults.look, self._backend.record)
 
     def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
         if not self._state:
@@ -365,6 +371,16 @@ def choose_function(program: CompiledProgram, function: str | None) -> Execution
     if not isinstance(function, str) or function not in program.functions:
         raise InputError(f"given the function {function!r:.60}, expected one of {_names(program.functions)}")
     return program.functions[function]
+
+
+def _check_apart(outputs: Mapping[str, NPUBuffer], inputs: Mapping[str, NPUBuffer]) -> None:
+    """Refuses memory for an output that an input or another output has."""
+    taken = [(f"input '{name}'", buffer.data) for name, buffer in inputs.items()]
+    for name, buffer in outputs.items():
+        other = next((what for what, data in taken if data.nbytes and data.overlaps(buffer.data)), None)
+        if other is not None:
+            raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
+        taken.append((f"output '{name}'", buffer.data))
 
 
 def _names(names: object) -> str:

@@ -12,7 +12,7 @@ from npu_compiler.ir import TensorSpec
 from npu_compiler.output_structure import Structure, build, parse_structure, read_structure
 from npu_compiler.partitioner import PartitionPlan, partition
 from npu_runtime.backend import Backend
-from npu_runtime.buffer import NPUBuffer
+from npu_runtime.buffer import NPUBuffer, is_host_array
 from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.device import Device
 from npu_runtime.host_tensors import from_device, is_array, like, on_host
@@ -189,7 +189,7 @@ class _Program:
 
     def run(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         sources = dict(self._executor.plan.state)
-        if inputs and not sources and all(map(_is_host_array, inputs.values())):
+        if inputs and not sources and all(map(is_host_array, inputs.values())):
             arrays = self._executor.compute(inputs, self._weights)
             return [arrays[spec.name] for spec in self.outputs]
         results = self._executor.run(inputs, self._weights)
@@ -228,10 +228,6 @@ class _Kept:
 def _example(inputs: Mapping[str, Any]) -> Any:
     """The input whose library and device the results are for; None where all are `NPUBuffer`s."""
     return next((value for value in inputs.values() if not isinstance(value, NPUBuffer)), None)
-
-
-def _is_host_array(value: object) -> bool:
-    return not isinstance(value, NPUBuffer) and is_array(value) and on_host(value)
 
 
 def _check_given(weights: object, name: str, count: int) -> None:
