@@ -4,16 +4,19 @@ Run it as ``python -m benchmarks.mixed_calls --device software-metal`` or ``--de
 figures to a file. The plans are chains of products on the device with sigmoids between them that a callback leaves to
 the CPU, on tensors of 8 x 64: longer ones have more partitions, wider ones more transfers for each.
 
-A call is `DAGExecutor.execute`, from arrays to arrays. Taken off it are the device's time (the same plans, bound to
-their memory before, replayed), the CPU's (the same calls of PyTorch, made directly), and the bytes (at the rate of a
-large copy). What is left is divided between partitions and transfers by least squares over all plans.
+A call is `DAGExecutor.execute`, from arrays to arrays. Taken off it are the device's time (what each run of a program
+takes in the call; on a device that runs ahead of the host, what replays of it in a row take), the CPU's (the same calls
+of PyTorch, made directly), and the bytes (at the rate of a large copy). What is left is divided between partitions and
+transfers by least squares over all plans.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +27,7 @@ import torch
 import npu_compiler
 from npu_compiler.partitioner import Partition, PartitionPlan
 from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights
-from npu_runtime.backend import BoundPlan
+from npu_runtime.backend import DeviceBuffer, PreparedPlan
 
 _ROWS, _SIZE = 8, 64
 _PLANS = ((1, 1), (4, 1), (8, 1), (1, 4), (4, 4), (8, 4))
@@ -74,18 +77,24 @@ def _measure(stages: int, width: int, device: Device, calls: int) -> dict[str, A
     model = Chain(stages, width).eval()
     extraction = npu_compiler.extract(model, tuple(tensors))
     plan = npu_compiler.partition(extraction.ir, lambda op: op != _ON_CPU, target=device.target)
-    executor = DAGExecutor(plan, device)
+    with _timed_plans(device) as on_device:
+        executor = DAGExecutor(plan, device)
     executor.load_weights(extraction.weights)
     inputs = {spec.name: tensor.numpy() for spec, tensor in zip(plan.inputs, tensors, strict=True)}
     _check(executor.execute(inputs).values(), model(*tensors))
-    pieces = [_piece(part, device, extraction.weights) for part in plan.partitions]
-    whole, *apart = _alternating([lambda: executor.execute(inputs), *pieces], calls)
+    on_host: list[float] = []
+    waited: list[float] = []
+    for _ in range(calls):
+        on_device.seconds = 0.0
+        started = perf_counter()
+        executor.execute(inputs)
+        on_host.append(perf_counter() - started - on_device.seconds)
+        waited.append(on_device.seconds)
+    device_seconds, host_seconds = _undisturbed(waited), _undisturbed(on_host)
     if device.backend.runs_ahead:
-        apart = [
-            seconds if isinstance(piece, _OnCPU) else piece.in_a_row()
-            for piece, seconds in zip(pieces, apart, strict=True)
-        ]
-    row = _row(plan, whole, pieces, apart)
+        device_seconds = sum(_replay(part, device, extraction.weights) for part in plan.partitions if part.on_device)
+        host_seconds -= device_seconds
+    row = _row(plan, host_seconds, device_seconds, _torch_seconds(plan, calls))
     print(
         f"{row['partitions']:3} partitions, {row['transfers']:3} transfers: {row['call']:7.1f} µs a call, device "
         f"{row['on device']:6.1f}, CPU {row['on CPU']:6.1f}, bytes {row['bytes']:4.1f}; beyond them "
@@ -94,84 +103,107 @@ def _measure(stages: int, width: int, device: Device, calls: int) -> dict[str, A
     return row
 
 
-def _row(
-    plan: PartitionPlan, whole: float, pieces: Sequence[_OnCPU | _OnDevice], apart: Sequence[float]
-) -> dict[str, Any]:
-    """Figures of a plan, in microseconds."""
-    on_cpu = sum(s for piece, s in zip(pieces, apart, strict=True) if isinstance(piece, _OnCPU)) * 1e6
-    on_device = sum(apart) * 1e6 - on_cpu
-    crossing = plan.bytes_moved / _copy_rate() * 1e6
+def _row(plan: PartitionPlan, on_host: float, on_device: float, on_cpu: float) -> dict[str, Any]:
+    """Figures of a plan, in microseconds.
+
+    Args:
+        plan: The plan.
+        on_host: Seconds of a call that the device is not waited for.
+        on_device: Seconds that it is.
+        on_cpu: Seconds of the calls of PyTorch in it.
+    """
+    crossing = plan.bytes_moved / _copy_rate()
     parts, transfers = len(plan.partitions), len(plan.transfers)
     return {
         "partitions": parts,
         "transfers": transfers,
-        "call": whole * 1e6,
-        "on device": on_device,
-        "on CPU": on_cpu,
-        "bytes": crossing,
-        "overhead": whole * 1e6 - on_device - on_cpu - crossing,
+        "call": (on_host + on_device) * 1e6,
+        "on device": on_device * 1e6,
+        "on CPU": on_cpu * 1e6,
+        "bytes": crossing * 1e6,
+        "overhead": (on_host - on_cpu - crossing) * 1e6,
         "allowed": _MOST_A_PARTITION * parts + _MOST_A_TRANSFER * transfers,
     }
 
 
-class _OnCPU:
-    """The calls of PyTorch that a partition makes, and nothing else."""
+class _TimedPlan(PreparedPlan):
+    """A prepared plan that adds up the seconds in which it runs."""
 
-    def __init__(self, part: Partition) -> None:
-        self._tensors = [torch.randn(_ROWS, _SIZE) for _ in part.nodes]
-        self._op: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.sigmoid.default
+    def __init__(self, plan: PreparedPlan, times: _Times) -> None:
+        self._plan, self._times = plan, times
 
-    def __call__(self) -> None:
-        for tensor in self._tensors:
-            self._op(tensor)
-
-
-class _OnDevice:
-    """A partition's program on memory that it was bound to before."""
-
-    def __init__(self, bound: BoundPlan, device: Device) -> None:
-        self._recording = device.backend.record([bound])
-
-    def __call__(self) -> None:
-        self._recording.launch()()
-
-    def in_a_row(self) -> float:
-        """Seconds of one of many that are asked for without waiting between them."""
-        self()
+    def run(self, buffers: Sequence[DeviceBuffer]) -> None:
         started = perf_counter()
-        for _ in range(_IN_A_ROW):
-            wait = self._recording.launch()
-        wait()
-        return (perf_counter() - started) / _IN_A_ROW
+        self._plan.run(buffers)
+        self._times.seconds += perf_counter() - started
+
+    def run_timed(self, buffers: Sequence[DeviceBuffer]) -> list[float]:
+        return self._plan.run_timed(buffers)
 
 
-def _piece(part: Partition, device: Device, weights: Any) -> _OnCPU | _OnDevice:
-    if not part.on_device:
-        return _OnCPU(part)
+@dataclass
+class _Times:
+    """The seconds of plans that were run."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def _timed_plans(device: Device) -> Iterator[_Times]:
+    """Times the plans that are made ready within the block; none where the device runs ahead of the host."""
+    times, prepare = _Times(), device.backend.prepare
+    if not device.backend.runs_ahead:
+        device.backend.prepare = lambda plan: _TimedPlan(prepare(plan), times)  # type: ignore[method-assign]
+    try:
+        yield times
+    finally:
+        device.backend.prepare = prepare  # type: ignore[method-assign]
+
+
+def _replay(part: Partition, device: Device, weights: Any) -> float:
+    """Seconds of a partition's program on memory that it was bound to before, of many without waiting between them."""
     program = npu_compiler.compile(part.ir, device.target)
     executor, loaded = Executor(program, device), load_weights(weights, program, device)
     inputs = {
         spec.name: NPUBuffer.from_numpy(np.zeros(spec.shape, np.float32), device, spec) for spec in program.input_specs
     }
-    return _OnDevice(executor.bind(inputs, executor.run(inputs, loaded), loaded), device)
+    recording = device.backend.record([executor.bind(inputs, executor.run(inputs, loaded), loaded)])
+    recording.launch()()
+    started = perf_counter()
+    for _ in range(_IN_A_ROW):
+        wait = recording.launch()
+    wait()
+    return (perf_counter() - started) / _IN_A_ROW
 
 
-def _alternating(calls: Sequence[Callable[[], object]], count: int) -> list[float]:
-    """Seconds of each call where no other work is in the way: the 10th percentile, timed in turns."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for _ in range(count):
-        for call, found in zip(calls, seconds, strict=True):
-            started = perf_counter()
-            call()
-            found.append(perf_counter() - started)
-    return [float(np.percentile(found, 10)) for found in seconds]
+def _torch_seconds(plan: PartitionPlan, calls: int) -> float:
+    """Seconds of the calls of PyTorch in a plan, made directly."""
+    tensors = [torch.randn(_ROWS, _SIZE) for part in plan.partitions if not part.on_device for _ in part.nodes]
+    op: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.sigmoid.default
+    seconds = []
+    for _ in range(calls):
+        started = perf_counter()
+        for tensor in tensors:
+            op(tensor)
+        seconds.append(perf_counter() - started)
+    return _undisturbed(seconds)
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    """What a call takes where no other work is in its way: the 10th percentile."""
+    return float(np.percentile(seconds, 10))
 
 
 def _copy_rate() -> float:
     """Bytes that one processor copies in a second."""
     source = np.ones(1 << 24, np.uint8)
     target = np.zeros_like(source)
-    return source.nbytes / min(_alternating([lambda: np.copyto(target, source)], 5))
+    seconds = []
+    for _ in range(5):
+        started = perf_counter()
+        np.copyto(target, source)
+        seconds.append(perf_counter() - started)
+    return source.nbytes / min(seconds)
 
 
 def _check(given: Any, wanted: Sequence[torch.Tensor]) -> None:
