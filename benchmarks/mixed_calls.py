@@ -2,7 +2,8 @@
 
 Run it as ``python -m benchmarks.mixed_calls --device software-metal`` or ``--device cuda``; ``--json`` writes the
 figures to a file. The plans are chains of products on the device with sigmoids between them that a callback leaves to
-the CPU, on tensors of 8 x 64: longer ones have more partitions, wider ones more transfers for each.
+the CPU, on tensors of 8 x 64: longer ones have more partitions, wider ones more transfers for each, and in residual
+ones partitions on the device read what earlier ones made.
 
 A call is `DAGExecutor.execute`, from arrays to arrays. Taken off it are the device's time (what each run of a program
 takes in the call; on a device that runs ahead of the host, what replays of it in a row take), the CPU's (the same calls
@@ -30,25 +31,38 @@ from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights
 from npu_runtime.backend import DeviceBuffer, PreparedPlan
 
 _ROWS, _SIZE = 8, 64
-_PLANS = ((1, 1), (4, 1), (8, 1), (1, 4), (4, 4), (8, 4))
+_PLANS = (
+    (1, 1, False),
+    (4, 1, False),
+    (8, 1, False),
+    (4, 1, True),
+    (1, 4, False),
+    (4, 4, False),
+    (8, 4, False),
+    (4, 4, True),
+)
 _ON_CPU = "aten.sigmoid.default"
 _MOST_A_PARTITION, _MOST_A_TRANSFER = 30.0, 10.0
 _IN_A_ROW = 100
 
 
 class Chain(torch.nn.Module):
-    """`width` tensors side by side: a product and a sigmoid each, `stages` times, and a product at the end."""
+    """`width` tensors side by side: a product and a sigmoid each, `stages` times, and a product at the end.
 
-    def __init__(self, stages: int, width: int) -> None:
+    With `residual`, what goes into a stage is added to what comes out, so that tensors are read on both sides.
+    """
+
+    def __init__(self, stages: int, width: int, residual: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.stages, self.width = stages, width
+        self.stages, self.width, self.residual = stages, width, residual
         self.weight = torch.nn.Parameter(torch.randn(_SIZE, _SIZE) / _SIZE**0.5)
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         found = list(tensors)
         for _ in range(self.stages):
-            found = [torch.sigmoid(x @ self.weight) for x in found]
+            made = [torch.sigmoid(x @ self.weight) for x in found]
+            found = [x + y for x, y in zip(found, made, strict=True)] if self.residual else made
         return [x @ self.weight for x in found]
 
 
@@ -62,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)  # the ops are too small to share
     device = Device(args.device)
-    rows = [_measure(stages, width, device, args.calls) for stages, width in _PLANS]
+    rows = [_measure(Chain(*plan), device, args.calls) for plan in _PLANS]
     counts = np.array([[row["partitions"], row["transfers"]] for row in rows], float)
     (partition, transfer), *_ = np.linalg.lstsq(counts, np.array([row["overhead"] for row in rows]), rcond=None)
     print(f"{partition:.1f} µs a partition (at most {_MOST_A_PARTITION:g}), ", end="")
@@ -72,10 +86,9 @@ def main() -> None:
         args.json.write_text(json.dumps({**figures, "plans": rows}, indent=2) + "\n")
 
 
-def _measure(stages: int, width: int, device: Device, calls: int) -> dict[str, Any]:
-    tensors = [torch.randn(_ROWS, _SIZE) for _ in range(width)]
-    model = Chain(stages, width).eval()
-    extraction = npu_compiler.extract(model, tuple(tensors))
+def _measure(model: Chain, device: Device, calls: int) -> dict[str, Any]:
+    tensors = [torch.randn(_ROWS, _SIZE) for _ in range(model.width)]
+    extraction = npu_compiler.extract(model.eval(), tuple(tensors))
     plan = npu_compiler.partition(extraction.ir, lambda op: op != _ON_CPU, target=device.target)
     with _timed_plans(device) as on_device:
         executor = DAGExecutor(plan, device)
@@ -94,11 +107,11 @@ def _measure(stages: int, width: int, device: Device, calls: int) -> dict[str, A
     if device.backend.runs_ahead:
         device_seconds = sum(_replay(part, device, extraction.weights) for part in plan.partitions if part.on_device)
         host_seconds -= device_seconds
-    row = _row(plan, host_seconds, device_seconds, _torch_seconds(plan, calls))
+    row = {"residual": model.residual} | _row(plan, host_seconds, device_seconds, _torch_seconds(plan, calls))
     print(
         f"{row['partitions']:3} partitions, {row['transfers']:3} transfers: {row['call']:7.1f} µs a call, device "
         f"{row['on device']:6.1f}, CPU {row['on CPU']:6.1f}, bytes {row['bytes']:4.1f}; beyond them "
-        f"{row['overhead']:7.1f} of at most {row['allowed']:6.1f}"
+        f"{row['overhead']:7.1f} of at most {row['allowed']:6.1f}" + (", residual" if model.residual else "")
     )
     return row
 

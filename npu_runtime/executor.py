@@ -105,7 +105,7 @@ class Executor:
         self._weights: Weights | None = None  # the last that were checked
         self._lock = self._workspace.lock
         self._fixed: _FixedMemory | None = None
-        self._own: OwnMemory | None = None
+        self._own = self._own_memory()
 
     def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs once and waits for the result.
@@ -126,10 +126,11 @@ class Executor:
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
-        inputs = self.upload(inputs)
+        _check_mapping(inputs, self._inputs)
         with self._lock:
-            buffers, outputs = self._bind(inputs, weights)
-            with self._updating(inputs):
+            given = self._received(inputs)
+            buffers, outputs = self._bind(given, weights)
+            with self._updating(given):
                 self._prepared.run(buffers)
             self._faults.look()
         return outputs
@@ -149,10 +150,7 @@ class Executor:
         """
         _check_mapping(inputs, self._inputs)
         with self._lock:
-            own = self._own
-            if own is None:
-                own = self._own = self._own_memory()
-            given = {name: self._received(own, name, value) for name, value in inputs.items()}
+            own, given = self._own, self._received(inputs)
             self._check_inputs(given)
             self._check_weights(weights)
             outputs = {spec.name: own.output(spec.name) or self._output(spec, given) for spec in self.plan.outputs}
@@ -173,11 +171,15 @@ class Executor:
         )
         return OwnMemory(self.device, inputs, outputs)
 
-    def _received(self, own: OwnMemory, name: str, value: Any) -> NPUBuffer:
-        """An input on the device, in memory of the executor's own where it is a small array of the host."""
-        if not own.takes(name) or not is_host_array(value):
-            return self._adopted(name, value)
-        return own.receive(name, as_array(value, f"input '{name}'"))
+    def _received(self, inputs: Mapping[str, Any]) -> dict[str, NPUBuffer]:
+        """The inputs on the device, small arrays of the host in memory of the executor's own."""
+        own = self._own
+        return {
+            name: own.receive(name, as_array(value, f"input '{name}'"))
+            if own.takes(name) and is_host_array(value)
+            else self._adopted(name, value)
+            for name, value in inputs.items()
+        }
 
     def run_timed(
         self, inputs: Mapping[str, Any], weights: Weights | None = None

@@ -71,7 +71,6 @@ def test_what_pads_a_tensor_stays_zero(device: Device) -> None:
         (result,) = executor.compute({spec.name: x}, weights).values()
         (wanted,) = executor.run({spec.name: x}, weights).values()
         np.testing.assert_array_equal(result, wanted.to_numpy())
-        assert executor._own is not None
         content = executor._own.receive(spec.name, x).data.reading().view(np.float16).reshape(4, 5)
         assert not content[:, 3:].any()
 
