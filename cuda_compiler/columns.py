@@ -11,12 +11,12 @@ from cuda_compiler.maps import finish_map, map_kernel, map_macros
 from cuda_compiler.packing import AXES, PackedLoad, Positions, pack_size, packed_loads, unpack, with_packs
 from cuda_compiler.skeleton import pointer_parameters
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
-from npu_compiler.codegen.operands import Operands
-from npu_compiler.codegen.plan import KernelCall
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import leaves, reductions, walk
+from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import leaves, reductions, walk
 
 __all__ = ["lower_columns", "rows_side_by_side"]
 
@@ -29,8 +29,10 @@ _ROWS = -2  # the last of the rows' dimensions, along which they lie side by sid
 
 def rows_side_by_side(group: Group, operands: Operands) -> bool:
     """Whether what is reduced is contiguous along the last of the rows' dimensions, not along the row itself."""
-    walks = [operands.walks[id(load)] for reduce in reductions(group.expr) for load in leaves(reduce.arg)]
-    moving = [walk for walk in walks if walk[-1]]
+    found = reductions(group.expr)
+    single = all(reduce.extent == 1 for reduce in found)  # all rows of one column lie so, and nothing moves along them
+    walks = [operands.walks[load] for reduce in found for load in leaves(reduce.arg)]
+    moving = [walk for walk in walks if single or walk[-1]]
     return bool(moving) and all(len(walk) > 1 and walk[_ROWS] == 1 and walk[-1] != 1 for walk in moving)
 
 
@@ -58,7 +60,7 @@ def _without_single_columns(group: Group, operands: Operands) -> Operands:
     """Operands whose stride along a row of one element is none: it never counts."""
     if group.shape[-1] != 1:
         return operands
-    reduced = {id(node) for reduce in reductions(group.expr) for node in walk(reduce.arg)}
+    reduced = {node for reduce in reductions(group.expr) for node in walk(reduce.arg)}
     walks = {key: steps if key in reduced else (*steps[:-1], 0) for key, steps in operands.walks.items()}
     return replace(operands, walks=walks)
 

@@ -19,12 +19,12 @@ from cuda_compiler.packing import (
     with_packs,
 )
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
-from npu_compiler.codegen.operands import Operands
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import reductions
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import reductions
 
 __all__ = ["VectorFunction", "lower_rows", "vector_function"]
 

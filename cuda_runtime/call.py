@@ -20,7 +20,7 @@ from cuda_runtime.device import CUDABuffer, Flag, VisibleBuffer
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import checked_array
-from npu_compiler.layout import BufferSpec, dense
+from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.buffer import NPUBuffer
 
 __all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Narrowed", "Rearranged", "Results"]

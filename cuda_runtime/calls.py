@@ -15,10 +15,10 @@ from cuda_runtime.given import HOST, Given
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor, checked_array, lies_as
-from npu_compiler.codegen.plan import ExecutionPlan, Role
+from npu_compiler.artifact.memory import ALIGNMENT
+from npu_compiler.artifact.plan import ExecutionPlan, Role
 from npu_compiler.errors import InputError
-from npu_compiler.layout import TOO_LARGE_REMEDY, BufferSpec
-from npu_compiler.memory import ALIGNMENT
+from npu_compiler.tensor.layout import TOO_LARGE_REMEDY, BufferSpec
 from npu_runtime.backend import DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.faults import FaultRecord

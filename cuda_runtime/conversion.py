@@ -10,7 +10,7 @@ from typing import Any
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module
 from cuda_runtime.kernel_cache import compiled_kernels
-from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.artifact.plan import KernelSource
 
 __all__ = ["Conversion", "conversion_text"]
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from cuda_runtime.cupy_api import cupy, open_device
 from cuda_runtime.library import Library
-from cuda_runtime.staging import Staging
-from npu_compiler.describe import format_bytes
+from cuda_runtime.staging import PIECE_BYTES, Staging
+from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.errors import DeviceError, InputError, OutOfMemoryError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import DeviceBuffer
 
 __all__ = ["CUDABuffer", "CUDADevice", "Current", "Flag", "VisibleBuffer"]
@@ -33,6 +33,8 @@ class CUDABuffer(DeviceBuffer):
         pointer: Its address on the device.
     """
 
+    part_bytes = PIECE_BYTES
+
     def __init__(self, device: CUDADevice, array: Any) -> None:
         self.device, self.array = device, array
         self.nbytes, self.pointer = int(array.nbytes), int(array.data.ptr)
@@ -44,9 +46,26 @@ class CUDABuffer(DeviceBuffer):
 
     @contextmanager
     def writing(self) -> Iterator[NDArray[np.uint8]]:
-        content = np.empty(self.nbytes, np.uint8)
-        yield content
-        self.device.copy_in(content, self)
+        with self.writing_part(0, self.nbytes) as content:
+            yield content
+
+    @contextmanager
+    def writing_part(self, start: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        staging = self.device.staging
+        with self.device.active():
+            piece = staging.lend(nbytes)
+        if piece is None:
+            content = np.empty(nbytes, np.uint8)
+            yield content
+            with self.device.active():
+                staging.upload(content, self.pointer + start)
+            return
+        try:
+            yield piece.content[:nbytes]
+            with self.device.active():
+                staging.send(piece, self.pointer + start, nbytes)
+        finally:
+            staging.take_back(piece)
 
     def reading(self) -> NDArray[np.uint8]:
         with self.device.active():
@@ -86,8 +105,8 @@ class VisibleBuffer(CUDABuffer):
         super().__init__(device, cupy().ndarray((nbytes,), cupy().uint8, cupy().cuda.MemoryPointer(place, 0)))
 
     @contextmanager
-    def writing(self) -> Iterator[NDArray[np.uint8]]:
-        yield self.content
+    def writing_part(self, start: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        yield self.content[start : start + nbytes]
 
     def reading(self) -> NDArray[np.uint8]:
         content = self.content.view()

@@ -19,7 +19,7 @@ from cuda_runtime.tensor import CUDATensor
 from cuda_runtime.tuning import Tuner, Tuning
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan
 from npu_runtime.buffer import NPUBuffer, is_host_array
 from npu_runtime.device import Device

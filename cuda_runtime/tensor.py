@@ -13,7 +13,7 @@ from cuda_runtime.device import CUDABuffer
 from npu_compiler.dtypes import BFLOAT16, DType
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.errors import InputError, IRError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord, Runs

@@ -7,18 +7,19 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
 
-from npu_compiler.codec import decode, encode
-from npu_compiler.codegen.plan import ExecutionPlan, KernelSource
-from npu_compiler.describe import describe_program
+from npu_compiler.artifact.codec import decode, encode
+from npu_compiler.artifact.describe import describe_program
+from npu_compiler.artifact.output_file import write_file
+from npu_compiler.artifact.plan import ExecutionPlan, KernelSource
+from npu_compiler.artifact.program_check import check_program
+from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.errors import ProgramFormatError
-from npu_compiler.layout import BufferSpec
-from npu_compiler.output_file import write_file
-from npu_compiler.program_check import check_program
-from npu_compiler.recipes import WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file"]
 
@@ -169,12 +170,10 @@ def is_program_file(path: str | os.PathLike[str]) -> bool:
 
 def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:
     """The distinct lines of all kernels, which have most in common; and by digest each kernel's entry and its lines."""
-    lines: dict[str, int] = {}
-    sources: dict[str, list[object]] = {}
-    for digest, kernel in sorted(kernels.items()):
-        numbers = [lines.setdefault(line, len(lines)) for line in kernel.text.split("\n")]
-        sources[digest] = [kernel.entry, numbers]
-    return list(lines), sources
+    texts = {digest: kernel.text.split("\n") for digest, kernel in sorted(kernels.items())}
+    lines = list(dict.fromkeys(chain.from_iterable(texts.values())))
+    numbers = dict(zip(lines, range(len(lines)), strict=True))
+    return lines, {digest: [kernels[digest].entry, [*map(numbers.__getitem__, own)]] for digest, own in texts.items()}
 
 
 def _kernels(fields: Mapping[object, object], origin: str) -> dict[str, KernelSource]:

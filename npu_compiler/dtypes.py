@@ -9,13 +9,14 @@ import ml_dtypes
 import numpy as np
 
 from npu_compiler.errors import IRError
+from npu_compiler.tensor.interning import Interned
 
 __all__ = ["DType", "dtype", "promote", "BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FLOAT16", "BFLOAT16"]
 __all__ += ["FLOAT32", "FLOAT64", "ALL"]
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+@dataclass(frozen=True, slots=True, eq=False)
+class DType(Interned):
     """A data type.
 
     Attributes:

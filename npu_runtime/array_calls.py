@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 
@@ -61,6 +61,7 @@ class OwnMemory:
         if tensor is None:
             tensor = self._received[name] = _Tensor(self._device, spec)
         started = perf_counter()
+        spec.check(array)
         spec.store(array, tensor.view)
         self._transfers.uploads.add(tensor.buffer.data.nbytes, perf_counter() - started)
         return tensor.buffer

@@ -14,20 +14,25 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import DType
 from npu_compiler.dtypes import dtype as find_dtype
 from npu_compiler.errors import DeviceError, InputError, IRError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["Backend", "BoundPlan", "DeviceBuffer", "PreparedPlan", "Recording", "Traffic", "Transfers"]
 
 
 class DeviceBuffer(ABC):
-    """A piece of device memory of `nbytes` bytes."""
+    """A piece of device memory of `nbytes` bytes.
+
+    Attributes:
+        part_bytes: How much of it `writing_part` takes at once without a copy; 0 where it can only be written whole.
+    """
 
     nbytes: int
+    part_bytes: ClassVar[int] = 0
 
     @classmethod
     def from_numpy(
@@ -66,6 +71,10 @@ class DeviceBuffer(ABC):
 
         On a device that shares memory with the host it is the buffer itself; its old content is not promised.
         """
+
+    def writing_part(self, start: int, nbytes: int) -> AbstractContextManager[NDArray[np.uint8]]:
+        """As `writing`, for `nbytes` bytes from `start` on alone; several threads may write parts at once."""
+        raise NotImplementedError(f"{type(self).__name__} has no part_bytes")
 
     @abstractmethod
     def reading(self) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import InputError, IRError
-from npu_compiler.layout import BufferSpec, Layout, dense
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
 from npu_runtime.host_tensors import as_array, is_array, on_host

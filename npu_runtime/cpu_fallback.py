@@ -13,10 +13,10 @@ from torch_ir import IR, IRExecutor
 from torch_ir.executor import ExecutionError
 from torch_ir.ops import register_executor
 
+from npu_compiler.artifact.recipes import WeightInput
 from npu_compiler.errors import DeviceError, InputError, WeightError
-from npu_compiler.evidence import Names
+from npu_compiler.frontend.evidence import Names
 from npu_compiler.partitioner import Partition
-from npu_compiler.recipes import WeightInput
 from npu_runtime.aten_call import AtenCall
 from npu_runtime.host_tensors import as_array, to_numpy, to_torch
 from npu_runtime.weight_loader import Source, check_names, check_tensor, open_weights

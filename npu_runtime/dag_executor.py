@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, MissingDependencyError, TargetMismatchError, WeightError
-from npu_compiler.layout import BufferSpec
 from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_inputs import GivenInputs, InputChecker

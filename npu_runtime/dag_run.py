@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_schedule import Copy, CPUStep, DeviceStep, Key, Schedule
 from npu_runtime.device import Device

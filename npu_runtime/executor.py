@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Self
 
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import ExecutionPlan, Role
+from npu_compiler.artifact.plan import ExecutionPlan, Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.array_calls import OwnMemory
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer, is_host_array

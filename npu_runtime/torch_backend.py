@@ -15,8 +15,8 @@ import torch
 
 from npu_compiler.compiler import compile as compile_program
 from npu_compiler.errors import ExtractionError, NPUError
+from npu_compiler.frontend.extraction import extract
 from npu_compiler.partitioner import partition
-from npu_compiler.torch_frontend import extract
 from npu_runtime.device import Device
 from npu_runtime.model import load
 

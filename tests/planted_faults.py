@@ -29,7 +29,8 @@ PLACES = {
     "npu_runtime/*.py": ("tests/runtime", "tests/api", "tests/language", "tests/partition"),
     "software_gpu/*.py": ("tests/software_gpu", "tests/metal"),
     "cuda_compiler/**/*.py": ("tests/cuda", "tests/golden"),
-    "metal_kernels/*.metal": ("tests/metal", "tests/ops"),
+    "metal_compiler/**/*.py": ("tests/metal", "tests/golden", "tests/ops"),
+    "metal_compiler/kernels/*.metal": ("tests/metal", "tests/ops"),
 }
 _COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 _ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*"}

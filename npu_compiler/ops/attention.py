@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, broadcast_shapes
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, broadcast_shapes
 
 
 @op("aten.scaled_dot_product_attention.default")

@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_compiler.ops.indexing import pad
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
 
 def _pair(value: Any, name: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import Number, OpRefusal, Tensor, apply, full, where
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, full, where
 
 
 def _float(x: Tensor) -> Tensor:

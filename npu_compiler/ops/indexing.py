@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL, promote
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, apply, arange, full, normalize_dim, where
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, normalize_dim, where
 
 
 @op("getitem")

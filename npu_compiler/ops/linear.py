@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npu_compiler.dtypes import promote
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import Number, OpRefusal, Tensor, broadcast_shapes
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, broadcast_shapes
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

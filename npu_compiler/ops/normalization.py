@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, apply, where
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, where
 
 
 @op("aten.softmax.int", "aten._softmax.default")

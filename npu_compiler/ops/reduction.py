@@ -8,7 +8,7 @@ from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, INT32, INT64, UINT8, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import Tensor, apply, full, normalize_dim
+from npu_compiler.tensor.symbolic import Tensor, apply, full, normalize_dim
 
 
 def _dims(dim: Any) -> Sequence[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.ops.indexing import cat
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, apply
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply
 
 
 @op("wrap_with_set_grad_enabled")

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import OpRefusal, Tensor, normalize_dim
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, normalize_dim
 
 
 @op(

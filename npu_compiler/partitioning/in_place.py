@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from npu_compiler.errors import IRError
-from npu_compiler.ir import IRGraph, OpNode, Renaming
+from npu_compiler.graph.ir import IRGraph, OpNode, Renaming
 from npu_compiler.ops.registry import definition, is_in_place, kind_of
 
 __all__ = ["Chain", "find_chains", "rename_changed"]

@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from npu_compiler.describe import format_bytes
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.artifact.describe import format_bytes
+from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import definition, kind_of
 from npu_compiler.partitioning.placement import is_free
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.graph.ir import IRGraph, OpNode
 from npu_compiler.op_support import Support
 from npu_compiler.ops.registry import definition, kind_of
 from npu_compiler.partitioning.in_place import Chain

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from npu_compiler.codegen.plan import (
+from npu_compiler.artifact.plan import (
     Argument,
     Buffer,
     CallChoice,
@@ -25,8 +25,8 @@ from npu_compiler.codegen.plan import (
 from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram, is_program_file
 from npu_compiler.dtypes import FLOAT16, INT16
 from npu_compiler.errors import ProgramFormatError
-from npu_compiler.index_check import IndexCheck
-from npu_compiler.layout import BufferSpec, Layout, dense
+from npu_compiler.tensor.index_check import IndexCheck
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from tests.runtime.plans import axpy_plan, axpy_program, choice_plan, choice_program, counter_program
 
 Change = Callable[[ExecutionPlan], ExecutionPlan]

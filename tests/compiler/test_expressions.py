@@ -9,9 +9,21 @@ import pytest
 import torch
 
 from npu_compiler.dtypes import BOOL, FLOAT32
-from npu_compiler.expr import FUNCTIONS, Call, Const, Iota, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.ops import definition
-from npu_compiler.view import View
+from npu_compiler.tensor.expr import (
+    FUNCTIONS,
+    Call,
+    Const,
+    Iota,
+    Load,
+    Reduce,
+    Ref,
+    has_reduce,
+    leaves,
+    reindex,
+    substitute,
+)
+from npu_compiler.tensor.view import View
 from tests.ops import elementwise_cases, indexing_cases, reduction_cases, views_cases
 from tests.ops.cases import Case
 from tests.support.evaluate import apply_definition, evaluate

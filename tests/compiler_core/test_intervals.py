@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT8, INT32, INT64, UINT8, DType
-from npu_compiler.expr import Call, Checked, Const, Expr, Iota, Load, Ref
-from npu_compiler.intervals import interval, view_bounds
-from npu_compiler.view import View
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref
+from npu_compiler.tensor.intervals import interval, view_bounds
+from npu_compiler.tensor.view import View
 from tests.support.evaluate import evaluate, positions
 
 SHAPE = (3, 4)

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 import npu_runtime
+from metal_runtime.backend import MetalBackend
+from metal_runtime.metal_api import software_metal
 from npu_compiler import extract, partition
 from npu_compiler.errors import InputError
-from npu_compiler.layout import BufferSpec
 from npu_compiler.partitioner import PartitionPlan
-from npu_runtime import DAGExecutor, Device, Executor, MetalBackend, NPUBuffer
-from npu_runtime.metal_api import software_metal
+from npu_compiler.tensor.layout import BufferSpec
+from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer
 from tests.partition.mixed import array, check_equal, sides
 from tests.support.extraction import Function
 

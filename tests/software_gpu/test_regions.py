@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import metal_kernels
+import metal_compiler
 from npu_compiler.errors import DeviceError
 from software_gpu.library import compile_library
 from tests.software_gpu.harness import HEAD, Array, pipeline, read_kernels, run, uints
@@ -60,12 +60,12 @@ def test_group_with_part_of_a_simdgroup_runs_on_fibers(kernel: str) -> None:
 
 def kernels_of_the_project() -> list[str]:
     """Sources that are complete by themselves; the others are skeletons to be filled in."""
-    folder = Path(metal_kernels.__file__).parent
+    folder = Path(metal_compiler.__file__).parent / "kernels"
     return [path.stem for path in sorted(folder.glob("*.metal")) if "#ifndef GENERATED" in path.read_text()]
 
 
 def with_includes(name: str) -> str:
-    text = (Path(metal_kernels.__file__).parent / f"{name}.metal").read_text()
+    text = (Path(metal_compiler.__file__).parent / "kernels" / f"{name}.metal").read_text()
     return re.sub(r'^#include "(\w+)\.metal"', lambda found: with_includes(found[1]), text, flags=re.MULTILINE)
 
 

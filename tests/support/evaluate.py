@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from npu_compiler.dtypes import FLOAT32, dtype
-from npu_compiler.expr import FUNCTIONS, REDUCTIONS, Call, Checked, Const, Expr, Iota, Load, Reduce
-from npu_compiler.layout import dense
 from npu_compiler.ops import definition
-from npu_compiler.symbolic import Tensor, Trace
-from npu_compiler.trace import Anchor, Map
-from npu_compiler.view import View
+from npu_compiler.tensor.expr import FUNCTIONS, REDUCTIONS, Call, Checked, Const, Expr, Iota, Load, Reduce
+from npu_compiler.tensor.layout import dense
+from npu_compiler.tensor.symbolic import Tensor, Trace
+from npu_compiler.tensor.trace import Anchor, Map
+from npu_compiler.tensor.view import View
 
 __all__ = ["IndexFault", "apply_definition", "evaluate", "positions", "read_view"]
 
@@ -70,10 +70,10 @@ def evaluate(expr: Expr, shape: tuple[int, ...], memory: Memory) -> Array:
 class _Evaluation:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._known: dict[tuple[int, tuple[int, ...]], Array] = {}
+        self._known: dict[tuple[Expr, tuple[int, ...]], Array] = {}
 
     def value(self, expr: Expr, shape: tuple[int, ...]) -> Array:
-        key = (id(expr), shape)
+        key = (expr, shape)
         if key not in self._known:
             with np.errstate(all="ignore"):
                 self._known[key] = self._compute(expr, shape)

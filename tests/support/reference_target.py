@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, ExecutionPlan, KernelCall, KernelSource, Role
-from npu_compiler.codegen.planner import plan_graph
-from npu_compiler.codegen.target import CodegenTarget, Lowering
+from npu_compiler.artifact.output_structure import output_names, usual_structure
+from npu_compiler.artifact.plan import Argument, ExecutionPlan, KernelCall, KernelSource, Role
+from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import ALL, FLOAT16
 from npu_compiler.errors import InputError
-from npu_compiler.expr import Expr
-from npu_compiler.graph_optimizer import assign_dtypes, optimize
-from npu_compiler.ir_reader import read_graph
-from npu_compiler.layout import Layout, dense
-from npu_compiler.output_structure import output_names, usual_structure
-from npu_compiler.recipes import WeightRecipe
-from npu_compiler.trace import Anchor, TracedTensor
-from npu_compiler.view import View
+from npu_compiler.frontend.ir_reader import read_graph
+from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.planner import plan_graph
+from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.tensor.expr import Expr
+from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.tensor.view import View
 from tests.support.evaluate import IndexFault, evaluate, positions, read_view
 
 __all__ = ["Planned", "ReferenceTarget", "plan_ir"]
