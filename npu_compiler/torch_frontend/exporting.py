@@ -31,15 +31,16 @@ def export(
         warnings.simplefilter("ignore")
         try:
             exported = torch.export.export(model, args, kwargs)
+            if needs_functional_form(exported):
+                # The empty table keeps every operation whole; what remains is functionalisation and inlining of
+                # subgraphs.
+                exported = exported.run_decompositions({})
         except Exception as error:  # torch.export lets through whatever the model or the tracer raised
             raise ExtractionError(
                 f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {_first_line(error)}. "
                 "Expected a forward() that takes these inputs and whose control flow depends on shapes alone; write "
                 "what depends on the values of tensors with torch.where"
             ) from error
-        if needs_functional_form(exported):
-            # The empty table keeps every operation whole; what remains is functionalisation and inlining of subgraphs.
-            exported = exported.run_decompositions({})
     _check_static(exported)
     _check_pure(exported)
     return exported
