@@ -128,13 +128,14 @@ def find_effects(graph: torch.fx.GraphModule, args: Sequence[Any], differentiabl
         differentiable: Whether gradients are wanted.
 
     Raises:
-        ExtractionError: It cannot run without values, holds a transform of `torch.func`, or returns the same memory under
-            several data types.
+        ExtractionError: It cannot run without values, holds a transform of `torch.func`, or returns the same memory
+            under several data types.
         InputError: It returns a tensor of a data type that no array has.
     """
     _check_untransformed(graph)
     watch = _Watch()
-    with torch.inference_mode(False), torch.set_grad_enabled(differentiable), FakeTensorMode(allow_non_fake_inputs=True):
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.inference_mode(False), torch.set_grad_enabled(differentiable), fake_mode:
         fakes = {i: _without_data(arg, differentiable) for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         before = {index: fake._version for index, fake in fakes.items()}
         try:
@@ -175,7 +176,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _check_untransformed(graph: torch.fx.GraphModule) -> None:
-    """Refuses transforms, between whose begin and end tensors are wrapped: to fail there would leave PyTorch wrapping."""
+    """Refuses transforms: they wrap tensors between begin and end, and to fail there leaves PyTorch wrapping."""
     graphs = [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for inner in graphs for node in inner.nodes):
         if str(getattr(node.target, "__module__", "")).startswith(("torch._functorch", "torch._C._functorch")):
@@ -211,9 +212,8 @@ def _sorted(leaves: Sequence[Any], fakes: Mapping[int, torch.Tensor]) -> tuple[_
         view = _View(tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
         if memory in inputs:
             source = fakes[inputs[memory]]
-            results.append(
-                _OfInput(inputs[memory], None if leaf is source else view, source.requires_grad and not leaf.requires_grad)
-            )
+            detached = source.requires_grad and not leaf.requires_grad
+            results.append(_OfInput(inputs[memory], None if leaf is source else view, detached))
             continue
         if owners[memory] == 1:
             results.append(_Computed(computed))

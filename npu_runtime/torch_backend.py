@@ -11,9 +11,11 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from threading import Lock
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch.utils._pytree import tree_leaves
 
 from npu_compiler.compiler import compile as compile_program
@@ -40,7 +42,7 @@ def npu(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: A
         graph: What dynamo traced.
         example_inputs: What it was traced with.
         options: Of ``torch.compile(..., options={"device": "cuda:1"})``: the device to run on; when omitted the CUDA
-            device that the inputs lie on, or the best of the machine.
+            device that the inputs lie on, or the best of the machine. A mode, which is inductor's, changes nothing.
 
     Returns:
         What runs in the graph's place. Where a graph cannot become IR it runs in PyTorch, with a warning that says why.
@@ -100,6 +102,7 @@ class _Compiled:
         self._inputs = wrapper.inputs
         self._names = [_weight_name(index) for index in self._weights]
         self._model: Model | None = None
+        self._turn = Lock()  # a model runs for one thread at a time
         if not (does.computed or does.written):
             return
         extraction = extract(wrapper, tuple(args[index].detach() for index in self._inputs), model_name="graph")
@@ -114,15 +117,20 @@ class _Compiled:
         """The results that had to be computed."""
         if self._model is None:
             return []
-        weights = [args[index] for index in self._weights]
-        if self._watch.changed(weights):
-            self._watch = WeightWatch(weights)
-            self._model.load_weights(self._all_weights())
-        values = self._model(*(args[index].detach() for index in self._inputs))
+        with self._turn:
+            values = self._run(self._model, args)
         count = len(self.does.computed)
         for index, value in zip(self.does.written, values[count:], strict=True):
             args[index].copy_(_tensor(value, args[index].dtype, args[index].device))
         return [_tensor(value, *kind) for value, kind in zip(values[:count], self.does.kinds, strict=True)]
+
+    def _run(self, model: Model, args: Sequence[Any]) -> Sequence[Any]:
+        weights = [args[index] for index in self._weights]
+        if self._watch.changed(weights):
+            self._watch = WeightWatch(weights)
+            model.load_weights(self._all_weights())
+        values: Sequence[Any] = model(*(args[index].detach() for index in self._inputs))
+        return values
 
     def is_disturbed(self, args: Sequence[Any]) -> bool:
         """Whether what the graph writes may be memory of another of its tensors."""
@@ -167,7 +175,11 @@ class _Graph:
     def _for(self, args: Sequence[Any], differentiable: bool) -> _Compiled | None:
         """The graph for the shapes of `args`; None where PyTorch has to run it."""
         key = (differentiable, *map(_key, args))
-        if key not in self._compiled:
+        if key in self._compiled:
+            return self._compiled[key]
+        with compile_lock:  # one thread traces at a time
+            if key in self._compiled:
+                return self._compiled[key]
             limit = torch._dynamo.config.recompile_limit
             if len(self._compiled) >= limit:
                 self._warn(f"it was called with {limit} sets of shapes, torch._dynamo.config.recompile_limit")
@@ -286,12 +298,15 @@ def _attribute(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
 
 def _key(arg: object) -> object:
     """What a program is compiled for: a graph that returns a view of an input has its strides in its results."""
-    return (arg.shape, arg.stride(), arg.dtype, arg.device) if isinstance(arg, torch.Tensor) else arg
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    return arg.shape, arg.stride() if arg.layout is torch.strided else arg.layout, arg.dtype, arg.device
 
 
 def _tensor(value: Any, kind: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A result of a model as PyTorch's; those of a model without inputs are buffers."""
-    tensor: torch.Tensor = to_torch(value.to_numpy()) if isinstance(value, NPUBuffer) else value
+    """A result of a model as PyTorch's; those of a model without inputs are arrays and buffers."""
+    array = value.to_numpy() if isinstance(value, NPUBuffer) else value
+    tensor = array if isinstance(array, torch.Tensor) else to_torch(array)
     return tensor.to(device, kind)
 
 
