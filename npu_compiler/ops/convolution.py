@@ -31,6 +31,8 @@ def conv2d(
     """Cross-correlation of [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O]."""
     if len(input.shape) != 4 or len(weight.shape) != 4:
         raise OpRefusal(f"given {len(input.shape)} dimensions, expected 4: [N, C, H, W]")
+    if not input.dtype.is_float:
+        raise OpRefusal(f"given {input.dtype}, expected floating point")
     strides, pads, dilations = _pair(stride, "stride"), _pair(padding, "padding"), _pair(dilation, "dilation")
     if min(strides) < 1 or min(dilations) < 1 or min(pads) < 0:
         raise OpRefusal(f"given stride={strides}, padding={pads}, dilation={dilations}: out of range")
