@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
-from npu_compiler.ops.registry import definition, kind_of
+from npu_compiler.ops.attention import scaled_dot_product_attention
+from npu_compiler.ops.registry import spelled, traits_of
+from npu_compiler.ops.traits import Traits, Work
+from npu_compiler.ops.views import slice_
 from npu_compiler.recipes import WeightRecipe
 from npu_compiler.rewrite import Match, Pattern, find, pattern
 
 __all__ = ["ATTENTION", "fuse_attention", "linears_by_input", "merge_linears", "share_heads", "without_dead_nodes"]
-
-_SDPA = "aten.scaled_dot_product_attention.default"
 
 
 def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled: str, masked: bool, cast: bool) -> Any:
     """``softmax(q @ k.T * scale + mask) @ v``, as models spell it out."""
     scores = ops.matmul(q, ops.transpose(k))
     if scaled:
-        scores = ops.mul(scores, scale) if scaled == "mul" else ops.div(scores, scale)
+        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
     if masked:
         scores = ops.add(scores, mask)
     weights = ops.softmax(scores)
@@ -31,7 +32,7 @@ def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled
 
 _FORMS = [
     {"scaled": scaled, "masked": masked, "cast": cast}
-    for scaled, masked, cast in product(("mul", "div", ""), (True, False), (False, True))
+    for scaled, masked, cast in product(("multiplied", "divided", ""), (True, False), (False, True))
 ]
 ATTENTION: Mapping[Pattern, Mapping[str, Any]] = {
     pattern("attention", attention, ("q", "k", "v", "scale", "mask"), **form): form for form in _FORMS
@@ -65,8 +66,8 @@ def _attention_node(graph: IRGraph, match: Match, form: Mapping[str, Any]) -> Op
     inputs = {"query": str(values["q"]), "key": str(values["k"]), "value": str(values["v"])}
     if isinstance(mask, str):
         inputs["attn_mask"] = mask
-    factor = 1 / float(scale) if form["scaled"] == "div" else float(scale)
-    return OpNode(match.root.name, _SDPA, inputs, {"scale": factor}, match.root.outputs)
+    factor = 1 / float(scale) if form["scaled"] == "divided" else float(scale)
+    return OpNode(match.root.name, spelled(scaled_dot_product_attention), inputs, {"scale": factor}, match.root.outputs)
 
 
 def _is_name(value: object) -> bool:
@@ -83,21 +84,28 @@ def share_heads(graph: IRGraph) -> IRGraph:
     producers = graph.producers()
     nodes = []
     for node in graph.nodes:
-        if kind_of(node.op) == "scaled_dot_product_attention":
-            sources = [_before_repeat(str(node.inputs[key]), graph, producers) for key in ("key", "value")]
-            if None not in sources:
-                inputs = {**node.inputs, "key": str(sources[0]), "value": str(sources[1])}
-                node = replace(node, inputs=inputs, attrs={**node.attrs, "enable_gqa": True})
+        sources = {key: _before_repeat(str(node.inputs[key]), graph, producers) for key in traits_of(node.op).grouped}
+        inputs = {key: source for key, source in sources.items() if source is not None}
+        if inputs and len(inputs) == len(sources):
+            attrs = {**node.attrs, "enable_gqa": True}
+            node = replace(node, inputs={**node.inputs, **inputs}, attrs=attrs)
         nodes.append(node)
     return without_dead_nodes(replace(graph, nodes=tuple(nodes)))
+
+
+_REPEATING: tuple[Callable[[Traits], bool], ...] = (
+    lambda last: last.reshapes,
+    lambda middle: middle.repeats,
+    lambda first: first.reshapes,
+)
 
 
 def _before_repeat(name: str, graph: IRGraph, producers: Mapping[str, OpNode]) -> str | None:
     """The [B, G, L, D] that unsqueeze, expand and reshape repeated into [B, G * n, L, D]."""
     chain = []
-    for kinds in (("reshape", "view"), ("expand",), ("unsqueeze",)):
+    for is_step in _REPEATING:
         node = producers.get(name)
-        if node is None or kind_of(node.op) not in kinds:
+        if node is None or not is_step(traits_of(node.op)):
             return None
         chain.append(graph.tensors[name].shape)
         name = str(next(node.tensors()))
@@ -153,9 +161,10 @@ def linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Itera
     """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads."""
     groups: dict[tuple[str, bool, str], list[OpNode]] = {}
     for node in graph.nodes:
-        if kind_of(node.op) != "linear":
+        stacked = traits_of(node.op).stacked
+        if not stacked:
             continue
-        parameters = [str(value) for key, value in node.inputs.items() if key != "input"]
+        parameters = [str(node.inputs[key]) for key in stacked if key in node.inputs]
         own = all(
             name in graph.weights and len(users[name]) == 1 and graph.weights[name].is_plain for name in parameters
         )
@@ -179,7 +188,7 @@ def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterat
     waiting, seen = [name], {name}
     while waiting:
         readers = users.get(waiting.pop(), [])
-        if not all((entry := definition(node.op)) is not None and entry.family == "elementwise" for node in readers):
+        if not all(traits_of(node.op).work is Work.ELEMENTWISE for node in readers):
             continue
         for node in readers:
             yield node.name
@@ -222,5 +231,5 @@ def _slices(members: list[OpNode], source: str, tensors: Mapping[str, TensorSpec
         width = tensors[node.outputs[0]].shape[-1]
         bounds = (number, 2 * width, 2) if in_turns else (start, start + width, 1)
         attrs = dict(zip(("dim", "start", "end", "step"), (-1, *bounds), strict=True))
-        yield OpNode(f"{node.name} of {source}", "aten.slice.Tensor", {"self": source}, attrs, node.outputs)
+        yield OpNode(f"{node.name} of {source}", spelled(slice_), {"self": source}, attrs, node.outputs)
         start += width

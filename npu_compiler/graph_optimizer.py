@@ -13,7 +13,9 @@ from npu_compiler.fusion_patterns import fuse_attention, merge_linears, share_he
 from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
 from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.linear_spelling import spell_linears
-from npu_compiler.ops.registry import definition, is_in_place, kind_of
+from npu_compiler.ops.indexing import picked
+from npu_compiler.ops.registry import is_in_place, traits_of
+from npu_compiler.ops.traits import Channels, Memory
 from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionalize", "optimize"]
@@ -85,12 +87,10 @@ def _refuse_stale(stale: Mapping[str, OpNode], names: Iterable[str], use: str) -
 
 def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
     """Whether a node's results may be views of its first operand."""
-    entry = definition(node.op)
-    if entry is None or entry.kind == "clone":
-        return False
-    if entry.kind in ("to", "type_as"):
+    memory = traits_of(node.op).memory
+    if memory is Memory.OPERAND_OF_SAME_DTYPE:
         return tensors[next(node.tensors())].dtype == tensors[node.outputs[0]].dtype
-    return entry.family == "views" or entry.kind == "getitem"
+    return memory is Memory.OPERAND
 
 
 def eliminate_noops(graph: IRGraph) -> IRGraph:
@@ -121,27 +121,16 @@ def _without_unread(node: OpNode, read: Container[str]) -> OpNode:
 
 def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
     """The operand that the node's only result equals, element by element, if there is one."""
-    entry = definition(node.op)
-    if entry is None or len(node.outputs) != 1:
+    known = traits_of(node.op, node.attrs)
+    if len(node.outputs) != 1:
         return None
+    if known.picks:
+        return picked(node)
     source = next(node.tensors(), None)
-    if entry.kind == "getitem":
-        return _chosen(node)
-    if source is None or tensors[source].shape != tensors[node.outputs[0]].shape:
+    if source is None or not known.keeps_order:
         return None
-    if entry.kind == "dropout":
-        return None if node.attrs.get("train") and node.attrs.get("p") else source
-    same_dtype = tensors[source].dtype == tensors[node.outputs[0]].dtype
-    return source if same_dtype and entry.kind in _KEEP_ELEMENTS else None
-
-
-def _chosen(node: OpNode) -> str | None:
-    """The tensor of a list that a node picks; the definition refuses an index that is out of range."""
-    items, index = node.inputs["self"], node.attrs["index"]
-    return items[index] if type(index) is int and -len(items) <= index < len(items) else None
-
-
-_KEEP_ELEMENTS = frozenset(("alias", "clone", "reshape", "view", "expand", "to", "to_copy"))
+    given, made = tensors[source], tensors[node.outputs[0]]
+    return source if (given.shape, given.dtype) == (made.shape, made.dtype) else None
 
 
 def fold_batch_norms(graph: IRGraph) -> IRGraph:
@@ -176,11 +165,11 @@ def _foldable(
     norm: OpNode, graph: IRGraph, producers: Mapping[str, OpNode], users: Mapping[str, list[OpNode]]
 ) -> OpNode | None:
     """The convolution that a BatchNorm can be folded into."""
-    if kind_of(norm.op) != "batch_norm" or len(norm.outputs) != 1:
+    if traits_of(norm.op).channels is not Channels.SCALED or len(norm.outputs) != 1:
         return None
     source = norm.inputs["input"]
     convolution = producers.get(source) if isinstance(source, str) else None
-    if convolution is None or kind_of(convolution.op) != "conv2d" or norm.attrs.get("training"):
+    if convolution is None or traits_of(convolution.op).channels is not Channels.MADE or norm.attrs.get("training"):
         return None
     if len(users[convolution.outputs[0]]) > 1 or convolution.outputs[0] in graph.outputs:
         return None
@@ -231,10 +220,6 @@ def _add_folded(
         declare(bias, shape[:1], statistics, "fold_bias")
 
 
-_ANGLE_OPS = frozenset(("cos", "sin", "wrap_with_set_grad_enabled"))
-_ANGLE_BORDERS = frozenset(("linear", "conv2d", "addmm", "embedding", "embedding_bag"))
-
-
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
     """Stores a float32 model in the compute dtype, but for what has to stay exact: the angles of sines and cosines.
 
@@ -245,10 +230,10 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
         return graph
     exact: set[str] = set()
     for node in reversed(graph.nodes):
-        kind = kind_of(node.op)
-        if kind in _ANGLE_OPS or (exact.intersection(node.outputs) and kind not in _ANGLE_BORDERS):
+        known = traits_of(node.op)
+        if known.takes_angle or (exact.intersection(node.outputs) and not known.is_learned):
             exact.update(node.tensors())
-        if kind in _ANGLE_BORDERS:
+        if known.is_learned:
             exact.difference_update(node.outputs)
     tensors = {
         name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec

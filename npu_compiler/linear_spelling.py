@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from npu_compiler.fusion_patterns import without_dead_nodes
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.registry import kind_of
+from npu_compiler.ops.linear import linear as linear_op
+from npu_compiler.ops.registry import spelled, traits_of
+from npu_compiler.ops.rows import MALFORMED
 
 __all__ = ["spell_linears"]
-
-_TRANSPOSITIONS = ("t", "transpose", "permute", "swapaxes")
-_RESHAPES = ("reshape", "view", "view_as", "flatten")
 
 
 def spell_linears(graph: IRGraph) -> IRGraph:
@@ -32,31 +31,28 @@ def spell_linears(graph: IRGraph) -> IRGraph:
 
 def _linear(node: OpNode, graph: IRGraph, producers: Mapping[str, OpNode]) -> OpNode | None:
     """The linear that a product is, of rows as it has them."""
-    kind, inputs = kind_of(node.op), {key: str(value) for key, value in node.inputs.items()}
-    if kind not in ("mm", "addmm") or any(node.attrs.get(key, 1) != 1 for key in ("alpha", "beta")):
+    given, inputs = traits_of(node.op).matrices, {key: str(value) for key, value in node.inputs.items()}
+    if given is None or any(node.attrs.get(key, 1) != 1 for key in ("alpha", "beta")):
         return None
-    rows, matrix = inputs["self" if kind == "mm" else "mat1"], inputs["mat2"]
+    rows, matrix = inputs[given.rows], inputs[given.matrix]
     made = producers.get(matrix)
     if len(graph.tensors[matrix].shape) != 2 or made is None or not _transposes(made):
         return None
     parameters = {"weight": str(next(made.tensors()))}
-    if kind == "addmm":
-        if graph.tensors[inputs["self"]].shape != graph.tensors[matrix].shape[1:]:
+    if given.added:
+        if graph.tensors[inputs[given.added]].shape != graph.tensors[matrix].shape[1:]:
             return None
-        parameters["bias"] = inputs["self"]
-    return replace(node, op="aten.linear.default", inputs={"input": rows, **parameters}, attrs={})
+        parameters["bias"] = inputs[given.added]
+    return replace(node, op=spelled(linear_op), inputs={"input": rows, **parameters}, attrs={})
 
 
 def _transposes(node: OpNode) -> bool:
-    """Whether a node that makes a matrix turns one around; the names of its dimensions differ by spelling."""
-    if kind_of(node.op) not in _TRANSPOSITIONS:
+    """Whether a node that makes a matrix turns one around."""
+    turn = traits_of(node.op).turn
+    try:
+        return turn is not None and list(turn(node.attrs, 2)) == [1, 0]
+    except MALFORMED:
         return False
-    if kind_of(node.op) == "t":
-        return True
-    given = [value for value in node.attrs.values() if value is not None]
-    dims = given[0] if len(given) == 1 else given
-    order = [dim % 2 for dim in dims] if all(type(dim) is int for dim in dims) else []
-    return order == [1, 0] or (kind_of(node.op) != "permute" and order == [0, 1])
 
 
 def _around_reshapes(
@@ -64,10 +60,10 @@ def _around_reshapes(
 ) -> OpNode | None:
     """The linear of what its rows were made from, where its only reader gives the rows that shape again."""
     made, readers = producers.get(str(linear.inputs["input"])), users.get(linear.outputs[0], [])
-    if made is None or kind_of(made.op) not in _RESHAPES or len(readers) != 1 or linear.outputs[0] in graph.outputs:
+    if made is None or not traits_of(made.op).reshapes or len(readers) != 1 or linear.outputs[0] in graph.outputs:
         return None
     back = readers[0]
-    if kind_of(back.op) not in _RESHAPES or next(back.tensors()) != linear.outputs[0]:
+    if not traits_of(back.op).reshapes or next(back.tensors()) != linear.outputs[0]:
         return None
     source = str(next(made.tensors()))
     given, rows = graph.tensors[source].shape, graph.tensors[str(linear.inputs["input"])].shape

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.registry import kind_of
+from npu_compiler.ops.registry import terms, traits_of
 
 __all__ = ["Match", "Pattern", "PatternOps", "find", "pattern"]
 
@@ -29,63 +29,19 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An operation of an equation on variables or further operations."""
+    """An operation of an equation on variables or further operations; ops say by their `Term` which they are."""
 
-    kind: str
+    name: str
     operands: tuple[Variable | Operation, ...]
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """How an operation appears in a graph: the kinds of op it may be, its parameters in order, whether they commute."""
-
-    ops: frozenset[str]
-    parameters: tuple[str, ...]
-    commutes: bool = False
-    holds: Callable[[OpNode, IRGraph], bool] = lambda node, graph: True
-
-
-def _rank(node: OpNode, graph: IRGraph) -> int:
-    return len(graph.tensors[node.outputs[0]].shape)
-
-
-def _swaps_last(node: OpNode, graph: IRGraph) -> bool:
-    """Whether a transposition exchanges the last two dimensions."""
-    rank = _rank(node, graph)
-    if rank < 2:
-        return False
-    if kind_of(node.op) == "permute":
-        order = [int(d) % rank for d in node.attrs["dims"]]
-        return order == [*range(rank - 2), rank - 1, rank - 2]
-    return {int(node.attrs[key]) % rank for key in ("dim0", "dim1")} == {rank - 2, rank - 1}
-
-
-def _over_last(node: OpNode, graph: IRGraph) -> bool:
-    return int(node.attrs["dim"]) % _rank(node, graph) == _rank(node, graph) - 1
-
-
-def _plain_sum(node: OpNode, graph: IRGraph) -> bool:
-    return bool(node.attrs.get("alpha", 1) == 1)
-
-
-_KINDS: Mapping[str, _Kind] = {
-    "matmul": _Kind(frozenset({"matmul"}), ("self", "other")),
-    "transpose": _Kind(frozenset({"transpose", "permute"}), ("self",), holds=_swaps_last),
-    "add": _Kind(frozenset({"add"}), ("self", "other"), True, _plain_sum),
-    "mul": _Kind(frozenset({"mul"}), ("self", "other"), True),
-    "div": _Kind(frozenset({"div"}), ("self", "other")),
-    "softmax": _Kind(frozenset({"softmax"}), ("self",), holds=_over_last),
-    "cast": _Kind(frozenset({"to", "to_copy", "type_as"}), ("self",)),
-}
 
 
 class PatternOps:
     """The namespace that turns an equation into a pattern."""
 
-    def __getattr__(self, kind: str) -> Callable[..., Operation]:
-        if kind not in _KINDS:
-            raise AttributeError(f"equations know {', '.join(_KINDS)}, not '{kind}'")
-        return lambda *operands: Operation(kind, operands)
+    def __getattr__(self, name: str) -> Callable[..., Operation]:
+        if name not in terms():
+            raise AttributeError(f"equations know {', '.join(terms())}, not '{name}'")
+        return lambda *operands: Operation(name, operands)
 
 
 @dataclass(frozen=True)
@@ -149,10 +105,9 @@ def find(graph: IRGraph, patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern,
 def _first_match(
     patterns: Sequence[Pattern], node: OpNode, graph: IRGraph, producers: Mapping[str, OpNode]
 ) -> tuple[Pattern, Match] | None:
-    kind = kind_of(node.op)
     for sought in patterns:
         match = Match(node)
-        if kind in _KINDS[sought.result.kind].ops and _matches(sought.result, node, match, graph, producers):
+        if _matches(sought.result, node, match, graph, producers):
             return sought, match
     return None
 
@@ -163,11 +118,11 @@ def _if_output(name: str, graph: IRGraph) -> Sequence[None]:
 
 def _matches(sought: Operation, node: OpNode, match: Match, graph: IRGraph, producers: Mapping[str, OpNode]) -> bool:
     """Matches one operation at a node, and its operands at theirs; extends `match` only where all of it fits."""
-    kind = _KINDS[sought.kind]
-    if kind_of(node.op) not in kind.ops or len(node.outputs) != 1 or not kind.holds(node, graph):
+    term = traits_of(node.op).term
+    if term is None or term.name != sought.name or len(node.outputs) != 1 or not term.holds(node, graph):
         return False
-    given = [node.inputs.get(p, node.attrs.get(p)) for p in kind.parameters]
-    orders = [given, given[::-1]] if kind.commutes and len(given) == 2 else [given]
+    given = [node.inputs.get(p, node.attrs.get(p)) for p in term.parameters]
+    orders = [given, given[::-1]] if term.commutes and len(given) == 2 else [given]
     for order in orders:
         trial = Match(match.root, [*match.nodes, node], dict(match.values))
         if all(_operand(s, value, trial, graph, producers) for s, value in zip(sought.operands, order, strict=True)):

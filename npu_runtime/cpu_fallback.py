@@ -15,6 +15,7 @@ from torch_ir.ops import register_executor
 
 from npu_compiler.errors import DeviceError, InputError, WeightError
 from npu_compiler.evidence import Names
+from npu_compiler.ops.registry import canonical, traits_of
 from npu_compiler.partitioner import Partition
 from npu_compiler.recipes import WeightInput
 from npu_runtime.aten_call import AtenCall
@@ -26,8 +27,6 @@ __all__ = ["CPUProgram", "execute_cpu_partition"]
 
 # Executors are registered under names of our own: pytorch-ir takes an executor of one overload for all others too.
 _PURE, _IN_PLACE = "npu_runtime.pure.", "npu_runtime.in_place."
-_GETITEM = "getitem"
-_ASSERTION = "aten._assert_tensor_metadata.default"
 
 
 class CPUProgram:
@@ -159,8 +158,8 @@ def _prepared(node: Mapping[str, Any], in_place: bool, names: Names) -> tuple[di
     """
     op, attrs, note = node["op_type"], node["attrs"], ""
     read = [tensor["name"] for tensor in node["inputs"]]
-    if _GETITEM not in op:
-        if op != _ASSERTION:
+    if not traits_of(canonical(op)).picks:
+        if not traits_of(op).asserts:
             attrs, note = AtenCall(node["name"], op).settled(node, [names[name] for name in read])
         op = _registered(op, in_place)
     names.follow(node["op_type"], read, [output["name"] for output in node["outputs"]])
@@ -172,7 +171,7 @@ def _prepared(node: Mapping[str, Any], in_place: bool, names: Names) -> tuple[di
 def _registered(op: str, in_place: bool) -> str:
     """Registers an executor for an op with pytorch-ir; gives the name it is registered by."""
     name = (_IN_PLACE if in_place else _PURE) + op
-    register_executor(name)(_nothing if op == _ASSERTION else _executor(op, in_place))
+    register_executor(name)(_nothing if traits_of(op).asserts else _executor(op, in_place))
     return name
 
 

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, INT32, INT64, UINT8, DType, dtype
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.rows import Passage, RowCall
+from npu_compiler.ops.traits import Work
 from npu_compiler.symbolic import Tensor, apply, full, normalize_dim
+
+
+def _rows_kept(call: RowCall) -> Passage | None:
+    """Rows of what is left, where the op names what it reduces."""
+    dim, rank = call.node.attrs.get("dim"), len(call.shape("self"))
+    reduced = {int(d) % rank for d in ([dim] if isinstance(dim, int) else dim or ())}
+    if not reduced:
+        return None
+    kept = range(rank) if call.node.attrs.get("keepdim") else [d for d in range(rank) if d not in reduced]
+    own = kept[call.dim]
+    return None if own in reduced else Passage({"self": own})
+
+
+reduction = partial(op, work=Work.ROWS, rows=_rows_kept)
 
 
 def _dims(dim: Any) -> Sequence[int]:
     return () if dim is None else (dim,) if isinstance(dim, int) else dim
 
 
-@op("aten.sum.default", "aten.sum.dim_IntList")
+@reduction("aten.sum.default", "aten.sum.dim_IntList")
 def sum_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The sum over `dim`, or over all dimensions. Integers and booleans add up in int64."""
     kind = _accumulator(self, dtype)
     return self.cast(kind).reduce("sum", _dims(dim), keepdim, kind)
 
 
-@op("aten.mean.default", "aten.mean.dim")
+@reduction("aten.mean.default", "aten.mean.dim")
 def mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The mean over `dim`, or over all dimensions."""
     rank = len(self.shape)
@@ -39,49 +56,49 @@ def _accumulator(x: Tensor, name: Any) -> DType:
     return x.dtype if x.dtype.is_float else INT64
 
 
-@op("aten.amax.default")
+@reduction("aten.amax.default")
 def amax(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     """The maximum over `dim`, or over all dimensions."""
     return self.reduce("max", _dims(dim), keepdim)
 
 
-@op("aten.amin.default")
+@reduction("aten.amin.default")
 def amin(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     """The minimum over `dim`, or over all dimensions."""
     return self.reduce("min", _dims(dim), keepdim)
 
 
-@op("aten.max.default")
+@reduction("aten.max.default")
 def max_(self: Tensor) -> Tensor:
     """The maximum of all elements."""
     return self.reduce("max", (), False)
 
 
-@op("aten.min.default")
+@reduction("aten.min.default")
 def min_(self: Tensor) -> Tensor:
     """The minimum of all elements."""
     return self.reduce("min", (), False)
 
 
-@op("aten.any.default", "aten.any.dim")
+@reduction("aten.any.default", "aten.any.dim")
 def any_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether any element over `dim` is nonzero; of no elements, none is."""
     return _as_truth(_count("ne", self, _dims(dim), keepdim) > 0, self)
 
 
-@op("aten.all.default", "aten.all.dim")
+@reduction("aten.all.default", "aten.all.dim")
 def all_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether all elements over `dim` are nonzero; of no elements, all are."""
     return _as_truth(_count("eq", self, _dims(dim), keepdim) <= 0, self)
 
 
-@op("aten.any.dims")
+@reduction("aten.any.dims")
 def any_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether any element over several dimensions is nonzero; over an empty list of them, whether each element is."""
     return _as_truth(apply("ne", self, False), self) if _is_empty(dim) else any_(self, dim, keepdim)
 
 
-@op("aten.all.dims")
+@reduction("aten.all.dims")
 def all_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether all elements over several dimensions are nonzero; over an empty list of them, whether each element is."""
     return _as_truth(apply("ne", self, False), self) if _is_empty(dim) else all_(self, dim, keepdim)
