@@ -8,8 +8,10 @@ from math import prod
 from typing import Any
 
 from npu_compiler.ops.indexing import pad
+from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Channels, Work
+from npu_compiler.reducing import reduce
 from npu_compiler.symbolic import OpRefusal, Tensor
 
 
@@ -206,5 +208,5 @@ def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[int]) -> Tensor:
     out = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
     rows, columns = (n if o is None else o for n, o in zip((height, width), out, strict=True))
     if (rows, columns) == (1, 1):
-        return self.reduce("sum", (-2, -1), True, factor=1 / (height * width))
+        return reduce(self, total, (-2, -1), True, scale=1 / (height * width))[0]
     return _pool(self, "adaptive", (rows, columns))

@@ -8,9 +8,11 @@ from typing import Any
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.reduction import greatest, total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, apart_from_dim
 from npu_compiler.ops.traits import Channels, Term, Work
+from npu_compiler.reducing import reduce
 from npu_compiler.symbolic import OpRefusal, Tensor, apply, where
 
 normalization = partial(op, work=Work.ROWS)
@@ -28,17 +30,17 @@ def _over_last(node: OpNode, graph: IRGraph) -> bool:
 def softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
     """``exp(self - max) / sum(exp(self - max))`` over `dim`, computed in float32."""
     x = _converted(self, dtype).move_last(dim)
-    shifted = apply("exp", x - x.reduce("max", (-1,), True))
-    return apply("quotient", shifted, shifted.reduce("sum", (-1,), True)).move_from_last(dim)
+    shifted = apply("exp", x - _greatest(x))
+    return apply("quotient", shifted, _total(shifted)).move_from_last(dim)
 
 
 @normalization("aten._safe_softmax.default", rows=apart_from_dim)
 def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """The softmax over `dim`, and zeros where everything is minus infinity."""
     x = _converted(self, dtype).move_last(dim)
-    largest = x.reduce("max", (-1,), True)
+    largest = _greatest(x)
     shifted = apply("exp", x - largest)
-    result = apply("quotient", shifted, shifted.reduce("sum", (-1,), True))
+    result = apply("quotient", shifted, _total(shifted))
     return where(apply("eq", largest, float("-inf")), 0.0, result).move_from_last(dim)
 
 
@@ -46,9 +48,16 @@ def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
 def log_softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
     """The logarithm of the softmax over `dim`."""
     x = _converted(self, dtype).move_last(dim)
-    shifted = x - x.reduce("max", (-1,), True)
-    total = apply("exp", shifted).reduce("sum", (-1,), True)
-    return (shifted - apply("log", total)).move_from_last(dim)
+    shifted = x - _greatest(x)
+    return (shifted - apply("log", _total(apply("exp", shifted)))).move_from_last(dim)
+
+
+def _total(x: Tensor) -> Tensor:
+    return reduce(x, total, (-1,), True)[0]
+
+
+def _greatest(x: Tensor) -> Tensor:
+    return reduce(x, greatest, (-1,), True)[0]
 
 
 def _converted(x: Tensor, name: Any) -> Tensor:
@@ -66,9 +75,9 @@ def _flat_last(x: Tensor, normalized_shape: Sequence[int]) -> Tensor:
 def _standard(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """`x` brought to mean 0 and variance 1 over its last dimension; the mean, and one over the standard deviation."""
     size = x.shape[-1]
-    mean = x.reduce("sum", (-1,), True) * (1 / size)
+    mean = _total(x) * (1 / size)
     centred = x - mean
-    variance = (centred * centred).reduce("sum", (-1,), True) * (1 / size)
+    variance = _total(centred * centred) * (1 / size)
     scale = apply("rsqrt", variance + eps)
     return centred * scale, mean, scale
 
@@ -117,7 +126,7 @@ def fused_rms_norm(
     _check_parameters(normalized_shape, weight)
     x = _flat_last(input, normalized_shape)
     epsilon = eps if eps is not None else 2.0**-23  # float32's machine epsilon, in which PyTorch computes
-    scale = apply("rsqrt", (x * x).reduce("sum", (-1,), True) * (1 / x.shape[-1]) + epsilon)
+    scale = apply("rsqrt", _total(x * x) * (1 / x.shape[-1]) + epsilon)
     rows = (*input.shape[: len(input.shape) - len(normalized_shape)], *(1,) * len(normalized_shape))
     return _affine(x * scale, weight, None).reshape(input.shape), scale.reshape(rows)
 
