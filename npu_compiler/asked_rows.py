@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from npu_compiler.fusion_patterns import linears_by_input, without_dead_nodes
+from npu_compiler.fusion_patterns import merged_linears
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import spelled, traits_of
 from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Rows, Selection
 from npu_compiler.ops.traits import Work
 from npu_compiler.ops.views import reshape
+from npu_compiler.rewrite import Scene, sites, without_dead_nodes
 from npu_compiler.row_selection import selection_of, take
 
 __all__ = ["compute_asked_rows"]
@@ -195,7 +196,8 @@ def _better_merged(
     graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand, launch_flops: int
 ) -> Iterator[str]:
     """Small linears that save less than a launch where they leave the product of those that share their input."""
-    for members in linears_by_input(graph, users):
+    for site in sites(Scene(graph), merged_linears()):
+        members = [match.root for match in site]
         small = [node for node in members if node.name in demand.small]
         saved = sum(_saved(node, graph.tensors, demand) for node in small)
         if len(small) < len(members) and saved < launch_flops:

@@ -9,7 +9,7 @@ from typing import Any
 from npu_compiler.dtypes import BOOL
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
-from npu_compiler.ops.traits import Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.symbolic import OpRefusal, Tensor, broadcast_shapes
 
 
@@ -36,7 +36,7 @@ def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
     "aten.scaled_dot_product_attention.default",
     work=Work.ANCHOR,
     rows=_attended_rows,
-    grouped=("key", "value"),
+    term=Term("attention", ("query", "key", "value", "attn_mask")),
     flops=flops,
 )
 def scaled_dot_product_attention(

@@ -10,7 +10,7 @@ from typing import Any
 from npu_compiler.ops.indexing import pad
 from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
-from npu_compiler.ops.traits import Channels, Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.reducing import reduce
 from npu_compiler.symbolic import OpRefusal, Tensor
 
@@ -24,10 +24,10 @@ filtering = partial(
     op,
     work=Work.ANCHOR,
     images={"input": "image", "weight": "conv_weight"},
-    channels=Channels.MADE,
     is_learned=True,
     flops=flops,
 )
+image_filtering = partial(filtering, term=Term("convolution", ("input", "weight", "bias")))
 pooling = partial(op, work=Work.ANCHOR, images={"self": "image"})
 
 
@@ -39,7 +39,7 @@ def _pair(value: Any, name: str) -> tuple[int, int]:
     return values[0], values[-1]
 
 
-@filtering("aten.conv2d.default")
+@image_filtering("aten.conv2d.default")
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -72,7 +72,7 @@ def conv2d(
     return result if bias is None else result + bias.reshape((-1, 1, 1))
 
 
-@filtering("aten.conv2d.padding")
+@image_filtering("aten.conv2d.padding")
 def conv2d_padding(
     input: Tensor,
     weight: Tensor,
@@ -113,7 +113,7 @@ def conv1d(
     return result.reshape((*result.shape[:2], result.shape[3]))
 
 
-@filtering("aten.convolution.default")
+@image_filtering("aten.convolution.default")
 def convolution(
     input: Tensor,
     weight: Tensor,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from npu_compiler.dtypes import promote
+from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, RowRule
-from npu_compiler.ops.traits import Matrices, Term, Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.symbolic import Number, OpRefusal, Tensor, broadcast_shapes
 
 
@@ -52,10 +53,15 @@ def _rows_of_input(call: RowCall) -> Passage | None:
     return Passage({"input": call.dim}) if call.dim < call.rank - 1 else None
 
 
+def _is_unscaled(node: OpNode, graph: IRGraph) -> bool:
+    return all(node.attrs.get(key, 1) == 1 for key in ("alpha", "beta"))
+
+
+_LINEAR = Term("linear", ("input", "weight", "bias"))
 multiplication = partial(op, work=Work.ANCHOR, flops=flops)
 
 
-@multiplication("aten.linear.default", rows=_rows_of_input, stacked=("weight", "bias"), is_learned=True)
+@multiplication("aten.linear.default", rows=_rows_of_input, is_learned=True, term=_LINEAR)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``input @ weight.T + bias``, over the last dimension of `input`."""
     rows = input.reshape((-1, input.shape[-1])) if len(input.shape) > 2 else input
@@ -86,7 +92,7 @@ def matmul(self: Tensor, other: Tensor) -> Tensor:
 
 
 @multiplication(
-    "aten.mm.default", "aten.bmm.default", rows=_multiplied("self", "mat2"), matrices=Matrices("self", "mat2")
+    "aten.mm.default", "aten.bmm.default", rows=_multiplied("self", "mat2"), term=Term("mm", ("self", "mat2"))
 )
 def mm(self: Tensor, mat2: Tensor) -> Tensor:
     """The product of two matrices, or of two batches of matrices."""
@@ -100,7 +106,7 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
 @multiplication(
     "aten.addmm.default",
     rows=_multiplied("mat1", "mat2", "self"),
-    matrices=Matrices("mat1", "mat2", "self"),
+    term=Term("addmm", ("self", "mat1", "mat2"), holds=_is_unscaled),
     is_learned=True,
     flops=flops_beside_sum,
 )

@@ -11,7 +11,7 @@ from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.reduction import greatest, total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, apart_from_dim
-from npu_compiler.ops.traits import Channels, Term, Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.reducing import reduce
 from npu_compiler.symbolic import OpRefusal, Tensor, apply, where
 
@@ -156,7 +156,11 @@ def _by_channel(parameter: Tensor, x: Tensor) -> Tensor:
     return parameter.reshape((-1, *(1,) * (len(x.shape) - 2)))
 
 
-channel_norm = partial(normalization, images={"input": "image"}, channels=Channels.SCALED)
+channel_norm = partial(
+    normalization,
+    images={"input": "image"},
+    term=Term("batch_norm", ("input", "weight", "bias", "running_mean", "running_var")),
+)
 
 
 @channel_norm("aten.batch_norm.default")

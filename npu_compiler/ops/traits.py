@@ -9,7 +9,7 @@ from enum import Enum
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.rows import RowRule, SelectionRule, Turn
 
-__all__ = ["Channels", "Matrices", "Memory", "Term", "Traits", "Work"]
+__all__ = ["Memory", "Term", "Traits", "Work"]
 
 
 class Work(Enum):
@@ -28,27 +28,6 @@ class Memory(Enum):
     OWN = "memory of its own"
     OPERAND = "that of the first operand"
     OPERAND_OF_SAME_DTYPE = "that of the first operand, unless the data type differs"
-
-
-class Channels(Enum):
-    """How an op treats channels, dimension 1 of an image, in what `graph_optimizer` folds."""
-
-    MADE = "each is made by one slice of `weight` along its first dimension, plus one element of `bias`"
-    SCALED = "each is scaled and shifted by numbers of its own, which come from all parameters but `input`"
-
-
-@dataclass(frozen=True, slots=True)
-class Matrices:
-    """The parameters of a product of two matrices, plus something that is added.
-
-    Attributes:
-        rows, matrix: The left and the right matrix.
-        added: What is added to their product; empty where nothing is.
-    """
-
-    rows: str
-    matrix: str
-    added: str = ""
 
 
 def _always(node: OpNode, graph: IRGraph) -> bool:
@@ -81,8 +60,6 @@ class Traits:
         memory: Where its result may lie.
         keeps_order: Whether the result has the elements of the first operand in the same row-major order, so that it
             is that operand wherever shape and data type agree.
-        reshapes: Whether it gives all elements of its first operand another shape, in the same row-major order.
-        repeats: Whether it repeats its first operand along dimensions of size 1.
         is_silent: Whether it has neither arithmetic nor an order of elements, so that nothing about it can be
             unsupported.
         unless: An attribute that makes it another op where it is true: then `keeps_order` and `is_silent` do not hold.
@@ -92,23 +69,16 @@ class Traits:
         selects: Which rows of its operand it takes, where that is what it does.
         turn: The order in which it puts the dimensions of its operand, where that is what it does.
         images: Layout roles of its operands of four dimensions, by parameter.
-        channels: What a normalisation of channels folds into, or that it is one.
-        matrices: The matrices of a product.
-        stacked: Parameters whose rows make columns of the result, so that ops which share `input` are one op with
-            these rows stacked.
-        grouped: Operands [B, H, L, D] that may have fewer heads than the first one, with the attribute `enable_gqa`.
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
         flops: Floating-point operations by the shapes of all operands and the number of elements made; none for one
             operation an element.
-        term: How equations write it.
+        term: How equations write it, by which rules fold it with others (`rewrite`).
     """
 
     work: Work = Work.OTHER
     memory: Memory = Memory.OWN
     keeps_order: bool = False
-    reshapes: bool = False
-    repeats: bool = False
     is_silent: bool = False
     unless: str = ""
     picks: bool = False
@@ -117,10 +87,6 @@ class Traits:
     selects: SelectionRule | None = None
     turn: Turn | None = None
     images: Mapping[str, str] = field(default_factory=dict)
-    channels: Channels | None = None
-    matrices: Matrices | None = None
-    stacked: tuple[str, ...] = ()
-    grouped: tuple[str, ...] = ()
     takes_angle: bool = False
     is_learned: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], int], int | None] | None = None

@@ -96,14 +96,14 @@ def _reshaped_rows(call: RowCall) -> Passage | None:
     return None
 
 
-_reshaping = partial(view, reshapes=True, keeps_order=True, rows=_reshaped_rows)
+_reshaping = partial(view, keeps_order=True, rows=_reshaped_rows, term=Term("reshape", ("self",)))
 
 
 def _expanded_rows(call: RowCall) -> Passage:
     return Passage(call.broadcast("self"), {"size": call.resized()}, spelled(expand))
 
 
-_repeating = partial(view, repeats=True, keeps_order=True, rows=_expanded_rows)
+_repeating = partial(view, keeps_order=True, rows=_expanded_rows, term=Term("expand", ("self",)))
 
 
 def _rows_of_one(call: RowCall) -> Passage:
