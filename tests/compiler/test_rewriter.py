@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import npu_compiler
-from npu_compiler.graph_optimizer import optimize
+from npu_compiler.fusion_patterns import attention, repeated_heads
+from npu_compiler.graph_optimizer import normed_convolution, optimize
 from npu_compiler.ir import IRGraph
 from npu_compiler.ir_reader import read_graph
+from npu_compiler.linear_spelling import linear_of_rows, product_of_turned
 from npu_compiler.ops.registry import terms
 from npu_compiler.rewrite import PatternOps
 from tests.support.ir_builder import IRBuilder, Value
@@ -131,3 +135,122 @@ def test_equations_are_written_with_terms_of_ops_alone() -> None:
     assert {"attention", "batch_norm", "linear", "matmul", "reshape"} <= set(terms())
     with pytest.raises(AttributeError, match=r"equations know add, .* not 'conv3d'"):
         PatternOps().conv3d()
+
+
+# ---- each rule against its own equation
+
+
+class TorchOps:
+    """The namespace in which an equation computes. It takes the shapes of reshapes and expansions in turn."""
+
+    def __init__(self, shapes: Sequence[Sequence[int]] = ()) -> None:
+        self._shapes = iter(shapes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)  # matmul, mm, mul, div, add
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    def shared(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def transpose(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mT
+
+    def softmax(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    def cast(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def addmm(self, added: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return added + x @ y
+
+    def convolution(self, *operands: Any) -> torch.Tensor:
+        return F.conv2d(*operands)
+
+    def batch_norm(self, x: torch.Tensor, gain: Any, shift: Any, centre: Any, variance: Any) -> torch.Tensor:
+        return F.batch_norm(x, centre, variance, gain, shift)
+
+    def attention(self, *operands: Any) -> torch.Tensor:
+        return F.scaled_dot_product_attention(*operands)
+
+    def reshape(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(next(self._shapes))
+
+    def expand(self, x: torch.Tensor) -> torch.Tensor:
+        return x.expand(next(self._shapes))
+
+
+class IROps:
+    """The namespace in which an equation writes the graph that it is looked for in."""
+
+    def __init__(self, builder: IRBuilder, shapes: Sequence[Sequence[int]] = ()) -> None:
+        self._builder, self._shapes = builder, iter(shapes)
+
+    def shared(self, x: Value) -> Value:
+        return x
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        op, rest = {
+            "matmul": ("matmul.default", ()), "mm": ("mm.default", ()), "addmm": ("addmm.default", ()),
+            "mul": ("mul.Tensor", ()), "div": ("div.Tensor", ()), "add": ("add.Tensor", ()),
+            "transpose": ("transpose.int", (-2, -1)), "softmax": ("softmax.int", (-1,)),
+            "cast": ("to.dtype", (torch.float32,)), "linear": ("linear.default", ()),
+            "convolution": ("conv2d.default", ()), "batch_norm": ("batch_norm.default", (False, 0.1, 1e-5, True)),
+            "attention": ("scaled_dot_product_attention.default", ()),
+            "reshape": ("reshape.default", None), "expand": ("expand.default", None),
+        }[name]  # fmt: skip
+        return lambda *operands: self._builder.call(
+            f"aten.{op}", *operands, *((list(next(self._shapes)),) if rest is None else rest)
+        )
+
+
+class Given(NamedTuple):
+    """The shape of a weight; other operands are inputs."""
+
+    shape: tuple[int, ...]
+
+
+HEADS, KEYS = (1, 4, 3, 8), (1, 2, 5, 8)
+REPEATED = [(1, 2, 1, 5, 8), (1, 2, 2, 5, 8), (1, 4, 5, 8)] * 2
+Equation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Sequence[Sequence[int]], int]
+EQUATIONS: dict[str, Equation] = {
+    **{
+        f"attention {form}": (attention, (HEADS, (1, 4, 5, 8), (1, 4, 5, 8), 1.5, (3, 5)), form, (), 1)
+        for form in (
+            {"scaled": "multiplied", "masked": True, "cast": False},
+            {"scaled": "divided", "masked": False, "cast": True},
+        )
+    },
+    "heads": (repeated_heads, (HEADS, KEYS, KEYS, (3, 5)), {}, REPEATED, 1),
+    "norm": (normed_convolution, ((1, 3, 5, 5), *map(Given, [(4, 3, 3, 3), *[(4,)] * 5])), {}, (), 1),
+    "addmm": (product_of_turned, ((5, 8), (6, 8), (6,)), {"has_bias": True}, (), 1),
+    "mm": (product_of_turned, ((5, 8), (6, 8), None), {"has_bias": False}, (), 1),
+    "rows": (linear_of_rows, ((2, 5, 8), (6, 8), (6,)), {}, [(10, 8), (2, 5, 6)], 1),
+}
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_a_rule_computes_what_its_equation_says(name: str) -> None:
+    """And does so everywhere: the graph that the equation writes has as many nodes as the rule leaves of it."""
+    equation, operands, form, shapes, left = EQUATIONS[name]
+    builder, generator = IRBuilder(), torch.Generator().manual_seed(0)
+    tensors: list[Any] = []
+    values: list[Any] = []
+    for number, operand in enumerate(operands):
+        shape = operand.shape if isinstance(operand, Given) else operand
+        if not isinstance(shape, tuple):
+            tensors.append(shape)
+            values.append(shape)
+            continue
+        tensors.append(torch.rand(shape, generator=generator) + 0.5)
+        declare = builder.weight if isinstance(operand, Given) else builder.input
+        values.append(declare(f"x{number}", shape))
+    ir = builder.build(equation(IROps(builder, shapes), *values, **form))
+    assert len(optimize(read_graph(ir)).nodes) == left
+    given = {f"x{i}": t for i, t in enumerate(tensors) if isinstance(t, torch.Tensor)}
+    (result,) = plan_ir(ir).run(given, given)
+    expected = equation(TorchOps(shapes), *tensors, **form)
+    np.testing.assert_allclose(result, expected.numpy(), rtol=1e-4, atol=1e-5)
