@@ -58,7 +58,7 @@ class Dialect:
             return "true" if value else "false"
         register = self.register(dtype)
         greatest = (1 << (31 if register == "int" else 63)) - 1
-        if value < -greatest:  # its magnitude is no literal of the type
+        if value == -greatest - 1:  # whose magnitude is no literal of the type
             return f"({register}(-{greatest}) - 1)"
         return f"{register}({int(value)})"
 

@@ -67,6 +67,21 @@ def moments(a: State, b: State) -> State:
     return count, mean_a + apart * share, squares_a + squares_b + apart * apart * n * share
 
 
+def _as_term(element: Tensor, position: Tensor) -> State:
+    return element, full(element.trace, (), 1.0, element.dtype)
+
+
+@reduction(lowest, 0.0, lift=_as_term, finish=lambda greatest, terms: (greatest + apply("log", terms),))
+def exponentials(a: State, b: State) -> State:
+    """The greatest exponent, and the sum of powers relative to that one, which never overflows.
+
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    most = apply("max", a[0], b[0])
+    parts = (where(apply("eq", x, most), terms, terms * apply("exp", x - most)) for x, terms in (a, b))
+    return most, next(parts) + next(parts)
+
+
 def _with_place(element: Tensor, position: Tensor) -> State:
     return element, position.cast(INT32)
 
@@ -215,6 +230,12 @@ def _variance(x: Tensor, dim: Any, unbiased: bool, keepdim: bool, correction: An
         return apply("sqrt", variance) if is_root else variance, known
 
     return reduce(x, replace(moments, finish=finish), _dims(dim), keepdim)
+
+
+@row_op("aten.logsumexp.default")
+def logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """The logarithm of the sum of ``e ** self`` over `dim`."""
+    return reduce(self if self.dtype.is_float else self.cast(FLOAT32), exponentials, _dims(dim), keepdim)[0]
 
 
 @row_op("aten.any.default", "aten.any.dim")

@@ -102,6 +102,12 @@ VARIANCES = [
     *(case(f"{op}.default", MATRIX) for op in ("var", "std", "var_mean")),
 ]
 
+LOGARITHMS = [
+    case("logsumexp.default", MATRIX, [1]),
+    case("logsumexp.default", floats(40, 6, low=-90, high=90), [0], True),
+    case("logsumexp.default", LONG, [0, 1]),
+]
+
 # What needs no kernel of its own to be seen: these are evaluated, not run.
 MEANINGS = [
     case("prod.dim_int", floats(3, 5, 40, low=-1.2, high=-0.8), 1, True),
@@ -130,6 +136,10 @@ MEANINGS = [
             (f"{op}.dim", CUBE, [-1]), (f"{op}.correction", floats(5, 1), [1]), (f"{op}.correction", floats(), None),
             (f"{op}.correction", values(1.0, NAN, 2.0), [0]), (f"{op}.dim", floats(3, 0), [1]),
         )
+    ),
+    *(
+        case("logsumexp.default", operand, [0])
+        for operand in (values(-INF, -INF), values(INF, 1.0), values(1.0, NAN), floats(0, 3), integers(4, 3), HOLES)
     ),
     *(case(op, *args) for op in ("max.dim", "min.dim") for args in ((CUBE, 0, True), (HOLES, 0), (_TIES, 1))),
 ]  # fmt: skip
@@ -220,4 +230,4 @@ NATIVE = [
     case("native_group_norm.default", _FOUR, None, None, 2, 6, 20, 2, 1e-3),
 ]
 
-CASES = [*SUMS, *EXTREMA, *PRODUCTS, *PLACES, *VARIANCES, *TRUTHS, *SOFTMAX, *LAYERS, *BATCHES, *NATIVE]
+CASES = [*SUMS, *EXTREMA, *PRODUCTS, *PLACES, *VARIANCES, *LOGARITHMS, *TRUTHS, *SOFTMAX, *LAYERS, *BATCHES, *NATIVE]
