@@ -105,12 +105,13 @@ def _first(function: str, a: State, b: State) -> State:
 _extremum = partial(reduction, lift=_with_place, finish=_value_and_place, needs_elements=True)
 
 
-@_extremum(lowest, highest)
+# A row whose extremum is the identity's has it everywhere, so first at 0: a place that no row is without.
+@_extremum(lowest, 0)
 def first_greatest(a: State, b: State) -> State:
     return _first("gt", a, b)
 
 
-@_extremum(highest, highest)
+@_extremum(highest, 0)
 def first_least(a: State, b: State) -> State:
     return _first("lt", a, b)
 
