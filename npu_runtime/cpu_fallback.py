@@ -16,6 +16,7 @@ from torch_ir.ops import register_executor
 from npu_compiler.artifact.recipes import WeightInput
 from npu_compiler.errors import DeviceError, InputError, WeightError
 from npu_compiler.frontend.evidence import Names
+from npu_compiler.ops.registry import canonical, traits_of
 from npu_compiler.partitioner import Partition
 from npu_runtime.aten_call import AtenCall
 from npu_runtime.host_tensors import as_array, to_numpy, to_torch
@@ -27,8 +28,6 @@ __all__ = ["CPUProgram", "execute_cpu_partition"]
 # Executors are registered under names of our own: pytorch-ir takes an executor of one overload for all others too.
 _BOUND = "npu_runtime.bound."
 _CALL = "call"  # the attribute that holds a node's call
-_GETITEM = "getitem"
-_ASSERTION = "aten._assert_tensor_metadata.default"
 
 
 class CPUProgram:
@@ -169,9 +168,9 @@ def _prepared(node: Mapping[str, Any], in_place: bool, names: Names) -> tuple[di
     """
     op, attrs, note = node["op_type"], node["attrs"], ""
     read = [tensor["name"] for tensor in node["inputs"]]
-    if op == _ASSERTION:
+    if traits_of(op).asserts:
         op, attrs = _registered(op), {_CALL: _nothing}
-    elif _GETITEM not in op:
+    elif not traits_of(canonical(op)).picks:
         call = AtenCall(node["name"], op)
         attrs, note = call.settled(node, [names[name] for name in read])
         op, attrs = _registered(op), {_CALL: call.bound(attrs, len(read), in_place)}

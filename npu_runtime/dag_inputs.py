@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError, IRError
-from npu_compiler.graph.ir import TensorSpec
+from npu_compiler.ir import TensorSpec
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device

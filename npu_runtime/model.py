@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from npu_compiler.artifact.output_structure import Structure, build, parse_structure, read_structure
 from npu_compiler.compiled_program import CompiledProgram, is_program_file
 from npu_compiler.errors import InputError, WeightError
-from npu_compiler.graph.ir import TensorSpec
+from npu_compiler.ir import TensorSpec
 from npu_compiler.partitioner import PartitionPlan, partition
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer, is_host_array

@@ -28,13 +28,13 @@ MAY_IMPORT = {
 ROOMS = {
     "tensor": {"dtypes", "errors"},
     "artifact": {"tensor", "dtypes", "errors"},
-    "ops": {"tensor", "dtypes", "errors"},
-    "graph": {"ops", "artifact", "tensor", "dtypes", "errors"},
-    "frontend": {"graph", "ops", "artifact", "tensor", "dtypes", "errors"},
-    "lowering": {"graph", "artifact", "tensor", "dtypes", "errors", "plugins"},
+    "ops": {"ir", "tensor", "dtypes", "errors"},
+    "graph": {"ir", "ops", "artifact", "tensor", "dtypes", "errors"},
+    "frontend": {"ir", "graph", "ops", "artifact", "tensor", "dtypes", "errors"},
+    "lowering": {"ir", "graph", "artifact", "tensor", "dtypes", "errors", "plugins"},
     "partitioning": {
         *("frontend", "lowering", "graph", "ops", "artifact", "tensor"),
-        *("dtypes", "errors", "compiler", "op_support"),
+        *("ir", "dtypes", "errors", "compiler", "op_support"),
     },
 }
 

@@ -23,12 +23,14 @@ from npu_compiler.tensor import interning
 from npu_compiler.tensor.expr import (
     Call,
     Checked,
+    Combination,
     Const,
     Expr,
     Iota,
     Load,
     Reduce,
     Ref,
+    Slot,
     children,
     reductions,
     substitute,
@@ -41,6 +43,8 @@ from tests.support.ir_builder import IRBuilder
 from tests.support.running import run_ir
 
 ROW = View((8,), (1,))
+SLOTS = (Slot(0, FLOAT32), Slot(1, FLOAT32))
+SUM = Combination("total", SLOTS, (Const(0.0, FLOAT32),), (Call("add", SLOTS, FLOAT32),))
 
 
 def load(tensor: int = 0) -> Load:
@@ -50,10 +54,10 @@ def load(tensor: int = 0) -> Load:
 def examples() -> Iterator[Interned]:
     """One object of each class, made anew."""
     x, position = load(), Iota(ROW, INT64)
-    yield from (FLOAT32, ROW, Ref(0, ROW), Const(1.5, FLOAT32), position, x)
+    yield from (*SLOTS, SUM, FLOAT32, ROW, Ref(0, ROW), Const(1.5, FLOAT32), position, x)
     yield Load(Ref(0, ROW), FLOAT32, position, 4)
     yield Call("add", (x, Const(0.5, FLOAT32)), FLOAT32)
-    yield Reduce("sum", x, 8, FLOAT32)
+    yield Reduce(SUM, (x,), 8, FLOAT32)
     yield Checked(position, position, 8, 4, 0, 1, INT64)
 
 
@@ -110,7 +114,7 @@ def _changes(node: Interned) -> Iterator[tuple[str, object]]:
 
 def test_rebuilt_by_equal_parts_it_is_the_same_node() -> None:
     x, one = load(), Const(1.0, FLOAT32)
-    expr = Call("add", (Call("mul", (x, one), FLOAT32), Reduce("sum", x, 8, FLOAT32)), FLOAT32)
+    expr = Call("add", (Call("mul", (x, one), FLOAT32), Reduce(SUM, (x,), 8, FLOAT32)), FLOAT32)
     assert substitute(expr, lambda node: None) is expr
     swapped = substitute(expr, lambda node: load(1) if node is x else None)
     assert swapped is not expr
@@ -118,7 +122,7 @@ def test_rebuilt_by_equal_parts_it_is_the_same_node() -> None:
 
 
 def test_a_walk_is_remembered_and_holds_nothing() -> None:
-    total = Reduce("sum", load(31), 8, FLOAT32)
+    total = Reduce(SUM, (load(31),), 8, FLOAT32)
     expr = Call("add", (total, total), FLOAT32)
     assert walk(expr) == walk(expr) == (load(31), total, expr)
     assert reductions(expr) == [total]

@@ -176,7 +176,19 @@ def _conv(x: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], attrs: Mappi
     return F.conv2d(x, w, None, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
 
 
-_ANCHORS: dict[str, Callable[..., torch.Tensor]] = {"matmul": _matmul, "conv2d": _conv, "pool2d": _pool}
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *mask, _, attrs = rest
+    keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    added = mask[0] if mask else None
+    return F.scaled_dot_product_attention(query, keys, values, added, 0.0, attrs["causal"], scale=attrs["scale"])
+
+
+_ANCHORS: dict[str, Callable[..., torch.Tensor]] = {
+    "matmul": _matmul,
+    "conv2d": _conv,
+    "pool2d": _pool,
+    "attention": _attend,
+}
 
 
 def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Planned:
