@@ -17,6 +17,7 @@ from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.codegen.target import Lowering
 from npu_compiler.expr import leaves, reductions, walk
+from npu_compiler.integers import ceil_div
 
 __all__ = ["lower_columns", "rows_side_by_side"]
 
@@ -53,7 +54,7 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
     generated = _compute_rows(group, found, row_program(group, packed, CUDA, hoisting=False), loads, size)
     kernel, params = map_kernel("columns", found, macros, generated, ("column_reductions.cuh",))
-    return [finish_map(group, lowering, found, kernel, params, -(-packs // _LANES), _LANES * slices)]
+    return [finish_map(group, lowering, found, kernel, params, ceil_div(packs, _LANES), _LANES * slices)]
 
 
 def _without_single_columns(group: Group, operands: Operands) -> Operands:

@@ -13,6 +13,7 @@ from npu_compiler.codegen.operands import Operands
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import KernelCall, KernelSource
 from npu_compiler.codegen.target import Lowering
+from npu_compiler.integers import ceil_div
 
 __all__ = ["MAP_THREADS", "elementwise_positions", "finish_map", "lower_elementwise", "map_kernel", "map_macros"]
 
@@ -24,7 +25,7 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     found, size = elementwise_positions(group, lowering)
     generated = epilogue(group, found, size, "int index, ", "index, ")
     kernel, params = map_kernel("elementwise", found, map_macros(group, found.operands), generated)
-    blocks = -(-found.extents["packs"] // MAP_THREADS)
+    blocks = ceil_div(found.extents["packs"], MAP_THREADS)
     return [finish_map(group, lowering, found, kernel, params, blocks, MAP_THREADS)]
 
 

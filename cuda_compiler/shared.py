@@ -15,6 +15,7 @@ from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
 from npu_compiler.codegen.params import ParamStruct
 from npu_compiler.codegen.plan import Argument, KernelCall
 from npu_compiler.codegen.target import Lowering
+from npu_compiler.integers import ceil_div
 
 __all__ = ["lower_shared"]
 
@@ -41,7 +42,7 @@ class _Part:
 def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
     """One launch, whose blocks are shared out among the groups in order."""
     parts = [_part(group, number, lowering) for number, group in enumerate(groups)]
-    counts = [-(-part.packs // MAP_THREADS) for part in parts]
+    counts = [ceil_div(part.packs, MAP_THREADS) for part in parts]
     ends = {f"end{number}": sum(counts[: number + 1]) for number in range(len(parts))}
     header = ParamStruct("Blocks", tuple(("int", name) for name in ends))
     members = "".join(f"    part{number}::Params part{number};\n" for number in range(len(parts)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import Any, NamedTuple
 
+from npu_compiler.integers import ceil_div
 from npu_compiler.ir_builder import IRBuilder, IRTensor
 from npu_compiler.next_token import NO_NUMBER
 
@@ -19,7 +20,7 @@ UNDECIDED = -2  # chosen where the limits allow none of the drawn tokens, or it 
 def as_matrix(vocabulary: int) -> tuple[int, int]:
     """Rows and columns in which the tokens are looked at in their order; places behind the last one are empty."""
     columns = isqrt(vocabulary - 1) + 1
-    return -(-vocabulary // columns), columns
+    return ceil_div(vocabulary, columns), columns
 
 
 def sampled_token_ir(vocabulary: int, dtype: str, places: int, tries: int, limits: Sequence[str]) -> dict[str, Any]:

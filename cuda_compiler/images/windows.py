@@ -19,6 +19,7 @@ from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.codegen.grouping import Group
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.codegen.target import Lowering
+from npu_compiler.integers import ceil_div
 
 __all__ = ["fits_windows", "lower_windows"]
 
@@ -48,7 +49,7 @@ class _Window:
     @property
     def nbytes(self) -> int:
         """Shared memory for the pixels of a tile."""
-        return -(-self.line * self.lines * 16 // 128) * 128
+        return ceil_div(self.line * self.lines * 16, 128) * 128
 
 
 def fits_windows(group: Group, lowering: Lowering) -> bool:
@@ -60,7 +61,7 @@ def fits_windows(group: Group, lowering: Lowering) -> bool:
     if (source.attrs["stride"][1], source.attrs["dilation"][1]) != (2, 1):
         return False
     window = _window(group)
-    words = -(-window.line * window.lines // GROUP_THREADS) * weight[1]
+    words = ceil_div(window.line * window.lines, GROUP_THREADS) * weight[1]
     fits = 2 <= window.chunks <= 2 * _MAX_STEPS and words <= _MAX_WORDS
     return fits and fits_window_tiles(group, lowering)
 

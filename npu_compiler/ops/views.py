@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from npu_compiler.integers import ceil_div
 from npu_compiler.ops.registry import op
 from npu_compiler.symbolic import OpRefusal, Tensor, normalize_dim
 
@@ -151,7 +152,7 @@ def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step:
     if step < 1:
         raise OpRefusal(f"given step={step}, expected at least 1")
     first, last, _ = slice(start, end, step).indices(size)
-    return self.slice(dim, first, max(0, -(-(last - first) // step)), step)
+    return self.slice(dim, first, max(0, ceil_div(last - first, step)), step)
 
 
 @op("aten.narrow.default")
@@ -200,7 +201,7 @@ def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> 
 def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of equal size along a dimension."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
-    return split(self, max(1, -(-size // max(1, chunks))), dim)
+    return split(self, max(1, ceil_div(size, max(1, chunks))), dim)
 
 
 @op("aten.unbind.int")

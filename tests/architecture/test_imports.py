@@ -69,9 +69,12 @@ def test_no_circles() -> None:
         pytest.fail(f"imports go round: {' -> '.join(error.args[1])}")
 
 
-def test_the_software_gpu_knows_of_the_compiler_only_its_errors() -> None:
+def test_the_software_gpu_knows_of_the_compiler_only_its_errors_and_whole_numbers() -> None:
     used = {name for module in modules() if module.startswith("software_gpu") for name in imported(module)}
-    assert {name for name in used if name.startswith("npu_compiler")} == {"npu_compiler.errors"}
+    assert {name for name in used if name.startswith("npu_compiler")} == {
+        "npu_compiler.errors",
+        "npu_compiler.integers",
+    }
 
 
 def test_gpu_libraries_have_one_door_each() -> None:

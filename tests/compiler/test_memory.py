@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npu_compiler.integers import ceil_div
 from npu_compiler.memory import ALIGNMENT, Lifetime, plan_arena
 
 _LIVES = st.lists(
@@ -14,7 +15,7 @@ _LIVES = st.lists(
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
 
 
 @given(_LIVES)

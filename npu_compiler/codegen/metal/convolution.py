@@ -32,6 +32,7 @@ from npu_compiler.codegen.metal.tiles import (
 )
 from npu_compiler.codegen.plan import Argument, KernelCall
 from npu_compiler.codegen.target import Lowering
+from npu_compiler.integers import ceil_div
 from npu_compiler.trace import Anchor, TracedTensor
 from npu_compiler.view import View, collapse
 
@@ -143,7 +144,7 @@ def _tiled(conv: _Convolution, row_stride: int, group: Group, lowering: Lowering
         **image.values(group.shape), **conv.windows,
         "weight_row": row_stride, "weight_col": filters.strides[0], "weight_columns": readable,
     }  # fmt: skip
-    grid = (-(-pixels // rows), -(-columns // width), conv.groups)
+    grid = (ceil_div(pixels, rows), ceil_div(columns, width), conv.groups)
     return kernel.launch(conv.arguments, values, grid, TILE_THREADS, _flops(conv, group))
 
 

@@ -9,6 +9,7 @@ from npu_compiler.codegen.metal.epilogue import Dims
 from npu_compiler.codegen.metal.tiles import GROUP
 from npu_compiler.codegen.plan import Argument
 from npu_compiler.expr import Ref
+from npu_compiler.integers import ceil_div
 from npu_compiler.trace import TracedTensor
 from npu_compiler.view import View
 
@@ -72,5 +73,5 @@ def window_values(
 
 def thread_groups(shape: tuple[int, ...], per_thread: int) -> tuple[int, dict[str, int]]:
     """Threadgroups of an untiled kernel for a result [N, C, H, W], and its parameters ``pixels`` and ``chunks``."""
-    pixels, chunks = shape[0] * prod(shape[2:]), -(-shape[1] // per_thread)
-    return -(-pixels * chunks // THREADS), {"pixels": pixels, "chunks": chunks}
+    pixels, chunks = shape[0] * prod(shape[2:]), ceil_div(shape[1], per_thread)
+    return ceil_div(pixels * chunks, THREADS), {"pixels": pixels, "chunks": chunks}

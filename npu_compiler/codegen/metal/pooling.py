@@ -19,6 +19,7 @@ from npu_compiler.codegen.metal.images import (
 from npu_compiler.codegen.metal.tiles import check_size
 from npu_compiler.codegen.plan import KernelCall
 from npu_compiler.codegen.target import Lowering
+from npu_compiler.integers import ceil_div
 
 __all__ = ["POOL_FIELDS", "lower_pool2d"]
 
@@ -54,7 +55,7 @@ def lower_pool2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[Ker
     groups, counts = thread_groups(group.shape, per_thread)
     size = image.view.shape[2:]
     if reduction == "adaptive":
-        window = tuple(-(-n // out) for n, out in zip(size, group.shape[2:], strict=True))
+        window = tuple(ceil_div(n, out) for n, out in zip(size, group.shape[2:], strict=True))
         windows = window_values((window[0], window[1]), (1, 1), (0, 0), (1, 1))
     else:
         windows = window_values(attrs["kernel"], attrs["stride"], attrs["padding"], attrs["dilation"])

@@ -15,6 +15,7 @@ from npu_compiler.codegen.metal.prologue import takes_vector_prologue
 from npu_compiler.codegen.plan import Step
 from npu_compiler.codegen.target import CodegenTarget, Lowering
 from npu_compiler.expr import Expr, has_reduce
+from npu_compiler.integers import ceil_div
 from npu_compiler.layout import Layout, dense
 from npu_compiler.symbolic import OpRefusal
 from npu_compiler.trace import Anchor
@@ -60,4 +61,4 @@ class MetalTarget(CodegenTarget):
 
 
 def _aligned(channels: int) -> int:
-    return -(-channels // CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT
+    return ceil_div(channels, CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT
