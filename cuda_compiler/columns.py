@@ -22,6 +22,7 @@ from cuda_compiler.states import (
 )
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -65,7 +66,7 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
     generated = _compute_rows(group, found, program, loads, size)
     kernel, params = map_kernel("columns", found, macros, generated, ("column_reductions.cuh",))
-    return [finish_map(group, lowering, found, kernel, params, -(-packs // _LANES), _LANES * slices)]
+    return [finish_map(group, lowering, found, kernel, params, ceil_div(packs, _LANES), _LANES * slices)]
 
 
 def _without_single_columns(group: Group, operands: Operands) -> Operands:

@@ -8,6 +8,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import AXES, Positions, epilogue, pack_size, unpack
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
 from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import elementwise_operands, flops_of, output_argument, traffic_of
 from npu_compiler.lowering.operands import Operands
@@ -24,7 +25,7 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     found, size = elementwise_positions(group, lowering)
     generated = epilogue(group, found, size, "int index, ", "index, ")
     kernel, params = map_kernel("elementwise", found, map_macros(group, found.operands), generated)
-    blocks = -(-found.extents["packs"] // MAP_THREADS)
+    blocks = ceil_div(found.extents["packs"], MAP_THREADS)
     return [finish_map(group, lowering, found, kernel, params, blocks, MAP_THREADS)]
 
 

@@ -21,6 +21,7 @@ from cuda_compiler.packing import (
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -78,7 +79,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     }
     generated = _compute_row(group, found, program, loads, shape)
     kernel, params = map_kernel("rows", found, macros, generated, ("row_reductions.cuh",))
-    return [finish_map(group, lowering, found, kernel, params, -(-rows // shape.rows_per_block), shape.block)]
+    return [finish_map(group, lowering, found, kernel, params, ceil_div(rows, shape.rows_per_block), shape.block)]
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def vector_function(group: Group, lowering: Lowering, threads: int, prefix: str)
 
 def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
     longest = max(*(reduce.extent for reduce in reductions(group.expr)), group.shape[-1], 1)
-    packs = -(-longest // _row_pack(group, operands))
+    packs = ceil_div(longest, _row_pack(group, operands))
     kept = 1 if rows < _MANY_ROWS else 4
     threads = 32
     while threads < _MAX_THREADS and packs > threads * kept:
@@ -134,7 +135,7 @@ def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
 def _block_shape(group: Group, operands: Operands, threads: int) -> _Shape:
     """How so many threads share a row."""
     size = _row_pack(group, operands)
-    items = -(-group.shape[-1] // (size * threads))
+    items = ceil_div(group.shape[-1], size * threads)
     return _Shape(threads, size, items if _is_whole_row(group) and items <= _MAX_ITEMS else 0)
 
 

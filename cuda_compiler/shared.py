@@ -11,6 +11,7 @@ from cuda_compiler.maps import MAP_THREADS, elementwise_positions
 from cuda_compiler.packing import Positions, epilogue
 from cuda_compiler.skeleton import assemble
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
 from npu_compiler.lowering.params import ParamStruct
@@ -41,7 +42,7 @@ class _Part:
 def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
     """One launch, whose blocks are shared out among the groups in order."""
     parts = [_part(group, number, lowering) for number, group in enumerate(groups)]
-    counts = [-(-part.packs // MAP_THREADS) for part in parts]
+    counts = [ceil_div(part.packs, MAP_THREADS) for part in parts]
     ends = {f"end{number}": sum(counts[: number + 1]) for number in range(len(parts))}
     header = ParamStruct("Blocks", tuple(("int", name) for name in ends))
     members = "".join(f"    part{number}::Params part{number};\n" for number in range(len(parts)))

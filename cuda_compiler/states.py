@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuda_compiler.dialect import CUDA
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.loops import RowPhase, combine_text
 
 __all__ = [
@@ -45,7 +46,7 @@ _BYTES = {"bool": 1, "int": 4, "float": 4, "int64": 8}
 def state_bytes(phases: Sequence[RowPhase]) -> int:
     """Shared memory that one state of every reduction takes; reductions that are alike share theirs."""
     kinds = {reduction_of(phase): [_BYTES[register] for register in phase.registers] for phase in phases}
-    return sum(-(-sum(sizes) // max(sizes)) * max(sizes) for sizes in kinds.values())
+    return sum(ceil_div(sum(sizes), max(sizes)) * max(sizes) for sizes in kinds.values())
 
 
 def identity(phase: RowPhase) -> str:

@@ -22,6 +22,7 @@ from cuda_runtime.tuning_results import TuningResults
 from npu_compiler.artifact.memory import ALIGNMENT
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.dtypes import BFLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
 
@@ -78,7 +79,7 @@ class CUDABackend(CUDADevice, Backend):
 
     def allocate_all(self, sizes: Sequence[int]) -> list[DeviceBuffer]:
         """As `Backend.allocate_all`: pieces of one allocation, because the driver rounds each up to 2 MiB."""
-        ends = list(accumulate(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sizes))
+        ends = list(accumulate(ceil_div(nbytes, ALIGNMENT) * ALIGNMENT for nbytes in sizes))
         whole = self.allocate(ends[-1] if ends else 0)
         with self.active():
             starts = [0, *ends[:-1]]

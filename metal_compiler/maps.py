@@ -9,6 +9,7 @@ from math import prod
 from metal_compiler.row_phases import phase_extents, phases_text
 from metal_compiler.skeleton import assemble, fill, pointer_parameters
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import (
@@ -52,7 +53,7 @@ def lower_elementwise(group: Group, lowering: Lowering, dialect: Dialect) -> lis
     )
     block_x = min(_THREADS, _power_of_two(width))
     block_y = min(_THREADS // block_x, _power_of_two(height))
-    grid = (-(-width // block_x), -(-height // block_y), prod(outer))
+    grid = (ceil_div(width, block_x), ceil_div(height, block_y), prod(outer))
     kernel = _Kernel("elementwise", fields, sizes | extents, body)
     return [_launch(group, lowering, operands, kernel, grid, (block_x, block_y, 1))]
 
@@ -79,7 +80,7 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Kerne
         phases=phases_text(program, threads, dialect),
         body="\n".join((program.body, f"        {store}")),
     )
-    grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
+    grid = (min(rows, _MAX_GRID), ceil_div(rows, _MAX_GRID), 1)
     kernel = _Kernel("rows", fields, values | extents, body)
     return [_launch(group, lowering, operands, kernel, grid, (threads, 1, 1))]
 
@@ -87,7 +88,7 @@ def lower_rows(group: Group, lowering: Lowering, dialect: Dialect) -> list[Kerne
 def lower_shared(groups: Sequence[Group], lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """Several elementwise groups in one launch: each has its own threadgroups, of one element a thread."""
     parts = [_Part.of(group, number, lowering, dialect) for number, group in enumerate(groups)]
-    counts = [-(-prod(part.operands.sizes) // _THREADS) for part in parts]
+    counts = [ceil_div(prod(part.operands.sizes), _THREADS) for part in parts]
     firsts = [sum(counts[:number]) for number in range(len(parts))]
     header = ParamStruct("Blocks", tuple(("int", f"first{number}") for number in range(len(parts))))
     arguments = [argument for part in parts for argument in part.arguments]

@@ -26,6 +26,7 @@ from cuda_compiler.tiles.tiling import Tiling
 from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import Ref
@@ -211,8 +212,8 @@ def _lower_tiled(
     batch, _, out_height, out_width = group.shape
     rows = batch * out_height * out_width
     summed = _summed(conv, group, lowering)
-    steps = sum(-(-part.depth // tiling.depth) for part in summed)
-    tiles_m, tiles_n = -(-rows // tiling.rows), -(-conv.outputs // tiling.columns)
+    steps = sum(ceil_div(part.depth, tiling.depth) for part in summed)
+    tiles_m, tiles_n = ceil_div(rows, tiling.rows), ceil_div(conv.outputs, tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
     macros = {
         **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n)),
@@ -269,7 +270,7 @@ def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> Kernel
     }
     return anchor_launch(
         KernelText("conv2d_plain", values=values, macros=macros),
-        LaunchShape(blocks=-(-prod(group.shape) // _PLAIN_THREADS), threads=_PLAIN_THREADS),
+        LaunchShape(blocks=ceil_div(prod(group.shape), _PLAIN_THREADS), threads=_PLAIN_THREADS),
         Epilogue(group, found, 1),
         lowering,
         inputs=(_argument(conv.image, conv.image_ref), _argument(conv.weight, conv.weight_ref)),

@@ -17,6 +17,7 @@ from cuda_compiler.images.window_tiles import (
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.target import Lowering
 
@@ -61,7 +62,7 @@ def lower_overlaps(group: Group, lowering: Lowering) -> KernelCall:
         group,
         lowering,
         macros,
-        blocks=min(-(-tiles_of(group) // _GROUPS), _blocks(group)),
+        blocks=min(ceil_div(tiles_of(group), _GROUPS), _blocks(group)),
         threads=_GROUPS * GROUP_THREADS,
         shared_bytes=_GROUPS * _group_bytes(group),
         columns=TILE_X * TILE_Y,
@@ -70,7 +71,7 @@ def lower_overlaps(group: Group, lowering: Lowering) -> KernelCall:
 
 def _blocks(group: Group) -> int:
     """Blocks for each 64 output channels that run at a time."""
-    return max(1, MULTIPROCESSORS // -(-group.shape[1] // OUTPUTS))
+    return max(1, MULTIPROCESSORS // ceil_div(group.shape[1], OUTPUTS))
 
 
 def _lines(group: Group) -> tuple[int, int]:
@@ -84,7 +85,7 @@ def _lines(group: Group) -> tuple[int, int]:
 def _plane(group: Group) -> int:
     """Bytes of a plane of eight channels; neighbours begin in different banks."""
     lines, line = _lines(group)
-    return -(-lines * line * 16 // 128) * 128 + 16
+    return ceil_div(lines * line * 16, 128) * 128 + 16
 
 
 def _group_bytes(group: Group) -> int:

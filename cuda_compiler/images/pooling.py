@@ -11,6 +11,7 @@ from cuda_compiler.packing import PACK_SIZES, Positions, pack_size, resolve_anch
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import Ref
@@ -44,7 +45,7 @@ def lower_pool2d(group: Group, lowering: Lowering) -> list[KernelCall]:
     size = _pack_size(group, found, ref)
     along_y, along_x = _along(group, size)
     batch, channels, out_height, out_width = group.shape
-    groups, packs = batch * -(-out_height // along_y) * -(-out_width // along_x), channels // size
+    groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
     macros = {
         **_geometry(group),
         "a_t": CUDA.storage[image.dtype.name],
@@ -60,7 +61,7 @@ def lower_pool2d(group: Group, lowering: Lowering) -> list[KernelCall]:
     return [
         anchor_launch(
             KernelText("pool2d", values={"groups": groups}, macros=macros),
-            LaunchShape(blocks=-(-groups * packs // _THREADS), threads=_THREADS),
+            LaunchShape(blocks=ceil_div(groups * packs, _THREADS), threads=_THREADS),
             Epilogue(group, found, size),
             lowering,
             inputs=[Argument(image.index, ref.view.offset * image.dtype.size)],

@@ -12,6 +12,7 @@ from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.target import Lowering
 
@@ -42,7 +43,7 @@ def fits_window_tiles(group: Group, lowering: Lowering) -> bool:
 def tiles_of(group: Group) -> int:
     """Tiles of results, for each 64 output channels."""
     batch, _, height, width = group.shape
-    return batch * -(-height // TILE_Y) * -(-width // TILE_X)
+    return batch * ceil_div(height, TILE_Y) * ceil_div(width, TILE_X)
 
 
 def _geometry(group: Group) -> dict[str, object]:
@@ -106,7 +107,9 @@ def window_launch(
             generated="\n".join(generated),
             parts=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
         ),
-        LaunchShape(blocks=blocks, threads=threads, splits=-(-group.shape[1] // OUTPUTS), shared_bytes=shared_bytes),
+        LaunchShape(
+            blocks=blocks, threads=threads, splits=ceil_div(group.shape[1], OUTPUTS), shared_bytes=shared_bytes
+        ),
         Epilogue(group, found, _CHUNK),
         lowering,
         inputs=[Argument(t.index, ref.view.offset * t.dtype.size) for t, ref in zip(tensors, refs, strict=True)],

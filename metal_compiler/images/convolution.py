@@ -29,6 +29,7 @@ from metal_compiler.tiles.tiling import (
     tile_rows,
 )
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.target import Lowering
@@ -143,7 +144,7 @@ def _tiled(conv: _Convolution, row_stride: int, group: Group, lowering: Lowering
         **image.values(group.shape), **conv.windows,
         "weight_row": row_stride, "weight_col": filters.strides[0], "weight_columns": readable,
     }  # fmt: skip
-    grid = (-(-pixels // rows), -(-columns // width), conv.groups)
+    grid = (ceil_div(pixels, rows), ceil_div(columns, width), conv.groups)
     return kernel.launch(conv.arguments, values, grid, TILE_THREADS, _flops(conv, group))
 
 

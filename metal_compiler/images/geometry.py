@@ -8,6 +8,7 @@ from math import prod
 from metal_compiler.anchors import Dims
 from metal_compiler.tiles.tiling import GROUP
 from npu_compiler.artifact.plan import Argument
+from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.expr import Ref
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
@@ -72,5 +73,5 @@ def window_values(
 
 def thread_groups(shape: tuple[int, ...], per_thread: int) -> tuple[int, dict[str, int]]:
     """Threadgroups of an untiled kernel for a result [N, C, H, W], and its parameters ``pixels`` and ``chunks``."""
-    pixels, chunks = shape[0] * prod(shape[2:]), -(-shape[1] // per_thread)
-    return -(-pixels * chunks // THREADS), {"pixels": pixels, "chunks": chunks}
+    pixels, chunks = shape[0] * prod(shape[2:]), ceil_div(shape[1], per_thread)
+    return ceil_div(pixels * chunks, THREADS), {"pixels": pixels, "chunks": chunks}

@@ -16,6 +16,7 @@ from metal_compiler.images.geometry import (
 )
 from metal_compiler.tiles.tiling import check_size
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.target import Lowering
@@ -54,7 +55,7 @@ def lower_pool2d(group: Group, lowering: Lowering, dialect: Dialect) -> list[Ker
     groups, counts = thread_groups(group.shape, per_thread)
     size = image.view.shape[2:]
     if reduction == "adaptive":
-        window = tuple(-(-n // out) for n, out in zip(size, group.shape[2:], strict=True))
+        window = tuple(ceil_div(n, out) for n, out in zip(size, group.shape[2:], strict=True))
         windows = window_values((window[0], window[1]), (1, 1), (0, 0), (1, 1))
     else:
         windows = window_values(attrs["kernel"], attrs["stride"], attrs["padding"], attrs["dilation"])

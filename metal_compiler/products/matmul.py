@@ -21,6 +21,7 @@ from metal_compiler.tiles.tiling import (
 )
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import DType
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.target import Lowering
@@ -170,7 +171,7 @@ def _lower_tiled(found: _Product, group: Group, lowering: Lowering, dialect: Dia
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.strides[0], "a_k": a.strides[1], "b_k": b.strides[0], "b_col": b.strides[1],
     }  # fmt: skip
-    grid = (-(-found.m // rows), -(-found.n // columns))
+    grid = (ceil_div(found.m, rows), ceil_div(found.n, columns))
     return _launches(kernel, found, ("a", "b"), values, grid, TILE_THREADS)
 
 
@@ -195,7 +196,7 @@ def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Di
         definitions["CHUNK"] = chunk
         text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
         kernel = anchor_kernel(text, group, lowering, dialect, dims)
-        return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
+        return _launches(kernel, found, names, values, (ceil_div(outputs, 32 * chunk), 1), 256)
     aligned = [matrix.offset, *matrix.batch, matrix.strides[0], found.k]
     if group.prologue:
         prologue, simdgroups, rounds = vector_prologue(group, lowering, dialect), PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
@@ -207,7 +208,7 @@ def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Di
     text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
     kernel = anchor_kernel(text, group, lowering, dialect, dims, prologue)
     width = simdgroups * rounds * _SIMDGROUP_SUMS
-    return _launches(kernel, found, names, values, (-(-outputs // width), 1), 32 * simdgroups)
+    return _launches(kernel, found, names, values, (ceil_div(outputs, width), 1), 32 * simdgroups)
 
 
 def _chunk(contiguous: int, multiples: Sequence[int]) -> int:

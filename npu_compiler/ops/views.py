@@ -7,6 +7,7 @@ from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
+from npu_compiler.integers import ceil_div
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import spelled, view
 from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Turn, apart_from_dim, of_known_rows, turned
@@ -243,7 +244,7 @@ def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step:
     if step < 1:
         raise OpRefusal(f"given step={step}, expected at least 1")
     first, last, _ = slice(start, end, step).indices(size)
-    return self.slice(dim, first, max(0, -(-(last - first) // step)), step)
+    return self.slice(dim, first, max(0, ceil_div(last - first, step)), step)
 
 
 @view("aten.narrow.default", rows=apart_from_dim, selects=of_known_rows(_taken_from("start")))
@@ -292,7 +293,7 @@ def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> 
 def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of equal size along a dimension."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
-    return split(self, max(1, -(-size // max(1, chunks))), dim)
+    return split(self, max(1, ceil_div(size, max(1, chunks))), dim)
 
 
 @view("aten.unbind.int", rows=_rows_of_one)

@@ -56,3 +56,26 @@ def test_no_function_has_more_than_eight_parameters() -> None:
     ]
     assert "npu_compiler" in packages
     assert not found
+
+
+def is_negative(node: ast.expr) -> bool:
+    """Whether a minus comes first in a product."""
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        node = node.left
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def test_divisions_are_rounded_up_by_one_function() -> None:
+    """``ceil_div`` in place of the quotient of a negative number, negated."""
+    packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees([*packages, "benchmarks", "tests", "docs", "examples"])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and isinstance(node.operand, ast.BinOp)
+        and isinstance(node.operand.op, ast.FloorDiv)
+        and is_negative(node.operand.left)
+    ]
+    assert [place.partition(":")[0] for place in found] == ["npu_compiler/integers.py"]

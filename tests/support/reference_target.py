@@ -21,6 +21,7 @@ from npu_compiler.dtypes import ALL, FLOAT16
 from npu_compiler.errors import InputError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.target import CodegenTarget, Lowering
@@ -52,7 +53,7 @@ class ReferenceTarget(CodegenTarget):
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":
             batch, channels, height, width = shape
-            padded = -(-channels // _CHANNEL_ALIGNMENT) * _CHANNEL_ALIGNMENT
+            padded = ceil_div(channels, _CHANNEL_ALIGNMENT) * _CHANNEL_ALIGNMENT
             return Layout(shape, (batch, padded, height, width), (0, 2, 3, 1))
         return Layout(shape, shape, (2, 3, 1, 0)) if role == "conv_weight" else dense(shape)
 
