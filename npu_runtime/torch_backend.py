@@ -164,7 +164,9 @@ class _Graph:
         if compiled.is_disturbed(args):
             self._warn(_DISTURBED)
             return self._by_pytorch(args)
-        computed = _Differentiable.apply(self._graph, compiled, *args) if differentiable else compiled(args)
+        if not differentiable:
+            return compiled.does.results(compiled(args), args)
+        computed = _Differentiable.apply(self._graph, compiled, *args)  # type: ignore[no-untyped-call]
         return compiled.does.results(computed, args)
 
     def _by_pytorch(self, args: Sequence[Any]) -> Any:
