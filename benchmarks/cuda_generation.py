@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from npu_compiler.generation_spec import FILE_NAME, GenerationSpec, StepSpec
+from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec, StepSpec
 
 _PREFILL = (128, 512)
 _PROMPT = 128

@@ -18,7 +18,7 @@ from benchmarks.cuda_qwen import Qwen, Step, bound
 from cuda_runtime import CUDAExecutor
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import INT64
-from npu_compiler.symbolic import Tensor
+from npu_compiler.tensor.symbolic import Tensor
 from npu_runtime import Device, load_weights
 
 _STEP, _POSITION, _ROUNDS = Step(1, 2048), 1024, 15

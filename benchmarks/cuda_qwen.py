@@ -21,9 +21,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 import npu_compiler
 from benchmarks.decoder_sizes import QWEN
-from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.torch_frontend.cached_decoder import CachedDecoder
+from npu_compiler.frontend.cached_decoder import CachedDecoder
 
 __all__ = ["Qwen", "Reference", "Step", "accuracy", "bound", "logits"]
 

@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = parser.parse_args()
     import_torchvision()  # transformers imports it, where it is there
-    from npu_compiler.torch_frontend.decoder_source import load_decoder
-    from npu_compiler.torch_frontend.language_model import extract_language_model
+    from npu_compiler.frontend.decoder_source import load_decoder
+    from npu_compiler.frontend.language_model import extract_language_model
 
     with tempfile.TemporaryDirectory(prefix="npu-benchmark-") as place:
         folder, source = Path(place, "model"), Path(place, "source")

@@ -17,7 +17,7 @@ import numpy as np
 
 import npu_compiler
 from npu_cli.timing import timed
-from npu_compiler.generation_spec import GenerationSpec
+from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_runtime import Device, NPUBuffer
 from npu_runtime.language_model import LanguageModel
 from npu_runtime.step_functions import ProgramFunctions, Tensor, partition_functions

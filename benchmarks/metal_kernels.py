@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import nn
 
 import npu_compiler
-from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 
 _RUNS = 7

@@ -62,8 +62,8 @@ class _Models:
 
     def __init__(self, folder: Path, target: str) -> None:
         import_torchvision()  # transformers imports it, where it is there
-        from npu_compiler.torch_frontend.decoder_source import load_decoder
-        from npu_compiler.torch_frontend.language_model import extract_language_model
+        from npu_compiler.frontend.decoder_source import load_decoder
+        from npu_compiler.frontend.language_model import extract_language_model
 
         self.image = photograph_crops(1, seed=1)
         self.resnet = resnet("resnet18", weights="seeded").module

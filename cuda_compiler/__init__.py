@@ -8,7 +8,7 @@ from cuda_compiler.op_support import is_cuda_op_supported
 
 if TYPE_CHECKING:
     from npu_compiler.compiled_program import CompiledProgram
-    from npu_compiler.ir_source import IRSource
+    from npu_compiler.frontend.ir_source import IRSource
 
 __all__ = ["compile_subgraph", "is_cuda_op_supported"]
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import Positions, epilogue
 from cuda_compiler.skeleton import assemble
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
-from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.trace import Anchor
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.trace import Anchor
 
-__all__ = ["anchor_launch", "anchor_source"]
+__all__ = ["Epilogue", "KernelText", "LaunchShape", "anchor_launch", "anchor_source"]
 
 _POSITIONS, _NAMES = "int batch, int row, int col, ", "batch, row, col, "
 
@@ -27,63 +29,122 @@ def anchor_source(group: Group) -> Anchor:
     return group.anchor.source
 
 
-def anchor_launch(
-    entry: str,
-    group: Group,
-    lowering: Lowering,
-    found: Positions,
-    *,
-    size: int,
-    inputs: Sequence[Argument],
-    values: Mapping[str, int],
-    macros: Mapping[str, object],
-    flops: int,
-    blocks: int,
-    threads: int,
-    splits: int = 1,
-    layers: int = 1,
-    shared_bytes: int = 0,
-    cluster: int = 1,
-    hurries: bool = False,
-    generated: str = "",
-    parts: Sequence[str] = (),
-    before: Sequence[str] = (),
-) -> KernelCall:
-    """A launch of the kernel `entry`, with the group's epilogue.
+@dataclass(frozen=True)
+class KernelText:
+    """What the text of a kernel is made of, beside its epilogue.
 
-    Args:
+    Attributes:
         entry: Name of the kernel and of its file.
-        group: What to compute.
-        lowering: Where the trace's tensors are.
-        found: The operands of the epilogue.
-        size: Results that a thread stores together.
-        inputs: What the kernel binds before the output.
-        values: The kernel's own parameters.
+        values: The kernel's own parameters, all of type int.
         macros: What the kernel's file expects to be defined.
-        flops: Arithmetic of the kernel, without the epilogue.
+        generated: Further functions that the kernel's file calls.
+        parts: Files that it builds on.
+        before: Files that the generated functions build on.
+    """
+
+    entry: str
+    values: Mapping[str, int]
+    macros: Mapping[str, object]
+    generated: str = ""
+    parts: Sequence[str] = ()
+    before: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How a kernel is launched.
+
+    Attributes:
         blocks, splits, layers: The grid in x, y and z.
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
         cluster: Neighbouring blocks in x that run at once and reach each other's shared memory.
         hurries: Whether the next launch may begin before this one has waited.
-        generated: Further functions that the kernel's file calls.
-        parts: Files that it builds on.
-        before: Files that the generated functions build on.
     """
-    parameters = {**values, **found.extents, **dict(found.operands.fields)}
+
+    blocks: int
+    threads: int
+    splits: int = 1
+    layers: int = 1
+    shared_bytes: int = 0
+    cluster: int = 1
+    hurries: bool = False
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What follows an anchor, printed once for all the kernels that a device may choose from.
+
+    Attributes:
+        group: What to compute.
+        found: Its operands.
+        size: Results that a thread stores together.
+    """
+
+    group: Group
+    found: Positions
+    size: int
+
+    @cached_property
+    def text(self) -> str:
+        """The functions that fetch operands, and that compute and store results."""
+        values = f"const float (&value)[{self.size * self.group.pairs}], "
+        return epilogue(self.group, self.found, self.size, _POSITIONS, _NAMES, values)
+
+    @cached_property
+    def macros(self) -> Mapping[str, object]:
+        """What a kernel's file needs to be told of it."""
+        return {**map_macros(self.group, self.found.operands), "STORE_SIZE": self.size, "PAIRS": self.group.pairs}
+
+    @cached_property
+    def values(self) -> Mapping[str, int]:
+        """The parameters that it adds."""
+        return {**self.found.extents, **dict(self.found.operands.fields)}
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The output, and what it reads beside the anchor's result."""
+        return (output_argument(self.group), *(argument for argument, _ in self.found.operands.pointers))
+
+    @cached_property
+    def flops(self) -> int:
+        """Its arithmetic."""
+        return flops_of([self.group.expr], prod(self.group.shape))
+
+
+def anchor_launch(
+    kernel: KernelText,
+    shape: LaunchShape,
+    fused: Epilogue,
+    lowering: Lowering,
+    *,
+    inputs: Sequence[Argument],
+    flops: int,
+) -> KernelCall:
+    """A launch of a kernel with the epilogue of its group.
+
+    Args:
+        kernel: The kernel.
+        shape: How it is launched.
+        fused: The epilogue.
+        lowering: Where the trace's tensors are.
+        inputs: What the kernel binds before the output.
+        flops: Arithmetic of the kernel, without the epilogue.
+    """
+    parameters = {**kernel.values, **fused.values}
     struct = ParamStruct("Params", tuple(("int", name) for name in parameters))
-    defined = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs, **macros}
-    store = epilogue(group, found, size, _POSITIONS, _NAMES, f"const float (&value)[{size * group.pairs}], ")
-    kernel = assemble(entry, struct, defined, "\n".join((store, generated)), before=before, after=parts)
+    generated = "\n".join((fused.text, kernel.generated))
+    defined = {**fused.macros, **kernel.macros}
+    source = assemble(kernel.entry, struct, defined, generated, before=kernel.before, after=kernel.parts)
     return KernelCall(
-        label=" + ".join(group.nodes),
-        kernel=lowering.kernel(kernel, hurries),
-        args=(*inputs, output_argument(group), *(argument for argument, _ in found.operands.pointers)),
+        label=" + ".join(fused.group.nodes),
+        kernel=lowering.kernel(source, shape.hurries),
+        args=(*inputs, *fused.arguments),
         params=struct.pack(parameters),
-        grid=(blocks, splits, layers),
-        block=(threads, 1, 1),
-        flops=flops + flops_of([group.expr], prod(group.shape)),
-        nbytes=traffic_of(group, lowering.tensors),
-        shared_bytes=shared_bytes,
-        cluster=(cluster, 1, 1),
+        grid=(shape.blocks, shape.splits, shape.layers),
+        block=(shape.threads, 1, 1),
+        flops=flops + fused.flops,
+        nbytes=traffic_of(fused.group, lowering.tensors),
+        shared_bytes=shape.shared_bytes,
+        cluster=(shape.cluster, 1, 1),
     )

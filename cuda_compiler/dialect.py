@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_compiler.codegen.dialect import Dialect
+from npu_compiler.lowering.dialect import Dialect
 
 __all__ = ["CUDA"]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.codegen.dialect import Printer
-from npu_compiler.codegen.operands import Operands, merge_groups
-from npu_compiler.codegen.plan import Argument
-from npu_compiler.expr import Expr
-from npu_compiler.trace import TracedTensor
-from npu_compiler.view import View
+from npu_compiler.artifact.plan import Argument
+from npu_compiler.lowering.dialect import Printer
+from npu_compiler.lowering.operands import Operands, merge_groups
+from npu_compiler.tensor.expr import Expr
+from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.tensor.view import View
 
 __all__ = ["ElementFunction", "element_function"]
 

@@ -7,12 +7,12 @@ from math import prod
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import AXES, Positions, epilogue, pack_size, unpack
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import elementwise_operands, flops_of, output_argument, traffic_of
-from npu_compiler.codegen.operands import Operands
-from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import KernelCall, KernelSource
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import elementwise_operands, flops_of, output_argument, traffic_of
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["MAP_THREADS", "elementwise_positions", "finish_map", "lower_elementwise", "map_kernel", "map_macros"]
 

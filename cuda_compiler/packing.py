@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.guards import Guard, conditions, is_uniform
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.codegen.dialect import Printer, is_small
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import output_argument, scatter_place
-from npu_compiler.codegen.operands import MAX_ELEMENTS, Operands, merge_groups
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import Expr, Iota, Load, walk
-from npu_compiler.symbolic import OpRefusal
+from npu_compiler.lowering.dialect import Printer, is_small
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import output_argument, scatter_place
+from npu_compiler.lowering.operands import MAX_ELEMENTS, Operands, merge_groups
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
     "AXES",
@@ -70,13 +70,13 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
         width: Extent of the dimension that packs run along.
         axis: That dimension, counted from the last.
     """
-    if group.index is not None and any(operands.walks[id(leaf)][axis] for leaf in _leaves(group.index)):
+    if group.index is not None and any(operands.walks[leaf][axis] for leaf in _leaves(group.index)):
         return 1
     along, outer = _split(operands.walks[None], axis)
     item, offset = group.output.dtype.size, output_argument(group).offset
     outer = [*outer, group.index_stride]
     fitting = [s for s in PACK_SIZES if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
-    walks = [(load, operands.walks.get(id(load))) for load in _loads([group.expr])]
+    walks = [(load, operands.walks.get(load)) for load in _loads([group.expr])]
     contiguous = [load for load, walk in walks if walk is not None and walk[axis] == 1]
     for wanted in (len(contiguous), sum(not _guarded(operands, load) for load in contiguous)):
         for size in fitting:
@@ -90,12 +90,12 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
     if size == 1:
         return []
     found = []
-    walks = ((load, operands.walks.get(id(load))) for load in _loads(exprs) if load.index is None)
+    walks = ((load, operands.walks.get(load)) for load in _loads(exprs) if load.index is None)
     contiguous = [(load, strides) for load, strides in walks if strides is not None and strides[axis] == 1]
     held = conditions(exprs) if any(_guarded(operands, load) for load, _ in contiguous) else {}
     for load, strides in contiguous:
-        guards = held[id(load)] if _guarded(operands, load) else {}
-        pointer, address, _ = operands.names.loads[id(load)]
+        guards = held[load] if _guarded(operands, load) else {}
+        pointer, address, _ = operands.names.loads[load]
         argument, dtype = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
         assert dtype is not None
         outer, storage = _split(strides, axis)[1], CUDA.storage[dtype.name]
@@ -103,11 +103,11 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
             outer.append(load.ref.view.offset)  # part of the address, as neither side of the tensor is safe to read
         elif load.ref.view.offset < 0 or _guarded(operands, load):
             continue
-        uniform = all(is_small(guard) and is_uniform(guard, operands.walks, axis, size) for guard, _ in guards.values())
+        uniform = all(is_small(guard) and is_uniform(guard, operands.walks, axis, size) for guard, _ in guards)
         if uniform and _aligned(outer, argument.offset, size, dtype.size):
             source = f"load_pack<{size}>({pointer} + {address})"
             if guards:
-                source = f"{_all_of(guards.values(), operands)} ? {source} : Pack<{storage}, {size}>()"
+                source = f"{_all_of(guards, operands)} ? {source} : Pack<{storage}, {size}>()"
             found.append(PackedLoad(load, source, storage))
     return found
 
@@ -124,12 +124,11 @@ def _leaves(expr: Expr) -> list[Load | Iota]:
 
 
 def _loads(exprs: Sequence[Expr]) -> list[Load]:
-    nodes = {id(node): node for expr in exprs for node in walk(expr) if isinstance(node, Load)}
-    return list(nodes.values())
+    return list(dict.fromkeys(node for expr in exprs for node in walk(expr) if isinstance(node, Load)))
 
 
 def _guarded(operands: Operands, load: Load) -> bool:
-    return operands.names.loads[id(load)][2]
+    return operands.names.loads[load][2]
 
 
 def _split(walk: Sequence[int], axis: int) -> tuple[int, list[int]]:
@@ -144,7 +143,7 @@ def _aligned(outer_strides: Sequence[int], offset: int, size: int, item: int) ->
 def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = "", suffix: str = "") -> Operands:
     """Operands whose packed loads are read from variables ``x0``, ``x1``..., so named or as members, at ``u``."""
     names = dict(operands.names.loads)
-    names.update({id(load.leaf): (f"{prefix}x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
+    names.update({load.leaf: (f"{prefix}x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
     return replace(operands, names=replace(operands.names, loads=names))
 
 
@@ -252,7 +251,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
 
 def _is_by_column(load: PackedLoad, found: Positions) -> bool:
     """Whether a pack is the same for all rows and batches."""
-    outside = found.operands.walks[id(load.leaf)][:-1]
+    outside = found.operands.walks[load.leaf][:-1]
     return not found.statements and not any(outside) and not _guarded(found.operands, load.leaf)
 
 

@@ -19,12 +19,13 @@ from cuda_compiler.packing import (
     with_packs,
 )
 from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import RowPhase, RowProgram, row_operands, row_program
-from npu_compiler.codegen.operands import Operands
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import reductions
+from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import reductions
 
 __all__ = ["VectorFunction", "lower_rows", "vector_function"]
 
@@ -154,6 +155,7 @@ def _compute_row(
     packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
     inside = [] if shape.items else packs
     lines = [
+        *state_functions(program.phases, ROWS),
         f"__device__ __forceinline__ void compute_row(int row, int lane, {storage}* out, "
         f"{pointer_parameters(found.operands)}const Params& p)",
         "{",
@@ -239,15 +241,16 @@ def _loop(extent: int, shape: _Shape, size: int) -> list[str]:
 
 def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -> list[str]:
     """A reduction over the row, whose result every thread ends up with."""
-    part = f"part{number}"
+    part, name, kind = f"part{number}", reduction_of(phase), state_type(phase)
     return [
-        f"    {phase.register} {part} = {phase.identity};",
+        f"    {kind} {part} = {identity(phase)};",
         *_loop(phase.extent, shape, shape.size),
         *inside,
         *_elements(shape),
         *([phase.body] if phase.body else []),
-        f"            {part} = combine_{phase.kind}({part}, {phase.value});",
+        f"            {part} = combine_{name}({part}, {value_of(phase)});",
         "        }",
         "    }",
-        f"    {phase.register} {phase.name} = row_{phase.kind}({part});",
+        f"    {kind} {phase.name} = row_{name}({part});",
+        *(f"    {number}" for number in numbers(phase, phase.name)),
     ]

@@ -10,11 +10,11 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import MAP_THREADS, elementwise_positions
 from cuda_compiler.packing import Positions, epilogue
 from cuda_compiler.skeleton import assemble
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of, output_argument, traffic_of
-from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["lower_shared"]
 

@@ -7,10 +7,10 @@ from functools import cache
 from importlib.resources import files
 
 from cuda_compiler.dialect import CUDA
-from npu_compiler.codegen.dialect import CHECK
-from npu_compiler.codegen.operands import Operands
-from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.artifact.plan import KernelSource
+from npu_compiler.lowering.dialect import CHECK
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.params import ParamStruct
 
 __all__ = ["QUIET_CHECK", "assemble", "kernel_file", "pointer_arguments", "pointer_parameters"]
 

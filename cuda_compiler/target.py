@@ -18,13 +18,13 @@ from cuda_compiler.products.matmul import lower_matmul
 from cuda_compiler.products.matvec import takes_vector_prologue
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Step
-from npu_compiler.codegen.target import CodegenTarget, Lowering
-from npu_compiler.expr import Expr, has_reduce
-from npu_compiler.layout import Layout, dense
-from npu_compiler.symbolic import OpRefusal
-from npu_compiler.trace import Anchor
+from npu_compiler.artifact.plan import Step
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.tensor.expr import Expr, has_reduce
+from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.symbolic import OpRefusal
+from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["CUDATarget"]
 

@@ -13,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.capability import fitting_options
-from cuda_runtime.conversion import convert
+from cuda_runtime.conversion import Conversion
+from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, CUDADevice, Flag, VisibleBuffer
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.recording import CUDARecording
 from cuda_runtime.tuning_results import TuningResults
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
+from npu_compiler.artifact.memory import ALIGNMENT
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.dtypes import BFLOAT16
-from npu_compiler.layout import BufferSpec, dense
-from npu_compiler.memory import ALIGNMENT
+from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
 
 __all__ = ["SMALL_BYTES", "CUDABackend"]
@@ -46,7 +47,7 @@ class CUDABackend(CUDADevice, Backend):
         super().__init__(ordinal)
         self.transfers = Transfers()
         self.results = TuningResults(self.name, self.capability)
-        self._converting = Lock()
+        self._converting, self._landing = Lock(), Lock()
 
     @classmethod
     def open(cls, name: str, ordinal: int) -> Self:
@@ -62,6 +63,11 @@ class CUDABackend(CUDADevice, Backend):
     def _scratch(self) -> VisibleBuffer:
         """What the host has, for a conversion that reads it over the bus; one at a time."""
         return self.allocate_visible(SMALL_BYTES)
+
+    @cached_property
+    def _landed(self) -> VisibleBuffer:
+        """Where small tensors reach the host; one at a time."""
+        return self.allocate_visible(_WORTHWHILE)
 
     def sibling(self) -> Self:
         """The same device with streams of its own; what one makes is waited for where another reads it."""
@@ -105,7 +111,7 @@ class CUDABackend(CUDADevice, Backend):
                 crossed = self.allocate(array.nbytes)
                 self.staging.upload(np.ascontiguousarray(array).reshape(-1).view(np.uint8), crossed.pointer)
             source = crossed.array[: array.nbytes].view(array.dtype).reshape(array.shape)
-            convert(source, buffer.view(spec), self.stream, self._lost.array)
+            Conversion(source, buffer.view(spec)).ask(self.stream, self._lost.array)
             self.stream.synchronize()
             if self._lost.taken():
                 raise spec.too_large(array)  # integers were looked at above
@@ -113,16 +119,31 @@ class CUDABackend(CUDADevice, Backend):
         return buffer
 
     def download(self, buffer: DeviceBuffer, spec: BufferSpec) -> NDArray[Any]:
-        """As `Backend.download`; what must be converted is converted on the device."""
+        """As `Backend.download`; what must be converted is converted on the device, unless it is small."""
         assert isinstance(buffer, CUDABuffer)
+        if spec.nbytes < _WORTHWHILE and buffer.device is self and not isinstance(buffer, VisibleBuffer):
+            return self._small(buffer, spec)
         dense_there = BufferSpec(spec.name, spec.host_dtype, spec.host_dtype, dense(spec.shape))
         same = spec.dtype == spec.host_dtype and spec.layout.strides == dense_there.layout.strides
         if same or spec.nbytes < _WORTHWHILE or BFLOAT16 in (spec.dtype, spec.host_dtype):
             return super().download(buffer, spec)
         converted = self.allocate(dense_there.nbytes)
         with self.active():
-            convert(buffer.view(spec), converted.view(dense_there), self.stream, self.overflow.array)
+            Conversion(buffer.view(spec), converted.view(dense_there)).ask(self.stream, self._lost.array)
         return super().download(converted, dense_there)
+
+    def _small(self, buffer: CUDABuffer, spec: BufferSpec) -> NDArray[Any]:
+        """A small tensor, by one copy to pinned memory that is there for all of them."""
+        started = perf_counter()
+        runtime, stream = cupy().cuda.runtime, self.stream.ptr
+        with self._landing, self.current():
+            landed = self._landed
+            if spec.nbytes:
+                runtime.memcpyAsync(landed.pointer, buffer.pointer, spec.nbytes, runtime.memcpyDefault, stream)
+            runtime.streamSynchronize(stream)
+            array = spec.decode(landed.content[: spec.nbytes])
+        self.transfers.downloads.add(spec.nbytes, perf_counter() - started)
+        return array
 
     def write(self, array: NDArray[Any], spec: BufferSpec, buffer: DeviceBuffer) -> None:
         self.copy_in(spec.encode_bytes(array), buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,20 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.backend import SMALL_BYTES, CUDABackend
-from cuda_runtime.conversion import convert
+from cuda_runtime.conversion import Conversion
+from cuda_runtime.copiers import by_torch, tensor_at
 from cuda_runtime.cupy_api import cupy
-from cuda_runtime.device import CUDABuffer, VisibleBuffer
+from cuda_runtime.device import CUDABuffer, Flag, VisibleBuffer
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import checked_array
-from npu_compiler.layout import BufferSpec, dense
+from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.buffer import NPUBuffer
 
-__all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Rearranged", "Results"]
+__all__ = ["Call", "Copied", "FromHost", "Input", "InPlace", "Narrowed", "Rearranged", "Results"]
 
 _MAX_GRAPHS = 8
+_MOST_PINNED = 1 << 28  # bytes of a host's array that is made narrower in pinned memory of its own
+_WORTHWHILE = 1 << 17  # bytes; fewer take PyTorch's threads longer to begin than to send
+_SECTION = 2 << 20  # elements that are sent while the next ones are made
 
-Overflow = Any  # a CuPy array on pinned memory, see `convert`
+Overflow = Any  # a CuPy array on pinned memory, see `Conversion.ask`
 
 
 class Input(ABC):
@@ -66,34 +71,32 @@ class Rearranged(Input):
         memory: Where it goes.
         spec: What the plan reads.
         """
-        self.pointer, self._target = memory.pointer, memory.view(spec)
-        runtime = cupy().cuda
-        place = runtime.UnownedMemory(source.data.ptr, _extent(source), None, source.device.id)
-        pointer = runtime.MemoryPointer(place, 0)
-        self._source = cupy().ndarray(source.shape, source.dtype, pointer, source.strides)
+        self.pointer = memory.pointer
+        self._conversion = Conversion(source, memory.view(spec))
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
-        convert(self._source, self._target, stream, overflow)
+        self._conversion.ask(stream, overflow)
 
 
 class Copied(Input):
     """Copied, and converted where it must be, from wherever the caller has it."""
 
-    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec) -> None:
+    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, overflow: Overflow) -> None:
         """Args:
         device: The device.
         memory: Where it goes.
         spec: What the plan reads.
+        overflow: What is set where a value is too large.
         """
         self.pointer, self._device, self._spec = memory.pointer, device, spec
-        self._target = memory.view(spec)
+        self._target, self._overflow = memory.view(spec), overflow
 
     def receive(self, value: Any) -> None:
         source = cast(CUDABuffer, value.data).view(self._spec) if isinstance(value, NPUBuffer) else None
         if source is None:
             source = checked_array(value, self._device, self._spec)
         with self._device.active():
-            convert(source, self._target, self._device.stream, self._device.overflow.array)
+            Conversion(source, self._target).ask(self._device.stream, self._overflow)
 
 
 class FromHost(Input):
@@ -106,11 +109,13 @@ class FromHost(Input):
         spec: What the plan reads.
         dtype: Of the caller's array, which has `spec.shape`.
         """
-        self.pointer, self._target, self._device = memory.pointer, memory.view(spec), device
+        self.pointer, self._device = memory.pointer, device
         nbytes = prod(spec.shape) * dtype.itemsize
         staged = staging_memory(device, nbytes)
         with device.active():
-            self._source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
+            source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
+        is_visible = isinstance(staged, VisibleBuffer)
+        self._memory, self._conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible)
         self._staged = staged.pointer
         self._pinned: NDArray[Any] | None = None
         if isinstance(staged, VisibleBuffer):
@@ -130,17 +135,73 @@ class FromHost(Input):
             self._read.record(stream)
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
-        convert(self._source, self._target, stream, overflow)
+        self._conversion.ask(stream, overflow)
+
+
+class Narrowed(Input):
+    """Made narrower by PyTorch's threads on its way into pinned memory, so that half as many bytes cross the bus.
+
+    They don't see where a number becomes infinite. The device notes infinities, and then the host looks at the array,
+    which must not change until it has: it is for runs that are waited for.
+    """
+
+    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec) -> None:
+        """Args:
+        device: The device.
+        memory: Where it goes.
+        spec: What the plan reads.
+        """
+        self.pointer, self._device, self._spec = memory.pointer, device, spec
+        self._size = prod(spec.shape) * spec.dtype.size
+        self._pinned = device.allocate_visible(self._size)
+        is_small = self._size <= SMALL_BYTES
+        self._crossed = self._pinned if is_small else device.allocate(self._size)
+        with device.active():
+            source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
+            self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
+        self._conversion = Conversion(source, memory.view(spec), from_host=is_small, notes_infinity=True)
+        self._value: Any = None
+
+    @staticmethod
+    def serves(spec: BufferSpec, value: NDArray[Any]) -> bool:
+        """Whether an array may come so."""
+        is_worthwhile = _WORTHWHILE <= value.nbytes <= _MOST_PINNED
+        narrower = value.dtype == np.float32 and spec.dtype.is_float and spec.dtype.size == 2
+        return is_worthwhile and narrower and value.flags.c_contiguous and by_torch()
+
+    def receive(self, value: Any) -> None:
+        self._read.synchronize()  # the run before may still have to read what lies there
+        kind = getattr(sys.modules["torch"], self._spec.dtype.name)
+        source = tensor_at(value.ctypes.data, value.nbytes).view(sys.modules["torch"].float32)
+        target = tensor_at(self._pinned.pointer, self._size).view(kind)
+        runtime, stream, width = cupy().cuda.runtime, self._device.stream, self._spec.dtype.size
+        for begin in range(0, value.size, _SECTION):
+            end = min(begin + _SECTION, value.size)
+            target[begin:end].copy_(source[begin:end])
+            to, at, nbytes = self._crossed.pointer, self._pinned.pointer, (end - begin) * width
+            if to != at:
+                runtime.memcpyAsync(to + begin * width, at + begin * width, nbytes, runtime.memcpyDefault, stream.ptr)
+        self._value = value
+
+    def launched(self, stream: Any) -> None:
+        self._read.record(stream)
+
+    def ask(self, stream: Any, overflow: Overflow) -> None:
+        self._conversion.ask(stream, self._infinite.array)
+
+    def check(self) -> None:
+        """Once the run is over: raises InputError where the array has finite numbers that became infinite."""
+        value, self._value = self._value, None
+        if not self._infinite.taken() or value is None:
+            return
+        with np.errstate(over="ignore"):
+            if (np.isinf(value.astype(self._spec.dtype.numpy)) & np.isfinite(value)).any():
+                raise self._spec.too_large(value)
 
 
 def staging_memory(device: CUDABackend, nbytes: int) -> CUDABuffer:
     """Memory for a tensor as the host has it: pinned for a small one, else on the device."""
     return device.allocate_visible(nbytes) if nbytes <= SMALL_BYTES else device.allocate(nbytes)
-
-
-def _extent(array: Any) -> int:
-    """Bytes from the first to the last element of an array whose strides are not negative."""
-    return int(sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize)
 
 
 class Results:
@@ -152,7 +213,7 @@ class Results:
         tensors: The outputs, as `CUDATensor`.
         """
         self._device, self._names = device, list(tensors)
-        self._pairs: list[tuple[Any, Any]] = []
+        self._conversions: list[Conversion] = []
         self._visible: dict[str, NDArray[Any]] = {}
         self._large: dict[str, tuple[CUDABuffer, BufferSpec]] = {}
         for name, tensor in tensors.items():
@@ -162,12 +223,12 @@ class Results:
                 self._visible[name] = memory.content.view(spec.dtype.numpy).reshape(spec.shape)
             else:
                 self._large[name] = memory, spec
-            self._pairs.append((tensor.array, memory.view(spec)))
+            self._conversions.append(Conversion(tensor.array, memory.view(spec)))
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
         """What happens in the graph, behind the plan."""
-        for source, target in self._pairs:
-            convert(source, target, stream, overflow)
+        for conversion in self._conversions:
+            conversion.ask(stream, overflow)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The outputs as new arrays, once the device is done."""
@@ -188,6 +249,7 @@ class Call:
         plan: CUDAPlan,
         pointers: Sequence[int],
         inputs: Sequence[tuple[int, int, Input]],
+        overflow: Overflow,
         kept: object,
     ) -> None:
         """Args:
@@ -195,9 +257,10 @@ class Call:
         plan: The plan.
         pointers: The address of each of the plan's buffers; those of inputs and outputs are filled in.
         inputs: How inputs are taken: their places among the values, the numbers of their buffers, and the ways.
+        overflow: What is set where a value of theirs is too large.
         kept: What must live as long as the call.
         """
-        self._device, self._plan, self._kept = device, plan, kept
+        self._device, self._plan, self._overflow, self._kept = device, plan, overflow, kept
         self._pointers, self._inputs = list(pointers), tuple((place, each) for place, _, each in inputs)
         for _, number, each in inputs:
             self._pointers[number] = each.pointer
@@ -237,19 +300,12 @@ class Call:
         for name, tensor in outputs.tensors.items():
             pointers[numbers[name]] = tensor.data.pointer
 
-        def ask(overflow: Overflow, with_plan: bool) -> None:
+        def ask() -> None:
             stream = self._device.second_stream
-            with stream:
-                for _, each in self._inputs:
-                    each.ask(stream, overflow)
-                if with_plan:
-                    self._plan.ask(pointers, False)
-                if results is not None:
-                    results.ask(stream, overflow)
+            for _, each in self._inputs:
+                each.ask(stream, self._overflow)
+            self._plan.ask(pointers, False)
+            if results is not None:
+                results.ask(stream, self._overflow)
 
-        with self._device.aside() as stream:
-            # Once outside of the capture: a kernel that converts is compiled at its first use.
-            self._device.stream.synchronize()
-            ask(cupy().zeros(1, cupy().uint32), False)
-            stream.synchronize()
-        return self._device.captured(lambda: ask(self._device.overflow.array, True))
+        return self._device.captured(ask)

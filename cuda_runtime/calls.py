@@ -9,16 +9,16 @@ from typing import Any, cast
 import numpy as np
 
 from cuda_runtime.backend import CUDABackend
-from cuda_runtime.call import Call, Copied, FromHost, InPlace, Input, Rearranged
-from cuda_runtime.device import CUDABuffer
+from cuda_runtime.call import Call, Copied, FromHost, InPlace, Input, Narrowed, Rearranged
+from cuda_runtime.device import CUDABuffer, Flag
 from cuda_runtime.given import HOST, Given
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor, checked_array, lies_as
-from npu_compiler.codegen.plan import ExecutionPlan, Role
+from npu_compiler.artifact.memory import ALIGNMENT
+from npu_compiler.artifact.plan import ExecutionPlan, Role
 from npu_compiler.errors import InputError
-from npu_compiler.layout import TOO_LARGE_REMEDY, BufferSpec
-from npu_compiler.memory import ALIGNMENT
+from npu_compiler.tensor.layout import TOO_LARGE_REMEDY, BufferSpec
 from npu_runtime.backend import DeviceBuffer
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.faults import FaultRecord
@@ -63,6 +63,8 @@ class Calls:
         """
         self._plan, self._prepared, self._workspace, self._cuda = plan, prepared, workspace, device
         self._faults, self._check_buffer = faults, check_buffer
+        with device.active():
+            self._overflow = Flag(device)
         named = {(buffer.role, buffer.name): i for i, buffer in enumerate(plan.buffers)}
         self._specs = {spec.name: spec for spec in plan.inputs}
         self._inputs = {name: named.get((Role.INPUT, name)) for name in self._specs}
@@ -76,15 +78,23 @@ class Calls:
         self._places = 0
         self._own: dict[str, CUDABuffer] = {}
         self._from_host: dict[Key, FromHost] = {}
+        self._narrowed: dict[str, Narrowed] = {}
         self._spare: OutputSet | None = None
 
-    def find(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None) -> Call:
+    def find(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, waits: bool) -> Call:
         """The call for inputs, made when they are new.
+
+        Args:
+            values: The inputs.
+            given: What is known of them.
+            weights: The weights.
+            waits: Whether the run is waited for before an array among the inputs may change.
 
         Raises:
             InputError: An input does not fit.
         """
-        forms = (id(weights), self._workspace.version, *(each.form for each in given))
+        narrow = waits and any(each.address == HOST and each.form[1] == np.float32 for each in given)
+        forms = (id(weights), self._workspace.version, narrow, *(each.form for each in given))
         places = (*forms, *(each.address for each in given))
         call = self._calls.get(places)
         if call is not None:
@@ -92,7 +102,7 @@ class Calls:
         anywhere = not self._is_worth_a_call(places, given)
         key = forms if anywhere else places
         if key not in self._calls:
-            made = self._made(values, given, weights, anywhere)
+            made = self._made(values, given, weights, anywhere, narrow)
             if len(self._calls) == _MOST_CALLS:
                 self._calls.popitem(last=False)
             self._calls[key] = made
@@ -114,20 +124,29 @@ class Calls:
             self._spare = OutputSet("spare", make())
         return self._spare
 
+    @property
+    def overflow(self) -> Any:
+        """What conversions of inputs set where a value is too large, see `Conversion.ask`."""
+        return self._overflow.array
+
     def check_overflow(self) -> None:
-        """Raises InputError where an input was too large for the program's data type."""
-        if self._cuda.overflow.taken():
+        """Raises InputError where an input was too large for the program's data type. All runs are over."""
+        for each in self._narrowed.values():
+            each.check()
+        if self._overflow.taken():
             raise InputError(
                 "given an input with values that its data type on the device does not hold: float16 holds up to 65504 "
                 f"({TOO_LARGE_REMEDY}), integers have at most 32 bits"
             )
 
-    def _made(self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool) -> Call:
+    def _made(
+        self, values: Sequence[Any], given: Sequence[Given], weights: Weights | None, anywhere: bool, narrow: bool
+    ) -> Call:
         self._check_states(given)
         inputs: list[tuple[int, int, Input]] = []
         arenas = self._workspace.arenas(self._plan)
         for place, (name, number) in enumerate(self._inputs.items()):
-            taken = self._taken(self._specs[name], values[place], given[place], anywhere)
+            taken = self._taken(self._specs[name], values[place], given[place], anywhere, narrow)
             if number is not None:  # else nothing reads it
                 inputs.append((place, number, taken))
         held: Mapping[str, DeviceBuffer] = weights or {}
@@ -140,7 +159,7 @@ class Calls:
             elif buffer.role is Role.FAULTS:
                 pointers[number] = cast(CUDABuffer, self._faults.memory).pointer
         specs = [value.spec for value in values if isinstance(value, NPUBuffer)]
-        return Call(self._cuda, self._prepared, pointers, inputs, (weights, arenas, specs))
+        return Call(self._cuda, self._prepared, pointers, inputs, self.overflow, (weights, arenas, specs))
 
     def _check_states(self, given: Sequence[Given]) -> None:
         names = list(self._specs)
@@ -152,14 +171,10 @@ class Calls:
                         "own"
                     )
 
-    def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool) -> Input:
+    def _taken(self, spec: BufferSpec, value: Any, given: Given, anywhere: bool, narrow: bool) -> Input:
         """How an input is taken."""
         if isinstance(value, np.ndarray):
-            key = (spec.name, value.dtype)
-            if key not in self._from_host:
-                spec.check(value)  # the form is the dtype and shape; values are looked at on the device
-                self._from_host[key] = FromHost(self._cuda, self._memory(spec), spec, value.dtype)
-            return self._from_host[key]
+            return self._taken_from_host(spec, value, narrow)
         if isinstance(value, NPUBuffer):
             self._check_buffer(f"input '{spec.name}'", value, spec)
             lies = True
@@ -169,8 +184,19 @@ class Calls:
         if spec.name in self.state_outputs or (lies and not anywhere and given.address % ALIGNMENT == 0):
             return InPlace(given.address)
         if anywhere or lies:
-            return Copied(self._cuda, self._memory(spec), spec)
+            return Copied(self._cuda, self._memory(spec), spec, self.overflow)
         return Rearranged(array, self._memory(spec), spec)
+
+    def _taken_from_host(self, spec: BufferSpec, value: np.ndarray[Any, Any], narrow: bool) -> Input:
+        spec.check(value)  # the form is the dtype and shape; values are looked at on the device
+        if narrow and Narrowed.serves(spec, value):
+            if spec.name not in self._narrowed:
+                self._narrowed[spec.name] = Narrowed(self._cuda, self._memory(spec), spec)
+            return self._narrowed[spec.name]
+        key = (spec.name, value.dtype)
+        if key not in self._from_host:
+            self._from_host[key] = FromHost(self._cuda, self._memory(spec), spec, value.dtype)
+        return self._from_host[key]
 
     def _memory(self, spec: BufferSpec) -> CUDABuffer:
         """Memory of the executor's own for an input."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cuda_runtime.library import is_installed
-from npu_compiler.codegen.plan import CallChoice
+from npu_compiler.artifact.plan import CallChoice
 from npu_compiler.errors import DeviceError
 
 __all__ = ["architecture_name", "fitting_options", "meets"]

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-__all__ = ["Copiers", "Copy", "by_torch", "copiers", "in_sections"]
+__all__ = ["Copiers", "Copy", "by_torch", "copiers", "in_sections", "tensor_at"]
 
 _MOST = 8  # threads, the one that asks among them
 
@@ -35,14 +35,16 @@ class Copy(NamedTuple):
         if self.then is not None:
             self.then()
 
-    def make_by(self, torch: Any) -> None:
+    def make_by_torch(self) -> None:
         """Copies by PyTorch's threads."""
-        _tensor(torch, self.target, self.nbytes).copy_(_tensor(torch, self.source, self.nbytes))
+        tensor_at(self.target, self.nbytes).copy_(tensor_at(self.source, self.nbytes))
         if self.then is not None:
             self.then()
 
 
-def _tensor(torch: Any, address: int, nbytes: int) -> Any:
+def tensor_at(address: int, nbytes: int) -> Any:
+    """Bytes at an address as a tensor of PyTorch, which has been imported."""
+    torch = sys.modules["torch"]
     return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
 
 
@@ -103,7 +105,7 @@ class Copiers:
         """Makes copies, in any order; returns when all are made."""
         if by_torch():
             for copy in copies:
-                copy.make_by(sys.modules["torch"])
+                copy.make_by_torch()
         elif len(copies) == 1:
             copies[0].make()
         elif copies:

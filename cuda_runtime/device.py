@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from cuda_runtime.cupy_api import cupy, open_device
 from cuda_runtime.library import Library
-from cuda_runtime.staging import Staging
-from npu_compiler.describe import format_bytes
-from npu_compiler.errors import DeviceError, OutOfMemoryError
-from npu_compiler.layout import BufferSpec
+from cuda_runtime.staging import PIECE_BYTES, Staging
+from npu_compiler.artifact.describe import format_bytes
+from npu_compiler.errors import DeviceError, InputError, OutOfMemoryError
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import DeviceBuffer
 
-__all__ = ["CUDABuffer", "CUDADevice", "Flag", "VisibleBuffer"]
+__all__ = ["CUDABuffer", "CUDADevice", "Current", "Flag", "VisibleBuffer"]
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -33,6 +33,8 @@ class CUDABuffer(DeviceBuffer):
         pointer: Its address on the device.
     """
 
+    part_bytes = PIECE_BYTES
+
     def __init__(self, device: CUDADevice, array: Any) -> None:
         self.device, self.array = device, array
         self.nbytes, self.pointer = int(array.nbytes), int(array.data.ptr)
@@ -44,9 +46,26 @@ class CUDABuffer(DeviceBuffer):
 
     @contextmanager
     def writing(self) -> Iterator[NDArray[np.uint8]]:
-        content = np.empty(self.nbytes, np.uint8)
-        yield content
-        self.device.copy_in(content, self)
+        with self.writing_part(0, self.nbytes) as content:
+            yield content
+
+    @contextmanager
+    def writing_part(self, start: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        staging = self.device.staging
+        with self.device.active():
+            piece = staging.lend(nbytes)
+        if piece is None:
+            content = np.empty(nbytes, np.uint8)
+            yield content
+            with self.device.active():
+                staging.upload(content, self.pointer + start)
+            return
+        try:
+            yield piece.content[:nbytes]
+            with self.device.active():
+                staging.send(piece, self.pointer + start, nbytes)
+        finally:
+            staging.take_back(piece)
 
     def reading(self) -> NDArray[np.uint8]:
         with self.device.active():
@@ -58,6 +77,11 @@ class CUDABuffer(DeviceBuffer):
         """Asks the device to copy what a buffer of the same size holds."""
         with self.device.active():
             self.array.data.copy_from_device_async(source.array.data, self.nbytes, self.device.stream)
+
+    def overlaps(self, other: DeviceBuffer) -> bool:
+        if not isinstance(other, CUDABuffer):
+            return False
+        return self.pointer < other.pointer + other.nbytes and other.pointer < self.pointer + self.nbytes
 
     def view(self, spec: BufferSpec) -> Any:
         """The tensor in this memory as a CuPy array of shape `spec.shape`, without a copy."""
@@ -81,8 +105,8 @@ class VisibleBuffer(CUDABuffer):
         super().__init__(device, cupy().ndarray((nbytes,), cupy().uint8, cupy().cuda.MemoryPointer(place, 0)))
 
     @contextmanager
-    def writing(self) -> Iterator[NDArray[np.uint8]]:
-        yield self.content
+    def writing_part(self, start: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        yield self.content[start : start + nbytes]
 
     def reading(self) -> NDArray[np.uint8]:
         content = self.content.view()
@@ -109,6 +133,25 @@ class Flag:
             return False
         self._content[0] = 0
         return True
+
+
+class Current:
+    """Makes a device the current one for a block, at little cost; `CUDADevice.active` also makes its stream so."""
+
+    def __init__(self, device: CUDADevice) -> None:
+        self._device, self._runtime = device, cupy().cuda.runtime
+        self._before = device.ordinal
+
+    def __enter__(self) -> None:
+        self._before = self._runtime.getDevice()
+        if self._before != self._device.ordinal:
+            self._runtime.setDevice(self._device.ordinal)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._before != self._device.ordinal:
+            self._runtime.setDevice(self._before)
+        if isinstance(error, self._runtime.CUDARuntimeError):
+            raise self._device.translated(error) from error
 
 
 class CUDADevice:
@@ -146,11 +189,22 @@ class CUDADevice:
         with self._device:
             return cupy().cuda.Event(disable_timing=True)
 
-    @cached_property
-    def overflow(self) -> Flag:
-        """What conversions to a smaller data type set, see `conversion.convert`."""
-        with self._device:
-            return Flag(self)
+    def order(self, first: Any, then: Any) -> None:
+        """Makes what is asked of the stream `then` from now on wait for what was asked of the stream `first`.
+
+        Args:
+            first, then: Streams of CuPy or torch, or their handles.
+
+        Raises:
+            InputError: One is no stream.
+        """
+        runtime, event = cupy().cuda.runtime, self.order_event
+        runtime.eventRecord(event.ptr, _handle(first))
+        runtime.streamWaitEvent(_handle(then), event.ptr)
+
+    def current(self) -> Current:
+        """Makes the device the current one, for a block; raises as `active` does."""
+        return Current(self)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -229,3 +283,10 @@ class CUDADevice:
             f"{self.name} has {format_bytes(free)} of {format_bytes(total)} free, {needed} is needed: use a smaller "
             "batch or a shorter cache, or free what else is on the device"
         )
+
+
+def _handle(stream: Any) -> int:
+    handle = stream if isinstance(stream, int) else getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
+    if not isinstance(handle, int):
+        raise InputError(f"given a {type(stream).__name__} as stream, expected one of CuPy or torch, or its handle")
+    return handle

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from cuda_runtime.backend import CUDABackend
 from cuda_runtime.call import Results
 from cuda_runtime.calls import Calls
-from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer
-from cuda_runtime.given import Given, recognized
+from cuda_runtime.given import Given, recognized, span
 from cuda_runtime.in_flight import InFlight
 from cuda_runtime.output_ring import OutputRing, OutputSet
 from cuda_runtime.plan import CUDAPlan
@@ -20,9 +19,9 @@ from cuda_runtime.tensor import CUDATensor
 from cuda_runtime.tuning import Tuner, Tuning
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
-from npu_compiler.layout import BufferSpec
-from npu_runtime.backend import Backend
-from npu_runtime.buffer import NPUBuffer
+from npu_compiler.tensor.layout import BufferSpec
+from npu_runtime.backend import Backend, BoundPlan
+from npu_runtime.buffer import NPUBuffer, is_host_array
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor, choose_function
 from npu_runtime.host_tensors import as_array, is_array, on_host
@@ -69,9 +68,7 @@ class CUDAExecutor(Executor):
         super().__init__(program, device, function, workspace)
         self._cuda = device.backend
         self._own_stream = int(self._cuda.stream.ptr)
-        self._cuda_error = cupy().cuda.runtime.CUDARuntimeError
-        self._device_before = self._cuda.ordinal
-        self._shares = workspace is not None
+        self._turn = _Turn(self._lock, self._cuda, may_wait=workspace is not None)
         self._choices = choose_function(program, function)
         self._tunes = tune
         self._make_ready()
@@ -119,38 +116,39 @@ class CUDAExecutor(Executor):
         """
         if self._tunes:
             self.tune(inputs, weights)
-        self._enter()
-        try:
+        with self._turn:
             if stream is not None:
-                self._order(_handle(stream), self._own_stream)
+                self._cuda.order(stream, self._own_stream)
             given = self._checked_outputs(outputs, inputs) if outputs is not None else None
-            made = self._launch(inputs, weights, given, None, ordered=stream is not None)
+            made = self._launch(inputs, weights, given, None, waits=sync and stream is None, ordered=stream is not None)
             if stream is not None:
-                self._order(self._own_stream, _handle(stream))
+                self._cuda.order(self._own_stream, stream)
             elif sync:
                 self._wait()
             return made
-        except self._cuda_error as error:
-            raise self._cuda.translated(error) from error
-        finally:
-            self._leave()
 
     def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
         """As `Executor.compute`; small outputs reach the host in the same submission."""
         if self._tunes:
             self.tune(inputs, weights)
-        self._enter()
-        try:
+        with self._turn:
             if self._copied is None:
                 tensors = self._new_outputs()
                 self._copied = OutputSet("copied", tensors), Results(self._cuda, tensors)
-            self._launch(inputs, weights, *self._copied)
+            self._launch(inputs, weights, *self._copied, waits=True)
             self._wait()
             return self._copied[1].arrays()
-        except self._cuda_error as error:
-            raise self._cuda.translated(error) from error
-        finally:
-            self._leave()
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], weights: Weights | None = None) -> BoundPlan:
+        """As `Executor.bind`; tensors of other libraries on this device are taken, too, where they lie as the program
+        reads and writes them. What another library's stream writes into them is waited for by ``stream=`` of the calls.
+        """
+        specs = {spec.name: spec for spec in self._own_outputs}
+        shared = {
+            name: self._shared(f"input '{name}'", value, self._inputs.get(name)) for name, value in inputs.items()
+        }
+        made = {name: self._shared(f"output '{name}'", value, specs.get(name)) for name, value in outputs.items()}
+        return super().bind(shared, made, weights)
 
     def tune(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> Tuning:
         """Times what the compiler left to choose, keeps the winners for this kind of device, and takes them.
@@ -162,8 +160,7 @@ class CUDAExecutor(Executor):
         Raises:
             NPUError: As `run` does.
         """
-        self._enter()
-        try:
+        with self._turn:
             adopted = {name: self._adopted(name, value) for name, value in inputs.items()}
             buffers, _ = self._bind(adopted, weights)
             with self._updating(adopted):
@@ -174,8 +171,6 @@ class CUDAExecutor(Executor):
             self._tunes = False
             self._faults.look()
             return tuning
-        finally:
-            self._leave()
 
     @property
     def stream(self) -> int:
@@ -193,20 +188,6 @@ class CUDAExecutor(Executor):
         if self._latest[0] is not None:
             self._latest[0].launch(self._cuda.stream)
 
-    def _enter(self) -> None:
-        """Takes the executor for this thread alone, and makes its device the current one; `_leave` undoes both."""
-        if not self._lock.acquire(blocking=self._shares):
-            raise DeviceError("another thread is running this executor; give each thread an executor of its own")
-        runtime = cupy().cuda.runtime
-        self._device_before = runtime.getDevice()
-        if self._device_before != self._cuda.ordinal:
-            runtime.setDevice(self._cuda.ordinal)
-
-    def _leave(self) -> None:
-        if self._device_before != self._cuda.ordinal:
-            cupy().cuda.runtime.setDevice(self._device_before)
-        self._lock.release()
-
     def _launch(
         self,
         inputs: Mapping[str, Any],
@@ -214,6 +195,7 @@ class CUDAExecutor(Executor):
         outputs: OutputSet | None,
         results: Results | None,
         *,
+        waits: bool,
         ordered: bool = False,
     ) -> dict[str, CUDATensor]:
         values, given = self._recognized(inputs, weights)
@@ -221,8 +203,8 @@ class CUDAExecutor(Executor):
             own = self._own_stream
             for producer in {each.producer for each in given}:
                 if producer is not None and producer != own:
-                    self._order(producer, own)
-        call = self._calls.find(values, given, weights)
+                    self._cuda.order(producer, own)
+        call = self._calls.find(values, given, weights, waits)
         free = outputs or self._ring.take()
         taken = free or self._calls.spare(self._new_outputs)
         if self._state:
@@ -265,8 +247,7 @@ class CUDAExecutor(Executor):
 
     def _brought(self, name: str, value: Any) -> Any:
         """An input of another kind as one that is recognised: an array of the host, or a tensor of this device."""
-        is_state = name in self._calls.state_outputs
-        if not is_state and not isinstance(value, NPUBuffer) and is_array(value) and on_host(value):
+        if name not in self._calls.state_outputs and is_host_array(value):
             return as_array(value, f"input '{name}'")
         return self._adopted(name, value)
 
@@ -290,22 +271,34 @@ class CUDAExecutor(Executor):
     def _checked_outputs(self, outputs: Mapping[str, NPUBuffer], inputs: Mapping[str, Any]) -> OutputSet:
         self._check_outputs(outputs)
         tensors = {spec.name: CUDATensor(self.device, outputs[spec.name].data, spec) for spec in self._own_outputs}
-        pointers = tuple(tensor.data.pointer for tensor in tensors.values())
-        given = {known.address: name for name, value in inputs.items() if (known := recognized(value)) is not None}
-        shared = [given[pointer] for pointer in pointers if pointer in given]
-        if shared or len(set(pointers)) != len(pointers):
-            raise InputError(
-                f"given memory for an output that is also {shared[0] if shared else 'another output'}'s; give each "
-                "memory of its own"
-            )
-        return OutputSet(pointers, tensors)
+        taken = [(f"input '{name}'", span(value)) for name, value in inputs.items()]
+        for name, tensor in tensors.items():
+            own = span(tensor)
+            other = next((what for what, each in taken if each.start < own.stop and own.start < each.stop), None)
+            if other is not None:
+                raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
+            taken.append((f"output '{name}'", own))
+        return OutputSet(tuple(tensor.data.pointer for tensor in tensors.values()), tensors)
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
         spec = self._inputs.get(name)
         on_device = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
         if spec is None or isinstance(value, NPUBuffer) or not on_device or on_host(value):
             return super()._adopted(name, value)
-        return CUDATensor.adopt(value, self.device, spec)
+        return CUDATensor.adopt(value, self.device, spec, self._calls.overflow)
+
+    def _shared(self, what: str, value: Any, spec: BufferSpec | None) -> Any:
+        """A tensor of another library, on this device, in its own memory; anything else as it is, to be checked."""
+        if spec is None or isinstance(value, NPUBuffer) or not is_array(value) or on_host(value):
+            return value
+        tensor = CUDATensor.sharing(value, self.device, spec)
+        if tensor is None:
+            raise InputError(
+                f"{what}: given a tensor that lies in memory as no {spec.dtype} {spec.shape} with strides "
+                f"({', '.join(map(str, spec.layout.strides))}) does; make a buffer by NPUBuffer.zeros or from_numpy "
+                "with this spec, and share its memory by DLPack"
+            )
+        return tensor
 
     def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:
         output = super()._output(spec, inputs)
@@ -317,17 +310,26 @@ class CUDAExecutor(Executor):
         super()._weights_checked(weights)
         loaded_on = cast(CUDABackend, weights.backend).stream.ptr
         if loaded_on != self._own_stream:
-            self._order(loaded_on, self._own_stream)
-
-    def _order(self, first: int, then: int) -> None:
-        """Makes what is asked of the stream `then` from now on wait for what was asked of the stream `first`."""
-        runtime, event = cupy().cuda.runtime, self._cuda.order_event
-        runtime.eventRecord(event.ptr, first)
-        runtime.streamWaitEvent(then, event.ptr)
+            self._cuda.order(loaded_on, self._own_stream)
 
 
-def _handle(stream: Any) -> int:
-    handle = stream if isinstance(stream, int) else getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
-    if not isinstance(handle, int):
-        raise DeviceError(f"given a {type(stream).__name__} as stream, expected one of CuPy or torch, or its handle")
-    return handle
+class _Turn:
+    """An executor for one thread alone, with its device the current one, for a block.
+
+    Raises:
+        DeviceError: Another thread is inside; or what CUDA reports in the block.
+    """
+
+    def __init__(self, lock: Any, device: CUDABackend, *, may_wait: bool) -> None:
+        self._lock, self._may_wait, self._current = lock, may_wait, device.current()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=self._may_wait):
+            raise DeviceError("another thread is running this executor; give each thread an executor of its own")
+        self._current.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._current.__exit__(*error)
+        finally:
+            self._lock.release()

@@ -11,7 +11,7 @@ from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer
 from npu_runtime.buffer import NPUBuffer
 
-__all__ = ["HOST", "Given", "recognized"]
+__all__ = ["HOST", "Given", "recognized", "span"]
 
 HOST = 0  # the address of what lies on the host
 
@@ -49,3 +49,20 @@ def recognized(value: Any) -> Given | None:
         form = ("cupy", value.dtype, value.shape, value.strides, value.device.id)
         return Given(form, value.data.ptr, cupy().cuda.get_current_stream().ptr)
     return None
+
+
+def span(value: Any) -> range:
+    """The addresses of device memory from a tensor's first byte to its last; none on the host."""
+    known = recognized(value)
+    if known is None or known.address == HOST:
+        return range(0)
+    if isinstance(value, NPUBuffer):
+        nbytes = value.data.nbytes
+    else:
+        strides = value.strides if known.form[0] == "cupy" else [n * value.itemsize for n in value.stride()]
+        shape = tuple(value.shape)
+        reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+        below = sum(each for each in reach if each < 0)
+        nbytes = sum(reach) - 2 * below + value.itemsize if all(shape) else 0
+        return range(known.address + below, known.address + below + nbytes)
+    return range(known.address, known.address + nbytes)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cuda_runtime.capability import architecture_name
 from cuda_runtime.nvrtc import OPTIONS, compile_kernel, nvrtc_version
-from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.artifact.plan import KernelSource
 
 __all__ = ["cache_directory", "compiled_kernels", "write_entry"]
 

@@ -11,7 +11,7 @@ from functools import cache
 
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.toolkit import load_library
-from npu_compiler.codegen.plan import LibraryCall
+from npu_compiler.artifact.plan import LibraryCall
 from npu_compiler.errors import DeviceError, MissingDependencyError
 
 __all__ = ["Library", "check_call", "is_installed"]

@@ -11,7 +11,7 @@ from cuda_runtime.device import CUDADevice
 from cuda_runtime.driver import Kernel, Module, encoded_map, record_event
 from cuda_runtime.kernel_cache import compiled_kernels
 from cuda_runtime.library import check_call
-from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, LibraryCall, Role
+from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, LibraryCall, Role
 from npu_compiler.errors import DeviceError
 from npu_runtime.backend import PreparedPlan
 

@@ -25,21 +25,34 @@ class CUDARecording(Recording):
         """
         super().__init__(bound)  # keeps the memory
         self._device = device
+        self._plans = [cast(CUDAPlan, each.plan) for each in bound]
         self._graph = device.captured(self._ask)
 
     def _ask(self) -> None:
         behind_kernel = False
-        for bound in self._bound:
-            assert isinstance(bound.plan, CUDAPlan)
+        for bound, plan in zip(self._bound, self._plans, strict=True):
             pointers = [cast(CUDABuffer, buffer).pointer for buffer in bound.buffers]
-            behind_kernel = bound.plan.ask(pointers, behind_kernel)
+            behind_kernel = plan.ask(pointers, behind_kernel)
 
     def launch(self) -> Callable[[], None]:
-        with self._device.active():
+        with self._device.current():
             self._graph.launch(self._device.stream)
             done = cupy().cuda.Event(disable_timing=True)
             done.record(self._device.stream)
         return partial(self._wait, done)
+
+    def replay(self, *, sync: bool, stream: Any) -> None:
+        device = self._device
+        with device.current():
+            if stream is not None:
+                device.order(stream, device.stream)
+            self._graph.launch(device.stream)
+            if stream is not None:
+                device.order(device.stream, stream)
+            elif sync:
+                self._plans[-1].wait()
+                for bound in self._bound:
+                    bound.look()
 
     def _wait(self, done: Any) -> None:
         with self._device.active():

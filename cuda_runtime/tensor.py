@@ -7,13 +7,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cuda_runtime.backend import CUDABackend
-from cuda_runtime.conversion import convert
+from cuda_runtime.conversion import Conversion
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer
 from npu_compiler.dtypes import BFLOAT16, DType
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.errors import InputError, IRError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord, Runs
@@ -66,29 +66,44 @@ class CUDATensor(NPUBuffer):
         return device
 
     @classmethod
-    def adopt(cls, value: Any, device: Device, spec: BufferSpec) -> CUDATensor:
+    def sharing(cls, value: Any, device: Device, spec: BufferSpec) -> CUDATensor | None:
+        """A tensor of another library in its own memory; None where that lies otherwise than `spec` has it.
+
+        Args, Raises: As for `adopt`.
+        """
+        backend = device.backend
+        assert isinstance(backend, CUDABackend)
+        array = checked_array(value, backend, spec)
+        if not lies_as(array, spec):
+            return None
+        with backend.active():
+            pointer = cupy().cuda.MemoryPointer(array.data.mem, array.data.ptr - array.data.mem.ptr)
+            return cls(device, CUDABuffer(backend, cupy().ndarray((spec.nbytes,), cupy().uint8, pointer)), spec)
+
+    @classmethod
+    def adopt(cls, value: Any, device: Device, spec: BufferSpec, overflow: Any) -> CUDATensor:
         """A tensor of another library as an input; its memory is used as it is where dtype and strides allow.
 
         Args:
             value: Of shape `spec.shape`, with ``__dlpack__`` or ``__cuda_array_interface__``.
             device: The device that it must lie on.
             spec: What the program expects.
+            overflow: What is set where a value is too large, as for `Conversion.ask`.
 
         Raises:
             InputError: It is not on this device, or does not fit `spec`.
         """
+        shared = cls.sharing(value, device, spec)
+        if shared is not None:
+            return shared
         backend = device.backend
         assert isinstance(backend, CUDABackend)
         array = checked_array(value, backend, spec)
         with backend.active():
-            if lies_as(array, spec):
-                pointer = cupy().cuda.MemoryPointer(array.data.mem, array.data.ptr - array.data.mem.ptr)
-                flat = cupy().ndarray((spec.nbytes,), cupy().uint8, pointer)
-                return cls(device, CUDABuffer(backend, flat), spec)
             made = cls(device, backend.allocate(spec.nbytes), spec)
             if spec.layout.is_padded:
                 made.data.array[...] = 0
-            convert(array, made.array, backend.stream, backend.overflow.array)
+            Conversion(array, made.array).ask(backend.stream, overflow)
             return made
 
 

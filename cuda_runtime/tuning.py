@@ -18,7 +18,7 @@ from cuda_runtime.capability import fitting_options
 from cuda_runtime.device import CUDABuffer
 from cuda_runtime.plan import updated_inputs
 from cuda_runtime.tuning_results import OptionTimes, choice_digest
-from npu_compiler.codegen.plan import Call, CallChoice, ExecutionPlan, KernelCall, KernelSource, Select
+from npu_compiler.artifact.plan import Call, CallChoice, ExecutionPlan, KernelCall, KernelSource, Select
 
 __all__ = ["Tuned", "Tuner", "Tuning"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_runtime.kernel_cache import cache_directory, write_entry
-from npu_compiler.codegen.plan import Call, CallChoice, KernelCall, KernelSource
+from npu_compiler.artifact.plan import Call, CallChoice, KernelCall, KernelSource
 
 __all__ = ["OptionTimes", "TuningResults", "choice_digest", "tuning_directory"]
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_cli.images import load_image, preprocess
+from npu_compiler.artifact.output_file import replacing
 from npu_compiler.errors import InputError
 from npu_compiler.ir import TensorSpec
-from npu_compiler.output_file import replacing
 
 __all__ = ["read_arrays", "write_array"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import npu_compiler
 from npu_cli.progress import waiting
+from npu_compiler.artifact.describe import counted
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.describe import counted
 from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.partitioning.refusals import refusals, refusals_text
 

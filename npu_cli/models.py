@@ -13,8 +13,8 @@ import npu_compiler
 from npu_cli.lowering import compile_whole
 from npu_cli.progress import PREPARING, waiting
 from npu_cli.tuning_device import TUNED_TARGET, open_tuning_device
+from npu_compiler.artifact.describe import counted
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.describe import counted
 from npu_compiler.errors import InputError, WeightError
 from npu_compiler.ir import TensorSpec
 from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights

@@ -11,7 +11,7 @@ from npu_compiler.op_support import get_supported_ops, is_op_supported
 from npu_compiler.partitioner import partition
 
 if TYPE_CHECKING:
-    from npu_compiler.torch_frontend import extract
+    from npu_compiler.frontend.extraction import extract
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ __all__ = ["CompiledProgram", "NPUError", "compile", "extract", "get_supported_o
 def __getattr__(name: str) -> Any:
     """`extract` is found only when it is asked for: it alone needs torch."""
     if name == "extract":
-        from npu_compiler.torch_frontend import extract
+        from npu_compiler.frontend.extraction import extract
 
         return extract
     raise AttributeError(f"module 'npu_compiler' has no attribute '{name}'")

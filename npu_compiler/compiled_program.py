@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
 
-from npu_compiler.codec import decode, encode
-from npu_compiler.codegen.plan import ExecutionPlan, KernelSource
-from npu_compiler.describe import describe_program
+from npu_compiler.artifact.codec import decode, encode
+from npu_compiler.artifact.describe import describe_program
+from npu_compiler.artifact.output_file import write_file
+from npu_compiler.artifact.plan import ExecutionPlan, KernelSource
+from npu_compiler.artifact.program_check import check_program
+from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.errors import ProgramFormatError
-from npu_compiler.layout import BufferSpec
-from npu_compiler.output_file import write_file
-from npu_compiler.program_check import check_program
-from npu_compiler.recipes import WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file"]
 
@@ -170,10 +170,18 @@ def is_program_file(path: str | os.PathLike[str]) -> bool:
 def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:
     """The distinct lines of all kernels, which have most in common; and by digest each kernel's entry and its lines."""
     lines: dict[str, int] = {}
+    blocks: dict[str, list[int]] = {}  # lines without an empty one among them, which kernels share as a whole
     sources: dict[str, list[object]] = {}
     for digest, kernel in sorted(kernels.items()):
-        numbers = [lines.setdefault(line, len(lines)) for line in kernel.text.split("\n")]
-        sources[digest] = [kernel.entry, numbers]
+        own: list[int] = []
+        for place, block in enumerate(kernel.text.split("\n\n")):
+            if place:
+                own.append(lines.setdefault("", len(lines)))
+            numbers = blocks.get(block)
+            if numbers is None:
+                numbers = blocks[block] = [lines.setdefault(line, len(lines)) for line in block.split("\n")]
+            own += numbers
+        sources[digest] = [kernel.entry, own]
     return list(lines), sources
 
 

@@ -6,20 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from npu_compiler.codegen.plan import ExecutionPlan
-from npu_compiler.codegen.planner import plan_graph
-from npu_compiler.codegen.target import CodegenTarget, target_named
+from npu_compiler.artifact.output_structure import output_names, usual_structure
+from npu_compiler.artifact.plan import ExecutionPlan
+from npu_compiler.artifact.recipes import WeightRecipe
+from npu_compiler.artifact.shared_weights import share_weights
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.constraint_checker import check_constraints
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, DType
 from npu_compiler.errors import CompileError
-from npu_compiler.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.frontend.ir_reader import read_graph
+from npu_compiler.frontend.ir_source import IRSource, is_ir_source
+from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
-from npu_compiler.ir_reader import read_graph
-from npu_compiler.ir_source import IRSource, is_ir_source
-from npu_compiler.output_structure import output_names, usual_structure
-from npu_compiler.recipes import WeightRecipe
-from npu_compiler.shared_weights import share_weights
+from npu_compiler.lowering.constraint_checker import check_constraints
+from npu_compiler.lowering.planner import plan_graph
+from npu_compiler.lowering.target import CodegenTarget, target_named
 
 __all__ = ["compile"]
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import ml_dtypes
 import numpy as np
 
 from npu_compiler.errors import IRError
+from npu_compiler.tensor.interning import Interned
 
 __all__ = ["DType", "dtype", "promote", "BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FLOAT16", "BFLOAT16"]
 __all__ += ["FLOAT32", "FLOAT64", "ALL"]
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+@dataclass(frozen=True, slots=True, eq=False)
+class DType(Interned):
     """A data type.
 
     Attributes:
@@ -41,10 +43,15 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        return np.dtype(ml_dtypes.bfloat16) if self.name == "bfloat16" else np.dtype(self.name)
+        return _numpy(self.name)
 
     def __str__(self) -> str:
         return self.name
+
+
+@cache
+def _numpy(name: str) -> np.dtype[np.generic]:
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 BOOL = DType("bool", 1, 0, 0, "BOOL")

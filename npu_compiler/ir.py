@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from npu_compiler.artifact.output_structure import Structure
+from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError
-from npu_compiler.output_structure import Structure
-from npu_compiler.recipes import WeightRecipe
 
 __all__ = ["IRGraph", "OpNode", "Renaming", "TensorSpec"]
 

@@ -6,27 +6,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelSource
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import DType
 from npu_compiler.dtypes import dtype as find_dtype
-from npu_compiler.errors import InputError, IRError
-from npu_compiler.layout import BufferSpec
+from npu_compiler.errors import DeviceError, InputError, IRError
+from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["Backend", "BoundPlan", "DeviceBuffer", "PreparedPlan", "Recording", "Traffic", "Transfers"]
 
 
 class DeviceBuffer(ABC):
-    """A piece of device memory of `nbytes` bytes."""
+    """A piece of device memory of `nbytes` bytes.
+
+    Attributes:
+        part_bytes: How much of it `writing_part` takes at once without a copy; 0 where it can only be written whole.
+    """
 
     nbytes: int
+    part_bytes: ClassVar[int] = 0
 
     @classmethod
     def from_numpy(
@@ -66,9 +72,17 @@ class DeviceBuffer(ABC):
         On a device that shares memory with the host it is the buffer itself; its old content is not promised.
         """
 
+    def writing_part(self, start: int, nbytes: int) -> AbstractContextManager[NDArray[np.uint8]]:
+        """As `writing`, for `nbytes` bytes from `start` on alone; several threads may write parts at once."""
+        raise NotImplementedError(f"{type(self).__name__} has no part_bytes")
+
     @abstractmethod
     def reading(self) -> NDArray[np.uint8]:
         """The content in host memory, read-only; on a device with shared memory it changes as the buffer does."""
+
+    def overlaps(self, other: DeviceBuffer) -> bool:
+        """Whether writing to one may change the other."""
+        return self is other
 
 
 class PreparedPlan(ABC):
@@ -90,26 +104,48 @@ class PreparedPlan(ABC):
         """Executes as `run` does, one step at a time; gives the seconds that each step took on the device."""
 
 
-class BoundPlan(NamedTuple):
-    """A prepared plan with the memory that it works on.
+@dataclass(eq=False)
+class BoundPlan:
+    """A prepared plan with the memory that it works on. Calling it runs it once more on that memory.
 
     Attributes:
         plan: The plan.
         buffers: The memory of each of its buffers.
         lock: Held while it runs, because others share some of that memory.
         look: `FaultRecord.look` of the plan, for when it has been waited for.
+        record: `Backend.record` of the device.
     """
 
     plan: PreparedPlan
     buffers: Sequence[DeviceBuffer]
     lock: AbstractContextManager[Any]
     look: Callable[..., None]
+    record: Callable[[Sequence[BoundPlan]], Recording]
+
+    def __call__(self, *, sync: bool = True, stream: Any = None) -> None:
+        """Runs the plan once more; nothing is checked or looked up but the indices that its kernels check.
+
+        Args:
+            sync: Whether to wait for it. Else, on a device that runs ahead of the host, the next call that waits
+                reports an index beyond its tensor.
+            stream: A stream of another library on a device that has streams: what was asked of it before is waited for
+                by this run, what is asked of it later waits for this run, and the host waits for neither.
+
+        Raises:
+            InputError: An index lies beyond the dimension that it is for.
+            DeviceError: The device failed, or has no streams.
+        """
+        self._recording.replay(sync=sync, stream=stream)
 
     def run(self) -> None:
         """Runs the plan once and waits for it; raises InputError where an index lay beyond its tensor."""
         with self.lock:
             self.plan.run(self.buffers)
             self.look()
+
+    @cached_property
+    def _recording(self) -> Recording:
+        return self.record([replace(self)])  # of one that does not hold the recording in turn
 
 
 class Recording:
@@ -131,6 +167,12 @@ class Recording:
         for bound in self._bound:
             bound.run()
         return _nothing_to_wait_for
+
+    def replay(self, *, sync: bool, stream: Any) -> None:
+        """Asks for all of them, as `BoundPlan.__call__` says."""
+        if stream is not None:
+            raise DeviceError(f"given the stream {stream!r:.60}, but this device has no streams; leave it out")
+        self.launch()()
 
 
 def _nothing_to_wait_for() -> None:

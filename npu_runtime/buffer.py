@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import InputError, IRError
-from npu_compiler.layout import BufferSpec, Layout, dense
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
-from npu_runtime.host_tensors import as_array
+from npu_runtime.host_tensors import as_array, is_array, on_host
 
-__all__ = ["NPUBuffer"]
+__all__ = ["NPUBuffer", "is_host_array"]
 
 
 class NPUBuffer:
@@ -153,14 +153,12 @@ class NPUBuffer:
 
     def fits(self, spec: BufferSpec) -> bool:
         """Whether each element lies where `spec` expects it, in the dtype that it expects."""
-        if self.spec is spec:
-            return True
-        own, other = self.spec.layout, spec.layout
-        if (self.dtype, self.shape, self.nbytes) != (spec.dtype, spec.shape, spec.nbytes):
-            return False
-        # The stride of a dimension of one element places nothing.
-        pairs = zip(own.shape, own.strides, other.strides, strict=True)
-        return all(extent <= 1 or stride == expected for extent, stride, expected in pairs)
+        return self.spec.places_as(spec)
+
+
+def is_host_array(value: object) -> bool:
+    """Whether it is an array in the host's memory, and no buffer of a device that the host may read."""
+    return not isinstance(value, NPUBuffer) and is_array(value) and on_host(value)
 
 
 def _dense_spec(shape: tuple[int, ...], kind: object) -> BufferSpec:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
 
 from npu_compiler.errors import DeviceError, InputError, MissingDependencyError, NPUError
+from npu_compiler.plugins import entry_points_of, load
 from npu_runtime.backend import Backend
+from npu_runtime.device_kind import DeviceKind
 
-__all__ = ["DEVICE_NAMES", "Device"]
+__all__ = ["Device", "backend_class", "device_names"]
 
-
-class _Entry(NamedTuple):
-    """Where a backend is defined, and what it runs; `extra` is the optional dependency that brings what it imports."""
-
-    module: str
-    attribute: str
-    extra: str
-    target: str
+_GROUP = "npu.devices"
 
 
-# Best first: `Device()` takes the first that opens.
-_BACKENDS = {
-    "metal": _Entry("npu_runtime.metal_backend", "MetalBackend", "", "metal"),
-    "cuda": _Entry("cuda_runtime", "CUDABackend", "cuda", "cuda"),
-    "software-metal": _Entry("npu_runtime.metal_backend", "MetalBackend", "", "metal"),
-}
-DEVICE_NAMES = tuple(_BACKENDS)
+def device_names() -> tuple[str, ...]:
+    """What the kinds of devices are called that installed packages offer, those first that `Device()` tries first."""
+    return tuple(sorted(entry_points_of(_GROUP), key=_preference, reverse=True))
+
+
+def backend_class(name: str) -> type[Backend]:
+    """The class of a name by which an installed package opens its devices.
+
+    Raises:
+        AttributeError: There is none.
+    """
+    for device in entry_points_of(_GROUP):
+        module, _, found = _kind(device).backend.partition(":")
+        if found == name:
+            backend: type[Backend] = getattr(import_module(module), found)
+            return backend
+    raise AttributeError(f"no installed package opens its devices by a class '{name}'")
 
 
 class Device:
@@ -110,32 +114,46 @@ class Device:
 
 def _parse(which: str) -> tuple[str, int]:
     name, colon, ordinal = which.partition(":")
-    if name not in _BACKENDS or (colon and not ordinal.isdecimal()):
+    if name not in entry_points_of(_GROUP) or (colon and not ordinal.isdecimal()):
         raise DeviceError(
-            f"given the device name {which!r}, expected one of {', '.join(DEVICE_NAMES)}, with an index such as "
+            f"given the device name {which!r}, expected one of {', '.join(device_names())}, with an index such as "
             "cuda:1 where a machine has several; Device() chooses the best one"
         )
     return name, int(ordinal or 0)
 
 
 @cache
-def _open(name: str, ordinal: int) -> Backend:
-    entry = _BACKENDS[name]
+def _kind(name: str) -> DeviceKind:
+    kind = load(_GROUP, name)
+    if not isinstance(kind, DeviceKind):
+        raise DeviceError(f"the entry point '{name}' in '{_GROUP}' names {kind!r:.80}, expected a DeviceKind")
+    return kind
+
+
+def _preference(name: str) -> int:
     try:
-        backend: type[Backend] = getattr(import_module(entry.module), entry.attribute)
+        return _kind(name).preference
+    except NPUError:
+        return -1  # why it does not load is told where it is opened
+
+
+@cache
+def _open(name: str, ordinal: int) -> Backend:
+    kind = _kind(name)
+    module, _, attribute = kind.backend.partition(":")
+    try:
+        backend: type[Backend] = getattr(import_module(module), attribute)
         return backend.open(name, ordinal)
     except ModuleNotFoundError as error:
-        remedy = f"pip install 'npu-compiler[{entry.extra}]'" if entry.extra else "install npu-compiler again"
-        raise MissingDependencyError(f"Device({name!r}) needs the package '{error.name}': {remedy}") from error
+        raise MissingDependencyError(f"Device({name!r}) needs the package '{error.name}': {kind.remedy}") from error
 
 
 def _open_best(target: str | None = None) -> tuple[str, Backend]:
     reasons = []
-    for name, entry in _BACKENDS.items():
-        if target not in (None, entry.target):
-            continue
+    for name in device_names():
         try:
-            return name, _open(name, 0)
+            if target in (None, _kind(name).target):
+                return name, _open(name, 0)
         except NPUError as error:
             reasons.append(f"{name}: {error}")
     wanted = "to run on" if target is None else f"that runs programs for the target {target!r}"

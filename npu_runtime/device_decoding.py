@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.layout import BufferSpec
-from npu_compiler.next_token import NO_NUMBER
-from npu_compiler.sampled_token import SLOTS, UNDECIDED
+from npu_compiler.graph.next_token import NO_NUMBER
+from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.language_model import LanguageModel, TokenSequence

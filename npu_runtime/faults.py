@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npu_compiler.codegen.plan import ExecutionPlan, Role
+from npu_compiler.artifact.plan import ExecutionPlan, Role
 from npu_compiler.errors import DeviceError, InputError, NPUError
 from npu_runtime.backend import Backend, DeviceBuffer
 

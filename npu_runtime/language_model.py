@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from npu_compiler.artifact.generation_spec import GenerationSpec, StepSpec
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError
-from npu_compiler.generation_spec import GenerationSpec, StepSpec
-from npu_compiler.next_token import next_token_ir
+from npu_compiler.graph.next_token import next_token_ir
+from npu_compiler.graph.sampled_token import sampled_token_ir
 from npu_compiler.partitioner import PartitionPlan
-from npu_compiler.sampled_token import sampled_token_ir
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor

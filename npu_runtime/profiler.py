@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall
+from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall
 from npu_compiler.errors import InputError
 from npu_runtime.backend import Traffic
 from npu_runtime.buffer import NPUBuffer

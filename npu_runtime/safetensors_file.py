@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from npu_compiler import dtypes
 from npu_compiler.errors import WeightError
 
-__all__ = ["SafetensorsFile", "ShardedFiles", "open_safetensors"]
+__all__ = ["SafetensorsFile", "ShardedFiles", "TensorFile", "open_safetensors"]
 
 _LENGTH_BYTES = 8
 _MAX_HEADER = 100_000_000  # the format's own limit
@@ -31,10 +32,31 @@ _MAX_READ = 1 << 30  # of one call; systems take less than 2 GiB
 _BY_NAME = {kind.safetensors: kind for kind in dtypes.ALL}
 _INDEX = "*.safetensors.index.json"
 
-Tensors = Mapping[str, NDArray[Any]]
+
+class TensorFile(Mapping[str, NDArray[Any]]):
+    """The tensors of files, by name; each is read when it is asked for, into memory of its own or the caller's.
+
+    Several threads may read at once.
+    """
+
+    @abstractmethod
+    def describe(self, name: str) -> tuple[dtypes.DType, tuple[int, ...]]:
+        """Data type and shape of a tensor.
+
+        Raises:
+            WeightError: The file says what cannot be.
+        """
+
+    @abstractmethod
+    def read_into(self, name: str, memory: NDArray[np.uint8], start: int = 0) -> None:
+        """Fills `memory` with the bytes of a tensor from its byte `start` on.
+
+        Raises:
+            WeightError: The file cannot be read, was changed, or the tensor has not that many bytes.
+        """
 
 
-def open_safetensors(path: Path) -> Tensors:
+def open_safetensors(path: Path) -> TensorFile:
     """Opens a ``.safetensors`` file, or a folder that holds one or an index of several.
 
     Raises:
@@ -53,8 +75,8 @@ def open_safetensors(path: Path) -> Tensors:
     )
 
 
-class SafetensorsFile(Mapping[str, NDArray[Any]]):
-    """The tensors of one file, by name; each is read when it is asked for, into memory of its own.
+class SafetensorsFile(TensorFile):
+    """The tensors of one file.
 
     The file is not mapped: where somebody truncates a file, a mapping of it ends the process.
     """
@@ -98,10 +120,15 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
     def _read(self, start: int, count: int) -> NDArray[np.uint8]:
         """`count` bytes of the file from `start` on."""
         content = np.empty(count, np.uint8)
-        done, error = 0, ""
+        self._fill(content.data, start)
+        return content
+
+    def _fill(self, memory: memoryview, start: int) -> None:
+        """Reads the file from `start` on until `memory` is full."""
+        count, done, error = len(memory), 0, ""
         try:
             while done < count:
-                got = self._read_into(content.data[done : done + _MAX_READ], start + done)
+                got = self._read_some(memory[done : done + _MAX_READ], start + done)
                 if not got:
                     break
                 done += got
@@ -111,9 +138,8 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
             error = "it was changed while it was read"
         if error:
             raise WeightError(f"'{self.path}': {error}; load the weights again once the file is whole")
-        return content
 
-    def _read_into(self, memory: memoryview, start: int) -> int:
+    def _read_some(self, memory: memoryview, start: int) -> int:
         if hasattr(os, "preadv"):
             return os.preadv(self._file, [memory], start)
         with self._lock:  # without positioned reads, as on Windows
@@ -126,12 +152,22 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
         return WeightError(f"'{self.path}' is no whole safetensors file: {what}; copy or download it again")
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        kind, shape, begin = self._place(name, self._entries[name])
+        kind, shape, begin = self._place(name)
         return self._read(self._start + begin, prod(shape) * kind.size).view(kind.numpy).reshape(shape)
 
-    def _place(self, name: str, entry: object) -> tuple[dtypes.DType, tuple[int, ...], int]:
+    def describe(self, name: str) -> tuple[dtypes.DType, tuple[int, ...]]:
+        return self._place(name)[:2]
+
+    def read_into(self, name: str, memory: NDArray[np.uint8], start: int = 0) -> None:
+        kind, shape, begin = self._place(name)
+        count = prod(shape) * kind.size
+        if not 0 <= start <= count - memory.nbytes:
+            raise WeightError(f"'{name}': asked for bytes {start} to {start + memory.nbytes}, it has {count}")
+        self._fill(memory.data, self._start + begin + start)
+
+    def _place(self, name: str) -> tuple[dtypes.DType, tuple[int, ...], int]:
         """Dtype, shape and offset into the data of a tensor, checked against the bytes that are there."""
-        match entry:
+        match self._entries[name]:
             case {"dtype": str(kind_name), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
                 pass
             case _:
@@ -145,6 +181,9 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
             raise self._damaged(f"tensor '{name}' lies at {begin}:{end} of {self._length - self._start} bytes")
         return kind, tuple(shape), begin
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
@@ -152,7 +191,7 @@ class SafetensorsFile(Mapping[str, NDArray[Any]]):
         return len(self._entries)
 
 
-class ShardedFiles(Mapping[str, NDArray[Any]]):
+class ShardedFiles(TensorFile):
     """The tensors of several files that an index lists; each file is opened when first needed."""
 
     def __init__(self, index: Path) -> None:
@@ -173,15 +212,28 @@ class ShardedFiles(Mapping[str, NDArray[Any]]):
         self._names: dict[str, str] = names
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._file_of(name)[name]
+
+    def describe(self, name: str) -> tuple[dtypes.DType, tuple[int, ...]]:
+        return self._file_of(name).describe(name)
+
+    def read_into(self, name: str, memory: NDArray[np.uint8], start: int = 0) -> None:
+        self._file_of(name).read_into(name, memory, start)
+
+    def _file_of(self, name: str) -> SafetensorsFile:
+        """The file that holds a tensor."""
         file_name = self._names[name]
         if Path(file_name).name != file_name:
             raise WeightError(f"'{self._index}' places '{name}' in '{file_name}', expected a file beside the index")
         if file_name not in self._files:
             self._files[file_name] = SafetensorsFile(self._index.parent / file_name)
-        try:
-            return self._files[file_name][name]
-        except KeyError:
-            raise WeightError(f"'{self._index}' places '{name}' in '{file_name}', which does not hold it") from None
+        file = self._files[file_name]
+        if name not in file:
+            raise WeightError(f"'{self._index}' places '{name}' in '{file_name}', which does not hold it")
+        return file
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError, InputError
-from npu_compiler.sampled_token import PIVOTS, as_matrix
+from npu_compiler.graph.sampled_token import PIVOTS, as_matrix
 from npu_runtime.buffer import NPUBuffer
 
 __all__ = ["Drawing", "Sampler", "Sampling", "not_a_number"]

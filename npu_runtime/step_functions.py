@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.artifact.generation_spec import GenerationSpec
+from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, ProgramFormatError
-from npu_compiler.generation_spec import GenerationSpec
-from npu_compiler.layout import BufferSpec
 from npu_compiler.partitioner import PartitionPlan, partition
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_executor import DAGExecutor

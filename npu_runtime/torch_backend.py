@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from npu_compiler.compiler import compile as compile_program
 from npu_compiler.errors import DeviceError, ExtractionError, InputError, NPUError
+from npu_compiler.frontend.extraction import extract
 from npu_compiler.partitioner import partition
-from npu_compiler.torch_frontend import extract
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.graph_effects import Effects, find_effects, overlap

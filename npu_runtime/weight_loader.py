@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Set
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -14,20 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError, IRError, WeightError
-from npu_compiler.recipes import WeightInput, WeightRecipe
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
 from npu_runtime.host_tensors import as_array
-from npu_runtime.safetensors_file import open_safetensors
+from npu_runtime.safetensors_file import TensorFile, open_safetensors
+from npu_runtime.weight_parts import WeightPart, parts_of
 from npu_runtime.weight_values import check_values
 
 __all__ = ["Source", "Weights", "check_names", "check_tensor", "load_weights", "open_weights"]
 
 _MAX_LISTED = 8
 _MAX_THREADS = 8
+_TERMINAL_BY_WISH = ("FORCE_COLOR", "TTY_COMPATIBLE")  # what `rich` asks before it asks the stream
 
 Array = NDArray[Any]
 Source = Mapping[str, Any]  # of arrays, as `as_array` takes them
@@ -66,8 +69,9 @@ def load_weights(
 ) -> Weights:
     """Loads the weights of a program, once for all its functions.
 
-    Of a file, a few tensors at a time are held beside the device's memory, one for each thread that loads them. On a
-    terminal a progress bar is shown.
+    A few threads load them. What a file holds as the device wants it is read straight into the device's memory, or into
+    a few pieces of pinned memory on the way there; of what must be computed or converted, each thread holds one tensor
+    beside the device's memory. On a terminal a progress bar is shown.
 
     Args:
         path: A ``.safetensors`` file, a folder with one or with shards and their index, or arrays by name: of numpy, or
@@ -119,9 +123,10 @@ def _fill(
     notes: dict[str, None] = {}
     workers = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
     try:
-        made = workers.map(lambda recipe: _make(recipe, source, backend, buffers[recipe.spec.name]), recipes)
+        asked = [_ask(recipe, source, backend, buffers[recipe.spec.name], workers) for recipe in recipes]
         with _progress(recipes) as advancing:
-            for recipe, (seconds, noted) in zip(advancing, made, strict=True):
+            for recipe, finish in zip(advancing, asked, strict=True):
+                seconds, noted = finish()
                 backend.transfers.uploads.add(recipe.spec.nbytes, seconds)
                 notes.update(dict.fromkeys(noted))
     finally:
@@ -151,6 +156,31 @@ def check_names(needed: Set[str], source: Source) -> None:
 def _missing_line(name: str, source: Source) -> str:
     near = get_close_matches(name, list(source), n=3)
     return f"'{name}'" + (f", near matches: {', '.join(near)}" if near else "")
+
+
+def _ask(
+    recipe: WeightRecipe, source: Source, backend: Backend, buffer: DeviceBuffer, workers: ThreadPoolExecutor
+) -> Callable[[], tuple[float, list[str]]]:
+    """Asks `workers` for a weight, as a whole or in parts; what waits for it then gives what `_make` does."""
+    if not isinstance(source, TensorFile) or (parts := parts_of(recipe, source, buffer.part_bytes)) is None:
+        return workers.submit(_make, recipe, source, backend, buffer).result
+    filled = [workers.submit(_fill_part, part, source, buffer) for part in parts]
+
+    def finish() -> tuple[float, list[str]]:
+        results = [part.result() for part in filled]
+        if all(finite for _, finite in results):
+            return sum(seconds for seconds, _ in results), []
+        return _make(recipe, source, backend, buffer)  # it tells which values are not, and where
+
+    return finish
+
+
+def _fill_part(part: WeightPart, source: TensorFile, buffer: DeviceBuffer) -> tuple[float, bool]:
+    """Fills a part of a weight's buffer; gives the seconds that it took, and whether all values are finite."""
+    started = perf_counter()
+    with buffer.writing_part(part.start * part.spec.dtype.size, part.size * part.spec.dtype.size) as memory:
+        finite = part.fill(memory, source)
+    return perf_counter() - started, finite
 
 
 def _make(recipe: WeightRecipe, source: Source, backend: Backend, buffer: DeviceBuffer) -> tuple[float, list[str]]:
@@ -203,6 +233,9 @@ def check_tensor(expected: WeightInput, given: object) -> Array:
 @contextmanager
 def _progress(recipes: tuple[WeightRecipe, ...]) -> Iterator[Iterable[WeightRecipe]]:
     """The recipes, with a bar on standard error that moves by their bytes; on a terminal only."""
+    if not (_is_terminal(sys.stderr) or any(name in os.environ for name in _TERMINAL_BY_WISH)):
+        yield recipes  # importing `rich` takes as long as reading a few hundred megabytes
+        return
     from rich.console import Console
     from rich.progress import Progress
 
@@ -216,3 +249,10 @@ def _progress(recipes: tuple[WeightRecipe, ...]) -> Iterator[Iterable[WeightReci
                 bar.advance(task, recipe.spec.nbytes)
 
         yield advance()
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False

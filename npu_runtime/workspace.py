@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from npu_compiler.codegen.plan import ExecutionPlan, Role
+from npu_compiler.artifact.plan import ExecutionPlan, Role
 from npu_runtime.backend import Backend, DeviceBuffer
 
 __all__ = ["Workspace"]

@@ -11,12 +11,15 @@ import ast
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 # What is changed, and the tests that ought to notice it.
@@ -26,11 +29,30 @@ PLACES = {
     "npu_runtime/*.py": ("tests/runtime", "tests/api", "tests/language", "tests/partition"),
     "software_gpu/*.py": ("tests/software_gpu", "tests/metal"),
     "cuda_compiler/**/*.py": ("tests/cuda", "tests/golden"),
-    "metal_kernels/*.metal": ("tests/metal", "tests/ops"),
+    "metal_compiler/**/*.py": ("tests/metal", "tests/golden", "tests/ops"),
+    "metal_compiler/kernels/*.metal": ("tests/metal", "tests/ops"),
 }
 _COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 _ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*"}
 _IN_KERNELS = ((r" < ", " <= "), (r" \+ 1\b", ""), (r" && ", " || "), (r" \* ", " + "))
+
+
+_SECONDS_OF_A_TEST = 240
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[Any]:
+    """Ends a test that hangs. This script names itself as a plugin of the tests that it runs."""
+    signal.signal(signal.SIGALRM, _end)
+    signal.alarm(_SECONDS_OF_A_TEST)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+
+
+def _end(number: int, frame: object) -> None:
+    raise TimeoutError(f"the test took more than {_SECONDS_OF_A_TEST} seconds")
 
 
 class Fault(NamedTuple):
@@ -126,7 +148,8 @@ def _outcome(copy: Path, tests: tuple[str, ...], args: argparse.Namespace) -> tu
 
     And the test that noticed it: where that is the same one again and again, the test is at fault.
     """
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", args.jobs, "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", args.jobs, "-p", "no:cacheprovider"]
+    command += ["-p", "tests.planted_faults", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy)}  # the copy, not what is installed
     try:
         done = subprocess.run(

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
-from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
-from npu_compiler.codegen.dialect import CHECK
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
-from npu_compiler.expr import Expr, Iota, Load, reindex, walk
-from npu_compiler.trace import Map, Scatter
-from npu_compiler.view import View
+from npu_compiler.lowering.dialect import CHECK
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Expr, Iota, Load, reindex, walk
+from npu_compiler.tensor.trace import Map, Scatter
+from npu_compiler.tensor.view import View
 
 __all__ = ["DECODE_REQUIRES", "lower_decode", "takes_producer"]
 
@@ -142,24 +142,28 @@ def lower_decode(
     caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
     inputs = [argument for function in functions for argument in function.inputs]
     fields = {name: value for function in functions for name, value in function.fields.items()}
+    reading = replace(group, producers={})  # so that the bytes of keys and values count
+    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     return anchor_launch(
-        "attention_decode",
-        replace(group, producers={}),  # so that the bytes of keys and values count
+        KernelText(
+            "attention_decode",
+            values={**_values(problem), **fields},
+            macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
+            generated=_text(functions),
+            parts=_FILES,
+        ),
+        LaunchShape(
+            blocks=division.clusters * division.cluster,
+            threads=32 * _WARPS,
+            layers=tiles,
+            shared_bytes=division.shared_bytes,
+            cluster=division.cluster,
+            hurries=early,
+        ),
+        Epilogue(reading, positions, size),
         lowering,
-        positions,
-        size=min(2, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(*inputs, *caches, mask.argument, blocks.states, parts),
-        values={**_values(problem), **fields},
-        macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
         flops=problem.flops,
-        blocks=division.clusters * division.cluster,
-        threads=32 * _WARPS,
-        layers=tiles,
-        shared_bytes=division.shared_bytes,
-        cluster=division.cluster,
-        hurries=early,
-        generated=_text(functions),
-        parts=_FILES,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
 from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention.mask import MAX_GRID, MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
@@ -13,12 +13,12 @@ from cuda_compiler.packing import Positions, pack_size, resolve_anchor
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import WARPGROUPS
-from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from npu_compiler.symbolic import OpRefusal
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["lower_attention"]
 
@@ -115,21 +115,23 @@ def _lower_tiles(
         parts = Argument(lowering.scratch(rows * (division.width + 2) * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
     return anchor_launch(
-        "attention",
-        group,
+        KernelText(
+            "attention",
+            values=operand_values(problem, division.state_rows),
+            macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
+            parts=_FILES,
+        ),
+        LaunchShape(
+            blocks=division.row_tiles,
+            threads=32 * division.warps_m * division.warps_l,
+            splits=division.splits,
+            layers=problem.batch * problem.groups,
+            shared_bytes=division.shared_bytes,
+        ),
+        Epilogue(group, positions, min(2, pack_size(group, positions.operands, group.shape[-1]))),
         lowering,
-        positions,
-        size=min(2, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, states, parts),
-        values=operand_values(problem, division.state_rows),
-        macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         flops=problem.flops,
-        blocks=division.row_tiles,
-        threads=32 * division.warps_m * division.warps_l,
-        splits=division.splits,
-        layers=problem.batch * problem.groups,
-        shared_bytes=division.shared_bytes,
-        parts=_FILES,
     )
 
 

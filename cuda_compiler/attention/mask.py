@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import assemble
-from npu_compiler.codegen.attention import AttentionOperand, AttentionProblem
-from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
-from npu_compiler.symbolic import OpRefusal
-from npu_compiler.view import View
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.symbolic import OpRefusal
+from npu_compiler.tensor.view import View
 
 __all__ = ["MAX_GRID", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
 

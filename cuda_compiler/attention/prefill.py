@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import anchor_launch
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros
 from cuda_compiler.attention.sizes import operand_values, size_macros
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
-from npu_compiler.codegen.attention import AttentionProblem
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import AttentionProblem
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["is_for_warpgroups", "lower_prefill"]
 
@@ -110,26 +110,25 @@ def lower_prefill(
         warpgroup_product(problem.value_size, dtype, "multiply_values", a_in_registers=True, b_along_columns=True),
     ]
     return anchor_launch(
-        "attention_prefill",
-        group,
+        KernelText(
+            "attention_prefill",
+            values=operand_values(problem, blocks.rows),
+            macros={
+                **_macros(division),
+                "STATE_ROWS": blocks.rows,
+                "STATE_BLOCK": blocks.positions,
+                "STATES_READY": int(blocks.ready),
+            },
+            generated="\n".join(products),
+            parts=_FILES,
+        ),
+        LaunchShape(
+            blocks=division.tiles, threads=division.threads, splits=division.splits, shared_bytes=division.shared_bytes
+        ),
+        Epilogue(group, positions, pack_size(group, positions.operands, group.shape[-1])),
         lowering,
-        positions,
-        size=pack_size(group, positions.operands, group.shape[-1]),
         inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, blocks.states, parts),
-        values=operand_values(problem, blocks.rows),
-        macros={
-            **_macros(division),
-            "STATE_ROWS": blocks.rows,
-            "STATE_BLOCK": blocks.positions,
-            "STATES_READY": int(blocks.ready),
-        },
         flops=problem.flops,
-        blocks=division.tiles,
-        splits=division.splits,
-        threads=division.threads,
-        shared_bytes=division.shared_bytes,
-        generated="\n".join(products),
-        parts=_FILES,
     )
 
 

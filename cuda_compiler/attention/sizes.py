@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cuda_compiler.attention.mask import mask_values
 from cuda_compiler.dialect import CUDA
-from npu_compiler.codegen.attention import AttentionProblem
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.lowering.problems.attention import AttentionProblem
 
 __all__ = ["operand_values", "padded", "size_macros"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import (
     CHUNK,
@@ -20,16 +20,16 @@ from cuda_compiler.images.image_packing import (
 )
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
-from cuda_compiler.packing import Positions, pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size, resolve_anchor
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
 from cuda_compiler.tiles.wgmma import WARPGROUPS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.expr import Ref
-from npu_compiler.trace import Anchor, TracedTensor
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Ref
+from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["lower_conv2d", "takes_added_convolution"]
 
@@ -189,7 +189,10 @@ def _tiled_options(
     rows = batch * out_height * out_width
     tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
-    given = (conv, group, lowering, found, image, geometry)
+    fused = Epilogue(group, found, pack_size(group, found.operands, conv.outputs))
+    added = _summed(conv, group, lowering)[1:]
+    structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
+    given = (conv, fused, lowering, image, "\n".join(structs))
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
     if fits_overlaps(group, lowering):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(group, lowering),)))
@@ -198,13 +201,13 @@ def _tiled_options(
 
 def _lower_tiled(
     conv: _Convolution,
-    group: Group,
+    fused: Epilogue,
     lowering: Lowering,
-    found: Positions,
     image: Argument,
-    geometry: Mapping[str, int],
+    structs: str,
     tiling: Tiling,
 ) -> KernelCall:
+    group = fused.group
     batch, _, out_height, out_width = group.shape
     rows = batch * out_height * out_width
     summed = _summed(conv, group, lowering)
@@ -224,23 +227,21 @@ def _lower_tiled(
     }
     weight = _argument(conv.weight, conv.weight_ref)
     added = [argument for part in summed[1:] for argument in _arguments(part)]
-    structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in summed[1:])]
     return anchor_launch(
-        "conv2d",
-        group,
+        KernelText(
+            "conv2d",
+            values={"rows": rows, "tiles_m": tiles_m},
+            macros=macros,
+            generated=f"{structs}\n{product_function(tiling, conv.image.dtype)}",
+            parts=tiling.files,
+        ),
+        LaunchShape(
+            blocks=tiling.grid(tiles), threads=tiling.threads, splits=tiling.splits, shared_bytes=tiling.shared_bytes
+        ),
+        fused,
         lowering,
-        found,
-        size=pack_size(group, found.operands, conv.outputs),
         inputs=(image, weight, *added, partial_argument(tiling, tiles, weight, lowering)),
-        values={"rows": rows, "tiles_m": tiles_m},
-        macros=macros,
         flops=2 * prod(group.shape) * sum(part.products for part in summed),
-        blocks=tiling.grid(tiles),
-        threads=tiling.threads,
-        splits=tiling.splits,
-        shared_bytes=tiling.shared_bytes,
-        generated="\n".join([*structs, product_function(tiling, conv.image.dtype)]),
-        parts=tiling.files,
     )
 
 
@@ -267,15 +268,10 @@ def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> Kernel
         "b_t": CUDA.storage[conv.weight.dtype.name],
     }
     return anchor_launch(
-        "conv2d_plain",
-        group,
+        KernelText("conv2d_plain", values=values, macros=macros),
+        LaunchShape(blocks=-(-prod(group.shape) // _PLAIN_THREADS), threads=_PLAIN_THREADS),
+        Epilogue(group, found, 1),
         lowering,
-        found,
-        size=1,
         inputs=(_argument(conv.image, conv.image_ref), _argument(conv.weight, conv.weight_ref)),
-        values=values,
-        macros=macros,
         flops=2 * prod(group.shape) * conv.products,
-        blocks=-(-prod(group.shape) // _PLAIN_THREADS),
-        threads=_PLAIN_THREADS,
     )

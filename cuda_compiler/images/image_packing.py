@@ -7,13 +7,13 @@ from math import prod
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import assemble
-from npu_compiler.codegen.operands import MAX_ELEMENTS
-from npu_compiler.codegen.params import ParamStruct
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import Ref
-from npu_compiler.symbolic import OpRefusal
-from npu_compiler.trace import TracedTensor
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.lowering.operands import MAX_ELEMENTS
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Ref
+from npu_compiler.tensor.symbolic import OpRefusal
+from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = [
     "CHUNK",

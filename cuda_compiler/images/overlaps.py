@@ -16,9 +16,9 @@ from cuda_compiler.images.window_tiles import (
 )
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["fits_overlaps", "lower_overlaps"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import IMAGE_DIMS
 from cuda_compiler.packing import PACK_SIZES, Positions, pack_size, resolve_anchor
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.expr import Ref
-from npu_compiler.trace import Anchor
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Ref
+from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["lower_pool2d"]
 
@@ -59,17 +59,12 @@ def lower_pool2d(group: Group, lowering: Lowering) -> list[KernelCall]:
         macros["PAIR_TYPE"] = _PAIR_TYPES[image.dtype]
     return [
         anchor_launch(
-            "pool2d",
-            group,
+            KernelText("pool2d", values={"groups": groups}, macros=macros),
+            LaunchShape(blocks=-(-groups * packs // _THREADS), threads=_THREADS),
+            Epilogue(group, found, size),
             lowering,
-            found,
-            size=size,
             inputs=[Argument(image.index, ref.view.offset * image.dtype.size)],
-            values={"groups": groups},
-            macros=macros,
             flops=prod(group.shape) * prod(source.attrs.get("kernel", (1, 1))),
-            blocks=-(-groups * packs // _THREADS),
-            threads=_THREADS,
         )
     ]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import IMAGE_DIMS
 from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
 from cuda_compiler.tiles.wgmma import warpgroup_product
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
 __all__ += ["fits_window_tiles", "tiles_of", "window_launch"]
@@ -93,30 +93,22 @@ def window_launch(
     tensors = [lowering.tensors[ref.tensor] for ref in refs]
     found = resolve_anchor(group, lowering, IMAGE_DIMS)
     dtype = tensors[0].dtype
-    common = {
-        "tile_t": CUDA.storage[dtype.name],
-        "TILE_X": TILE_X,
-        "TILE_Y": TILE_Y,
-        "STAGED_BYTES": _STAGED_BYTES,
-    }
+    common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": TILE_X, "TILE_Y": TILE_Y, "STAGED_BYTES": _STAGED_BYTES}
     generated = (
         element_functions(group, found, "int batch, int row, int col, "),
         warpgroup_product(columns, dtype.name, a_in_registers=True),
     )
     return anchor_launch(
-        entry,
-        group,
+        KernelText(
+            entry,
+            values={"tiles": tiles_of(group)},
+            macros={**_geometry(group), **common, **macros},
+            generated="\n".join(generated),
+            parts=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
+        ),
+        LaunchShape(blocks=blocks, threads=threads, splits=-(-group.shape[1] // OUTPUTS), shared_bytes=shared_bytes),
+        Epilogue(group, found, _CHUNK),
         lowering,
-        found,
-        size=_CHUNK,
         inputs=[Argument(t.index, ref.view.offset * t.dtype.size) for t, ref in zip(tensors, refs, strict=True)],
-        values={"tiles": tiles_of(group)},
-        macros={**_geometry(group), **common, **macros},
         flops=2 * prod(group.shape) * prod(refs[1].view.shape[1:]),
-        blocks=blocks,
-        splits=-(-group.shape[1] // OUTPUTS),
-        threads=threads,
-        shared_bytes=shared_bytes,
-        generated="\n".join(generated),
-        parts=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
     )

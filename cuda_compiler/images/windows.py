@@ -16,9 +16,9 @@ from cuda_compiler.images.window_tiles import (
     window_launch,
 )
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["fits_windows", "lower_windows"]
 

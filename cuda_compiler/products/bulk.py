@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
 from cuda_compiler.products.product import Matrix, Product
 from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, TensorMap
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, TensorMap
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["bulk_options"]
 
@@ -25,8 +25,11 @@ def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Po
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not _suits(found):
         return []
+    fused = Epilogue(
+        group, positions, min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
+    )
     return [
-        CallOption(WARPGROUPS, (_lower_bulk(found, group, lowering, positions, tiling),))
+        CallOption(WARPGROUPS, (_lower_bulk(found, fused, lowering, tiling),))
         for tiling in bulk_tilings(found.m, found.n, found.k)
     ]
 
@@ -36,28 +39,28 @@ def _suits(found: Product) -> bool:
     return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
 
 
-def _lower_bulk(
-    found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: BulkTiling
-) -> KernelCall:
+def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTiling) -> KernelCall:
     """The launch of one tiling."""
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
     macros = {**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)}
     return anchor_launch(
-        "matmul_bulk",
-        group,
+        KernelText(
+            "matmul_bulk",
+            values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
+            macros=macros,
+            generated=warpgroup_product(tiling.columns, found.a.tensor.dtype.name),
+            parts=_FILES,
+        ),
+        LaunchShape(
+            blocks=tiling.blocks(tiles_m * tiles_n),
+            threads=tiling.threads,
+            splits=tiling.splits,
+            shared_bytes=tiling.shared_bytes,
+        ),
+        fused,
         lowering,
-        positions,
-        size=min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(_rows_argument(found, tiling), _columns_argument(found, tiling)),
-        values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
-        macros=macros,
         flops=found.flops,
-        blocks=tiling.blocks(tiles_m * tiles_n),
-        threads=tiling.threads,
-        splits=tiling.splits,
-        shared_bytes=tiling.shared_bytes,
-        generated=warpgroup_product(tiling.columns, found.a.tensor.dtype.name),
-        parts=_FILES,
     )
 
 

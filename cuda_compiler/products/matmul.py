@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import Positions, pack_size, resolve_anchor
@@ -14,11 +14,11 @@ from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.product import Product, offset_function, product_of
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import traffic_of
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
-from npu_compiler.codegen.target import Lowering
-from npu_compiler.expr import Call, Load
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Call, Load
 
 __all__ = ["lower_matmul"]
 
@@ -50,7 +50,10 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
         options.append(CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering))))
     if options:  # there is a quicker way, but not on every device
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.by_warpgroups))
-    options += [option_of(_lower_tiled(found, group, lowering, positions, tiling), tiling) for tiling in tilings]
+    fused = Epilogue(
+        group, positions, min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
+    )
+    options += [option_of(_lower_tiled(found, fused, lowering, tiling), tiling) for tiling in tilings]
     return choice_of(options)
 
 
@@ -135,7 +138,7 @@ def _strides(found: Product) -> dict[str, int]:
     }
 
 
-def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Positions, tiling: Tiling) -> KernelCall:
+def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling) -> KernelCall:
     tiles_m, tiles_n = -(-found.m // tiling.rows), -(-found.n // tiling.columns)
     tiles = tiles_m * tiles_n * prod(found.batch)
     macros = {
@@ -146,21 +149,20 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering, positions: Po
         "B_CONSTANT": int(found.b.is_constant),
     }
     return anchor_launch(
-        "matmul",
-        group,
+        KernelText(
+            "matmul",
+            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+            macros=macros,
+            generated="\n".join((_offsets(found), product_function(tiling, found.a.tensor.dtype))),
+            parts=tiling.files,
+        ),
+        LaunchShape(
+            blocks=tiling.grid(tiles), threads=tiling.threads, splits=tiling.splits, shared_bytes=tiling.shared_bytes
+        ),
+        fused,
         lowering,
-        positions,
-        size=min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1])),
         inputs=(found.a.argument, found.b.argument, partial_argument(tiling, tiles, found.b.argument, lowering)),
-        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
-        macros=macros,
         flops=found.flops,
-        blocks=tiling.grid(tiles),
-        threads=tiling.threads,
-        splits=tiling.splits,
-        shared_bytes=tiling.shared_bytes,
-        generated="\n".join((_offsets(found), product_function(tiling, found.a.tensor.dtype))),
-        parts=tiling.files,
     )
 
 
@@ -173,16 +175,15 @@ def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Po
         "B_ALONG_K": int(found.b.k == 1),
     }
     return anchor_launch(
-        "matmul_plain",
-        group,
+        KernelText(
+            "matmul_plain",
+            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+            macros=macros,
+            generated=_offsets(found),
+        ),
+        LaunchShape(blocks=tiles_m * tiles_n * prod(found.batch), threads=256),
+        Epilogue(group, positions, 1),
         lowering,
-        positions,
-        size=1,
         inputs=[found.a.argument, found.b.argument],
-        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
-        macros=macros,
         flops=found.flops,
-        blocks=tiles_m * tiles_n * prod(found.batch),
-        threads=256,
-        generated=_offsets(found),
     )

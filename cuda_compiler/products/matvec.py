@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import Positions, pack_size
 from cuda_compiler.products.product import Matrix, Product, offset_function
 from cuda_compiler.rows import VectorFunction, vector_function
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import flops_of
-from npu_compiler.codegen.plan import KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from npu_compiler.expr import Expr, Load, has_reduce
-from npu_compiler.layout import dense
-from npu_compiler.view import View
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Expr, Load, has_reduce
+from npu_compiler.tensor.layout import dense
+from npu_compiler.tensor.view import View
 
 __all__ = ["as_vectors", "lower_vectors", "takes_vector_prologue"]
 
@@ -134,20 +134,18 @@ def lower_vectors(
     blocks = min(chunks * batches, MULTIPROCESSORS * blocks_each)
     read = (vector.argument,) if prologue is None else prologue.inputs
     return anchor_launch(
-        "matvec",
-        group,
+        KernelText(
+            "matvec",
+            values=values,
+            macros=macros,
+            generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
+            before=() if prologue is None else ("row_reductions.cuh",),
+        ),
+        LaunchShape(blocks=blocks, threads=32 * _WARPS, hurries=hurries),
+        Epilogue(group, positions, store),
         lowering,
-        positions,
-        size=store,
         inputs=(matrix.argument, *read),
-        values=values,
-        macros=macros,
         flops=found.flops + (0 if prologue is None else blocks * flops_of([*group.prologue.values()], found.k)),
-        blocks=blocks,
-        hurries=hurries,
-        threads=32 * _WARPS,
-        generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
-        before=() if prologue is None else ("row_reductions.cuh",),
     )
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.anchors import anchor_source
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.operands import MAX_ELEMENTS
-from npu_compiler.codegen.plan import Argument
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
-from npu_compiler.expr import Ref
-from npu_compiler.symbolic import OpRefusal
-from npu_compiler.trace import TracedTensor
-from npu_compiler.view import collapse
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.operands import MAX_ELEMENTS
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.expr import Ref
+from npu_compiler.tensor.symbolic import OpRefusal
+from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.tensor.view import collapse
 
 __all__ = ["Matrix", "Product", "offset_function", "product_of"]
 

@@ -10,11 +10,11 @@ from cuda_compiler.tiles.clusters import ranked_cluster_tilings
 from cuda_compiler.tiles.teams import ranked_team_tilings
 from cuda_compiler.tiles.tiling import Tiling, ranked_tilings
 from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.loops import traffic_of
-from npu_compiler.codegen.plan import Argument, CallOption, KernelCall
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import DType
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.target import Lowering
 
 __all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
 

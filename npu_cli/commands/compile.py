@@ -7,9 +7,9 @@ from pathlib import Path
 from time import perf_counter
 
 from npu_cli.lowering import compile_whole
+from npu_compiler.artifact.describe import counted
+from npu_compiler.artifact.output_file import check_output
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.describe import counted
-from npu_compiler.output_file import check_output
 
 __all__ = ["execute", "summary"]
 

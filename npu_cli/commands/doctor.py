@@ -19,7 +19,7 @@ from cuda_runtime import kernel_cache
 from cuda_runtime.tuning_results import tuning_directory
 from npu_compiler.errors import NPUError
 from npu_runtime import Device
-from npu_runtime.device import DEVICE_NAMES
+from npu_runtime.device import device_names
 from software_gpu import cache as software_gpu_cache
 from software_gpu.device_process import isolation
 from software_gpu.probe import check_storage_types, instructions, kept_fallbacks, repair, slow_kernels_reason
@@ -71,7 +71,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _devices() -> Iterator[_Finding]:
-    for name in DEVICE_NAMES:
+    for name in device_names():
         try:
             yield _Finding(f"device {name}", True, Device(name).backend.name)
         except NPUError as error:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from npu_cli.extras import import_extra, import_torchvision
 from npu_cli.progress import waiting
 from npu_cli.timing import timed
-from npu_compiler.describe import format_bytes
+from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.errors import MissingDependencyError
-from npu_compiler.torch_frontend.decoder_request import check_request
+from npu_compiler.frontend.decoder_request import check_request
 
 __all__ = ["execute"]
 
@@ -21,7 +21,7 @@ def execute(args: argparse.Namespace) -> int:
         import_extra(module, "llm")
     with suppress(MissingDependencyError):  # transformers imports it where it is there, and needs not have it
         import_torchvision()
-    from npu_compiler.torch_frontend.language_model import extract_language_model
+    from npu_compiler.frontend.language_model import extract_language_model
 
     options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
     with waiting("extracting the model"):

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from npu_cli.lowering import telling_all
 from npu_cli.progress import PREPARING, waiting
-from npu_compiler.describe import counted
+from npu_compiler.artifact.describe import counted
+from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_compiler.errors import InputError
-from npu_compiler.generation_spec import GenerationSpec
 from npu_runtime import Device, Generator
 from npu_runtime.generator import Token
 from npu_runtime.sampling import Sampling

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 import npu_compiler
-from npu_compiler.describe import format_bytes
+from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.partitioner import PartitionPlan
 from npu_compiler.partitioning.plan import cpu_reasons, direction, endpoints, op_counts, side, summary
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from npu_cli.arrays import read_arrays, write_array
 from npu_cli.models import open_model
+from npu_compiler.artifact.output_file import check_output
 from npu_compiler.errors import InputError
-from npu_compiler.output_file import check_output
 
 __all__ = ["execute"]
 

@@ -16,9 +16,9 @@ from cuda_runtime.executor import CUDAExecutor
 from cuda_runtime.tuning import Tuning
 from npu_cli.progress import PREPARING, waiting
 from npu_cli.tuning_device import open_tuning_device
+from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.generation_spec import FILE_NAME, GenerationSpec
-from npu_compiler.layout import BufferSpec
+from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime import Device, NPUBuffer, load_weights
 from npu_runtime.weight_loader import Weights
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.symbolic import Number, OpRefusal, Tensor, Trace, arange, full
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, arange, full
 
 
 def _kind(name: Any, *numbers: Number) -> DType:

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from npu_compiler.artifact.output_structure import output_names, read_structure
+from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import IRError, UnsupportedOpError
-from npu_compiler.evidence import Names, evidence_of
+from npu_compiler.frontend.evidence import Names, evidence_of
+from npu_compiler.frontend.ir_source import IRSource, load_json
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.ir_source import IRSource, load_json
-from npu_compiler.layout import BufferSpec, dense
 from npu_compiler.ops.registry import bind, canonical, definition
-from npu_compiler.output_structure import output_names, read_structure
-from npu_compiler.recipes import WeightInput, WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec, dense
 
 __all__ = ["CarriedGraph", "read_carried_graph"]
 

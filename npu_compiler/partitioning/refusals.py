@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_compiler.codegen.target import target_named
+from npu_compiler.artifact.describe import counted
 from npu_compiler.compiler import compute_dtype
-from npu_compiler.describe import counted
-from npu_compiler.graph_optimizer import assign_dtypes
+from npu_compiler.frontend.ir_source import IRSource
+from npu_compiler.graph.graph_optimizer import assign_dtypes
 from npu_compiler.ir import OpNode
-from npu_compiler.ir_source import IRSource
+from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
 from npu_compiler.partitioning.carried_graph import read_carried_graph
 from npu_compiler.partitioning.in_place import find_chains, rename_changed

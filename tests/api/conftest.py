@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from npu_compiler import CompiledProgram
+from npu_compiler.frontend.extraction import Extraction
 from npu_compiler.partitioner import PartitionPlan
-from npu_compiler.torch_frontend import Extraction
 from npu_runtime import Device
 
 

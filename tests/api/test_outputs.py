@@ -16,8 +16,8 @@ import torch
 import npu_compiler
 import npu_runtime
 from npu_compiler import CompiledProgram
+from npu_compiler.artifact.output_structure import build, output_names, parse_structure, read_structure, usual_structure
 from npu_compiler.errors import IRError, ProgramFormatError
-from npu_compiler.output_structure import build, output_names, parse_structure, read_structure, usual_structure
 from npu_runtime import Device
 from npu_runtime.model import NamedOutputs
 from tests.support.decoders import config, import_transformers

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import npu_compiler
 from cuda_compiler import op_support as cuda_support
+from metal_runtime.metal_api import software_metal
 from npu_compiler import CompiledProgram, op_support
 from npu_compiler.dtypes import FLOAT16
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
@@ -29,7 +30,6 @@ from npu_runtime import (
 )
 from npu_runtime.cpu_fallback import execute_cpu_partition
 from npu_runtime.host_tensors import as_array, like
-from npu_runtime.metal_api import software_metal
 from npu_runtime.profiler import Profiler
 from npu_runtime.safetensors_file import SafetensorsFile
 from tests.api.conftest import Made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -14,12 +15,27 @@ ROOT = Path(__file__).parents[2]
 
 MAY_IMPORT = {
     "npu_compiler": set[str](),
-    "metal_kernels": set[str](),
     "software_gpu": {"npu_compiler"},
+    "metal_compiler": {"npu_compiler"},
     "cuda_compiler": {"npu_compiler"},
     "npu_runtime": {"npu_compiler"},
+    "metal_runtime": {"npu_compiler", "npu_runtime"},
     "cuda_runtime": {"npu_compiler", "npu_runtime"},
     "npu_cli": {"npu_compiler", "npu_runtime", "cuda_runtime", "software_gpu"},
+}
+
+# What each room of the compiler may import of the others; modules beside the rooms are told apart by their own names.
+ROOMS = {
+    "tensor": {"dtypes", "errors"},
+    "artifact": {"tensor", "dtypes", "errors"},
+    "ops": {"ir", "tensor", "dtypes", "errors"},
+    "graph": {"ir", "ops", "artifact", "tensor", "dtypes", "errors"},
+    "frontend": {"ir", "graph", "ops", "artifact", "tensor", "dtypes", "errors"},
+    "lowering": {"ir", "graph", "artifact", "tensor", "dtypes", "errors", "plugins"},
+    "partitioning": {
+        *("frontend", "lowering", "graph", "ops", "artifact", "tensor"),
+        *("ir", "dtypes", "errors", "compiler", "op_support"),
+    },
 }
 
 
@@ -61,6 +77,27 @@ def test_packages_depend_one_way(package: str) -> None:
     assert found - {package} <= MAY_IMPORT[package]
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_the_compiler_depend_one_way(room: str) -> None:
+    own = [module for module in modules() if module.split(".")[:2] == ["npu_compiler", room]]
+    names = [name.split(".") for module in own for name in imported(module)]
+    assert own
+    assert {parts[1] for parts in names if parts[0] == "npu_compiler"} - {room} <= ROOMS[room]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*_compiler/*/")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_room_says_what_it_is(path: Path) -> None:
+    if path.name not in ("__pycache__", "kernels"):
+        assert ast.get_docstring(ast.parse((path / "__init__.py").read_text(encoding="utf-8")))
+
+
+def test_the_core_names_no_package_of_a_target() -> None:
+    for package in ("npu_compiler", "npu_runtime"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"""["'](metal|cuda)_(compiler|runtime)\b""", text), path
+
+
 def test_no_circles() -> None:
     graph = {module: (imported(module) & modules().keys()) - {module} for module in modules()}
     try:
@@ -76,7 +113,7 @@ def test_the_software_gpu_knows_of_the_compiler_only_its_errors() -> None:
 
 def test_gpu_libraries_have_one_door_each() -> None:
     assert importers("cupy") == {"cuda_runtime.cupy_api"}
-    without_torch = ("npu_compiler", "metal_kernels", "software_gpu", "cuda_compiler", "cuda_runtime")
+    without_torch = ("npu_compiler", "metal_", "software_gpu", "cuda_")
     found = {module for module in importers("torch") if module.startswith(without_torch)}
     assert found
-    assert all(module.startswith("npu_compiler.torch_frontend") for module in found)
+    assert all(module.startswith("npu_compiler.frontend.") for module in found)

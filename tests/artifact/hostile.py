@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall, KernelSource
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 from tests.runtime.plans import AXPY, SHAPE, axpy_plan, axpy_program

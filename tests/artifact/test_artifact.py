@@ -11,7 +11,7 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from npu_compiler.codegen.plan import (
+from npu_compiler.artifact.plan import (
     Argument,
     Buffer,
     CallChoice,
@@ -22,11 +22,11 @@ from npu_compiler.codegen.plan import (
     Role,
     TensorMap,
 )
-from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram
+from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram, is_program_file
 from npu_compiler.dtypes import FLOAT16, INT16
 from npu_compiler.errors import ProgramFormatError
-from npu_compiler.index_check import IndexCheck
-from npu_compiler.layout import BufferSpec, Layout, dense
+from npu_compiler.tensor.index_check import IndexCheck
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from tests.runtime.plans import axpy_plan, axpy_program, choice_plan, choice_program, counter_program
 
 Change = Callable[[ExecutionPlan], ExecutionPlan]
@@ -295,3 +295,13 @@ def test_a_state_of_another_size_than_its_input_is_refused() -> None:
 def test_a_program_without_functions_is_refused() -> None:
     with pytest.raises(ProgramFormatError, match="has no function"):
         CompiledProgram.from_bytes(replace(axpy_program(), functions={}).to_bytes())
+
+
+def test_a_program_file_is_known_by_its_beginning_or_its_name(tmp_path: Path) -> None:
+    saved, renamed, text = (tmp_path / name for name in ("a.npubin", "renamed.bin", "ir.json"))
+    axpy_program().save(saved)
+    renamed.write_bytes(saved.read_bytes())
+    text.write_text("{}")
+    assert [is_program_file(path) for path in (saved, renamed, text)] == [True, True, False]
+    assert is_program_file(tmp_path / "none.npubin")
+    assert not any(is_program_file(path) for path in (tmp_path / "none.bin", tmp_path, "a\0b"))

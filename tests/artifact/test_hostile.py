@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import yaml
 
-from npu_compiler.codegen.plan import Argument, ExecutionPlan
+from npu_compiler.artifact.plan import Argument, ExecutionPlan
 from npu_compiler.dtypes import FLOAT16, FLOAT32
 from npu_compiler.errors import KernelCompileError, NPUError
-from npu_compiler.layout import BufferSpec, dense
+from npu_compiler.tensor.layout import BufferSpec, dense
 from software_gpu import limited_process
 from tests.artifact.hostile import BODY, HEAD, kernel, run_artifact, with_kernel, with_plan, with_step
 from tests.runtime.plans import AXPY, axpy_plan, axpy_program

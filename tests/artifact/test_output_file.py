@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from npu_cli.arrays import write_array
+from npu_compiler.artifact.output_file import check_output, replacing, write_file
 from npu_compiler.errors import InputError, ProgramFormatError
-from npu_compiler.output_file import check_output, replacing, write_file
 
 
 @contextmanager

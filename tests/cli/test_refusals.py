@@ -11,9 +11,9 @@ import pytest
 
 from npu_cli.main import main
 from npu_compiler import CompiledProgram, __version__
-from npu_compiler.describe import counted
+from npu_compiler.artifact.describe import counted
+from npu_compiler.artifact.recipes import TRANSFORMS
 from npu_compiler.errors import InputError, ProgramFormatError, WeightError
-from npu_compiler.recipes import TRANSFORMS
 from npu_runtime.tokenizer import encode
 
 _WRITTEN_OUT = "expected whole numbers with commas between them, such as 5,6,7"

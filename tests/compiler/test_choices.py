@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import (
+from npu_compiler.artifact.plan import (
     Argument,
     CallChoice,
     CallOption,
@@ -18,7 +17,8 @@ from npu_compiler.codegen.plan import (
     LibraryCall,
     Role,
 )
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
 from npu_runtime import Device, Executor
 from tests.runtime.plans import SHAPE, axpy_plan, choice_program
 from tests.support.ir_builder import IRBuilder

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from npu_compiler.codegen.plan import Argument, CallChoice, CallOption, KernelCall, KernelSource, Step
-from npu_compiler.codegen.target import Lowering
+from npu_compiler.artifact.plan import Argument, CallChoice, CallOption, KernelCall, KernelSource, Step
+from npu_compiler.lowering.target import Lowering
 
 BUFFER = -1
 LOWERING = Lowering([])

@@ -11,8 +11,8 @@ import torch
 
 import npu_compiler
 from cuda_runtime.nvrtc import architectures
-from npu_compiler.codegen.value import MAX_READS
 from npu_compiler.errors import MissingDependencyError
+from npu_compiler.lowering.value import MAX_READS
 from npu_runtime import Device
 from tests.cuda.kernels import check_compile, kernels_for
 from tests.support.ir_builder import IRBuilder, Value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_compiler.memory import ALIGNMENT, Lifetime, plan_arena
+from npu_compiler.artifact.memory import ALIGNMENT, Lifetime, plan_arena
 
 _LIVES = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 12), st.integers(0, 6)),

@@ -13,7 +13,7 @@ import torch
 
 import npu_compiler
 from npu_compiler.errors import CompileError, IRError, UnsupportedOpError
-from npu_compiler.ir_reader import read_graph
+from npu_compiler.frontend.ir_reader import read_graph
 from tests.support.ir_builder import IRBuilder
 
 IR = dict[str, Any]

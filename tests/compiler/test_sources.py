@@ -14,7 +14,7 @@ from torch_ir import IR, extract_ir
 import npu_compiler
 from npu_compiler import extract, is_op_supported, partition
 from npu_compiler.errors import CompileError, IRError
-from npu_compiler.ir_source import load_json
+from npu_compiler.frontend.ir_source import load_json
 
 
 class Model(nn.Module):

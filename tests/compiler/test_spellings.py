@@ -17,7 +17,7 @@ from torch.export import export
 from torch_ir.converter import convert_exported_program
 
 import npu_compiler
-from npu_compiler.codegen.plan import ExecutionPlan, KernelCall
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
 from tests.support.ir_builder import IRBuilder, Value
 from tests.support.reference_target import plan_ir
 
@@ -181,7 +181,7 @@ def test_a_decomposed_model_takes_the_same_launches_and_is_right() -> None:
 
 def test_passes_ask_for_what_an_op_is_and_not_for_its_name() -> None:
     root = Path(npu_compiler.__file__).parent
-    passes = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("ops", "torch_frontend")]
+    passes = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("ops", "frontend")]
     named = re.compile(
         r"""\bop(\.startswith\(| (==|!=|in|not in) )\(?["']aten\.|^\s+["']aten\.[^"']+["']:""", re.MULTILINE
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from npu_compiler.view import View, collapse
+from npu_compiler.tensor.view import View, collapse
 from tests.support.evaluate import positions
 
 _SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_compiler.codec import decode, encode
+from npu_compiler.artifact.codec import decode, encode
 from npu_compiler.dtypes import ALL, BFLOAT16, DType
 from npu_compiler.errors import ProgramFormatError
 

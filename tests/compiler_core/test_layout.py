@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT32, INT64, DType
 from npu_compiler.errors import InputError
-from npu_compiler.layout import BufferSpec, Layout, dense
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 
 
 @dataclass

@@ -9,10 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.dtypes import FLOAT16, FLOAT32
 from npu_compiler.errors import InputError, ProgramFormatError
-from npu_compiler.layout import BufferSpec, Layout, dense
-from npu_compiler.recipes import WeightInput, WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 
 EPS = 1e-3
 

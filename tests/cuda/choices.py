@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from npu_compiler.codegen.plan import (
+from npu_compiler.artifact.plan import (
     Argument,
     Buffer,
     CallChoice,
@@ -16,7 +16,7 @@ from npu_compiler.codegen.plan import (
 )
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import FLOAT32
-from npu_compiler.layout import BufferSpec, dense
+from npu_compiler.tensor.layout import BufferSpec, dense
 
 COUNT = 1024
 _BLOCK = 128

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cuda_runtime.capability import meets
 from cuda_runtime.nvrtc import compile_kernel
-from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, KernelSource, Step, options_of
+from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, KernelSource, Step, options_of
 
 __all__ = ["check_compile", "check_plan_compiles", "kernels_for", "remember_in"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_runtime import Device
 from tests.support.one_row import CASES, check, check_smaller, plans
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from cuda_runtime.nvrtc import architectures
-from npu_compiler.codegen.plan import CallChoice
+from npu_compiler.artifact.plan import CallChoice
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime import Device, Executor, NPUBuffer

@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 
 import npu_compiler
 from cuda_runtime import CUDABackend, CUDAExecutor, cupy_api
-from npu_compiler.codegen.plan import KernelCall, KernelSource
+from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, KernelCompileError, NPUError, OutOfMemoryError
 from npu_runtime import Device, NPUBuffer

@@ -11,7 +11,7 @@ import torch
 from cuda_compiler.products import bulk
 from cuda_compiler.products.bulk_tilings import BULK_CANDIDATES, BulkTiling, bulk_tilings
 from cuda_runtime.nvrtc import compile_kernel
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device
 from tests.cuda.kernels import kernels_for

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +157,28 @@ def test_numbers_beyond_float16_are_refused(executor: CUDAExecutor, device: Devi
     assert np.isinf(_only(executor.compute({"x0": a, "x1": b}))[0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 200, 201), (1, 3, 200, 201), (2, 1200, 600)])
+def test_arrays_that_are_made_narrower_on_the_host(
+    device: Device, rng: np.random.Generator, shape: tuple[int, ...]
+) -> None:
+    """Half the bytes cross; what becomes infinite is found all the same, and infinities and NaN stay what they are."""
+    ir = case("add.Tensor", floats(*shape), floats(*shape)).ir(torch.float16)
+    executor = CUDAExecutor(npu_compiler.compile(ir, target="cuda"), device)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    for number in range(5):
+        a.flat[number] = np.inf if number % 2 else np.nan
+        inputs = {"x0": a, "x1": b}
+        np.testing.assert_array_equal(_only(executor.compute(inputs)), _sum(a, b))
+        np.testing.assert_array_equal(_only(executor.run(inputs)).to_numpy(), _sum(a, b))
+        np.testing.assert_array_equal(_only(executor.run(inputs, sync=False)).to_numpy(), _sum(a, b))
+    a.flat[-1] = -65520.0  # the smallest that float16 rounds to infinity
+    for run in (executor.compute, executor.run):
+        with pytest.raises(InputError, match=r"up to 6\.552e\+04 in magnitude.*bfloat16"):
+            run({"x0": a, "x1": b})
+    a.flat[-1] = -65519.0
+    np.testing.assert_array_equal(_only(executor.compute({"x0": a, "x1": b})), _sum(a, b))
+
+
 def test_executors_of_siblings_share_weights_and_buffers(device: Device, rng: np.random.Generator) -> None:
     ir = case("add.Tensor", floats(*SHAPE), floats(*SHAPE)).ir(torch.float16)
     program = npu_compiler.compile(ir, target="cuda")
@@ -190,9 +214,16 @@ def test_memory_is_flat_over_many_calls(executor: CUDAExecutor, rng: np.random.G
             executor.run({"x0": tensors[number % 3], "x1": tensors[0]}, sync=False)
             executor.compute({"x0": a, "x1": b})
 
-    calls(200)
+    calls(1000)
     gc.collect()
     pool = cupy.get_default_memory_pool()
-    used, all_of_it = pool.used_bytes(), pool.total_bytes()
-    calls(5000)
+    used, all_of_it, resident = pool.used_bytes(), pool.total_bytes(), _resident_bytes()
+    calls(50_000)
+    gc.collect()
     assert (pool.used_bytes(), pool.total_bytes()) == (used, all_of_it)
+    assert _resident_bytes() < resident + (4 << 20)
+
+
+def _resident_bytes() -> int:
+    """Memory of the host that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

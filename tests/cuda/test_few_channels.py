@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import npu_compiler
-from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 

@@ -11,7 +11,7 @@ import torch
 import npu_compiler
 from cuda_runtime import CUDAExecutor, CUDATensor
 from cuda_runtime.nvrtc import architectures
-from npu_compiler.codegen.plan import KernelCall, Role
+from npu_compiler.artifact.plan import KernelCall, Role
 from npu_compiler.errors import InputError, MissingDependencyError
 from npu_runtime import Device
 from npu_runtime.faults import FaultRecord

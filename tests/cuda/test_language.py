@@ -7,7 +7,7 @@ import json
 import pytest
 
 import npu_compiler
-from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from tests.cuda.kernels import check_plan_compiles
 from tests.support.decoders import make_decoder

@@ -8,7 +8,7 @@ import torch
 from cuda_runtime import capability
 from cuda_runtime.capability import fitting_options
 from cuda_runtime.library import check_call
-from npu_compiler.codegen.plan import CallChoice, ExecutionPlan, LibraryCall
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, LibraryCall
 from npu_compiler.errors import DeviceError
 from npu_runtime import Device
 from tests.cuda.test_matvec import CUDAGraph

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import npu_compiler
-from npu_compiler.codegen.plan import KernelCall, options_of
+from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_runtime import Device
 from tests.cuda.test_attention import BOTH, NAME, added, grouped, up_to
 from tests.ops import test_ops

@@ -11,8 +11,8 @@ import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
-from npu_compiler.next_token import next_token_ir
-from npu_compiler.sampled_token import sampled_token_ir
+from npu_compiler.graph.next_token import next_token_ir
+from npu_compiler.graph.sampled_token import sampled_token_ir
 from tests.cuda import shapes, test_prefill
 from tests.cuda.kernels import check_compile, check_plan_compiles, kernels_for
 from tests.cuda.resnets import compiled_resnet

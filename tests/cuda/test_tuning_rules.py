@@ -14,7 +14,7 @@ from cuda_runtime.backend import CUDABackend
 from cuda_runtime.tuning import Tuner, Tuning
 from cuda_runtime.tuning_results import OptionTimes, TuningResults, choice_digest, tuning_directory
 from npu_cli.main import main
-from npu_compiler.codegen.plan import CallChoice, CallOption, ExecutionPlan, KernelCall, LibraryCall
+from npu_compiler.artifact.plan import CallChoice, CallOption, ExecutionPlan, KernelCall, LibraryCall
 from npu_compiler.errors import DeviceError
 from tests.cuda.choices import choice_program
 

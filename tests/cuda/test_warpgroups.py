@@ -17,7 +17,7 @@ from cuda_compiler.tiles.clusters import CLUSTER_CANDIDATES, ranked_cluster_tili
 from cuda_compiler.tiles.lowering import close_tilings
 from cuda_compiler.tiles.teams import TEAM_CANDIDATES, ranked_team_tilings
 from cuda_compiler.tiles.tiling import Tiling, ranked_tilings
-from npu_compiler.codegen.plan import CallChoice
+from npu_compiler.artifact.plan import CallChoice
 from npu_runtime import Device
 from tests.cuda.kernels import check_compile, kernels_for
 from tests.cuda.test_matvec import CUDAGraph

@@ -15,7 +15,7 @@ from cuda_compiler.tiles.tiling import CANDIDATES, ranked_tilings
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
-from npu_compiler.codegen.plan import KernelSource
+from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.errors import DeviceError, MissingDependencyError
 from npu_runtime import Device
 from tests.ops.cases import case, floats

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from npu_compiler.torch_frontend import extract
+from npu_compiler.frontend.extraction import extract
 from tests.support.extraction import Function, check_computes, nodes_of
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from npu_compiler import torch_frontend
 from npu_compiler.errors import ExtractionError, MissingDependencyError
-from npu_compiler.torch_frontend import extract
+from npu_compiler.frontend import extraction
+from npu_compiler.frontend.extraction import extract
 from tests.support.extraction import Function, check_computes, nodes_of
 
 
@@ -61,7 +61,7 @@ def test_folder_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_frontend, "find_spec", lambda name: None)
+    monkeypatch.setattr(extraction, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"npu-compiler\[torch\]"):
         extract(nn.ReLU().eval(), torch.ones(3))
 

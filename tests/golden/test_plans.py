@@ -14,7 +14,7 @@ import torch
 
 import npu_compiler
 from npu_cli.extras import import_torchvision
-from npu_compiler.codegen.plan import Call, ExecutionPlan, KernelCall, options_of
+from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, options_of
 from tests.support.decoders import import_transformers, make_decoder
 
 FOLDER = Path(__file__).parent

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import Role
+from npu_compiler.artifact.plan import Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError
 from npu_runtime import Device, Executor, Generator, NPUBuffer, load_weights

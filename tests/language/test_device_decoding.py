@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from npu_compiler.errors import DeviceError
-from npu_compiler.next_token import NO_NUMBER, next_token_ir
+from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
 from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
 from npu_runtime.device_decoding import decode_on_device

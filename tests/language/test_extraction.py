@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from npu_compiler.generation_spec import GenerationSpec
+from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_runtime import Device, Generator, NPUBuffer
 from tests.support.decoders import Decoder, config, import_transformers
 
@@ -25,7 +25,7 @@ def checkpoint(folder: Path, family: str = "Qwen2", dtype: torch.dtype = torch.f
 
 
 def extract(source: Path, folder: Path, **options: Any) -> GenerationSpec:
-    from npu_compiler.torch_frontend.language_model import extract_language_model
+    from npu_compiler.frontend.language_model import extract_language_model
 
     chosen: dict[str, Any] = {"cache_length": 64, "prefill": (16,)} | options
     return extract_language_model(source, folder, **chosen)

@@ -211,7 +211,7 @@ def test_wrong_prompts(generator: Generator, prompt: Any, options: dict[str, Any
 
 
 def test_weights_of_another_model(qwen: Decoder, device: Device, tmp_path: Path) -> None:
-    from npu_compiler.torch_frontend.language_model import extract_language_model
+    from npu_compiler.frontend.language_model import extract_language_model
 
     config("Qwen2", hidden_size=32).save_pretrained(tmp_path / "source")
     extract_language_model(tmp_path / "source", tmp_path / "other", cache_length=64, prefill=())
@@ -263,7 +263,7 @@ def test_a_damaged_folder(qwen: Decoder, tmp_path: Path, device: Device, change:
     ],
 )
 def test_wrong_extractions(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    from npu_compiler.torch_frontend.language_model import extract_language_model
+    from npu_compiler.frontend.language_model import extract_language_model
 
     config("Qwen2").save_pretrained(tmp_path)
     with pytest.raises(ExtractionError, match=message):
@@ -271,7 +271,7 @@ def test_wrong_extractions(tmp_path: Path, options: dict[str, Any], message: str
 
 
 def test_models_that_are_no_decoders(tmp_path: Path) -> None:
-    from npu_compiler.torch_frontend.language_model import extract_language_model
+    from npu_compiler.frontend.language_model import extract_language_model
 
     with pytest.raises(ExtractionError, match="expected a Hugging Face folder"):
         extract_language_model(tmp_path / "missing", tmp_path / "model")

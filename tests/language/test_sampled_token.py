@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from npu_compiler.errors import DeviceError
-from npu_compiler.next_token import NO_NUMBER
-from npu_compiler.sampled_token import SLOTS, UNDECIDED, as_matrix, sampled_token_ir
+from npu_compiler.graph.next_token import NO_NUMBER
+from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED, as_matrix, sampled_token_ir
 from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
 from npu_runtime.device_decoding import can_decode_on_device, decode_on_device

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from metal_runtime.metal_api import MetalApi
 from npu_runtime import Device, MetalBackend
-from npu_runtime.metal_api import MetalApi
 from software_gpu import metal
 from software_gpu.checks import find_problems
 from tests.metal.graphs import Graph, Node

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from npu_compiler import CompiledProgram
-from npu_compiler.codegen.plan import KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from tests.metal.graphs import Graph
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat"])
@@ -151,7 +151,7 @@ def test_epilogue_that_compares() -> None:
 
 
 def test_more_products_than_a_grid_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("npu_compiler.codegen.metal.matmul.MAX_GRID", 2)
+    monkeypatch.setattr("metal_compiler.products.matmul.MAX_GRID", 2)
     graph = Graph()
     product = graph.call("bmm", graph.input(5, 3, 8), graph.input(5, 8, 4))
     program = graph.check(graph.call("add.Tensor", product, graph.input(5, 3, 4)), roundings=2)

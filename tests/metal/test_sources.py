@@ -7,11 +7,11 @@ from importlib.resources import files
 
 import pytest
 
-from npu_compiler.codegen.metal.attention import ATTENTION_FIELDS, COMBINE_FIELDS
-from npu_compiler.codegen.metal.convolution import CONV2D_FIELDS, DIRECT_FIELDS
-from npu_compiler.codegen.metal.matmul import MATMUL_FIELDS, MATVEC_FIELDS
-from npu_compiler.codegen.metal.pooling import POOL_FIELDS
-from npu_compiler.codegen.metal.tiles import GROUP
+from metal_compiler.attention.lowering import ATTENTION_FIELDS, COMBINE_FIELDS
+from metal_compiler.images.convolution import CONV2D_FIELDS, DIRECT_FIELDS
+from metal_compiler.images.pooling import POOL_FIELDS
+from metal_compiler.products.matmul import MATMUL_FIELDS, MATVEC_FIELDS
+from metal_compiler.tiles.tiling import GROUP
 from software_gpu import metal
 
 FIELDS = {
@@ -28,7 +28,7 @@ FIELDS = {
 
 def text_of(name: str) -> str:
     """A kernel file with the files that it includes."""
-    text = files("metal_kernels").joinpath(name).read_text(encoding="utf-8")
+    text = files("metal_compiler").joinpath("kernels", name).read_text(encoding="utf-8")
     return re.sub(r'#include "(.*)"', lambda match: text_of(match[1]), text)
 
 

@@ -150,9 +150,10 @@ def test_the_rotary_angle_of_a_late_position_is_exact(compute: torch.dtype, devi
 
 def test_every_kernel_file_is_used() -> None:
     """A kernel that nobody collects is one that something slower stands in for."""
-    sources = "\n".join(path.read_text() for path in (ROOT / "npu_compiler/codegen/metal").glob("*.py"))
-    kernels = "\n".join(file.read_text() for file in files("metal_kernels").iterdir() if file.name.endswith(".metal"))
-    for file in files("metal_kernels").iterdir():
+    sources = "\n".join(path.read_text() for path in (ROOT / "metal_compiler").rglob("*.py"))
+    folder = files("metal_compiler").joinpath("kernels")
+    kernels = "\n".join(file.read_text() for file in folder.iterdir() if file.name.endswith(".metal"))
+    for file in folder.iterdir():
         if file.name.endswith(".metal"):
             assert f'"{file.name.removesuffix(".metal")}' in sources + kernels, f"{file.name} is used by nobody"
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metal_runtime.metal_api import MetalApi
 from npu_compiler.errors import InputError
 from npu_runtime import Device, MetalBackend, NPUBuffer
-from npu_runtime.metal_api import MetalApi
 from software_gpu import metal
 from software_gpu.checks import find_problems
 from tests.ops.indexed import GRAPHS, HOSTILE, Indexed

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from metal_runtime import MetalBackend
 from npu_compiler import extract, partition
 from npu_compiler.errors import (
     InputError,
@@ -24,8 +25,8 @@ from npu_compiler.errors import (
     UnsupportedOpError,
     WeightError,
 )
-from npu_compiler.torch_frontend import Extraction
-from npu_runtime import DAGExecutor, Device, MetalBackend, NPUBuffer
+from npu_compiler.frontend.extraction import Extraction
+from npu_runtime import DAGExecutor, Device, NPUBuffer
 from tests.partition.mixed import array, arrays_of, check_equal, check_mixed, sides
 from tests.support.extraction import Function
 

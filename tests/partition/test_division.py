@@ -252,7 +252,7 @@ def test_a_callback_that_fails() -> None:
 
 
 def test_unknown_target() -> None:
-    with pytest.raises(CompileError, match="given the target 'tpu', expected one of metal, cuda"):
+    with pytest.raises(CompileError, match="given the target 'tpu', expected one of cuda, metal"):
         plan_of(lambda x: x @ x, LARGE, target="tpu")
 
 

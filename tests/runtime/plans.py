@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-from npu_compiler.codegen.plan import (
+from npu_compiler.artifact.plan import (
     Argument,
     Buffer,
     CallChoice,
@@ -16,10 +16,10 @@ from npu_compiler.codegen.plan import (
     Role,
     Step,
 )
+from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import FLOAT16, FLOAT32, INT32, INT64
-from npu_compiler.layout import BufferSpec, Layout, dense
-from npu_compiler.recipes import WeightInput, WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 
 AXPY = KernelSource(
     "axpy",

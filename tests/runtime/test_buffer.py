@@ -11,7 +11,7 @@ import torch
 
 from npu_compiler.dtypes import ALL, FLOAT16, FLOAT32, INT32, DType
 from npu_compiler.errors import InputError
-from npu_compiler.layout import BufferSpec, Layout, dense
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_runtime import Device, NPUBuffer
 
 

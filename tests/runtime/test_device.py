@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+import metal_runtime
+import npu_runtime
+from metal_runtime.metal_api import software_metal
 from npu_compiler.errors import DeviceError, MissingDependencyError, OutOfMemoryError, ToolchainError
 from npu_runtime import Backend, Device, MetalBackend, NPUBuffer
 from npu_runtime import device as device_module
-from npu_runtime.metal_api import software_metal
+from npu_runtime.device_kind import DeviceKind
 
 
 def test_a_device_is_named_and_opened_once() -> None:
@@ -56,8 +59,8 @@ def test_metal_without_an_apple_gpu_names_the_software_gpu() -> None:
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = device_module._Entry("no_such_package.backend", "Missing", "cuda", "cuda")
-    monkeypatch.setitem(device_module._BACKENDS, "cuda", entry)
+    kind = DeviceKind("cuda", "no_such_package.backend:Missing", 10, "pip install 'npu-compiler[cuda]'")
+    monkeypatch.setattr(device_module, "_kind", lambda name: kind)
     device_module._open.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"needs the package 'no_such_package': pip install .*\[cuda\]"):
         Device("cuda:1")
@@ -85,7 +88,7 @@ def test_no_name_of_an_op_is_in_the_runtime() -> None:
 
     What runs ops in PyTorch names ATen, but no op of it; what samples tokens computes a softmax of its own.
     """
-    files = Path(device_module.__file__).parent.glob("*.py")
+    files = [path for package in (npu_runtime, metal_runtime) for path in Path(package.__path__[0]).glob("*.py")]
     sources = "".join(path.read_text() for path in files if path.name != "sampling.py").lower()
     for word in ("conv2d", "convolution", "matmul", "softmax", "relu", "batch_norm", "attention"):
         assert word not in sources

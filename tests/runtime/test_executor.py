@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.plan import Argument, KernelCall, KernelSource, LibraryCall
+from metal_runtime.metal_api import software_metal
+from npu_compiler.artifact.plan import Argument, KernelCall, KernelSource, LibraryCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, KernelCompileError, TargetMismatchError, WeightError
 from npu_runtime import Device, Executor, MetalBackend, NPUBuffer, Weights, load_weights
-from npu_runtime.metal_api import software_metal
 from tests.runtime.plans import AXPY, SHAPE, axpy_plan, axpy_program, counter_program, padded_program
 
 W = np.linspace(-1, 1, 20, dtype=np.float32).reshape(SHAPE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, INT64, dtype
 from npu_compiler.errors import WeightError
-from npu_compiler.layout import BufferSpec, Layout, dense
-from npu_compiler.recipes import WeightInput, WeightRecipe
+from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_runtime import Device, Weights, load_weights
 from tests.runtime.plans import SHAPE, axpy_program
 
@@ -264,6 +265,15 @@ def test_every_dtype_of_the_table_is_read(device: Device, tmp_path: Path) -> Non
     weights = load_weights(tmp_path / "w.safetensors", program_of(*recipes), device)
     for name in kinds:
         np.testing.assert_array_equal(content(weights, name, dtype(name).numpy), np.ones(3))
+
+
+def test_what_draws_the_bar_is_not_imported_without_one(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    for stream in (sys.stderr, None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert len(load_weights({NAME: VALUES}, axpy_program(), device)) == 1
 
 
 def test_a_progress_bar_is_shown_on_a_terminal_only(

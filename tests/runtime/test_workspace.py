@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.errors import InputError
+from npu_compiler.errors import DeviceError, InputError
 from npu_runtime import Device, Executor, NPUBuffer
 from npu_runtime.backend import Backend
 from npu_runtime.workspace import Workspace
@@ -82,6 +83,33 @@ def test_what_is_bound_runs_on_the_memory_given(device: Device, rng: np.random.G
         recording.launch()()
         expected = factor**3 * (x.astype(np.float64) @ x @ x)
         np.testing.assert_allclose(outputs[made.name].to_numpy(), expected, atol=2e-2)
+
+
+def test_a_bound_executor_is_called_again_and_again(device: Device, rng: np.random.Generator) -> None:
+    executor = Executor(_program(64, device), device)
+    (given,), (made,) = executor.plan.inputs, executor.plan.outputs
+    x = (rng.standard_normal((64, 64)) / 8).astype(np.float16)
+    inputs = {"x": NPUBuffer.from_numpy(x, device, spec=given)}
+    outputs = {made.name: NPUBuffer(device, device.backend.allocate(made.nbytes), made)}
+    step = executor.bind(inputs, outputs)
+    for factor in (1, 2, 3):
+        device.backend.write(factor * x, given, inputs["x"].data)
+        step(sync=factor > 1)
+        expected = factor**3 * (x.astype(np.float64) @ x @ x)
+        np.testing.assert_allclose(outputs[made.name].to_numpy(), expected, atol=5e-2)
+    with pytest.raises(DeviceError, match="no streams"):
+        step(stream=0)
+    gone = weakref.ref(step)
+    del step
+    assert gone() is None  # and with it what it held, without the garbage collector
+
+
+def test_what_is_bound_must_not_lie_in_each_other(device: Device) -> None:
+    executor = Executor(_program(64, device), device)
+    (given,), (made,) = executor.plan.inputs, executor.plan.outputs
+    buffer = NPUBuffer(device, device.backend.allocate(given.nbytes), given)
+    with pytest.raises(InputError, match=f"output '{made.name}': given the memory of input 'x'"):
+        executor.bind({"x": buffer}, {made.name: NPUBuffer(device, buffer.data, made)})
 
 
 def test_memory_for_outputs_must_fit(device: Device) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import metal_kernels
+import metal_compiler
 from npu_compiler.errors import DeviceError
 from software_gpu.library import compile_library
 from tests.software_gpu.harness import HEAD, Array, pipeline, read_kernels, run, uints
@@ -60,12 +60,12 @@ def test_group_with_part_of_a_simdgroup_runs_on_fibers(kernel: str) -> None:
 
 def kernels_of_the_project() -> list[str]:
     """Sources that are complete by themselves; the others are skeletons to be filled in."""
-    folder = Path(metal_kernels.__file__).parent
+    folder = Path(metal_compiler.__file__).parent / "kernels"
     return [path.stem for path in sorted(folder.glob("*.metal")) if "#ifndef GENERATED" in path.read_text()]
 
 
 def with_includes(name: str) -> str:
-    text = (Path(metal_kernels.__file__).parent / f"{name}.metal").read_text()
+    text = (Path(metal_compiler.__file__).parent / "kernels" / f"{name}.metal").read_text()
     return re.sub(r'^#include "(\w+)\.metal"', lambda found: with_includes(found[1]), text, flags=re.MULTILINE)
 
 
@@ -88,6 +88,32 @@ kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]]
     np.testing.assert_array_equal(y[:224], np.repeat(x.reshape(8, 32).sum(1), 32)[:224])
     np.testing.assert_array_equal(y[224:250], x[224:250].sum())
     assert not y[250:].any()
+
+
+def test_lanes_exchange_several_values_in_one_loop() -> None:
+    """What one exchange gave is used beside what the next one gave: the highest value, and who has it first."""
+    x = np.random.default_rng(0).integers(0, 9, 128).astype(np.float32)
+    source = (
+        HEAD
+        + """
+kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+  float best = x[i];
+  int place = int(i);
+  for (ushort distance = 16; distance > 0; distance /= 2) {
+    float other = simd_shuffle_xor(best, distance);
+    int there = simd_shuffle_xor(place, distance);
+    bool later = (other > best) | ((other == best) & (there < place));
+    float value = (later ? other : best);
+    int where = (later ? there : place);
+    best = value;
+    place = where;
+  }
+  y[i] = float(place);
+}"""
+    )
+    assert "region" in compile_library(source, {}).kernels["k"].entries
+    _, y = run(source, "k", [x, np.zeros(128, np.float32)], (4, 1, 1), (32, 1, 1))
+    np.testing.assert_array_equal(y, np.repeat(x.reshape(4, 32).argmax(1) + 32 * np.arange(4), 32))
 
 
 UNSPLIT = {

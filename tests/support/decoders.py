@@ -93,8 +93,8 @@ def make_decoder(
     """Extracts a model with seeded weights to a folder in `place`."""
     source = place / "source"
     import_transformers()
-    from npu_compiler.torch_frontend.decoder_source import load_decoder
-    from npu_compiler.torch_frontend.language_model import extract_language_model
+    from npu_compiler.frontend.decoder_source import load_decoder
+    from npu_compiler.frontend.language_model import extract_language_model
 
     config(family, **options).save_pretrained(source)
     extract_language_model(source, place / "model", cache_length=cache_length, prefill=prefill)

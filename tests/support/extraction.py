@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch_ir import IR, IRExecutor
 
-from npu_compiler.torch_frontend import Extraction, extract
+from npu_compiler.frontend.extraction import Extraction, extract
 
 __all__ = ["Function", "check_computes", "nodes_of", "run_ir"]
 

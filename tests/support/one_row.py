@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import npu_compiler
-from npu_compiler import graph_optimizer
-from npu_compiler.codegen.plan import ExecutionPlan
+from npu_compiler.artifact.plan import ExecutionPlan
+from npu_compiler.graph import graph_optimizer
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 from tests.support.running import host_array
 

@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from npu_compiler.codegen.grouping import Group
-from npu_compiler.codegen.plan import Argument, ExecutionPlan, KernelCall, KernelSource, Role
-from npu_compiler.codegen.planner import plan_graph
-from npu_compiler.codegen.target import CodegenTarget, Lowering
+from npu_compiler.artifact.output_structure import output_names, usual_structure
+from npu_compiler.artifact.plan import Argument, ExecutionPlan, KernelCall, KernelSource, Role
+from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import ALL, FLOAT16
 from npu_compiler.errors import InputError
-from npu_compiler.expr import Expr
-from npu_compiler.graph_optimizer import assign_dtypes, optimize
-from npu_compiler.ir_reader import read_graph
-from npu_compiler.layout import Layout, dense
-from npu_compiler.output_structure import output_names, usual_structure
-from npu_compiler.recipes import WeightRecipe
-from npu_compiler.trace import Anchor, TracedTensor
-from npu_compiler.view import View
+from npu_compiler.frontend.ir_reader import read_graph
+from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.planner import plan_graph
+from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.tensor.expr import Expr
+from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.tensor.view import View
 from tests.support.evaluate import IndexFault, evaluate, positions, read_view
 
 __all__ = ["Planned", "ReferenceTarget", "plan_ir"]
@@ -176,7 +176,19 @@ def _conv(x: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], attrs: Mappi
     return F.conv2d(x, w, None, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
 
 
-_ANCHORS: dict[str, Callable[..., torch.Tensor]] = {"matmul": _matmul, "conv2d": _conv, "pool2d": _pool}
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *mask, _, attrs = rest
+    keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    added = mask[0] if mask else None
+    return F.scaled_dot_product_attention(query, keys, values, added, 0.0, attrs["causal"], scale=attrs["scale"])
+
+
+_ANCHORS: dict[str, Callable[..., torch.Tensor]] = {
+    "matmul": _matmul,
+    "conv2d": _conv,
+    "pool2d": _pool,
+    "attention": _attend,
+}
 
 
 def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Planned:

@@ -1,0 +1,249 @@
+"""The epilogue of a matmul, convolution or pooling kernel: what happens to a result between register and memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from metal_compiler.skeleton import assemble, kernel_file, pointer_parameters
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.lowering.dialect import Dialect, Printer
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
+from npu_compiler.lowering.operands import MAX_ELEMENTS, Operands, merge_groups
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.symbolic import OpRefusal
+from npu_compiler.tensor.trace import Anchor
+
+__all__ = ["AnchorKernel", "Dims", "KernelText", "Prologue", "anchor_kernel", "anchor_of"]
+
+Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""The dimensions of the iteration space that a kernel counts as its batch, its row and its column."""
+
+_POSITIONS = ("batch", "row", "col")
+_DEFAULTS = re.compile(r"#ifndef GENERATED.*?#endif\n", re.DOTALL)
+"""The part of a kernel file that lets it compile by itself; here stands what is generated."""
+
+
+def anchor_of(group: Group) -> Anchor:
+    """What the group's anchor computes, and from what."""
+    assert group.anchor is not None
+    assert isinstance(group.anchor.source, Anchor)
+    return group.anchor.source
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """Statements that compute an operand, and what they need.
+
+    Attributes:
+        operands: The tensors they read.
+        values: Parameters, with their values.
+        definitions: Macros, the statements among them.
+        flops: Arithmetic of one threadgroup.
+    """
+
+    operands: Operands
+    values: Mapping[str, int]
+    definitions: Mapping[str, object]
+    flops: int
+
+
+@dataclass(frozen=True)
+class AnchorKernel:
+    """A kernel with its epilogue, ready to be launched.
+
+    Attributes:
+        kernel: Its number; see `Lowering.kernel`.
+        params: Its parameters.
+        operands: The tensors that the epilogue and the prologue read.
+        values: Values of the parameters that these add.
+        output: The tensor that the kernel writes.
+        nbytes: Bytes that must move, the operands of the kernel itself included.
+        generated_flops: Arithmetic of the epilogue, and of the prologue once.
+    """
+
+    group: Group
+    kernel: int
+    params: ParamStruct
+    operands: tuple[Argument, ...]
+    values: Mapping[str, int]
+    output: Argument
+    nbytes: int
+    generated_flops: int
+
+    def launch(
+        self,
+        inputs: Sequence[Argument],
+        values: Mapping[str, int],
+        grid: tuple[int, int, int],
+        threads: int,
+        flops: int,
+        share: float = 1.0,
+    ) -> KernelCall:
+        """One launch.
+
+        Args:
+            inputs: The operands of the kernel itself, bound first.
+            values: The kernel's own parameters.
+            grid: Threadgroups.
+            threads: Threads of a threadgroup.
+            flops: Arithmetic of the kernel itself.
+            share: The part of the group's results that this launch computes.
+        """
+        return KernelCall(
+            label=" + ".join(self.group.nodes),
+            kernel=self.kernel,
+            args=(*inputs, self.output, *self.operands),
+            params=self.params.pack({**values, **self.values}),
+            grid=grid,
+            block=(threads, 1, 1),
+            flops=flops + round(self.generated_flops * share),
+            nbytes=round(self.nbytes * share),
+        )
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """What the text of a kernel is made of, beside its epilogue.
+
+    Attributes:
+        entry: Name of the kernel and of its file.
+        inputs: How many operands it binds before the output.
+        fields: Names of the kernel's own parameters, all of type int.
+        macros: What the kernel's file expects to be defined.
+        parts: Files that it builds on.
+    """
+
+    entry: str
+    inputs: int
+    fields: Sequence[str]
+    macros: Mapping[str, object]
+    parts: Sequence[str] = ()
+
+
+def anchor_kernel(
+    kernel: KernelText,
+    group: Group,
+    lowering: Lowering,
+    dialect: Dialect,
+    dims: Dims,
+    prologue: Prologue | None = None,
+) -> AnchorKernel:
+    """Assembles a kernel out of its file and what is generated for its group.
+
+    Args:
+        kernel: The kernel.
+        group: What to compute.
+        lowering: Where the trace's tensors are.
+        dialect: The kernel language.
+        dims: How the iteration space maps to the kernel's batch, row and column.
+        prologue: What it computes first, for kernels that have a place for it.
+
+    Raises:
+        OpRefusal: The output or an operand is too large.
+    """
+    if group.output.layout.size >= MAX_ELEMENTS:
+        raise OpRefusal(f"the result has {group.output.layout.size} elements, more than kernels address (2^31)")
+    assert group.anchor is not None
+    operands, unpacking, extents = _resolve(group, lowering, dims)
+    pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
+    macros = {**kernel.macros, **_macros(group, operands, prologue, kernel.inputs, dialect)}
+    values = {**extents, **dict(operands.fields), **(prologue.values if prologue else {})}
+    params = ParamStruct("Params", tuple(("int", name) for name in (*kernel.fields, *values)))
+    files = (*kernel.parts, f"{kernel.entry}.metal")
+    text = [_functions(group, operands, unpacking, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
+    defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
+    return AnchorKernel(
+        group=group,
+        kernel=lowering.kernel(assemble(kernel.entry, params, "\n".join(text), defined)),
+        params=params,
+        operands=tuple(argument for argument, _ in pointers),
+        values=values,
+        output=output_argument(group),
+        nbytes=traffic_of(group, lowering.tensors),
+        generated_flops=flops_of([group.expr], prod(group.shape)) + (prologue.flops if prologue else 0),
+    )
+
+
+def _macros(
+    group: Group, operands: Operands, prologue: Prologue | None, inputs: int, dialect: Dialect
+) -> dict[str, object]:
+    """What the files need to be told of output, epilogue and prologue; the output is bound behind the inputs."""
+    first = inputs + 1
+    behind = first + len(operands.pointers)
+    before = "" if prologue is None else pointer_parameters(prologue.operands, dialect, behind)
+    return {
+        "PAIRS": group.pairs,
+        "OUT_BUFFER": inputs,
+        "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
+        "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
+        "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
+        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE_BUFFERS": before.replace("\n", " "),
+        "PARAMS_BUFFER": behind + (len(prologue.operands.pointers) if prologue else 0),
+        "out_t": dialect.storage[group.output.dtype.name],
+        "result_t": dialect.register(group.expr.dtype),
+        **(prologue.definitions if prologue else {}),
+    }
+
+
+def _resolve(group: Group, lowering: Lowering, dims: Dims) -> tuple[Operands, list[str], dict[str, int]]:
+    """The epilogue's operands, the statements that unpack the kernel's positions for them, and the sizes these need.
+
+    Mostly every operand walks batch, row and column with one stride each. Where one does not, as a bias along the width
+    of an image, the positions are unpacked to one for each dimension.
+    """
+    assert group.anchor is not None
+    anchors = {group.anchor.index: "value"}
+    try:
+        merge = merge_groups(dims)
+        return Operands.resolve([group.expr], group.view, lowering.tensors, _POSITIONS, merge, anchors), [], {}
+    except OpRefusal:
+        pass  # or one is too large, which the second attempt says again
+    names = tuple(f"i{dim}" for dim in range(len(group.shape)))
+    operands = Operands.resolve(
+        [group.expr], group.view, lowering.tensors, names, lambda shape, strides: (shape, strides), anchors
+    )
+    statements: list[str] = []
+    extents: dict[str, int] = {}
+    for position, members in zip(_POSITIONS, dims, strict=True):
+        rest = position
+        for dim in reversed(members[1:]):
+            extents[f"extent{dim}"] = group.shape[dim]
+            statements += [f"    int i{dim} = {rest} % p.extent{dim};", f"    int above{dim} = {rest} / p.extent{dim};"]
+            rest = f"above{dim}"
+        if members:
+            statements.append(f"    int i{members[0]} = {rest};")
+    return operands, statements, extents
+
+
+def _functions(group: Group, operands: Operands, unpacking: Sequence[str], dialect: Dialect) -> str:
+    """The functions that `store.metal` and the kernels call."""
+    printer = Printer(dialect, operands.names)
+    result = printer.value(group.expr)
+    positions = "int batch, int row, int col"
+    values = "float value, float value1" if group.pairs == 2 else "float value"
+    lines = [
+        f"METAL_FUNC {dialect.register(group.expr.dtype)} epilogue("
+        f"{values}, {positions}, {_parameters(operands, dialect)}constant Params& p)",
+        "{",
+        *unpacking,
+        *printer.lines,
+        f"    return {result};",
+        "}",
+        f"METAL_FUNC int output_index({positions}, constant Params& p)",
+        "{",
+        *unpacking,
+        f"    return {operands.output};",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def _parameters(operands: Operands, dialect: Dialect) -> str:
+    pointers = (dialect.pointer_to(dtype) for _, dtype in operands.pointers)
+    return "".join(f"{pointer} e{number}, " for number, pointer in enumerate(pointers))

@@ -1,0 +1,1 @@
+"""Matrix products on Metal: by tiles, of one row."""

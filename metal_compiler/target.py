@@ -1,0 +1,63 @@
+"""The Metal target: channels-last images with padded channels, everything else dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metal_compiler.attention.lowering import lower_attention
+from metal_compiler.dialect import METAL
+from metal_compiler.images.convolution import lower_conv2d
+from metal_compiler.images.pooling import lower_pool2d
+from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
+from metal_compiler.products.matmul import lower_matmul
+from metal_compiler.products.prologue import takes_vector_prologue
+from npu_compiler.artifact.plan import Step
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.tensor.expr import Expr, has_reduce
+from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.symbolic import OpRefusal
+from npu_compiler.tensor.trace import Anchor
+
+__all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
+
+CHANNEL_ALIGNMENT = 64
+_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d, "attention": lower_attention}
+
+
+class MetalTarget(CodegenTarget):
+    """Apple GPUs through Metal 3, and the software GPU."""
+
+    name = "metal"
+    compute_dtypes = ("float16", "bfloat16")
+    storage_dtypes = frozenset(METAL.storage)
+    pairs_columns = True
+
+    def layout(self, shape: tuple[int, ...], role: str) -> Layout:
+        if role == "image":
+            batch, channels, height, width = shape
+            return Layout(shape, (batch, _aligned(channels), height, width), (0, 2, 3, 1))
+        if role == "conv_weight":
+            outputs, inputs, height, width = shape
+            return Layout(shape, (_aligned(outputs), inputs, height, width), (2, 3, 1, 0))
+        return dense(shape)
+
+    def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
+        return [*lower_shared(groups, lowering, METAL)]
+
+    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
+        return takes_vector_prologue(group, position)
+
+    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
+        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
+            kind = group.anchor.source.kind
+            if kind not in _ANCHORS:
+                raise OpRefusal(f"the target 'metal' has no kernel for {kind}")
+            return [*_ANCHORS[kind](group, lowering, METAL)]
+        if has_reduce(group.expr):
+            return [*lower_rows(group, lowering, METAL)]
+        return [*lower_elementwise(group, lowering, METAL)]
+
+
+def _aligned(channels: int) -> int:
+    return -(-channels // CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT

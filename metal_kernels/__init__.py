@@ -1,1 +1,0 @@
-"""Metal kernel sources. Data, not code: the compiler reads them, the device compiles them."""

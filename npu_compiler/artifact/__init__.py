@@ -1,0 +1,1 @@
+"""What the compiler hands to the runtime: plans, weight recipes, their file, its checks and its description."""

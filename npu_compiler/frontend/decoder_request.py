@@ -1,0 +1,95 @@
+"""What can be refused of a language model's extraction before torch is imported and weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from npu_compiler.artifact.output_file import check_output, same_file
+from npu_compiler.errors import ExtractionError
+
+__all__ = ["WEIGHTS", "allowed_length", "check_request", "prefill_lengths"]
+
+WEIGHTS = "model.safetensors"
+_CACHE_LENGTH = 2048
+_PREFILL = (128, 512)
+_SEEDS = 1 << 64  # as many as torch's generators take
+
+
+def check_request(
+    source: Path, folder: Path, cache: int | None = None, prefill: Sequence[int] | None = None, seed: int = 0
+) -> None:
+    """Checks the arguments of `extract_language_model` against each other and the configuration's file.
+
+    The configuration as transformers reads it may refuse more: it knows the defaults of each kind of model.
+
+    Raises:
+        ExtractionError: There is no such source or configuration, an argument is out of its range, or the folder is
+            the source's own, a file, or leads to files of the source.
+    """
+    config = _configuration(source)
+    known = config.get("max_position_embeddings")
+    length = allowed_length(known if isinstance(known, int) else None, cache)
+    prefill_lengths(prefill, length)
+    if not 0 <= seed < _SEEDS:
+        raise ExtractionError(f"given the seed {seed}, expected 0 to {_SEEDS - 1}")
+    _check_folder(_folder_of(source), folder)
+
+
+def allowed_length(known: int | None, requested: int | None) -> int:
+    """The most tokens of a text.
+
+    Args:
+        known: How many positions the model knows; None for any number.
+        requested: What the caller wants, if anything.
+    """
+    most = known or requested or _CACHE_LENGTH
+    length = min(_CACHE_LENGTH, most) if requested is None else requested
+    if not 1 <= length <= most:
+        raise ExtractionError(f"given a cache of {length} tokens, expected 1 to {most}, the positions the model knows")
+    return length
+
+
+def prefill_lengths(requested: Sequence[int] | None, cache: int) -> list[int]:
+    """Lengths of prompts that get a function, ascending, for a cache of `cache` tokens."""
+    if requested is None:
+        return [n for n in _PREFILL if n <= cache]
+    if not all(1 < n <= cache for n in requested):
+        raise ExtractionError(f"given prefill lengths {list(requested)}, expected 2 to {cache}, the cache's")
+    return sorted(set(requested))
+
+
+def _configuration(source: Path) -> dict[str, Any]:
+    path = source / "config.json" if source.is_dir() else source
+    expected = "expected a Hugging Face folder or config.json of a causal language model"
+    if not path.is_file():
+        missing = f"a folder without {path.name}" if source.is_dir() else "which does not exist"
+        raise ExtractionError(f"given '{source}', {missing}; {expected}")
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ExtractionError(f"cannot read '{path}': {error.strerror}; {expected}") from error
+    except (ValueError, RecursionError) as error:
+        raise ExtractionError(f"given '{path}', which is not JSON ({error}); {expected}") from error
+    if not isinstance(config, dict):
+        raise ExtractionError(f"given '{path}', which holds a {type(config).__name__}; {expected}")
+    return config
+
+
+def _folder_of(source: Path) -> Path:
+    return source if source.is_dir() else source.parent
+
+
+def _check_folder(origin: Path, folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ExtractionError(f"cannot write to '{folder}': it is no folder; choose another")
+    if same_file(origin, folder):
+        raise ExtractionError(
+            f"cannot write to '{folder}': the model is read from it, and its weights would be overwritten; choose "
+            "another folder"
+        )
+    check_output(folder / WEIGHTS, (path for path in origin.iterdir() if path.is_file()), ExtractionError)

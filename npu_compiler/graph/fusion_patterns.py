@@ -1,0 +1,226 @@
+"""Rules that change the algorithm: attention by one kernel, and linears that share an input by one product."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from npu_compiler.artifact.recipes import WeightRecipe
+from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.attention import scaled_dot_product_attention
+from npu_compiler.ops.registry import spelled, traits_of
+from npu_compiler.ops.traits import Work
+from npu_compiler.ops.views import slice_
+from npu_compiler.tensor.layout import BufferSpec, dense
+
+__all__ = ["fuse_attention", "merge_linears", "merged_linears", "share_heads"]
+
+
+def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled: str, masked: bool, cast: bool) -> Any:
+    """``softmax(q @ k.T * scale + mask) @ v``, as models spell it out."""
+    scores = ops.matmul(q, ops.transpose(k))
+    if scaled:
+        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    if masked:
+        scores = ops.add(scores, mask)
+    weights = ops.softmax(scores)
+    return ops.matmul(ops.cast(weights) if cast else weights, v)
+
+
+def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    values, form = match.values, match.form
+    scale, mask = values.get("scale", 1.0), values.get("mask")
+    tensors = match.names("q", "k", "v")
+    if tensors is None or (form["masked"] and not isinstance(mask, str)):
+        return ""  # a number in place of a tensor: other arithmetic that looks alike
+    if isinstance(scale, str):
+        return f"its scale '{scale}' is a tensor, expected a number"
+    shapes = [scene.shape(name) for name in tensors]
+    given = ", ".join(str(list(shape)) for shape in shapes)
+    if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
+        return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
+    if isinstance(mask, str) and not _broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
+        return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
+    inputs = dict(zip(("query", "key", "value"), tensors, strict=True))
+    if isinstance(mask, str):
+        inputs["attn_mask"] = mask
+    factor = 1 / float(scale) if form["scaled"] == "divided" else float(scale)
+    op = spelled(scaled_dot_product_attention)
+    return Replacement((OpNode(match.root.name, op, inputs, {"scale": factor}, match.root.outputs),))
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    padded = (1,) * (len(to) - len(shape)) + shape
+    return len(shape) <= len(to) and all(n in (1, size) for n, size in zip(padded, to, strict=True))
+
+
+ATTENTION = Rule(
+    "attention by one kernel",
+    tuple(
+        pattern(attention, ("q", "k", "v", "scale", "mask"), scaled=scaled, masked=masked, cast=cast)
+        for scaled, masked, cast in product(("multiplied", "divided", ""), (True, False), (False, True))
+    ),
+    _one_kernel,
+)
+
+
+def fuse_attention(graph: IRGraph) -> IRGraph:
+    """Replaces attention that is spelled out by the op that computes it without storing its scores."""
+    return apply(graph, ATTENTION)
+
+
+def repeated_heads(ops: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """``attention(q, repeat(k), repeat(v))``, where [B, G, L, D] is repeated into [B, G * n, L, D]."""
+    many = (ops.shared(ops.reshape(ops.shared(ops.expand(ops.shared(ops.reshape(few)))))) for few in (k, v))
+    return ops.attention(q, *many, mask)
+
+
+def _shared_heads(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    node, few = match.root, match.names("k", "v")
+    if few is None or not all(
+        _is_repeated(name, str(node.inputs[key]), scene) for key, name in zip(_HEADS, few, strict=True)
+    ):
+        return ""
+    inputs = {**node.inputs, **dict(zip(_HEADS, few, strict=True))}
+    return Replacement((replace(node, inputs=inputs, attrs={**node.attrs, "enable_gqa": True}),))
+
+
+_HEADS = ("key", "value")
+
+
+def _is_repeated(few: str, many: str, scene: Scene) -> bool:
+    """Whether each head of `few` is repeated in place, so that those which are alike are neighbours in `many`."""
+    expanded = next(scene.producers[many].tensors())
+    lifted = next(scene.producers[expanded].tensors())
+    merged, repeated, single = (scene.shape(name) for name in (many, expanded, lifted))
+    batch, heads, length, size = scene.shape(few) if len(scene.shape(few)) == 4 else (0, 0, 0, 0)
+    return (
+        len(repeated) == 5
+        and single == (batch, heads, 1, length, size)
+        and repeated == (batch, heads, repeated[2], length, size)
+        and merged == (batch, heads * repeated[2], length, size)
+    )
+
+
+SHARED_HEADS = Rule(
+    "attention of shared heads", (pattern(repeated_heads, ("q", "k", "v", "mask"), ("mask",)),), _shared_heads
+)
+
+
+def share_heads(graph: IRGraph) -> IRGraph:
+    """``attention(q, repeat(k), repeat(v))`` becomes attention whose heads share k and v, which are not repeated."""
+    return apply(graph, SHARED_HEADS)
+
+
+def a_linear(ops: Any, x: Any, weight: Any, bias: Any) -> Any:
+    """``x @ weight.T + bias``."""
+    return ops.linear(x, weight, bias)
+
+
+def _shared_input(match: Match, scene: Scene) -> Hashable:
+    names = match.names("x", "weight")
+    return None if names is None else (names[0], "bias" in match.values, scene.graph.tensors[names[1]].dtype.name)
+
+
+def _foreign_parameter(match: Match, scene: Scene) -> str:
+    """Why the parameters of a linear cannot be joined with others'."""
+    weights = scene.graph.weights
+    for name in match.names("weight", "bias") or ():
+        if name not in weights or not weights[name].is_plain:
+            return f"'{name}' is no tensor of the weight file"
+        if len(scene.users[name]) > 1:
+            return f"'{name}' is also read by '{next(u.name for u in scene.users[name] if u is not match.root)}'"
+    return ""
+
+
+def merged_linears(interleave: bool = False) -> Rule:
+    """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads.
+
+    Args:
+        interleave: Whether two linears of the same width put their columns in turns, so that an epilogue has the two
+            that belong together side by side (a gated activation).
+    """
+
+    def merged(site: Sequence[Match], scene: Scene) -> Replacement | str:
+        members = [match.root for match in site]
+        in_turns = interleave and _pairs(members, scene.graph, scene.users)
+        tensors: dict[str, TensorSpec] = {}
+        weights: dict[str, WeightRecipe] = {}
+        inputs, output = _merged_weights(members, scene.graph, tensors, weights, in_turns)
+        linear = OpNode(" + ".join(n.name for n in members), members[0].op, inputs, {}, (output,))
+        slices = _slices(members, output, scene.graph.tensors, in_turns)
+        return Replacement((linear, *slices), tensors, weights)
+
+    patterns = (pattern(a_linear, ("x", "weight", "bias"), ("bias",)),)
+    return Rule("one product with others of its input", patterns, merged, _shared_input, 2, _foreign_parameter)
+
+
+def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
+    """``[x @ a.T, x @ b.T]`` becomes ``split(x @ concat(a, b).T)``: the input is read once, by one kernel."""
+    return apply(graph, merged_linears(interleave))
+
+
+def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:
+    """Whether two linears are of one width, and elementwise work combines their results, as in a gated activation."""
+    widths = [graph.tensors[node.outputs[0]].shape[-1] for node in members]
+    if len(widths) != 2 or widths[0] != widths[1]:
+        return False
+    first, second = (set(_elementwise_readers(node.outputs[0], users)) for node in members)
+    return not first.isdisjoint(second)
+
+
+def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterator[str]:
+    """The readers of a tensor, those of their results, and so on, as long as all readers of one are elementwise."""
+    waiting, seen = [name], {name}
+    while waiting:
+        readers = users.get(waiting.pop(), [])
+        if not all(traits_of(node.op).work is Work.ELEMENTWISE for node in readers):
+            continue
+        for node in readers:
+            yield node.name
+            waiting += [made for made in node.outputs if made not in seen]
+            seen.update(node.outputs)
+
+
+def _merged_weights(
+    members: list[OpNode],
+    graph: IRGraph,
+    tensors: dict[str, TensorSpec],
+    weights: dict[str, WeightRecipe],
+    in_turns: bool,
+) -> tuple[dict[str, str | tuple[str, ...]], str]:
+    """Declares the merged weight, bias and output; gives the merged linear's inputs and the name of its output."""
+    inputs: dict[str, str | tuple[str, ...]] = {"input": members[0].inputs["input"]}
+    transform, given = "interleave" if in_turns else "concatenate", graph.weights
+    for key in ("weight", "bias"):
+        if key not in members[0].inputs:
+            continue
+        parts = [str(node.inputs[key]) for node in members]
+        name = f"{transform}({', '.join(given[part].inputs[0].name for part in parts)})"
+        spec = graph.tensors[parts[0]]
+        shape = (sum(graph.tensors[part].shape[0] for part in parts), *spec.shape[1:])
+        tensors[name] = TensorSpec(name, shape, spec.dtype)
+        sources = tuple(given[part].inputs[0] for part in parts)
+        weights[name] = WeightRecipe(BufferSpec(name, spec.dtype, spec.dtype, dense(shape)), sources, transform)
+        inputs[key] = name
+    output = graph.tensors[members[0].outputs[0]]
+    width = sum(graph.tensors[node.outputs[0]].shape[-1] for node in members)
+    name = f"{' + '.join(node.name for node in members)}"
+    tensors[name] = TensorSpec(name, (*output.shape[:-1], width), output.dtype)
+    return inputs, name
+
+
+def _slices(members: list[OpNode], source: str, tensors: Mapping[str, TensorSpec], in_turns: bool) -> Iterator[OpNode]:
+    """The nodes that give each linear's own result back, as views."""
+    start = 0
+    for number, node in enumerate(members):
+        width = tensors[node.outputs[0]].shape[-1]
+        bounds = (number, 2 * width, 2) if in_turns else (start, start + width, 1)
+        attrs = dict(zip(("dim", "start", "end", "step"), (-1, *bounds), strict=True))
+        yield OpNode(f"{node.name} of {source}", spelled(slice_), {"self": source}, attrs, node.outputs)
+        start += width

@@ -1,0 +1,234 @@
+"""Passes over the graph: each takes a verified graph and gives one that computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from npu_compiler.artifact.recipes import WeightRecipe
+from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.errors import UnsupportedOpError
+from npu_compiler.graph.asked_rows import compute_asked_rows
+from npu_compiler.graph.fusion_patterns import fuse_attention, merge_linears, share_heads
+from npu_compiler.graph.linear_spelling import spell_linears
+from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
+from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
+from npu_compiler.ops.indexing import picked
+from npu_compiler.ops.registry import is_in_place, traits_of
+from npu_compiler.ops.traits import Memory
+from npu_compiler.tensor.layout import BufferSpec, dense
+
+__all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionalize", "optimize"]
+
+Pass = Callable[[IRGraph], IRGraph]
+
+
+def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0) -> IRGraph:
+    """Runs all passes in order; the graph is verified after each.
+
+    Args:
+        graph: A graph as it was read.
+        pairs_columns: Whether the target's epilogues can combine two neighbouring columns of a product.
+        launch_flops: Arithmetic that takes the target as long as one more small launch.
+    """
+    passes: tuple[Pass, ...] = (
+        functionalize,
+        eliminate_noops,
+        spell_linears,
+        fold_batch_norms,
+        fuse_attention,
+        share_heads,
+        partial(compute_asked_rows, launch_flops=launch_flops),
+        partial(merge_linears, interleave=pairs_columns),
+    )
+    for run in passes:
+        graph = run(graph).verify()
+    return graph
+
+
+def functionalize(graph: IRGraph) -> IRGraph:
+    """Turns in-place ops into ordinary ones: whoever reads the changed tensor later reads the result instead.
+
+    Raises:
+        UnsupportedOpError: Another view of the changed memory is read later, which would have to change with it.
+    """
+    names = Renaming()
+    bases: dict[str, str] = {}  # tensor to the one whose memory it views
+    views: dict[str, list[str]] = {}  # by the one whose memory it is: its views, but for those that are stale
+    stale: dict[str, OpNode] = {}  # tensors whose memory an in-place op changed under them
+    nodes = []
+    for node in graph.nodes:
+        node = names.apply(node)
+        _refuse_stale(stale, node.tensors(), f"'{node.name}' reads later")
+        nodes.append(node)
+        source = next(node.tensors(), None)
+        if source is not None and _may_share_memory(node, graph.tensors):
+            bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
+            views.setdefault(bases.get(source, source), []).extend(node.outputs)
+        if is_in_place(node.op) and source is not None:
+            root = bases.get(source, source)
+            current = (source, *node.outputs)
+            same_memory = (root, *views.get(root, ()))
+            stale.update({name: node for name in same_memory if name not in current})
+            views[root] = [name for name in same_memory if name in current]
+            names.add(source, node.outputs[0])
+    outputs = tuple(map(names.current, graph.outputs))
+    _refuse_stale(stale, outputs, "the graph gives as an output")
+    return replace(graph, nodes=tuple(nodes), outputs=outputs)
+
+
+def _refuse_stale(stale: Mapping[str, OpNode], names: Iterable[str], use: str) -> None:
+    for name in names:
+        if name in stale:
+            changed = stale[name]
+            reason = f"it changes memory in place that {use} through another view"
+            raise UnsupportedOpError(changed.name, changed.op, reason)
+
+
+def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
+    """Whether a node's results may be views of its first operand."""
+    memory = traits_of(node.op).memory
+    if memory is Memory.OPERAND_OF_SAME_DTYPE:
+        return tensors[next(node.tensors())].dtype == tensors[node.outputs[0]].dtype
+    return memory is Memory.OPERAND
+
+
+def eliminate_noops(graph: IRGraph) -> IRGraph:
+    """Removes nodes whose result is their operand: clone, detach, dropout in evaluation, needless conversions.
+
+    The choice among several results is one of them. Results behind the last one that is read are not made: a norm whose
+    statistics nobody asks for gives one result, however it is spelled.
+    """
+    names: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        node = node.renamed(names)
+        source = _same_as(node, graph.tensors)
+        if source is None:
+            nodes.append(node)
+        else:
+            names[node.outputs[0]] = source
+    outputs = tuple(names.get(name, name) for name in graph.outputs)
+    read = {*outputs, *(name for node in nodes for name in node.tensors())}
+    kept = tuple(_without_unread(node, read) for node in nodes if node.outputs)
+    return replace(graph, nodes=kept, outputs=outputs)
+
+
+def _without_unread(node: OpNode, read: Container[str]) -> OpNode:
+    last = max((place for place, name in enumerate(node.outputs) if name in read), default=0)
+    return node if last + 1 == len(node.outputs) else replace(node, outputs=node.outputs[: last + 1])
+
+
+def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
+    """The operand that the node's only result equals, element by element, if there is one."""
+    known = traits_of(node.op, node.attrs)
+    if len(node.outputs) != 1:
+        return None
+    if known.picks:
+        return picked(node)
+    source = next(node.tensors(), None)
+    if source is None or not known.keeps_order:
+        return None
+    given, made = tensors[source], tensors[node.outputs[0]]
+    return source if (given.shape, given.dtype) == (made.shape, made.dtype) else None
+
+
+def normed_convolution(ops: Any, x: Any, w: Any, b: Any, gain: Any, shift: Any, centre: Any, variance: Any) -> Any:
+    """``batch_norm(conv(x, w) + b)``."""
+    return ops.batch_norm(ops.convolution(x, w, b), gain, shift, centre, variance)
+
+
+def _folded(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    norm, convolution = match.nodes
+    names, by_channel = match.names("w", "b", "gain", "shift", "centre", "variance"), match.names(*_BY_CHANNEL)
+    if names is None or by_channel is None or norm.attrs.get("training"):
+        return ""
+    weights, shape = scene.graph.weights, scene.shape(names[0])
+    fits = len(shape) == 4 and all(scene.shape(name) == shape[:1] for name in by_channel)
+    if not fits or type(norm.attrs.get("eps", 1e-5)) not in (int, float):
+        return ""  # the definitions refuse it
+    if "shift" in match.values and "gain" not in match.values:
+        return "it shifts without scaling, for which there is no recipe"
+    strangers = [name for name in names if name not in weights or not weights[name].is_plain]
+    if strangers:
+        return f"'{strangers[0]}' is no tensor of the weight file"
+    tensors: dict[str, TensorSpec] = {}
+    made: dict[str, WeightRecipe] = {}
+    weight, bias = f"{norm.outputs[0]}.weight", f"{norm.outputs[0]}.bias"
+    _add_folded(match, scene.graph, weight, bias, tensors, made)
+    node = replace(
+        convolution,
+        name=f"{convolution.name} + {norm.name}",
+        inputs={"input": convolution.inputs["input"], "weight": weight, "bias": bias},
+        outputs=norm.outputs,
+    )
+    return Replacement((node,), tensors, made)
+
+
+_BY_CHANNEL = ("b", "gain", "shift", "centre", "variance")
+FOLDED_NORM = Rule(
+    "a convolution with the BatchNorm in its weights",
+    (pattern(normed_convolution, ("x", "w", *_BY_CHANNEL), ("b", "gain", "shift")),),
+    _folded,
+)
+
+
+def fold_batch_norms(graph: IRGraph) -> IRGraph:
+    """``batch_norm(conv(x, w) + b)`` becomes ``conv(x, w * s) + b'``, where s and b' are made when weights are loaded.
+
+    A BatchNorm stays as it is where the convolution's result has another reader, or where a tensor it would fold is not
+    a weight.
+    """
+    return apply(graph, FOLDED_NORM)
+
+
+def _add_folded(
+    match: Match,
+    graph: IRGraph,
+    weight: str,
+    bias: str,
+    tensors: dict[str, TensorSpec],
+    weights: dict[str, WeightRecipe],
+) -> None:
+    """Declares the folded weight and bias, with the recipes that make them."""
+    given = {variable: str(value) for variable, value in match.values.items()}
+    eps = (("eps", float(match.root.attrs.get("eps", 1e-5))),)
+    affine = [given[key] for key in ("gain", "shift") if key in given]
+    shape, kind = graph.tensors[given["w"]].shape, graph.tensors[given["w"]].dtype
+
+    def declare(name: str, size: tuple[int, ...], sources: list[str], transform: str) -> None:
+        tensors[name] = TensorSpec(name, size, kind)
+        inputs = tuple(graph.weights[source].inputs[0] for source in sources)
+        weights[name] = WeightRecipe(BufferSpec(name, kind, kind, dense(size)), inputs, transform, eps)
+
+    declare(weight, shape, [given["w"], given["variance"], *affine[:1]], "fold_weight")
+    statistics = [given["centre"], given["variance"], *affine]
+    if "b" in given:
+        declare(bias, shape[:1], [given["b"], *statistics], "fold_given_bias")
+    else:
+        declare(bias, shape[:1], statistics, "fold_bias")
+
+
+def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
+    """Stores a float32 model in the compute dtype, but for what has to stay exact: the angles of sines and cosines.
+
+    A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
+    does a part of a model, which is written in the data types of the device.
+    """
+    if graph.compute_dtype is not None or any(graph.tensors[name].dtype == compute for name in graph.weights):
+        return graph
+    exact: set[str] = set()
+    for node in reversed(graph.nodes):
+        known = traits_of(node.op)
+        if known.takes_angle or (exact.intersection(node.outputs) and not known.is_learned):
+            exact.update(node.tensors())
+        if known.is_learned:
+            exact.difference_update(node.outputs)
+    tensors = {
+        name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec
+        for name, spec in graph.tensors.items()
+    }
+    return replace(graph, tensors=tensors)

@@ -1,0 +1,129 @@
+"""Tracing: every node's definition is called once, with symbolic tensors; what they ask of the trace remains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npu_compiler.dtypes import DType
+from npu_compiler.errors import IRError, UnsupportedOpError
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.binding import Kind
+from npu_compiler.ops.registry import definition, traits_of
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace, full
+from npu_compiler.tensor.trace import LayoutRule
+
+__all__ = ["results_of", "trace_graph"]
+
+
+def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, Tensor]]:
+    """Traces a whole graph.
+
+    Returns:
+        The trace, and the symbolic tensor of every input, weight and node output by name.
+
+    Raises:
+        UnsupportedOpError: A definition refuses its arguments.
+        IRError: A node's result differs from what the IR declares.
+    """
+    trace = Trace(layouts)
+    env: dict[str, Tensor] = {}
+    roles = _source_roles(graph)
+    for name in (*graph.inputs, *graph.weights):
+        spec = graph.tensors[name]
+        env[name] = trace.add(name, spec.shape, spec.dtype, roles.get(name, "plain"))
+    for node in graph.nodes:
+        trace.node = node.name
+        declared = [graph.tensors[name] for name in node.outputs]
+        for result, spec in zip(results_of(node, env, trace, declared), declared, strict=True):
+            env[spec.name] = _as_declared(result, spec.dtype, trace)
+    return trace, env
+
+
+def results_of(
+    node: OpNode, env: Mapping[str, Tensor], trace: Trace, declared: Sequence[TensorSpec]
+) -> tuple[Tensor, ...]:
+    """Calls the definition of a node's op, and compares what it gives with what the IR declares.
+
+    Of a further result without elements the IR has the last word: the statistics that a norm used are empty where it
+    was exported on the CPU, and have a value for each channel elsewhere.
+
+    Raises:
+        UnsupportedOpError: The definition refuses these arguments.
+        IRError: A result differs.
+    """
+    first, *others = call(node, env, trace) or (None,)
+    rest = [
+        full(trace, spec.shape, 0, spec.dtype) if 0 in spec.shape and spec.shape != result.shape else result
+        for result, spec in zip(others, declared[1:], strict=True)
+    ]
+    results = () if first is None else (first, *rest)
+    for result, spec in zip(results, declared, strict=True):
+        if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
+            raise IRError(
+                f"node '{node.name}' ({node.op}): the IR declares '{spec}', its definition gives "
+                f"{result.dtype}{list(result.shape)}; extract the model again"
+            )
+    return results
+
+
+def _as_declared(result: Tensor, dtype: DType, trace: Trace) -> Tensor:
+    """The result stored in the data type that the graph declares, unless it is a mere view."""
+    if result.dtype != dtype:
+        result = result.cast(dtype)
+    return result.realize()
+
+
+def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor, ...]:
+    """Calls the definition of a node's op.
+
+    Raises:
+        UnsupportedOpError: The definition refuses these arguments.
+    """
+    entry = definition(node.op)
+    if entry is None:
+        raise UnsupportedOpError(node.name, node.op, "no definition of this op is registered")
+    arguments: dict[str, Any] = dict(node.attrs)
+    trace.names = {env[name]: name for name in node.tensors()}
+    for key, value in node.inputs.items():
+        arguments[key] = env[value] if isinstance(value, str) else tuple(env[v] for v in value)
+    for parameter in entry.parameters:
+        if parameter.kind is Kind.ATTRIBUTE and arguments.get(parameter.name, 0) is None and not parameter.is_required:
+            arguments.pop(parameter.name)
+        elif parameter.kind is Kind.OPTIONAL:
+            arguments.setdefault(parameter.name, None)
+    try:
+        result = entry.function(trace, **arguments) if entry.creates else entry.function(**arguments)
+    except OpRefusal as refusal:
+        raise UnsupportedOpError(node.name, node.op, str(refusal)) from None
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise UnsupportedOpError(
+            node.name, node.op, f"its attributes have unexpected types or values ({error})"
+        ) from error
+    results = result if isinstance(result, tuple) else (result,)
+    if len(results) < len(node.outputs):
+        raise UnsupportedOpError(
+            node.name, node.op, f"{len(node.outputs)} outputs are used, {len(results)} are supported"
+        )
+    return results[: len(node.outputs)]
+
+
+def _source_roles(graph: IRGraph) -> dict[str, str]:
+    """Roles of the graph's inputs and weights: images where a convolution, a pooling or a BatchNorm reads them.
+
+    An image is also what becomes one through elementwise ops, so that the layout does not change on the way.
+    """
+    roles: dict[str, str] = {}
+    for node in reversed(graph.nodes):
+        images = traits_of(node.op).images
+        if images:
+            for key, value in node.inputs.items():
+                if key in images and isinstance(value, str) and len(graph.tensors[value].shape) == 4:
+                    roles[value] = images[key]
+            continue
+        output = graph.tensors[node.outputs[0]] if node.outputs else None
+        if output is not None and roles.get(output.name) == "image":
+            for name in node.tensors():
+                if graph.tensors[name].shape == output.shape:
+                    roles.setdefault(name, "image")
+    return roles

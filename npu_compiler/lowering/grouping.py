@@ -1,0 +1,402 @@
+"""Fusion by derivation: which traced tensors become kernels, and what each kernel computes.
+
+An elementwise tensor that one other elementwise tensor reads is computed there, in registers. One that follows a
+matmul, a convolution, a pooling or attention becomes its epilogue. Reductions over the last dimension stay inside the
+kernel of whoever reads their result row by row. No fused kernel is listed anywhere: RMSNorm, softmax or add+ReLU are
+what these rules give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+from npu_compiler.lowering.output_parts import in_parts
+from npu_compiler.lowering.row_alignment import expands, realign_rows, reshaped
+from npu_compiler.lowering.value import MAX_READS, Value
+from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
+from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
+from npu_compiler.tensor.view import Step, View
+
+__all__ = ["Group", "group"]
+
+_CHEAP_CALLS = frozenset(
+    {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
+)
+_MAX_CHEAP_CALLS = 12
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kernel's work.
+
+    Attributes:
+        output: The tensor it stores.
+        anchor: The matmul, convolution, pooling or attention it contains, if any.
+        expr: The value stored at each position of `shape`; a load of the anchor's tensor is the anchor's own result.
+        shape: The iteration space: the anchor's shape, or the output's, or that of a scatter's values.
+        view: Where the output lies, over `shape`.
+        nodes: Names of the IR's nodes it covers.
+        index: For a scatter: each value goes `index * index_stride` elements beyond its place in `view`.
+        pairs: 2 where the epilogue combines two neighbouring columns of the anchor: the anchor has twice the columns of
+            `shape`, and its load at an offset of 1 is the odd column. Else 1.
+        prologue: Operands of the anchor that are computed while they are read: the expression over the operand's
+            view, by the operand's position.
+        producers: Groups that make operands of the anchor, by the operand's position, where the anchor's own launches
+            make them too.
+        added: A further anchor of the same shape, whose result is added to the anchor's own before `expr`.
+    """
+
+    output: TracedTensor
+    anchor: TracedTensor | None
+    expr: Expr
+    shape: tuple[int, ...]
+    view: View
+    nodes: tuple[str, ...]
+    index: Expr | None = None
+    index_stride: int = 0
+    pairs: int = 1
+    prologue: Mapping[int, Expr] = field(default_factory=dict)
+    producers: Mapping[int, Group] = field(default_factory=dict)
+    added: Anchor | None = None
+
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the tensors it reads from memory, each once."""
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self._each_read()))
+
+    def _each_read(self) -> Iterator[int]:
+        if self.anchor is not None and isinstance(self.anchor.source, Anchor):
+            operands = enumerate(self.anchor.source.operands)
+            made_here = {*self.prologue, *self.producers}
+            yield from (ref.tensor for position, ref in operands if position not in made_here)
+        for producer in self.producers.values():
+            yield from producer.reads()
+        if self.added is not None:
+            yield from (ref.tensor for ref in self.added.operands)
+        own = self.anchor.index if self.anchor is not None else -1
+        exprs = [self.expr, *self.prologue.values(), *(() if self.index is None else (self.index,))]
+        yield from (load.ref.tensor for expr in exprs for load in leaves(expr) if load.ref.tensor != own)
+
+    @cached_property
+    def is_elementwise(self) -> bool:
+        """Whether it is a mere loop nest, with neither anchor nor reduction."""
+        return self.anchor is None and not has_reduce(self.expr)
+
+
+def group(
+    trace: Trace, outputs: Collection[int], in_place: Collection[int], pairs_columns: bool
+) -> dict[int, list[Group]]:
+    """Groups a trace into kernels.
+
+    Args:
+        trace: The traced graph.
+        outputs: Indices of the tensors that must end up in memory.
+        in_place: Indices of the scatters whose result is the very memory that they change.
+        pairs_columns: Whether an epilogue may combine two neighbouring columns of a matmul.
+
+    Returns:
+        By index, what computes each tensor that may have to be stored: one group; two where a scatter copies first; or
+        several that each write a part of it.
+    """
+    return _Grouping(trace, set(outputs), in_place, pairs_columns).run()
+
+
+class _Grouping:
+    def __init__(self, trace: Trace, outputs: set[int], in_place: Collection[int], pairs_columns: bool) -> None:
+        self.tensors, self.in_place = trace.tensors, in_place
+        self.most_pairs = 2 if pairs_columns else 1
+        self.values: dict[int, Value] = {}
+        self.users: dict[int, set[int]] = {}
+        self.absorbed: dict[int, int] = {}  # by whom a tensor with one reader is computed
+        self.stored = outputs  # what must be in memory
+        for tensor in self.tensors:
+            for ref in tensor.operands():
+                self.users.setdefault(ref.tensor, set()).add(tensor.index)
+            if isinstance(tensor.source, Anchor):
+                self.stored.update(ref.tensor for ref in tensor.source.operands)
+            elif isinstance(tensor.source, Scatter):
+                self.stored.add(tensor.source.into.tensor)
+
+    def run(self) -> dict[int, list[Group]]:
+        for tensor in self.tensors:
+            source = tensor.source
+            if isinstance(source, Map):
+                value = self._absorb(tensor, source.expr, tensor.shape)
+                self.values[tensor.index] = self._as_epilogue(tensor, value) or value
+            elif isinstance(source, Scatter):
+                value = self._absorb(tensor, source.expr, source.shape)
+                index = self._absorb(tensor, source.index, source.shape, MAX_READS - len(value.reads))
+                self.values[tensor.index] = replace(value, index=index.expr, reads=value.reads | index.reads)
+            elif isinstance(source, Anchor):
+                itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
+                reads = frozenset((tensor.index, *(ref.tensor for ref in source.operands)))
+                self.values[tensor.index] = Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
+        return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
+
+    def _absorb(self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS) -> Value:
+        """Takes into `tensor`, which computes `expr` over `shape`, whatever of its operands need not be stored."""
+        value = Value.of(expr, shape, most_reads)
+        if value.is_full:
+            return replace(value, nodes=(tensor.name,))
+        if not value.reductions and any(self._is_of_rows(load, shape) for load in leaves(expr)):
+            single = reindex(expr, shape, (("reshape", (*shape, 1)),))
+            if single is not None:
+                value = replace(value, expr=single, shape=(*shape, 1))
+        inlined: dict[Expr, Expr] = {}
+        loads: dict[int, list[Load]] = {}
+        for load in leaves(value.expr):
+            loads.setdefault(load.ref.tensor, []).append(load)
+        for index, own in loads.items():
+            producer = self.tensors[index]
+            if not isinstance(producer.source, Map) or not self._may_inline(producer):
+                continue
+            larger = self._with_inlined(value, producer, own)
+            if larger is not None:
+                value, made = larger
+                inlined |= made
+                if len(self.users[index]) == 1:
+                    self.absorbed[index] = tensor.index
+        nodes = tuple(dict.fromkeys((*value.nodes, tensor.name)))
+        expr = _replace_loads(value.expr, inlined)
+        reads = frozenset(load.ref.tensor for load in leaves(expr))  # what is computed here may be loaded by the rest
+        value = replace(value, expr=expr, nodes=nodes, reads=reads)
+        return self._with_shared_operands(tensor, value)
+
+    def _with_inlined(
+        self, value: Value, producer: TracedTensor, loads: Sequence[Load]
+    ) -> tuple[Value, dict[Expr, Expr]] | None:
+        """The value with a tensor computed wherever it loads it, and what stands in place of each load.
+
+        None where one of the loads has to stay: to compute the tensor for the others would save nothing.
+        """
+        made: dict[Ref, Expr] = {}  # what reads the same elements becomes the same expression
+        for load in loads:
+            if load.ref in made and load.index is None:
+                continue
+            larger = value.with_made(producer.index, self.values[producer.index])
+            replacement = None if larger is None else self._inline(load, producer, value.shape)
+            if larger is None or replacement is None:
+                return None
+            value, made[load.ref] = larger, replacement
+        return value, {load: made[load.ref] for load in loads}
+
+    def _with_shared_operands(self, tensor: TracedTensor, value: Value) -> Value:
+        """Takes in what has several readers that all are computed here by now: exponentials and their sum, say."""
+        waiting, tried = sorted(value.reads), set(value.reads)
+        while waiting:
+            index = waiting.pop()
+            producer = self.values.get(index)
+            if producer is None or index in self.stored or not isinstance(self.tensors[index].source, Map):
+                continue
+            larger = self._with_shared(value, index) if self._is_only_reader(tensor, index) else None
+            if larger is not None:
+                value, self.absorbed[index] = larger, tensor.index
+                waiting += sorted(value.reads - tried)
+                tried |= value.reads
+        return value
+
+    def _with_shared(self, value: Value, index: int) -> Value | None:
+        """The value with every load of a tensor replaced by one and the same expression, where that can be."""
+        made, producer = self.values[index], self.tensors[index]
+        larger = value.with_made(index, made) if made.anchor is None else None
+        if larger is None:
+            return None
+        loads = [load for load in leaves(value.expr) if load.ref.tensor == index]
+        if not made.reductions and len({load.ref.view for load in loads}) > 1:
+            return None  # other elements of it are another expression
+        found: dict[Ref, Expr | None] = {}
+        for load in loads:
+            if load.ref not in found or load.index is not None:
+                found[load.ref] = self._inline(load, producer, value.shape)
+        (shared, *others) = dict.fromkeys(found.values())
+        if shared is None or others:
+            return None
+        nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
+        return replace(larger, expr=_replace_loads(value.expr, dict.fromkeys(loads, shared)), nodes=nodes)
+
+    def _is_only_reader(self, tensor: TracedTensor, index: int) -> bool:
+        return all(self._reader(user) == tensor.index for user in self.users[index])
+
+    def _is_of_rows(self, load: Load, shape: tuple[int, ...]) -> bool:
+        """Whether it reads, in order, what each row of another tensor was reduced to, though no dimension says so."""
+        producer = self.values.get(load.ref.tensor)
+        if producer is None or not producer.reductions or producer.shape[-1] != 1 or load.index is not None:
+            return False
+        tensor = self.tensors[load.ref.tensor]
+        own = reshaped(tensor.view, shape)
+        in_order = own is not None and load.ref.view.same_elements(own)
+        return in_order and shape[-1:] != (1,) and self._may_inline(tensor)
+
+    def _may_inline(self, producer: TracedTensor) -> bool:
+        """Whether a tensor may be computed where it is read instead of being stored."""
+        value = self.values[producer.index]
+        if producer.index in self.stored or value.anchor is not None:
+            return False
+        return len(self.users[producer.index]) == 1 or self._is_cheap(value.expr, prod(producer.shape))
+
+    def _is_cheap(self, expr: Expr, elements: int) -> bool:
+        """Whether computing a value of so many elements again for each reader costs less than storing and loading it.
+
+        That is so for a few simple operations on no more elements than the value has itself.
+        """
+        calls = 0
+        inside_index: set[Load] = set()
+        loads: list[Load] = []
+        for node in walk(expr):
+            if isinstance(node, Reduce) or (isinstance(node, Call) and node.fn not in _CHEAP_CALLS):
+                return False
+            calls += isinstance(node, Call)
+            if isinstance(node, Load):
+                loads.append(node)
+                if node.index is not None:
+                    inside_index.update(leaves(node.index))
+        read: dict[int, int] = {}
+        for load in loads:
+            if load not in inside_index:
+                view = load.ref.view
+                distinct = prod(n for n, stride in zip(view.shape, view.strides, strict=True) if stride)
+                read[load.ref.tensor] = read.get(load.ref.tensor, 0) + distinct
+        total = sum(min(count, prod(self.tensors[index].shape)) for index, count in read.items())
+        return total <= elements and calls <= _MAX_CHEAP_CALLS
+
+    def _inline(self, load: Load, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
+        """The producer's expression at the positions of `shape` that read it, or None where it must be stored."""
+        if load.index is not None:
+            return None
+        made = self.values[producer.index]
+        whole = load.ref.view.same_elements(producer.view)
+        if made.reductions:
+            return self._inline_rows(load.ref.view, producer, shape)
+        return made.expr if whole else reindex(made.expr, producer.shape, load.ref.steps)
+
+    def _inline_rows(self, read: View, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
+        """What reduces along rows, for a reader of `shape` whose rows are the same ones in order.
+
+        What a row was reduced to is the same all along it: that an expansion repeats it there changes nothing.
+        """
+        made = self.values[producer.index]
+        width = read.shape[-1] if read.shape else 1
+        target = (*shape[:-1], width)
+        if not shape or not made.shape or not expands(read.shape, target):
+            return None
+        seen = read.expand(target)
+        if made.shape[-1] == 1 and seen.strides[-1] == 0:
+            width, seen = 1, View((*target[:-1], 1), (*seen.strides[:-1], 0), seen.offset)
+        own = reshaped(producer.view, (*shape[:-1], width))
+        if width != made.shape[-1] or own is None or not own.same_elements(seen):
+            return None
+        return realign_rows(made.expr, made.shape[:-1], shape[:-1])
+
+    def _as_epilogue(self, tensor: TracedTensor, value: Value) -> Value | None:
+        """`value` as the epilogue of the latest anchor among its operands, if it can be one."""
+        if value.reductions or value.is_full:
+            return None
+        candidates = set()
+        for index in value.reads - self.stored:
+            producer = self.values.get(index)
+            if producer is None or producer.anchor is None or producer.pairs > 1:
+                continue
+            if self._is_only_reader(tensor, index):
+                candidates.add((producer.anchor.index, index))
+        for _, index in sorted(candidates, reverse=True):
+            epilogue = self._onto_anchor(tensor, value, index)
+            if epilogue is not None:
+                return epilogue
+        return None
+
+    def _reader(self, index: int) -> int:
+        """Where a tensor is computed in the end: itself, or what took it in."""
+        last = index
+        while last in self.absorbed:
+            last = self.absorbed[last]
+        while index != last:
+            following = self.absorbed[index]
+            self.absorbed[index] = last
+            index = following
+        return last
+
+    def _onto_anchor(self, tensor: TracedTensor, value: Value, index: int) -> Value | None:
+        """`value` over the iteration space of the anchor behind the operand `index`, or None.
+
+        Either each position reads its own, or, for a matmul, the two columns 2i and 2i + 1 of its row.
+        """
+        operand, made = self.tensors[index], self.values[index]
+        anchor = made.anchor
+        assert anchor is not None
+        own = operand.view.reshape(anchor.shape)
+        pairs = prod(anchor.shape) // max(1, prod(tensor.shape))
+        if own is None or not 1 <= pairs <= self.most_pairs or pairs * prod(tensor.shape) != prod(anchor.shape):
+            return None
+        if pairs == 2 and (anchor.shape[-1] % 2 or not _is_matmul(anchor)):
+            return None
+        shape = (*anchor.shape[:-1], anchor.shape[-1] // pairs)
+        if tensor.view.reshape(shape) is None:
+            return None
+        expr = reindex(value.expr, value.shape, () if value.shape == shape else (("reshape", shape),))
+        larger = value.with_made(index, made, pairs)
+        if expr is None or larger is None:
+            return None
+        replacements: dict[Expr, Expr] = {}
+        for load in (load for load in leaves(expr) if load.ref.tensor == index):
+            step = _column_step(load, own, pairs)
+            made_there = None if step is None else reindex(made.expr, anchor.shape, step)
+            if made_there is None:
+                return None
+            replacements[load] = made_there
+        nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
+        expr = _replace_loads(expr, replacements)
+        return replace(larger, expr=expr, shape=anchor.shape, nodes=nodes, anchor=anchor, pairs=pairs)
+
+    def _as_groups(self, tensor: TracedTensor, value: Value) -> list[Group]:
+        if isinstance(tensor.source, Scatter):
+            return self._scatter_groups(tensor, tensor.source, value)
+        if value.anchor is None:
+            shape = value.shape or (1,)  # what reduces has a last dimension
+            view = tensor.view.reshape(shape)
+            assert view is not None
+            parts = in_parts(value.expr, view, MAX_READS) if value.is_full else [(value.expr, view)]
+            return [Group(tensor, None, expr, part.shape, part, value.nodes) for expr, part in parts]
+        shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
+        view = tensor.view.reshape(shape)
+        assert view is not None
+        return [Group(tensor, value.anchor, value.expr, shape, view, value.nodes, pairs=value.pairs)]
+
+    def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:
+        """The scatter itself, after a copy of what it leaves unless that is in place already."""
+        strides = tensor.layout.strides
+        fixed = tuple(0 if dim == source.dim else stride for dim, stride in enumerate(strides))
+        stride = strides[source.dim]
+        view = View(source.shape, fixed)
+        scatter = Group(tensor, None, value.expr, source.shape, view, value.nodes, value.index, stride)
+        if tensor.index in self.in_place:
+            return [scatter]
+        untouched = Load(source.into, tensor.dtype)
+        return [Group(tensor, None, untouched, tensor.shape, tensor.view, (f"copy for {tensor.name}",)), scatter]
+
+
+def _is_matmul(tensor: TracedTensor) -> bool:
+    return isinstance(tensor.source, Anchor) and tensor.source.kind == "matmul"
+
+
+def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
+    """How a load of the anchor's result sees it: as it is, or every other column; None for any other way."""
+    if load.index is not None:
+        return None
+    if pairs == 1:
+        return () if load.ref.view.same_elements(own) else None
+    last = len(own.shape) - 1
+    for start in (0, 1):
+        if load.ref.view.same_elements(own.slice(last, start, own.shape[-1] // 2, 2)):
+            return (("slice", (last, start, own.shape[-1] // 2, 2)),)
+    return None
+
+
+def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
+    return substitute(expr, replacements.get) if replacements else expr

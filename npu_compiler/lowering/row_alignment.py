@@ -1,0 +1,53 @@
+"""The same rows under another shape: what reduces along rows is computed where they are read if these are in order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import TypeVar
+
+from npu_compiler.tensor.expr import Expr, Iota, Load, Ref, substitute
+from npu_compiler.tensor.view import View
+
+__all__ = ["expands", "realign_rows", "reshaped"]
+
+
+def expands(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to another one."""
+    own = (1,) * (len(shape) - len(given)) + given
+    return len(own) == len(shape) and all(size in (1, wanted) for size, wanted in zip(own, shape, strict=True))
+
+
+def reshaped(view: View, shape: tuple[int, ...]) -> View | None:
+    """The same elements in order under another shape; None where that has not as many, or strides cannot say it."""
+    return view.reshape(shape) if prod(view.shape) == prod(shape) else None
+
+
+_Read = TypeVar("_Read", Ref, View)
+
+
+def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr | None:
+    """An expression over rows `old` as one over rows `new`: the same rows in order, under another shape.
+
+    Returns:
+        The expression, or None where strides cannot say an operand under the new shape.
+    """
+    failed = False
+
+    def moved(read: _Read, shape: tuple[int, ...]) -> _Read:
+        nonlocal failed
+        width = shape[-1] if shape else 1
+        expanded = read.apply(("expand", (*old, width)))
+        result = None if expanded is None else expanded.apply(("reshape", (*new, width)))
+        failed |= result is None
+        return result or read
+
+    def rewrite(node: Expr) -> Expr | None:
+        if isinstance(node, Load):
+            return replace(node, ref=moved(node.ref, node.ref.view.shape))
+        return replace(node, view=moved(node.view, node.view.shape)) if isinstance(node, Iota) else None
+
+    if old == new:
+        return expr
+    result = substitute(expr, rewrite)
+    return None if failed else result

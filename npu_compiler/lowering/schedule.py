@@ -1,0 +1,204 @@
+"""Which kernels run, in what order, which of them share a launch, and what is updated in place."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.row_alignment import realign_rows
+from npu_compiler.lowering.value import MAX_READS
+from npu_compiler.tensor.expr import Expr
+from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.trace import Anchor, Scatter, TracedTensor
+
+__all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule", "with_prologues"]
+
+_MAX_SHARED_ELEMENTS = 1 << 20  # a larger kernel fills the device by itself
+_MAX_SHARED_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """What the proof of in-place updates gives.
+
+    Attributes:
+        aliases: A scatter's tensor, by index, to the tensor whose memory it is.
+        state: The output, by index, that is the memory of the graph's input.
+        notes: Why other scatters copy.
+    """
+
+    aliases: Mapping[int, int]
+    state: Mapping[int, int]
+    notes: tuple[str, ...]
+
+
+def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int], outputs: Collection[int]) -> InPlace:
+    """Proves which scatters may change the very memory of the tensor they start from.
+
+    That holds if nobody else reads the old value, and if its memory is the function's to change: an intermediate
+    tensor's, or an input's that becomes an output (a KV cache), which then is the caller's own buffer.
+    """
+    readers: dict[int, set[int]] = {}
+    for tensor in trace.tensors:
+        for ref in tensor.operands():
+            readers.setdefault(ref.tensor, set()).add(tensor.index)
+    aliases: dict[int, int] = {}
+    state: dict[int, int] = {}
+    notes = []
+    reaching = _reach_outputs(trace, set(outputs))
+    for tensor in trace.tensors:
+        if not isinstance(tensor.source, Scatter):
+            continue
+        base = tensor.source.into.tensor
+        others = readers[base] - {tensor.index}
+        root = aliases.get(base, base)
+        reason = _refusal(trace, tensor, root, others, base in outputs, root in weights)
+        if reason is None and root in inputs and tensor.index not in reaching:
+            reason = f"the input '{trace.tensors[root].name}' does not become an output"
+        if reason is None:
+            aliases[tensor.index] = root
+            if root in inputs and tensor.index in outputs:
+                state[tensor.index] = root
+        else:
+            notes.append(f"'{tensor.name}' copies '{trace.tensors[base].name}' before it writes: {reason}")
+    return InPlace(aliases, state, tuple(notes))
+
+
+def _refusal(
+    trace: Trace, tensor: TracedTensor, root: int, others: Collection[int], is_output: bool, is_weight: bool
+) -> str | None:
+    if others:
+        names = ", ".join(sorted({f"'{trace.tensors[i].name}'" for i in others}))
+        return f"the old value is also read by {names}"
+    if is_output:
+        return "the old value is an output of the graph"
+    if is_weight:
+        return "a weight must not change"
+    if trace.tensors[root].layout != tensor.layout:
+        return "the two lie differently in memory"
+    return None
+
+
+def _reach_outputs(trace: Trace, outputs: Collection[int]) -> set[int]:
+    """The tensors from which a chain of scatters, each the only one behind the last, leads to an output."""
+    following: dict[int, list[int]] = {}
+    for tensor in trace.tensors:
+        if isinstance(tensor.source, Scatter):
+            following.setdefault(tensor.source.into.tensor, []).append(tensor.index)
+    reaching: set[int] = set()
+    for tensor in reversed(trace.tensors):
+        behind = following.get(tensor.index, [])
+        if tensor.index in outputs or (len(behind) == 1 and behind[0] in reaching):
+            reaching.add(tensor.index)
+    return reaching
+
+
+def with_prologues(
+    groups: Mapping[int, list[Group]], outputs: Collection[int], accepts: Callable[[Group, int, Expr], bool]
+) -> dict[int, list[Group]]:
+    """Computes an anchor's operand inside the anchor's kernel, where only that kernel reads it and the target can.
+
+    Args:
+        groups: What computes each tensor.
+        outputs: Tensors that must be stored all the same.
+        accepts: Whether the target computes an operand, given by its position and expression, inside a group.
+    """
+    readers = readers_of(groups, outputs)
+    result = dict(groups)
+    for key, parts in groups.items():
+        if len(parts) != 1 or parts[0].anchor is None or not isinstance(parts[0].anchor.source, Anchor):
+            continue
+        current = parts[0]
+        for position, ref in enumerate(parts[0].anchor.source.operands):
+            producers = groups.get(ref.tensor, [])
+            alone = readers.get(ref.tensor) == 1 and ref.tensor not in outputs
+            if not alone or len(producers) != 1 or producers[0].anchor is not None or producers[0].index is not None:
+                continue
+            produced = producers[0]
+            rows = ref.view.shape[:-1]
+            contiguous = produced.output.view.reshape(ref.view.shape)
+            if (
+                contiguous is None
+                or not contiguous.same_elements(ref.view)
+                or produced.shape[-1:] != ref.view.shape[-1:]
+            ):
+                continue
+            expr = realign_rows(produced.expr, produced.shape[:-1], rows)
+            if expr is not None and accepts(current, position, expr):
+                nodes = tuple(dict.fromkeys((*produced.nodes, *current.nodes)))
+                current = replace(current, prologue={**current.prologue, position: expr}, nodes=nodes)
+        result[key] = [current]
+    return result
+
+
+def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> Counter[int]:
+    """How many of the groups that the outputs need read each tensor."""
+    return Counter(index for part in needed_groups(groups, outputs) for index in part.reads())
+
+
+def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[tuple[Group, ...]]:
+    """The launches that the outputs need, each after those whose result it reads.
+
+    Small elementwise kernels that do not depend on each other share a launch: a step of a language model is short of
+    launches, not of work in each.
+    """
+    shared: list[list[Group]] = []
+    open_places: list[int] = []  # of launches that further groups may join, in order
+    made_at: dict[int, int] = {}
+    for group in needed_groups(groups, outputs):
+        if not prod(group.shape):
+            continue
+        after = max((made_at[index] for index in _needs(group) if index in made_at), default=-1)
+        place = len(shared)
+        if _may_share(group):
+            later = open_places[bisect_right(open_places, after) :]
+            place = next((i for i in later if _fits(group, shared[i])), place)
+            if place == len(shared):
+                open_places.append(place)
+        if place == len(shared):
+            shared.append([])
+        shared[place].append(group)
+        if len(shared[place]) == _MAX_SHARED_GROUPS:
+            open_places.remove(place)
+        made_at[group.output.index] = max(place, made_at.get(group.output.index, place))
+    return [tuple(members) for members in shared]
+
+
+def _may_share(group: Group) -> bool:
+    return group.is_elementwise and prod(group.shape) <= _MAX_SHARED_ELEMENTS
+
+
+def _fits(group: Group, members: Sequence[Group]) -> bool:
+    """Whether one kernel can bind the tensors of all: each has pointers of its own, and one to its result."""
+    return sum(len(member.reads()) + 1 for member in (group, *members)) <= MAX_READS
+
+
+def needed_groups(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:
+    """The groups that the outputs need, depth first."""
+    ordered: list[Group] = []
+    done: set[int] = set()
+    stack = [(index, False) for index in sorted(outputs, reverse=True) if index in groups]
+    while stack:
+        index, ready = stack.pop()
+        if index in done:
+            continue
+        if ready:
+            done.add(index)
+            ordered += groups[index]
+            continue
+        stack.append((index, True))
+        pending = {i for part in groups[index] for i in _needs(part) if i in groups} - done - {index}
+        stack.extend((i, False) for i in sorted(pending, reverse=True))
+    return ordered
+
+
+def _needs(group: Group) -> set[int]:
+    """Tensors that must be in memory before a group runs: what it reads, and what it changes a part of."""
+    needed = set(group.reads())
+    if isinstance(group.output.source, Scatter):
+        needed |= {group.output.source.into.tensor, group.output.index}
+    return needed

@@ -1,0 +1,110 @@
+"""Sums of anchors: where one anchor's result is added to another's, a kernel may compute both in one accumulator.
+
+So ends the first block of a stage of a residual network: ``relu(conv(a, w) + bias + (conv(b, v) + other))``, where the
+second convolution brings the shortcut to the right shape. Its result never goes to memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.schedule import readers_of
+from npu_compiler.tensor.expr import Call, Expr, Load, children, leaves, substitute, walk
+from npu_compiler.tensor.trace import Anchor
+
+__all__ = ["with_added_anchors"]
+
+
+def with_added_anchors(
+    groups: Mapping[int, list[Group]], outputs: Collection[int], accepts: Callable[[Group, Group], bool]
+) -> dict[int, list[Group]]:
+    """Computes an anchor whose result is only added to another's in the other's kernel, where the target can.
+
+    Args:
+        groups: What computes each tensor.
+        outputs: Tensors that must be stored all the same.
+        accepts: Whether the target computes the second group's anchor along with the first's.
+    """
+    readers = readers_of(groups, outputs)
+    result = dict(groups)
+    for key, parts in groups.items():
+        if len(parts) == 1 and parts[0].anchor is not None:
+            result[key] = [_with_added(parts[0], groups, lambda i: readers.get(i) == 1 and i not in outputs, accepts)]
+    return result
+
+
+def _with_added(
+    group: Group,
+    groups: Mapping[int, list[Group]],
+    is_private: Callable[[int], bool],
+    accepts: Callable[[Group, Group], bool],
+) -> Group:
+    assert group.anchor is not None
+    for load in leaves(group.expr):
+        parts = [] if load.ref.tensor == group.anchor.index else groups.get(load.ref.tensor, [])
+        if not is_private(load.ref.tensor) or len(parts) != 1 or not _fits(group, parts[0], load):
+            continue
+        expr = _sum_of_both(group, parts[0], load)
+        if expr is not None and accepts(group, parts[0]):
+            other = parts[0].anchor
+            assert other is not None
+            assert isinstance(other.source, Anchor)
+            nodes = tuple(dict.fromkeys((*parts[0].nodes, *group.nodes)))
+            return replace(group, expr=expr, nodes=nodes, added=other.source)
+    return group
+
+
+def _fits(group: Group, other: Group, load: Load) -> bool:
+    """Whether a group reads another one's result at its own positions, and both do no more than the common case."""
+    plain = not group.prologue and not other.prologue and group.pairs == other.pairs == 1 and other.index is None
+    same = other.shape == group.shape and load.ref.view.same_elements(other.view) and load.index is None
+    return plain and same and other.anchor is not None and other.added is None
+
+
+def _sum_of_both(group: Group, other: Group, load: Load) -> Expr | None:
+    """The group's expression once its anchor's result has the other's in it; None where they are not merely added."""
+    own, added = _only_load(group), _only_load(other)
+    if own is None or added is None or sum(leaf.ref.tensor == load.ref.tensor for leaf in leaves(group.expr)) != 1:
+        return None
+    terms, rest = _terms_of_sum(group.expr, (own, load)), _terms_of_sum(other.expr, (added,))
+    if terms is None or rest is None:
+        return None
+    place, kept = terms
+    total = reduce(lambda a, b: Call("add", (a, b), place.dtype), [own, *kept, *rest[1]])
+    return substitute(group.expr, lambda node: total if node is place else None)
+
+
+def _only_load(group: Group) -> Load | None:
+    """The load of the anchor's result, if there is but one."""
+    assert group.anchor is not None
+    found = [load for load in leaves(group.expr) if load.ref.tensor == group.anchor.index]
+    return found[0] if len(found) == 1 else None
+
+
+def _terms_of_sum(expr: Expr, wanted: Sequence[Load]) -> tuple[Expr, list[Expr]] | None:
+    """The sum that has some loads among its terms, which nobody else reads, and its other terms."""
+    uses = Counter(child for node in walk(expr) for child in children(node))
+    if any(uses[load] > 1 for load in wanted):
+        return None
+    for node in reversed(walk(expr)):
+        terms = _terms(node, uses)
+        if all(load in terms for load in wanted):
+            return node, [term for term in terms if term not in wanted]
+    return None
+
+
+def _terms(node: Expr, uses: Mapping[Expr, int]) -> list[Expr]:
+    """What is added up to a value; a part that others read too is one term."""
+    terms: list[Expr] = []
+    stack = [node]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Call) and part.fn == "add" and (part is node or uses[part] == 1):
+            stack.extend(reversed(part.args))
+        else:
+            terms.append(part)
+    return terms

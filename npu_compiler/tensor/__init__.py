@@ -1,0 +1,1 @@
+"""What one tensor is: strided views, layouts, scalar expressions and bounds, and what tracing leaves behind."""

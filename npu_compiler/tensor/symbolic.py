@@ -1,0 +1,411 @@
+"""Symbolic tensors: an op's definition, called with them, gives shapes, data types and arithmetic at once.
+
+What has to be in memory they ask of their `Trace`, which collects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex
+from npu_compiler.tensor.index_check import IndexCheck
+from npu_compiler.tensor.intervals import Interval, interval
+from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
+from npu_compiler.tensor.view import Step, View
+
+__all__ = [
+    "Number",
+    "OpRefusal",
+    "Tensor",
+    "Trace",
+    "apply",
+    "arange",
+    "broadcast_shapes",
+    "full",
+    "normalize_dim",
+    "where",
+]
+
+Number = float | int | bool
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+
+class OpRefusal(Exception):
+    """Raised by an op's definition, or by a target's lowering, with the reason why it cannot be computed."""
+
+
+class Tensor:
+    """A tensor of a trace: either a reference to one in memory, or an expression not yet stored anywhere.
+
+    Arithmetic broadcasts and promotes as PyTorch does. View methods make no copy unless strides cannot say the result.
+    """
+
+    __slots__ = ("dtype", "expr", "ref", "shape", "trace")
+
+    def __init__(self, trace: Trace, shape: tuple[int, ...], dtype: DType, source: Ref | Expr) -> None:
+        self.trace, self.shape, self.dtype = trace, shape, dtype
+        self.ref = source if isinstance(source, Ref) else None
+        self.expr: Expr = Load(source, dtype) if isinstance(source, Ref) else source
+
+    def realize(self) -> Tensor:
+        """This tensor in memory: itself where it is, else a new tensor of the trace that holds it."""
+        return self if self.ref is not None else self.trace.map(self)
+
+    def with_expr(self, expr: Expr, dtype: DType | None = None) -> Tensor:
+        return Tensor(self.trace, self.shape, dtype or self.dtype, expr)
+
+    # ---- views
+
+    def _view(self, shape: tuple[int, ...], step: Step) -> Tensor:
+        if self.ref is None:
+            expr = reindex(self.expr, self.shape, (step,))
+            if expr is not None:
+                return Tensor(self.trace, shape, self.dtype, expr)
+            return self.trace.map(self, role="plain")._view(shape, step)
+        ref = self.ref.apply(step)
+        if ref is None:  # an image's padded channels, say, do not flatten; a plain tensor's dimensions do
+            return self.trace.map(self, role="plain")._view(shape, step)
+        return Tensor(self.trace, shape, self.dtype, ref)
+
+    def permute(self, dims: Sequence[int]) -> Tensor:
+        order = tuple(normalize_dim(d, len(self.shape)) for d in dims)
+        if sorted(order) != list(range(len(self.shape))):
+            raise OpRefusal(f"given dims={list(dims)}, expected a permutation of {len(self.shape)} dimensions")
+        if order == tuple(range(len(order))):
+            return self
+        return self._view(tuple(self.shape[d] for d in order), ("permute", order))
+
+    def swap(self, dim0: int, dim1: int) -> Tensor:
+        """Transposes two dimensions."""
+        rank = len(self.shape)
+        order = list(range(rank))
+        if rank:
+            a, b = normalize_dim(dim0, rank), normalize_dim(dim1, rank)
+            order[a], order[b] = order[b], order[a]
+        return self.permute(order)
+
+    def move_last(self, dim: int) -> Tensor:
+        """The dimension `dim` moved to the end."""
+        rank = len(self.shape)
+        dim = normalize_dim(dim, rank)
+        return self.permute([*(d for d in range(rank) if d != dim), dim]) if rank else self
+
+    def move_from_last(self, dim: int) -> Tensor:
+        """The inverse of `move_last`."""
+        rank = len(self.shape)
+        order = list(range(rank - 1))
+        order.insert(normalize_dim(dim, rank), rank - 1)
+        return self.permute(order) if rank else self
+
+    def reshape(self, shape: Sequence[int]) -> Tensor:
+        """Another shape of the same number of elements; one size may be -1."""
+        sizes = list(shape)
+        if sizes.count(-1) == 1:
+            rest = prod(size for size in sizes if size != -1)
+            if rest:
+                sizes[sizes.index(-1)] = prod(self.shape) // rest
+        if any(size < 0 for size in sizes) or prod(sizes) != prod(self.shape):
+            raise OpRefusal(f"given the shape {list(shape)}, which does not hold the elements of {list(self.shape)}")
+        new = tuple(sizes)
+        return self if new == self.shape else self._view(new, ("reshape", new))
+
+    def expand(self, shape: Sequence[int]) -> Tensor:
+        """Broadcasts to `shape`; -1 keeps a size."""
+        lead = len(shape) - len(self.shape)
+        own = (1,) * lead + self.shape
+        if lead < 0:
+            raise OpRefusal(f"given {list(shape)}, expected at least {len(self.shape)} dimensions")
+        new = tuple(o if s == -1 else s for s, o in zip(shape, own, strict=True))
+        if any(o not in (1, n) for o, n in zip(own, new, strict=True)):
+            raise OpRefusal(f"{list(self.shape)} does not broadcast to {list(shape)}")
+        return self if new == self.shape else self._view(new, ("expand", new))
+
+    def slice(self, dim: int, start: int, length: int, step: int = 1) -> Tensor:
+        """`length` elements from `start`, `step` apart. Outside of the tensor they may be named, not read."""
+        dim = normalize_dim(dim, len(self.shape))
+        if (start, length, step) == (0, self.shape[dim], 1):
+            return self
+        shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
+        return self._view(shape, ("slice", (dim, start, length, step)))
+
+    # ---- arithmetic
+
+    def cast(self, dtype: DType) -> Tensor:
+        """The values in another data type. Between floating-point types nothing happens until a store."""
+        if dtype == self.dtype:
+            return self
+        if dtype.is_float and self.dtype.is_float:
+            if self.ref is None:
+                return self.with_expr(self.expr, dtype)
+            return self.with_expr(Call("cast", (self.expr,), dtype), dtype)
+        return self.with_expr(Call("cast", (self.expr,), dtype), dtype)
+
+    def within(self, extent: int, *, wraps: bool = False, otherwise: int = 0) -> Tensor:
+        """These integers as positions of a dimension, int64: a kernel checks those that might lie outside of it.
+
+        Args:
+            extent: Size of the dimension.
+            wraps: Whether numbers from -`extent` on count from the end.
+            otherwise: What stands for a position that there is none of, see `expr.Checked`.
+
+        Raises:
+            OpRefusal: There are indices, but no position.
+        """
+        count = prod(self.shape)
+        if count and extent == 0:
+            raise OpRefusal(f"given indices {list(self.shape)} into a dimension of no elements")
+        positions = self.cast(INT64)
+        low, high = interval(self.expr, self.trace.bounds) or (0, 0)
+        if wraps and low < 0:
+            positions = where(positions < 0, positions + extent, positions)
+        if not count or ((-extent if wraps else 0) <= low and high < extent):
+            return positions
+        element = Iota(View(self.shape, dense(self.shape).strides), INT64)
+        check = self.trace.check(self, extent, wraps)
+        return positions.with_expr(Checked(positions.expr, element, count, extent, otherwise, check, INT64))
+
+    def gather(self, dim: int, index: Tensor) -> Tensor:
+        """``result[..., i..., ...] = self[..., index[i...], ...]``: `dim` is replaced by the dimensions of `index`.
+
+        Indices are checked, see `within`.
+        """
+        source = self.realize()
+        dim = normalize_dim(dim, len(self.shape))
+        assert source.ref is not None
+        size, stride = self.shape[dim], source.ref.view.strides[dim]
+        rows = source.slice(dim, 0, 1)
+        sizes = (*self.shape[:dim], *index.shape, *self.shape[dim + 1 :])
+        rest = (*self.shape[:dim], *(1,) * len(index.shape), *self.shape[dim + 1 :])
+        rows = rows.reshape(rest).expand(sizes)
+        if rows.ref is None or rows.ref.tensor != source.ref.tensor:
+            raise OpRefusal("the rows to gather do not lie at a constant distance")
+        trailing = (1,) * (len(self.shape) - dim - 1)
+        position = index.within(size).reshape((*index.shape, *trailing)).expand(sizes)
+        return Tensor(self.trace, sizes, self.dtype, Load(rows.ref, self.dtype, position.expr, stride))
+
+    def __add__(self, other: Tensor | Number) -> Tensor:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Number) -> Tensor:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Tensor | Number) -> Tensor:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Tensor:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Tensor | Number) -> Tensor:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Tensor:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Tensor | Number) -> Tensor:
+        return apply("div", _floating(self), other)
+
+    def __rtruediv__(self, other: Number) -> Tensor:
+        return apply("div", other, _floating(self))
+
+    def __neg__(self) -> Tensor:
+        return apply("neg", self)
+
+    def __lt__(self, other: Tensor | Number) -> Tensor:
+        return apply("lt", self, other)
+
+    def __le__(self, other: Tensor | Number) -> Tensor:
+        return apply("le", self, other)
+
+    def __gt__(self, other: Tensor | Number) -> Tensor:
+        return apply("gt", self, other)
+
+    def __ge__(self, other: Tensor | Number) -> Tensor:
+        return apply("ge", self, other)
+
+
+class Trace:
+    """Collects what tracing makes.
+
+    Attributes:
+        tensors: In order of computation.
+        checks: The indices that kernels check; `expr.Checked` has a number in this list.
+        bounds: Of tensors of integers that are computed, by their index.
+        node: Name of the node whose definition is called.
+        names: The names that the graph has for the tensors it is called with.
+    """
+
+    def __init__(self, layouts: LayoutRule) -> None:
+        self.layouts = layouts
+        self.tensors: list[TracedTensor] = []
+        self.checks: list[IndexCheck] = []
+        self.bounds: dict[int, Interval] = {}
+        self.node = ""
+        self.names: dict[Tensor, str] = {}
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None = None) -> Tensor:
+        """Declares a tensor in memory and gives the symbolic tensor that refers to it."""
+        return self._declare(name, shape, dtype, role, source, self.layouts.layout(shape, role))
+
+    def _declare(
+        self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None, layout: Layout
+    ) -> Tensor:
+        traced = TracedTensor(len(self.tensors), name, shape, dtype, layout, role, source)
+        self.tensors.append(traced)
+        bounds = interval(source.expr, self.bounds) if isinstance(source, Map) and not dtype.is_float else None
+        if bounds is not None:
+            self.bounds[traced.index] = bounds
+        return Tensor(self, shape, dtype, Ref(traced.index, traced.view))
+
+    def check(self, index: Tensor, extent: int, wraps: bool) -> int:
+        """The number of a check of `index`, see `IndexCheck`."""
+        name = self.names.get(index, self.node)
+        self.checks.append(IndexCheck(name, index.shape, self.node, extent, wraps))
+        return len(self.checks) - 1
+
+    def map(self, tensor: Tensor, role: str | None = None) -> Tensor:
+        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise."""
+        return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
+
+    def anchor(
+        self, kind: str, operands: tuple[Tensor, ...], shape: tuple[int, ...], dtype: DType, **attrs: Any
+    ) -> Tensor:
+        """Adds an anchor whose operands are brought into memory first."""
+        refs = []
+        for operand in operands:
+            ref = operand.realize().ref
+            assert ref is not None
+            refs.append(ref)
+        source = Anchor(kind, tuple(refs), attrs)
+        if kind == "attention":  # [B, H, S, D] as [B, S, H, D], which the projection after it reads as rows
+            return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
+        return self.add(self.node, shape, dtype, "plain" if kind == "matmul" else "image", source)
+
+    def scatter(self, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
+        """`into` with `values` at the positions `index` of dimension `dim`.
+
+        Args:
+            into: Any shape.
+            dim: Counted from the front.
+            index: [n] or a single one: integers, which are checked, see `Tensor.within`.
+            values: The shape of `into`, but for n in place of its size along `dim`.
+        """
+        base = into.realize().ref
+        assert base is not None
+        if not base.view.same_elements(self.tensors[base.tensor].view):
+            base = self.map(into).ref
+            assert base is not None
+        positions = index.within(into.shape[dim], otherwise=-1)
+        along = positions.reshape((values.shape[dim], *(1,) * (len(values.shape) - dim - 1)))
+        source = Scatter(base, values.cast(into.dtype).expr, values.shape, dim, along.expr)
+        return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
+
+    def _role(self, tensor: Tensor) -> str:
+        """An elementwise result of an image of the same shape is an image."""
+        if len(tensor.shape) == 4:
+            for load in leaves(tensor.expr):
+                source = self.tensors[load.ref.tensor]
+                if source.role == "image" and source.shape == tensor.shape and not load.ref.steps:
+                    return "image"
+        return "plain"
+
+
+def normalize_dim(dim: int, rank: int) -> int:
+    """A dimension counted from the front.
+
+    Raises:
+        OpRefusal: There is no such dimension.
+    """
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise OpRefusal(f"given dim={dim}, expected one of {rank} dimensions")
+    return dim % max(rank, 1)
+
+
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that tensors of `shapes` broadcast to.
+
+    Raises:
+        OpRefusal: They do not broadcast.
+    """
+    rank = max(map(len, shapes), default=0)
+    result = []
+    for sizes in zip(*((1,) * (rank - len(s)) + s for s in shapes), strict=True):
+        different = {size for size in sizes if size != 1}
+        if len(different) > 1:
+            raise OpRefusal(f"the shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
+        result.append(different.pop() if different else 1)
+    return tuple(result)
+
+
+def _floating(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype.is_float else tensor.cast(FLOAT32)
+
+
+def _result_dtype(operands: Sequence[Tensor | Number]) -> DType:
+    """PyTorch's promotion: a Python number counts only where its category is above that of every tensor."""
+    tensors = [operand.dtype for operand in operands if isinstance(operand, Tensor)]
+    result = tensors[0]
+    for dtype in tensors[1:]:
+        result = promote(result, dtype)
+    for operand in operands:
+        if isinstance(operand, float) and not result.is_float:
+            result = FLOAT32
+        elif isinstance(operand, int) and not isinstance(operand, bool) and result == BOOL:
+            result = INT64
+    return result
+
+
+def apply(fn: str, *operands: Tensor | Number) -> Tensor:
+    """Calls a function of the expression table on broadcast operands, promoted to one data type.
+
+    For ``where`` the condition is left out of the promotion; comparisons give booleans.
+    """
+    first = next(operand for operand in operands if isinstance(operand, Tensor))
+    shape = broadcast_shapes(*(operand.shape for operand in operands if isinstance(operand, Tensor)))
+    promoted = operands[1:] if fn == "where" else operands
+    dtype = _result_dtype([*promoted] if any(isinstance(p, Tensor) for p in promoted) else [first, *promoted])
+    args = []
+    for position, operand in enumerate(operands):
+        if fn == "where" and position == 0:
+            condition = operand if isinstance(operand, Tensor) else full(first.trace, (), bool(operand), BOOL)
+            args.append(condition.cast(BOOL).expr)
+        elif isinstance(operand, Tensor):
+            args.append(operand.cast(dtype).expr)
+        else:
+            args.append(_constant(operand, dtype))
+    result = BOOL if fn in _COMPARISONS or fn == "not" else dtype
+    return Tensor(first.trace, shape, result, Call(fn, tuple(args), result))
+
+
+_INT64_LIMIT = 1 << 63
+
+
+def _constant(value: object, dtype: DType) -> Const:
+    """A number that an attribute gave.
+
+    Raises:
+        OpRefusal: It is no number, or one that `dtype` does not hold.
+    """
+    if not isinstance(value, bool | int | float):
+        raise OpRefusal(f"given {value!r:.40}, expected a number")
+    if not dtype.is_float and not -_INT64_LIMIT <= value < _INT64_LIMIT:
+        raise OpRefusal(f"given {value}, expected a number that {dtype} holds")
+    return Const(value, dtype)
+
+
+def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """``a`` where the condition holds, else ``b``; the side not taken is not read."""
+    return apply("where", condition, a, b)
+
+
+def full(trace: Trace, shape: tuple[int, ...], value: Number, dtype: DType) -> Tensor:
+    """A tensor of one value."""
+    return Tensor(trace, shape, dtype, _constant(value, dtype))
+
+
+def arange(trace: Trace, length: int) -> Tensor:
+    """0, 1, ... `length` - 1 as int64."""
+    return Tensor(trace, (length,), INT64, Iota(View((length,), (1,)), INT64))

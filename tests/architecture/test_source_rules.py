@@ -1,0 +1,58 @@
+"""Rules of the sources that no linter knows, by reading their syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMPILERS = sorted(path.name for path in ROOT.glob("*_compiler"))
+
+
+def trees(folders: list[str]) -> Iterator[tuple[str, ast.Module]]:
+    """Every source of some folders, with its path."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def test_no_compiler_asks_for_the_identity_of_an_object() -> None:
+    """Equal expressions are one object, which is a key of its own; a number that may be given again is none."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees(COMPILERS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "id" and isinstance(node.ctx, ast.Load)
+    ]
+    assert "npu_compiler" in COMPILERS
+    assert not found
+
+
+MOST_PARAMETERS = 8
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    given = function.args
+    return [a for a in (*given.posonlyargs, *given.args, *given.kwonlyargs) if a.arg not in ("self", "cls")]
+
+
+def follows_a_schema(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it defines an op, whose parameters are those of ATen, or is an equation, written in terms of such ops."""
+    is_equation = [parameter.arg for parameter in parameters(function)[:1]] == ["ops"]
+    return is_equation or (path.startswith("npu_compiler/ops/") and bool(function.decorator_list))
+
+
+def test_no_function_has_more_than_eight_parameters() -> None:
+    """What belongs together has a type of its own."""
+    packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+    found = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in trees([*packages, "benchmarks", "tests", "docs"])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and len(parameters(node)) > MOST_PARAMETERS
+        and not follows_a_schema(path, node)
+    ]
+    assert "npu_compiler" in packages
+    assert not found

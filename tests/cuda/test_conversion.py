@@ -1,0 +1,95 @@
+"""Elements of any type and order made from those of another, by kernels of the runtime's own."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cuda_runtime.conversion import Conversion, conversion_text
+from cuda_runtime.nvrtc import compile_kernel
+from npu_runtime import Device
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+_PAIRS = [*product(_FLOATS, repeat=2), *product(_INTEGERS, repeat=2), ("bool", "bool")]
+
+
+@pytest.mark.parametrize("architecture", [70, 80, 90])
+def test_kernels_compile(architecture: int) -> None:
+    pairs = _PAIRS[::5] if architecture == 70 else [("float32", "bfloat16"), ("float64", "float16")]
+    for source, target in pairs:
+        compile_kernel(conversion_text(source, target), "convert_small", architecture)
+
+
+def _converted(array: NDArray[Any], target: Any, device: Device, axes: tuple[int, ...]) -> tuple[NDArray[Any], bool]:
+    """The array in another dtype, its memory in the order of `axes`; and whether a value was lost."""
+    import cupy
+
+    with device.backend.active():  # type: ignore[attr-defined]
+        source = cupy.asarray(array)
+        order = [array.shape[axis] for axis in axes]
+        made = cupy.zeros(order, target).transpose(np.argsort(axes))
+        lost = cupy.zeros(1, cupy.uint32)
+        Conversion(source, made).ask(device.backend.stream, lost)  # type: ignore[attr-defined]
+        return cupy.asnumpy(made), bool(lost.get()[0])
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+@pytest.mark.parametrize(("source", "target"), _PAIRS)
+def test_values_are_those_of_numpy(device: Device, rng: np.random.Generator, source: str, target: str) -> None:
+    if source in _FLOATS:
+        array = rng.standard_normal((3, 5, 7, 9)).astype(_dtype(source))
+        array[0, 0, 0, :3] = np.nan, np.inf, -0.0
+    else:
+        array = rng.integers(0, 2 if source == "bool" else 127, (3, 5, 7, 9)).astype(source)
+    for axes in ((0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 0, 2)):
+        made, lost = _converted(array, _dtype(target), device, axes)
+        assert not lost
+        wanted = array.astype(_dtype(target))
+        assert made.dtype == wanted.dtype
+        np.testing.assert_array_equal(made.astype(np.float64), wanted.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "value"),
+    [
+        ("float32", "float16", 70000.0),
+        ("float64", "float16", -1e9),
+        ("bfloat16", "float16", 1e20),
+        ("float64", "float32", 1e300),
+        ("float64", "bfloat16", 1e300),
+        ("float32", "bfloat16", 3.4028234e38),
+        ("int64", "int32", 2**31),
+        ("int64", "int8", -129),
+        ("int32", "uint8", -1),
+        ("int8", "uint8", -1),
+        ("uint8", "int8", 128),
+    ],
+)
+def test_a_value_that_is_too_large_is_noted(device: Device, source: str, target: str, value: float) -> None:
+    array = np.zeros((4, 6), _dtype(source))
+    assert not _converted(array, _dtype(target), device, (1, 0))[1]
+    array[3, 2] = value
+    assert _converted(array, _dtype(target), device, (1, 0))[1]
+
+
+def test_many_dimensions_and_strides_that_repeat_or_run_backwards(device: Device, rng: np.random.Generator) -> None:
+    import cupy
+
+    array = rng.standard_normal((2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 2)).astype(np.float32)
+    axes = tuple(int(axis) for axis in rng.permutation(array.ndim))
+    np.testing.assert_array_equal(_converted(array, np.float16, device, axes)[0], array.astype(np.float16))
+    with device.backend.active():  # type: ignore[attr-defined]
+        source = cupy.broadcast_to(cupy.arange(6.0)[::-1], (4, 6))
+        made = cupy.zeros((4, 6), cupy.float32)
+        Conversion(source, made).ask(device.backend.stream, cupy.zeros(1, cupy.uint32))  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(made.get(), np.broadcast_to(np.arange(6.0)[::-1], (4, 6)))
+        Conversion(cupy.zeros((0, 3)), cupy.zeros((0, 3), cupy.float32)).ask(device.backend.stream, None)  # type: ignore[attr-defined]

@@ -1,0 +1,121 @@
+"""Targets and devices of other distributions, found by their entry points."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import npu_compiler
+import npu_runtime
+from npu_compiler import plugins
+from npu_compiler.errors import CompileError, DeviceError, MissingDependencyError
+from npu_compiler.lowering.target import CodegenTarget, target_named, target_names
+from npu_runtime import Device
+from npu_runtime import device as device_module
+
+Install = Callable[[str], None]
+STRANGER = """
+    from metal_compiler.target import MetalTarget
+    from metal_runtime import MetalBackend
+    from npu_runtime.device_kind import DeviceKind
+
+    class AbacusTarget(MetalTarget):
+        name = "abacus"
+
+    class AbacusBackend(MetalBackend):
+        target = "abacus"
+
+        @classmethod
+        def open(cls, name, ordinal):
+            return super().open("software-metal", ordinal)
+
+    ABACUS = DeviceKind("abacus", "stranger_package:AbacusBackend", 5, "learn to count")
+    BROKEN = DeviceKind("abacus", "no_such_package:Backend", 6, "learn to count")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a distribution with these entry points ahead of all others on Python's path."""
+
+    def put(entry_points: str) -> None:
+        (tmp_path / "stranger_package.py").write_text(textwrap.dedent(STRANGER))
+        metadata = tmp_path / "stranger-1.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1\n")
+        (metadata / "entry_points.txt").write_text(textwrap.dedent(entry_points))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(plugins, "entry_points_of", plugins.entry_points_of.__wrapped__)
+        for module in (device_module, npu_compiler.lowering.target):
+            monkeypatch.setattr(module, "entry_points_of", plugins.entry_points_of)
+        device_module._kind.cache_clear()
+
+    return put
+
+
+def test_the_targets_and_devices_of_this_project_are_found() -> None:
+    assert {"cuda", "metal"} <= set(target_names())
+    assert [name for name in device_module.device_names() if "cuda" in name or "metal" in name] == [
+        *("metal", "cuda", "software-metal")
+    ]
+    assert npu_runtime.MetalBackend.target == "metal"
+    assert all(isinstance(target_named(name), CodegenTarget) for name in ("cuda", "metal"))
+
+
+def test_another_distribution_adds_a_target_and_a_device(install: Install) -> None:
+    install(
+        """
+        [npu.targets]
+        abacus = stranger_package:AbacusTarget
+        [npu.devices]
+        abacus = stranger_package:ABACUS
+        """
+    )
+    assert target_names() == ("abacus", "cuda", "metal")
+    assert target_named("abacus").name == "abacus"
+    assert Device.for_target("abacus").name == "abacus"
+    assert npu_runtime.AbacusBackend is type(Device("abacus").backend)
+
+
+def test_a_device_that_does_not_load_leaves_the_others(install: Install) -> None:
+    install(
+        """
+        [npu.devices]
+        lost = no_such_package:KIND
+        broken = stranger_package:BROKEN
+        """
+    )
+    assert Device().backend is not None
+    with pytest.raises(MissingDependencyError, match=r"'lost' in 'npu\.devices' .*the package 'no_such_package'"):
+        Device("lost")
+    with pytest.raises(DeviceError, match=r"broken: .*needs the package 'no_such_package': learn to count"):
+        Device.for_target("abacus")
+
+
+def test_what_is_no_target_and_no_device_is_refused(install: Install) -> None:
+    install(
+        """
+        [npu.targets]
+        counts = stranger_package:ABACUS
+        [npu.devices]
+        counts = stranger_package:AbacusTarget
+        """
+    )
+    with pytest.raises(CompileError, match=r"'counts' .*expected a subclass of CodegenTarget"):
+        target_named("counts")
+    with pytest.raises(DeviceError, match=r"'counts' .*expected a DeviceKind"):
+        Device("counts")
+
+
+def test_the_first_on_the_path_has_a_name_that_two_distributions_have(install: Install) -> None:
+    install("[npu.targets]\nmetal = stranger_package:AbacusTarget\n")
+    assert target_names() == ("cuda", "metal")
+    assert target_named("metal").name == "abacus"
+
+
+def test_sources_that_are_not_installed_are_told_from_a_wrong_name() -> None:
+    with pytest.raises(MissingDependencyError, match=r"'npu\.nothing'.*run `pip install -e \.`"):
+        plugins.entry_points_of("npu.nothing")
