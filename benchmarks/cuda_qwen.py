@@ -20,25 +20,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import npu_compiler
+from benchmarks.decoder_sizes import QWEN
 from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.frontend.cached_decoder import CachedDecoder
 
 __all__ = ["Qwen", "Reference", "Step", "accuracy", "bound", "logits"]
-
-_CONFIG: dict[str, Any] = {
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "attn_implementation": "sdpa",
-}
 
 
 @dataclass(frozen=True)
@@ -120,7 +107,7 @@ class Qwen:
 
 
 def _model() -> Any:
-    return Qwen2ForCausalLM(Qwen2Config(**_CONFIG))
+    return Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa"}))
 
 
 def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:

@@ -22,25 +22,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.decoder_sizes import QWEN, TINY
 from npu_cli.extras import import_extra, import_torchvision
 from npu_cli.timing import timed
 
 _PROMPT = 128
 _EAGER_STEPS = 4
-_QWEN: dict[str, Any] = {
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-}
-_TINY: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-_TINY |= {"vocab_size": 1024}
 
 
 def main() -> None:
@@ -56,7 +43,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="npu-benchmark-") as place:
         folder, source = Path(place, "model"), Path(place, "source")
-        import_extra("transformers", "llm").Qwen2Config(**_QWEN | (_TINY if args.tiny else {})).save_pretrained(source)
+        import_extra("transformers", "llm").Qwen2Config(**TINY if args.tiny else QWEN).save_pretrained(source)
         _, extract = timed(lambda: extract_language_model(source, folder, prefill=(_PROMPT,), dtype="bfloat16"))
         runs = {
             "one program": _run_device(folder, args.steps, args.device),

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import npu_compiler
+from benchmarks.decoder_sizes import SMALL
 from benchmarks.resnet import machine_figures
 from npu_cli.extras import import_extra, import_torchvision
 from npu_cli.sample_models import photograph_crops, resnet
@@ -32,18 +33,6 @@ from software_gpu.processor import ENVIRONMENT_VARIABLE, NATIVE
 
 _PROMPT = 128
 _STEPS = 4
-_DECODER: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 8192,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 _IMAGE, _PREFILL, _DECODE = "resnet18, one image, s", "decoder, prefill of 128, s", "decoder, one step, s"
 Actions = Mapping[str, Callable[[], object]]
 
@@ -82,10 +71,10 @@ class _Models:
         npu_compiler.extract(self.resnet, torch.from_numpy(self.image), self.ir, model_name="resnet18")
         self.program = npu_compiler.compile(self.ir, target=target)
         self.decoder, source = folder / "decoder", folder / "source"
-        import_extra("transformers", "llm").Qwen2Config(**_DECODER).save_pretrained(source)
+        import_extra("transformers", "llm").Qwen2Config(**SMALL).save_pretrained(source)
         extract_language_model(source, self.decoder, cache_length=1024, prefill=(_PROMPT,), dtype="bfloat16")
         self.model = load_decoder(source, "bfloat16", 0)
-        self.prompt = np.random.default_rng(0).integers(0, _DECODER["vocab_size"], _PROMPT).tolist()
+        self.prompt = np.random.default_rng(0).integers(0, SMALL["vocab_size"], _PROMPT).tolist()
 
     def at(self, level: str) -> Actions:
         """What is timed at a processor level; its kernels are compiled here."""

@@ -131,11 +131,16 @@ def _table(columns: Mapping[str, Mapping[str, Any]], rows: Labels, language: int
         yield f"| {label} | {' | '.join(cells)} |"
 
 
-def _resnet(language: int) -> Iterable[str]:
-    results = _load("resnet_software_gpu.json")
+def _measured(results: Mapping[str, Any], columns: Mapping[str, Any], rows: Labels, language: int) -> Iterable[str]:
+    """The machine, and a table of what was measured on it."""
     yield _machine(results["machine"])
     yield ""
-    yield from _table(results["models"], _RESNET, language)
+    yield from _table(columns, rows, language)
+
+
+def _resnet(language: int) -> Iterable[str]:
+    results = _load("resnet_software_gpu.json")
+    yield from _measured(results, results["models"], _RESNET, language)
     yield ""
     label = ("`import npu_compiler`: {:.2f} s.", "`import npu_compiler`: {:.2f}초.")[language]
     yield label.format(results["import npu_compiler, s"])
@@ -144,9 +149,7 @@ def _resnet(language: int) -> Iterable[str]:
 def _llm(language: int) -> Iterable[str]:
     results = _load("llm_software_gpu.json")
     names = {"one program": ("one program", "프로그램 하나"), "partitioned": ("partitioned", "분할")}
-    yield _machine(results["machine"])
-    yield ""
-    yield from _table({label[language]: results[name] for name, label in names.items()}, _LLM, language)
+    yield from _measured(results, {label[language]: results[name] for name, label in names.items()}, _LLM, language)
     yield ""
     label = (
         "PyTorch eager in bfloat16 on the same cores: {:.2f} tokens/s.",
@@ -173,9 +176,7 @@ def _compile_time(language: int) -> Iterable[str]:
 
 def _levels(language: int) -> Iterable[str]:
     results = _load("levels_software_gpu.json")
-    yield _machine(results["machine"])
-    yield ""
-    yield from _table(results["times"], _LEVELS, language)
+    yield from _measured(results, results["times"], _LEVELS, language)
 
 
 def _machine(machine: Mapping[str, Any]) -> str:

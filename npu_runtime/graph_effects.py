@@ -192,12 +192,12 @@ def _without_data(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _sorted(leaves: Sequence[Any], fakes: Mapping[int, torch.Tensor]) -> tuple[_Result, ...]:
     """Says of each result where it comes from."""
-    inputs = {_memory(fake): index for index, fake in reversed(fakes.items())}
+    inputs = {_memory(fake): index for index, fake in reversed(list(fakes.items()))}
     owners = Counter(_memory(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
     kinds: dict[int, torch.dtype] = {_memory(fake): fake.dtype for fake in fakes.values()}
     results: list[_Result] = []
@@ -209,7 +209,7 @@ def _sorted(leaves: Sequence[Any], fakes: Mapping[int, torch.Tensor]) -> tuple[_
         memory = _memory(leaf)
         if kinds.setdefault(memory, leaf.dtype) is not leaf.dtype:
             raise ExtractionError(f"it returns the same memory as {kinds[memory]} and as {leaf.dtype}")
-        view = _View(tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
+        view = _View(tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()))
         if memory in inputs:
             source = fakes[inputs[memory]]
             detached = source.requires_grad and not leaf.requires_grad
@@ -233,15 +233,16 @@ class _Watch(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.draws, self.statistics = False, set[int]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | (kwargs or {})
+        kwargs = dict(kwargs or {})
+        given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         if given.get("training"):
             statistics = (given.get(f"running_{name}") for name in ("mean", "var"))
             self.statistics |= {_memory(tensor) for tensor in statistics if isinstance(tensor, torch.Tensor)}
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

@@ -2,7 +2,8 @@
 
 A graph is compiled for each set of shapes that it is called with, as its first call comes. Parameters and buffers that
 the graph only reads are weights: loaded once, and again where they changed. What the graph writes into its inputs is
-copied back to them. Gradients are PyTorch's: the backward pass computes the graph once more, by PyTorch.
+copied back to them, and results share memory with inputs and with each other as PyTorch's do. Gradients are PyTorch's:
+the backward pass computes the graph once more, by PyTorch.
 """
 
 from __future__ import annotations
@@ -164,7 +165,9 @@ class _Graph:
         if compiled.is_disturbed(args):
             self._warn(_DISTURBED)
             return self._by_pytorch(args)
-        computed = _Differentiable.apply(self._graph, compiled, *args) if differentiable else compiled(args)
+        if not differentiable:
+            return compiled.does.results(compiled(args), args)
+        computed = _Differentiable.apply(self._graph, compiled, *args)  # type: ignore[no-untyped-call]
         return compiled.does.results(computed, args)
 
     def _by_pytorch(self, args: Sequence[Any]) -> Any:

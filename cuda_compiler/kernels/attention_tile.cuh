@@ -94,16 +94,20 @@ __device__ __forceinline__ void multiply_values(
             }
         }
     } else {
-        #pragma unroll
-        for (int c = 0; c < STEP; ++c) {
-            uint owner = lane / 4 * 4 + c % 8 / 2;
-            float upper = __shfl_sync(0xffffffffu, weight[c / 8][c % 2], owner);
-            float lower = __shfl_sync(0xffffffffu, weight[c / 8][c % 2 + 2], owner);
+        #pragma unroll 1 // unrolled it is too much code for the instruction cache, and takes the compiler ten seconds
+        for (int column = 0; column < 8; ++column) {
+            uint owner = lane / 4 * 4 + column / 2;
             #pragma unroll
-            for (int e = 0; e < V_WIDTH / 4; ++e) {
-                float value = element(values, place<V_WIDTH>(first + c, e / 2 * 8 + lane % 4 * 2 + e % 2));
-                rows.result[e / 2][e % 2] += upper * value;
-                rows.result[e / 2][e % 2 + 2] += lower * value;
+            for (int n = 0; n < STEP / 8; ++n) {
+                float upper = __shfl_sync(0xffffffffu, column % 2 ? weight[n][1] : weight[n][0], owner);
+                float lower = __shfl_sync(0xffffffffu, column % 2 ? weight[n][3] : weight[n][2], owner);
+                #pragma unroll
+                for (int e = 0; e < V_WIDTH / 4; ++e) {
+                    uint at = place<V_WIDTH>(first + n * 8 + column, e / 2 * 8 + lane % 4 * 2 + e % 2);
+                    float value = element(values, at);
+                    rows.result[e / 2][e % 2] += upper * value;
+                    rows.result[e / 2][e % 2 + 2] += lower * value;
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 """Every op, once, by family. Importing this package fills the registry."""
 
 from npu_compiler.ops import (
+    activations,
     attention,
     convolution,
     creation,
@@ -17,6 +18,7 @@ from npu_compiler.ops.registry import OpDefinition, definition, get_supported_op
 
 __all__ = ["OpDefinition", "definition", "get_supported_ops"]
 __all__ += [
+    "activations",
     "attention",
     "convolution",
     "creation",

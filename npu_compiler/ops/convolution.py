@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -28,7 +28,8 @@ filtering = partial(
     flops=flops,
 )
 image_filtering = partial(filtering, term=Term("convolution", ("input", "weight", "bias")))
-pooling = partial(op, work=Work.ANCHOR, images={"self": "image"})
+line_pooling = partial(op, work=Work.ANCHOR)
+pooling = partial(line_pooling, images={"self": "image"})
 
 
 def _pair(value: Any, name: str) -> tuple[int, int]:
@@ -37,6 +38,11 @@ def _pair(value: Any, name: str) -> tuple[int, int]:
     if len(values) not in (1, 2) or any(type(v) is not int for v in values):
         raise OpRefusal(f"given {name}={value!r}, expected one or two whole numbers")
     return values[0], values[-1]
+
+
+def _row(x: Tensor) -> Tensor:
+    """A line as an image one row high."""
+    return x.reshape((*x.shape[:-1], 1, x.shape[-1]))
 
 
 @image_filtering("aten.conv2d.default")
@@ -110,8 +116,24 @@ def conv1d(
     """Cross-correlation of [N, C, L] with weight [O, C / groups, K], plus bias [O]: of images one row high."""
     if len(input.shape) != 3 or len(weight.shape) != 3:
         raise OpRefusal(f"given {len(input.shape)} dimensions, expected 3: [N, C, L]")
-    image, kernel = (t.reshape((*t.shape[:2], 1, t.shape[2])) for t in (input, weight))
-    result = conv2d(image, kernel, bias, (1, *stride), (0, *padding), (1, *dilation), groups)
+    result = conv2d(_row(input), _row(weight), bias, (1, *stride), (0, *padding), (1, *dilation), groups)
+    return result.reshape((*result.shape[:2], result.shape[3]))
+
+
+@filtering("aten.conv1d.padding")
+def conv1d_padding(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: str = "valid",
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Tensor:
+    """The convolution of [N, C, L] with as much padding as `conv2d` has by that word."""
+    if len(input.shape) != 3 or len(weight.shape) != 3:
+        raise OpRefusal(f"given {len(input.shape)} dimensions, expected 3: [N, C, L]")
+    result = conv2d_padding(_row(input), _row(weight), bias, (1, *stride), padding, (1, *dilation), groups)
     return result.reshape((*result.shape[:2], result.shape[3]))
 
 
@@ -212,3 +234,44 @@ def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[int]) -> Tensor:
     if (rows, columns) == (1, 1):
         return reduce(self, total, (-2, -1), True, scale=1 / (height * width))[0]
     return _pool(self, "adaptive", (rows, columns))
+
+
+def _pool_line(pool: Callable[..., Tensor], x: Tensor, *sizes: Any, beside: Sequence[int], **options: Any) -> Tensor:
+    """A pool of images on a line; each of `sizes` gets the number that is neutral for its one row."""
+    both = [(one, *([size] if isinstance(size, int) else size)) for size, one in zip(sizes, beside, strict=True)]
+    result = pool(_row(x), *both, **options)
+    return result.reshape((*result.shape[:-2], result.shape[-1]))
+
+
+@line_pooling("aten.max_pool1d.default")
+def max_pool1d(
+    self: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The maximum of each window of a line; padding never wins."""
+    sizes = (kernel_size, stride or kernel_size, padding, dilation)
+    return _pool_line(max_pool2d, self, *sizes, beside=(1, 1, 0, 1), ceil_mode=ceil_mode)
+
+
+@line_pooling("aten.avg_pool1d.default")
+def avg_pool1d(
+    self: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of a line; padding counts as zeros unless `count_include_pad` is false."""
+    sizes, options = (kernel_size, stride or kernel_size, padding), {"count_include_pad": count_include_pad}
+    return _pool_line(avg_pool2d, self, *sizes, beside=(1, 1, 0), ceil_mode=ceil_mode, **options)
+
+
+@line_pooling("aten.adaptive_avg_pool1d.default")
+def adaptive_avg_pool1d(self: Tensor, output_size: Any) -> Tensor:
+    """Means over ``output_size`` windows of a line, which span as those of `adaptive_avg_pool2d`."""
+    return _pool_line(adaptive_avg_pool2d, self, output_size, beside=(1,))

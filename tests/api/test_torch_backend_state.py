@@ -109,19 +109,22 @@ def test_what_is_written_without_gradients_is_counted() -> None:
 
 
 def test_weights_that_share_memory() -> None:
-    module = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False))
-    module[1].weight = module[0].weight
+    first, second = (nn.Linear(10, 10, bias=False) for _ in range(2))
+    second.weight, module = first.weight, nn.Sequential(first, second)
     fast, x = compiled(module), torch.randn(2, 10)
     with torch.no_grad():
         close(fast(x), module(x))
-        module[0].weight.mul_(2)
+        first.weight.mul_(2)
         close(fast(x), module(x))
-        module[1].weight = nn.Parameter(torch.randn(10, 10))
+        second.weight = nn.Parameter(torch.randn(10, 10))
         close(fast(x), module(x))
 
 
 def test_state_that_a_module_writes() -> None:
     class Counting(nn.Module):
+        calls: Tensor
+        total: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.scale = 2.0
@@ -131,7 +134,8 @@ def test_state_that_a_module_writes() -> None:
         def forward(self, x: Tensor) -> Tensor:
             self.calls.add_(1)
             self.total = self.total + x
-            return self.total * self.calls * self.scale
+            result: Tensor = self.total * self.calls * self.scale
+            return result
 
     module, x = Counting(), torch.ones(3)
     fast = compiled(module)

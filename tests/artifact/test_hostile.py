@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from npu_compiler.artifact.plan import Argument, ExecutionPlan
 from npu_compiler.dtypes import FLOAT16, FLOAT32
@@ -29,118 +30,7 @@ def test_the_program_itself_runs() -> None:
     np.testing.assert_allclose(run_artifact(with_kernel(kernel())), np.full((4, 5), 10.0), atol=0.01)
 
 
-# Name: (before the kernel, the kernel's body, what the refusal says). CANARY and SECRET_FILE are paths.
-COMMANDS = {
-    "a linkage specification": ('extern "C" int system(const char*);', 'system("touch CANARY");', "'\"'"),
-    "a linkage of nothing quoted": ("extern int system(const char* command);", BODY, "'extern'"),
-    "a declaration of the host's": ("int system(device const char* command);", "system(0);", "'system'"),
-    "a declaration in a function": ("", "void abort(); abort();", "'abort'"),
-    "a declaration of types in a function": ("", "int close(int); close(1);", "'close'"),
-    "a declaration of pointers in a function": ("", "int system(device const char* p); system(0);", "'system'"),
-    "a name of the host": ("", "system(0);", "undeclared identifier 'system'"),
-    "a name with a scope": ("", "::std::terminate();", "std"),
-    "a constructor attribute": ('__attribute__((constructor)) void start() { system("touch CANARY"); }', BODY, "'\"'"),
-    "an attribute of the compiler": ("__attribute__((constructor)) void start() {}", BODY, "'__attribute__'"),
-    "an attribute in brackets": ("[[gnu::constructor]] void start() {}", BODY, "an attribute"),
-    "an attribute in brackets apart": ("[ [gnu::constructor]] void start() {}", BODY, "an attribute"),
-    "an attribute behind a name": ("void start [[gnu::constructor]] () {}", BODY, "an attribute"),
-    "alignment": ("", "alignas(4096) float v; result[i] = v;", "'alignas'"),
-    "a builtin": ("", "__builtin_trap();", "'__builtin_trap'"),
-    "a builtin of atomics": ("", "__atomic_store_n(result, half(1), 0);", "'__atomic_store_n'"),
-    "inline assembly": ("", 'asm("hlt");', "'\"'"),
-    "inline assembly by another name": ("", "__asm__ volatile (i);", "'__asm__'"),
-    "assembly without words": ("asm();", BODY, "'asm'"),
-    "a variable that is computed at load": (
-        "inline int start() { int n = 0; while (n >= 0) n = n * 3 % 7; return n; }\nconstant int begun = start();",
-        BODY,
-        "global constructor",
-    ),
-    "a variable of the library": ("int counter = 0;", BODY, "'counter'"),
-    "a variable in parentheses": ("inline int one() { return 1; }\nconstant int begun(one());", BODY, "'begun'"),
-    "a variable of a function": ("", "static int counter = 0; result[i] = half(counter++);", "'static'"),
-    "a constructor": ("struct Start { Start() { } };\nStart start;", BODY, "a struct that holds more than values"),
-    "the machinery of the device": ("", "msl_worker->stacks = nullptr;", "'msl_worker'"),
-    "the machinery's namespace": ("", "msl::run_fibers(nullptr, 1, 1, 1, nullptr, nullptr);", "'msl'"),
-    "a macro of the headers": ("MSL_EXPORT void start() {}", BODY, "'MSL_EXPORT'"),
-    "a namespace": ("namespace msl2 { inline int f() { return 1; } }", BODY, "a namespace"),
-    "an operator": ("inline int operator+(AxpyParams a, int b) { return b; }", BODY, "'operator'"),
-    "dynamic memory": ("", "device float* p = new float[4];", "'new'"),
-    "an exception": ("", "throw 1;", "'throw'"),
-    "virtual functions": ("struct A { virtual void f(); };", BODY, "'virtual'"),
-    "a lambda": ("", "result[[](int n) { return n; }(0)] = half(1);", "an attribute"),
-    "a lambda in an argument": ("", "result[0] = half(max(0.0f, [](float n) { return n; }(0.0f)));", "a lambda"),
-    "a module": ("import std;", BODY, "'import'"),
-    "a pragma": ("#pragma clang attribute push (constructor)", BODY, "#pragma"),
-    "a pragma in words": ('_Pragma("clang diagnostic ignored")', BODY, "'\"'"),
-    "an escape": ("int \\u0061sm = 1;", BODY, "\\\\"),
-    "a name in another script": ("int ａsm = 1;", BODY, "there are no strings"),
-    "a joined name": ("#define JOIN(a, b) a##b\nJOIN(a, sm)();", BODY, "JOIN"),
-}
-POINTERS = {
-    "of a number": ("", "*(device int*)16 = 1;", "no matching conversion"),
-    "of nothing": ("", "*(device int*)0 = 1;", "no matching conversion"),
-    "of a computed number": ("", "*(device int*)(ulong(i) + 4096) = 1;", "no matching conversion"),
-    "of a number by a literal": ("", "device int* p = (device int*){16}; *p = 1;", "no matching constructor"),
-    "of nothing by its name": ("", "device int* p = nullptr; p[4] = 1;", "'nullptr'"),
-    "of nothing without a cast": ("", "device half* p = 0; p[8] = half(1);", "null pointer"),
-    "of nothing in braces": ("", "device int* p{}; p[4] = 1;", "empty braces"),
-    "of nothing that is returned": ("inline device int* f() { return {}; }", "f()[4] = 1;", "empty braces"),
-    "by another cast": ("", "*reinterpret_cast<device int*>(16ul) = 1;", "'reinterpret_cast'"),
-    "by a reference": ("", "ulong n = 16; (device int*&)n = 0;", "a cast to a reference"),
-    "by as_type": ("", "*as_type<device int*>(16ul) = 1;", "a pointer or reference without a name"),
-    "by a type's other name": ("typedef device int* place;", "*(place)16ul = 1;", "another name of a pointer"),
-    "by an alias": ("using place = device int*;", "*place(16ul) = 1;", "another name of a pointer"),
-    "by a name in the middle": ("", "device int typedef* place; *(place)16ul = 1;", "another name of a pointer"),
-    "by a template's type": (
-        "template <typename T> inline T make(T like, ulong n) { return (T)n; }",
-        "*make(result, 16ul) = half(1);",
-        "is_plain",
-    ),
-    "by a given type": (
-        "template <typename T> inline T make(ulong n) { return (T)n; }",
-        "*make<device int*>(16ul) = 1;",
-        "a pointer or reference without a name",
-    ),
-    "by a type that is asked for": ("", "*(decltype(result))16ul = half(1);", "'decltype'"),
-    "by a union": ("", "union { ulong n; device int* p; } u; u.n = 16; *u.p = 1;", "'union'"),
-    "by a struct": ("struct Both { device int* p; };", "ulong n = 16; *((thread Both*)&n)->p = 1;", "more than values"),
-    "by memory that holds one": (
-        "",
-        "ulong n = 16; thread ulong* at = &n; device int** p = (device int**)at; **p = 1;",
-        "can't be read as pointers",
-    ),
-    "by writing over one": ("", "device half* p = result; *(thread ulong*)&p = 16; *p = half(1);", "holds pointers"),
-    "by writing over many": ("", "device half* p[2]; *(thread ulong*)p = 16; *p[0] = half(1);", "holds pointers"),
-    "to a function": ("inline void f() {}", "void (*g)() = f; g();", "a pointer or reference to a function"),
-    "to a function in parentheses": ("inline void f() {}", "void ((*g))() = f; g();", "to a function"),
-    "to a function as a parameter": ("inline void f(void g()) { g(); }", BODY, "a function's parameter"),
-    "to a function by reference": ("inline void f() {}", "void (&g)() = f; g();", "to a function"),
-    "to a function of no name": ("inline void f() {}", "auto g = f; g();", "'auto'"),
-    "to a member": ("", "uint AxpyParams::* m = &AxpyParams::count;", "a pointer to a member"),
-    "to code": ("inline void f() {}", "result[0] = *(device half*)f;", "no matching conversion|static assertion"),
-    "to a label": ("", "again: result[0] = half((ulong)&&again);", "a label"),
-}
-FILES = {
-    "quoted": '#include "SECRET_FILE"',
-    "in brackets": "#include <SECRET_FILE>",
-    "by a macro": '#define FILE "SECRET_FILE"\n#include FILE',
-    "in two lines": '#inc\\\nlude "SECRET_FILE"',
-    "by two characters for one": '%:include "SECRET_FILE"',
-    "by three characters for one": '??=include "SECRET_FILE"',
-    "behind a comment": '/* */ # /* */ include /* */ "SECRET_FILE"',
-    "behind a hidden line": '// \\\n\n#include "SECRET_FILE"',
-    "behind another line's end": 'int a;\r#include "SECRET_FILE"',
-    "in quotation": '#define Q R"(" /* )"\n#include "SECRET_FILE"\n// */',
-    "the next": '#include_next "SECRET_FILE"',
-    "imported": '#import "SECRET_FILE"',
-    "embedded": 'constant int a[] = {\n#embed "SECRET_FILE"\n};',
-    "asked for": '#if __has_include("SECRET_FILE")\n#endif',
-    "by the assembler": 'asm(".incbin \\"SECRET_FILE\\"");',
-    "as the line": '#line 1 "SECRET_FILE"',
-    "as the line in short": '# 1 "SECRET_FILE"',
-    "of the project, beside the process": '#include "common.metal"',
-    "a name of it": "constant int a = sizeof(__FILE__);",
-}
+REFUSED = yaml.safe_load((Path(__file__).parent / "refused_kernels.yml").read_text(encoding="utf-8"))
 BOMBS = {
     "a long source": f"//{'x' * 300_000}",
     "deep brackets": f"inline int f() {{ return {'(' * 5000}1{')' * 5000}; }}",
@@ -168,26 +58,28 @@ def refusal(text: str) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+def check_refused(before: str = "", body: str = BODY, says: str = "", canary: str = "") -> None:
+    text = refusal(kernel(before, body).replace("CANARY", canary))
+    assert any(part in text for part in says.split("|")), text
+
+
+@pytest.mark.parametrize("name", REFUSED["commands"])
 def test_a_kernel_reaches_nothing_of_the_host(name: str, tmp_path: Path) -> None:
-    before, body, words = COMMANDS[name]
     canary = tmp_path / "canary"
-    assert words in refusal(kernel(before, body).replace("CANARY", str(canary)))
+    check_refused(**REFUSED["commands"][name], canary=str(canary))
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("name", POINTERS)
+@pytest.mark.parametrize("name", REFUSED["pointers"])
 def test_a_pointer_comes_from_a_pointer(name: str) -> None:
-    before, body, words = POINTERS[name]
-    text = refusal(kernel(before, body))
-    assert any(part in text for part in words.split("|")), text
+    check_refused(**REFUSED["pointers"][name])
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", REFUSED["files"])
 def test_no_file_of_the_machine_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "common.metal").write_text(SECRET)
     monkeypatch.chdir(tmp_path)
-    text = refusal(kernel(FILES[name].replace("SECRET_FILE", str(tmp_path / "common.metal"))))
+    text = refusal(kernel(REFUSED["files"][name].replace("SECRET_FILE", str(tmp_path / "common.metal"))))
     assert SECRET not in text
 
 

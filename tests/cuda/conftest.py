@@ -7,6 +7,7 @@ import pytest
 from cuda_runtime.nvrtc import architectures
 from npu_compiler.errors import MissingDependencyError, NPUError
 from npu_runtime import Device
+from tests.cuda.kernels import remember_in
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +16,14 @@ def device() -> Device:
         return Device("cuda")
     except NPUError as error:
         pytest.skip(f"no CUDA device: {error}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+    """No kernel is compiled twice in a session, whichever of its processes comes first."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if hasattr(request.config, "workerinput") else own  # of pytest-xdist's workers
+    remember_in(shared / "compiled_kernels")
 
 
 @pytest.fixture(autouse=True)

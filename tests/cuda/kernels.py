@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from cuda_runtime.capability import meets
 from cuda_runtime.nvrtc import compile_kernel
 from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, KernelSource, Step, options_of
 
-__all__ = ["check_compile", "check_plan_compiles", "kernels_for"]
+__all__ = ["check_compile", "check_plan_compiles", "kernels_for", "remember_in"]
 
-_compiled: set[tuple[str, int]] = set()  # digests of this session, with their architecture
+_compiled: Path | None = None  # a folder with an empty file for each kernel that compiled in this session
 
 
 def kernels_for(plan: ExecutionPlan, capability: int) -> list[KernelSource]:
@@ -22,17 +23,30 @@ def kernels_for(plan: ExecutionPlan, capability: int) -> list[KernelSource]:
     return [plan.kernels[index] for index in sorted(indices)]
 
 
+def remember_in(folder: Path) -> None:
+    """Names the folder in which the processes of a session tell each other what compiled."""
+    global _compiled
+    folder.mkdir(exist_ok=True)
+    _compiled = folder
+
+
 def check_compile(kernels: Iterable[KernelSource], architecture: int) -> None:
-    """Compiles kernels, each once in a session.
+    """Compiles kernels, each once in a session of the tests of this folder.
 
     Raises:
         KernelCompileError: One is refused.
     """
-    left = {kernel.digest: kernel for kernel in kernels if (kernel.digest, architecture) not in _compiled}
+
+    def compile_once(kernel: KernelSource) -> None:
+        mark = None if _compiled is None else _compiled / f"{kernel.digest}-{architecture}"
+        if mark is None or not mark.exists():
+            assert compile_kernel(kernel.text, kernel.entry, architecture)
+            if mark is not None:
+                mark.touch()
+
+    distinct = {kernel.digest: kernel for kernel in kernels}
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        codes = workers.map(lambda kernel: compile_kernel(kernel.text, kernel.entry, architecture), left.values())
-        assert all(codes)
-    _compiled.update((digest, architecture) for digest in left)
+        list(workers.map(compile_once, distinct.values()))
 
 
 def check_plan_compiles(plan: ExecutionPlan, architecture: int) -> None:

@@ -9,22 +9,10 @@ import torch
 from torch import nn
 
 from npu_cli.sample_models import photograph_crops, resnet
-from tests.support.decoders import import_transformers
+from tests.support.decoders import Logits, import_transformers
 from tests.support.extraction import check_computes, nodes_of
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-class Logits(nn.Module):
-    """A language model as a function of token ids, without a cache."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.eval()
-
-    def forward(self, tokens: torch.Tensor) -> Any:
-        return self.model(input_ids=tokens, use_cache=False)[0]
 
 
 def test_resnet() -> None:

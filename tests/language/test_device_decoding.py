@@ -17,7 +17,7 @@ from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
 from npu_runtime.device_decoding import decode_on_device
 from npu_runtime.sampling import Sampler, Sampling
-from tests.support.decoders import Decoder
+from tests.support.decoders import Decoder, fill_weights
 
 PROMPT = [5, 6, 7, 8, 9]
 GREEDY = Sampler(Sampling())
@@ -164,11 +164,7 @@ def test_a_step_that_gives_no_numbers_ends_the_text(qwen: Decoder, device: Devic
     generator = Generator(qwen.folder, device, decoding=decode_on_device)
     generation = generator.generate(PROMPT, 10)
     next(generation)
-    assert isinstance(generator.model.functions, object)
-    weights: Any = generator.model.functions.weights  # type: ignore[attr-defined]
-    for buffer in weights.values():
-        with buffer.writing() as memory:
-            memory[:] = 0x7F
+    fill_weights(generator, 0x7F)
     with pytest.raises(DeviceError, match="the model gave no number as highest logit"):
         list(generation)
 

@@ -11,13 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 import npu_compiler
+from npu_compiler.errors import DeviceError
 from npu_compiler.graph.next_token import NO_NUMBER
 from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED, as_matrix, sampled_token_ir
 from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
 from npu_runtime.device_decoding import can_decode_on_device, decode_on_device
 from npu_runtime.sampling import Sampler, Sampling
-from tests.support.decoders import Decoder
+from tests.support.decoders import Decoder, fill_weights
 
 PROMPT = [5, 6, 7, 8, 9]
 OPTIONS: list[dict[str, Any]] = [
@@ -250,15 +251,10 @@ def test_a_sequence_goes_on_after_the_loop(generator: Generator) -> None:
 
 
 def test_logits_that_are_no_numbers_end_the_text(qwen: Decoder, device: Device) -> None:
-    from npu_compiler.errors import DeviceError
-
     generator = Generator(qwen.folder, device, decoding=decode_on_device)
     generation = generator.generate(PROMPT, 10, temperature=1.0, seed=1)
     next(generation)
-    weights: Any = generator.model.functions.weights  # type: ignore[attr-defined]
-    for buffer in weights.values():
-        with buffer.writing() as memory:
-            memory[:] = 0x7F
+    fill_weights(generator, 0x7F)
     with pytest.raises(DeviceError, match="the model gave no number as highest logit"):
         list(generation)
 

@@ -123,6 +123,31 @@ UNARY = [
 ]
 
 _BASES, _WHOLE = floats(3, 8, low=-3, high=3), values(-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 2.0, 3.0)
+_WIDE = floats(3, 8, low=-4, high=4)
+ACTIVATIONS = [
+    *(
+        case(f"{name}.default", operand)
+        for name in ("leaky_relu", "elu", "celu", "selu", "softplus", "log_sigmoid", "mish", "hardsigmoid", "hardswish")
+        for operand in (_WIDE, SPECIAL)
+    ),
+    *(case(f"{name}.default", operand) for name in ("hardshrink", "softshrink") for operand in (_WIDE, SPECIAL)),
+    case("leaky_relu.default", TRANSPOSED, 0.3),
+    case("elu.default", _WIDE, 1.5, 2.0, 0.5),
+    case("celu.default", _WIDE, -1.5),
+    case("softplus.default", values(-15.0, -9.0, -3.0, 4.0, 9.0, 12.0), 2, 20),
+    case("log_sigmoid.default", values(-90.0, -9.0, 3.0, 7.0, 90.0)),
+    case("hardshrink.default", _WIDE, 1.25),
+    case("softshrink.default", _WIDE, 1.25),
+    case("threshold.default", _WIDE, 0.5, -7.0),
+    case("threshold.default", SPECIAL, 0.5, -7.0),
+    case("prelu.default", IMAGE, floats(3)),
+    case("prelu.default", MATRIX, floats(1)),
+    case("prelu.default", SPECIAL, floats(1)),
+    case("glu.default", MATRIX),
+    case("glu.default", IMAGE, 2),
+    case("glu.default", IMAGE, -2),
+    refused("expected floating point", "hardshrink.default", integers(3)),
+]
 POWERS = [
     *(case("pow.Tensor_Scalar", _BASES, exponent) for exponent in (0, 1, 2, 3, 4, 5, -1, -2, -3, 2.0, 3.0, 0.0)),
     *(case("pow.Tensor_Scalar", floats(3, 8, low=0.1, high=3), exponent) for exponent in (0.5, -0.5, 1.7, -1.3)),
@@ -218,4 +243,4 @@ CONVERSIONS = [
 ]
 
 
-CASES = [*ARITHMETIC, *UNARY, *POWERS, *COMPARISONS, *LOGIC, *CHOICES, *CONVERSIONS]
+CASES = [*ARITHMETIC, *UNARY, *ACTIVATIONS, *POWERS, *COMPARISONS, *LOGIC, *CHOICES, *CONVERSIONS]

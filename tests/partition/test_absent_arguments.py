@@ -54,31 +54,24 @@ def drawn(*shape: int, low: float = 0.5) -> torch.Tensor:
 CHANNELS = {"weight": drawn(3), "bias": drawn(3, low=1)}
 STATISTICS = {"running_mean": drawn(3, low=0.1), "running_var": drawn(3)}
 BATCH_NORM = (False, 0.1, 1e-5)
+
+
+def by_statistics(function: Build) -> tuple[Build, tuple[torch.Tensor, ...], dict[str, torch.Tensor], set[str]]:
+    """A norm of images by running statistics, which are required; `function` has the order of `aten.batch_norm`."""
+    return (
+        lambda x, weight, bias, running_mean, running_var: function(x, weight, bias, running_mean, running_var),
+        (IMAGE,),
+        CHANNELS | STATISTICS,
+        set(STATISTICS),
+    )
+
+
 # op: function of the inputs and of optional tensors by name, the inputs, the optional tensors, those that are required
 OPTIONAL: dict[str, tuple[Build, tuple[torch.Tensor, ...], dict[str, torch.Tensor], set[str]]] = {
-    "batch_norm": (
-        lambda x, weight, bias, running_mean, running_var: aten.batch_norm(
-            x, weight, bias, running_mean, running_var, *BATCH_NORM, False
-        ),
-        (IMAGE,),
-        CHANNELS | STATISTICS,
-        set(STATISTICS),
-    ),
-    "native_batch_norm": (
-        lambda x, weight, bias, running_mean, running_var: aten.native_batch_norm(
-            x, weight, bias, running_mean, running_var, *BATCH_NORM
-        )[0],
-        (IMAGE,),
-        CHANNELS | STATISTICS,
-        set(STATISTICS),
-    ),
-    "_native_batch_norm_legit_no_training": (
-        lambda x, weight, bias, running_mean, running_var: aten._native_batch_norm_legit_no_training(
-            x, weight, bias, running_mean, running_var, 0.1, 1e-5
-        )[0],
-        (IMAGE,),
-        CHANNELS | STATISTICS,
-        set(STATISTICS),
+    "batch_norm": by_statistics(lambda *tensors: aten.batch_norm(*tensors, *BATCH_NORM, False)),
+    "native_batch_norm": by_statistics(lambda *tensors: aten.native_batch_norm(*tensors, *BATCH_NORM)[0]),
+    "_native_batch_norm_legit_no_training": by_statistics(
+        lambda *tensors: aten._native_batch_norm_legit_no_training(*tensors, 0.1, 1e-5)[0]
     ),
     "instance_norm": (
         lambda x, weight, bias: aten.instance_norm(x, weight, bias, None, None, True, 0.1, 1e-5, False),
@@ -86,13 +79,8 @@ OPTIONAL: dict[str, tuple[Build, tuple[torch.Tensor, ...], dict[str, torch.Tenso
         CHANNELS,
         set(),
     ),
-    "instance_norm by running statistics": (
-        lambda x, weight, bias, running_mean, running_var: aten.instance_norm(
-            x, weight, bias, running_mean, running_var, *BATCH_NORM, False
-        ),
-        (IMAGE,),
-        CHANNELS | STATISTICS,
-        set(STATISTICS),
+    "instance_norm by running statistics": by_statistics(
+        lambda *tensors: aten.instance_norm(*tensors, *BATCH_NORM, False)
     ),
     "layer_norm": (
         lambda x, weight, bias: F.layer_norm(x, (6,), weight, bias),

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
 from torch_ir import extract_ir
 
 from npu_compiler import partition
 from npu_runtime import DAGExecutor, Device
 from npu_runtime.host_tensors import to_numpy
 from tests.partition.mixed import array, check_equal
-from tests.support.decoders import config, import_transformers
-
-
-class Logits(nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.eval()
-
-    def forward(self, tokens: torch.Tensor) -> Any:
-        return self.model(input_ids=tokens, use_cache=False)[0]
+from tests.support.decoders import Logits, config, import_transformers
 
 
 @pytest.mark.filterwarnings("ignore:Skipping .* meta-device constant")

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 from npu_cli.extras import import_extra, import_torchvision
+from npu_runtime import Generator
 
 __all__ = [
     "VOCABULARY",
     "Decoder",
+    "Logits",
     "check_greedy",
     "config",
     "dtype_errors",
+    "fill_weights",
     "greedy",
     "import_transformers",
     "make_decoder",
@@ -41,6 +44,26 @@ def config(family: str, **options: Any) -> Any:
         sizes = _SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True}
         sizes |= {"head_dim": 16} if family == "Qwen3" else {}
     return getattr(import_transformers(), f"{family}Config")(**_SHARED | sizes | options)
+
+
+class Logits(torch.nn.Module):
+    """A language model as a function of token ids, without a cache."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.model(input_ids=tokens, use_cache=False)[0]
+
+
+def fill_weights(generator: Generator, byte: int) -> None:
+    """Writes one byte all over the weights of a generator that decodes on the device; 0x7F makes them no numbers."""
+    weights: Any = generator.model.functions.weights  # type: ignore[attr-defined]
+    for buffer in weights.values():
+        with buffer.writing() as memory:
+            memory[:] = byte
 
 
 @dataclass(frozen=True)
