@@ -15,18 +15,10 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
 from npu_compiler.lowering.params import ParamStruct
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.trace import Anchor
 
-__all__ = ["Epilogue", "KernelText", "LaunchShape", "anchor_launch", "anchor_source"]
+__all__ = ["Epilogue", "KernelText", "LaunchShape", "anchor_launch"]
 
 _POSITIONS, _NAMES = "int batch, int row, int col, ", "batch, row, col, "
-
-
-def anchor_source(group: Group) -> Anchor:
-    """The anchor that a group was built around."""
-    assert group.anchor is not None
-    assert isinstance(group.anchor.source, Anchor)
-    return group.anchor.source
 
 
 @dataclass(frozen=True)

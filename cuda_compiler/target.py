@@ -6,6 +6,7 @@ Only weights of convolutions are padded: zeros fill up their taps to chunks that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cuda_compiler.attention.decode import takes_producer
 from cuda_compiler.attention.lowering import lower_attention
@@ -20,20 +21,23 @@ from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.pooling import Pooling
+from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import Expr, has_reduce
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["CUDATarget"]
 
-_Lower = Callable[[Group, Lowering], Sequence[Step]]
-_ANCHORS: Mapping[str, _Lower] = {
-    "matmul": lower_matmul,
-    "conv2d": lower_conv2d,
-    "pool2d": lower_pool2d,
-    "attention": lower_attention,
+_PROBLEMS: Mapping[type[Problem], Callable[[Any, Group, Lowering], Sequence[Step]]] = {
+    Product: lower_matmul,
+    Convolution: lower_conv2d,
+    Pooling: lower_pool2d,
+    Attention: lower_attention,
 }
 _CHANNELS_LAST = (0, 2, 3, 1)
 
@@ -71,11 +75,11 @@ class CUDATarget(CodegenTarget):
         return [*lower_shared(groups, lowering)]
 
     def lower(self, group: Group, lowering: Lowering) -> list[Step]:
-        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
-            kind = group.anchor.source.kind
-            if kind not in _ANCHORS:
-                raise OpRefusal(f"the target 'cuda' has no kernel for {kind}")
-            return [*_ANCHORS[kind](group, lowering)]
+        if group.problem is not None:
+            lower = _PROBLEMS.get(type(group.problem))
+            if lower is None:
+                raise OpRefusal(f"the target 'cuda' has no kernel for {type(group.problem).__name__}")
+            return [*lower(group.problem, group, lowering)]
         if has_reduce(group.expr):
             return [*lower_rows(group, lowering)]
         return [*lower_elementwise(group, lowering)]

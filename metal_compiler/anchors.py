@@ -16,9 +16,8 @@ from npu_compiler.lowering.operands import MAX_ELEMENTS, Operands, merge_groups
 from npu_compiler.lowering.params import ParamStruct
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor
 
-__all__ = ["AnchorKernel", "Dims", "KernelText", "Prologue", "anchor_kernel", "anchor_of"]
+__all__ = ["AnchorKernel", "Dims", "KernelText", "Prologue", "anchor_kernel"]
 
 Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """The dimensions of the iteration space that a kernel counts as its batch, its row and its column."""
@@ -26,13 +25,6 @@ Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
 _POSITIONS = ("batch", "row", "col")
 _DEFAULTS = re.compile(r"#ifndef GENERATED.*?#endif\n", re.DOTALL)
 """The part of a kernel file that lets it compile by itself; here stands what is generated."""
-
-
-def anchor_of(group: Group) -> Anchor:
-    """What the group's anchor computes, and from what."""
-    assert group.anchor is not None
-    assert isinstance(group.anchor.source, Anchor)
-    return group.anchor.source
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from metal_compiler.attention.lowering import lower_attention
 from metal_compiler.dialect import METAL
@@ -12,17 +13,27 @@ from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.matmul import lower_matmul
 from metal_compiler.products.prologue import takes_vector_prologue
 from npu_compiler.artifact.plan import Step
+from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.pooling import Pooling
+from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import Expr, has_reduce
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
 
 CHANNEL_ALIGNMENT = 64
-_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d, "attention": lower_attention}
+_PROBLEMS: Mapping[type[Problem], Callable[[Any, Group, Lowering, Dialect], Sequence[Step]]] = {
+    Product: lower_matmul,
+    Convolution: lower_conv2d,
+    Pooling: lower_pool2d,
+    Attention: lower_attention,
+}
 
 
 class MetalTarget(CodegenTarget):
@@ -49,11 +60,11 @@ class MetalTarget(CodegenTarget):
         return takes_vector_prologue(group, position)
 
     def lower(self, group: Group, lowering: Lowering) -> list[Step]:
-        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
-            kind = group.anchor.source.kind
-            if kind not in _ANCHORS:
-                raise OpRefusal(f"the target 'metal' has no kernel for {kind}")
-            return [*_ANCHORS[kind](group, lowering, METAL)]
+        if group.problem is not None:
+            lower = _PROBLEMS.get(type(group.problem))
+            if lower is None:
+                raise OpRefusal(f"the target 'metal' has no kernel for {type(group.problem).__name__}")
+            return [*lower(group.problem, group, lowering, METAL)]
         if has_reduce(group.expr):
             return [*lower_rows(group, lowering, METAL)]
         return [*lower_elementwise(group, lowering, METAL)]

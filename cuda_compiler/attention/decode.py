@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
@@ -19,7 +19,8 @@ from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import Expr, Iota, Load, reindex, walk
 from npu_compiler.tensor.trace import Map, Scatter
@@ -33,6 +34,7 @@ _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
 _WARPS = 8
+_CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _DEPTH = 2  # pieces that a warp has on their way, where one cluster works for a head
 _SHARED_BYTES = 200 * 1024  # of a multiprocessor, for pieces
 _PIECE = 16  # positions, as in attention_warp.cuh
@@ -60,7 +62,7 @@ class _Division:
         depth: Pieces that a warp has on their way.
     """
 
-    problem: AttentionProblem
+    problem: Attention
     block: int
     cluster: int
     clusters: int
@@ -83,13 +85,12 @@ class _Division:
 
 def takes_producer(group: Group, position: int, produced: Group) -> bool:
     """Whether the kernel computes an operand of a group itself: queries, or what is scattered into keys or values."""
-    anchor = anchor_source(group)
-    if anchor.kind != "attention" or position > 2 or not produced.is_elementwise:
+    problem = group.problem
+    if not isinstance(problem, Attention) or position > 2 or not produced.is_elementwise:
         return False
-    q, k = anchor.operands[:2]
-    if q.view.shape[1] // k.view.shape[1] * q.view.shape[2] > _MAX_ROWS:
+    if problem.shared * problem.rows > _MAX_ROWS:
         return False
-    ref = anchor.operands[position]
+    ref = problem.operands[position].ref
     if position == 0:
         return isinstance(produced.output.source, Map) and _seen(produced, ref.steps) is not None
     source = produced.output.source
@@ -115,7 +116,7 @@ def _names_rows(produced: Group) -> bool:
 
 
 def lower_decode(
-    problem: AttentionProblem, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
+    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
 ) -> KernelCall | None:
     """One launch; None where the kernel does not suit.
 
@@ -175,12 +176,12 @@ def _fresh_rows(group: Group) -> int | None:
     return keys if keys == values and keys <= _MAX_ROWS else None
 
 
-def _divide(problem: AttentionProblem, block: int) -> _Division | None:
+def _divide(problem: Attention, block: int) -> _Division | None:
     rows = problem.shared * problem.rows
     tiles = -(-problem.length // block)
     sets = -(-rows // 8)
     fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
-    if not fits or problem.causal or not _has_chunks(problem.k) or not _has_chunks(problem.v):
+    if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
         return None
     heads, pieces = problem.batch * problem.groups, tiles * block // _PIECE
     cluster = _CLUSTER
@@ -193,19 +194,13 @@ def _divide(problem: AttentionProblem, block: int) -> _Division | None:
     return _Division(problem, block, cluster, clusters, depth)
 
 
-def _piece_bytes(problem: AttentionProblem) -> int:
+def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of each warp of a block."""
     widths = padded(problem.size) + padded(problem.value_size)
     return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
-def _has_chunks(operand: AttentionOperand) -> bool:
-    """Whether rows can be copied 16 bytes at a time."""
-    *outer, step = operand.view.strides
-    return step == 1 and all(number % 8 == 0 for number in (operand.view.offset, operand.view.shape[-1], *outer))
-
-
-def _is_kept(position: int, operand: AttentionOperand, group: Group, lowering: Lowering) -> bool:
+def _is_kept(position: int, operand: Operand, group: Group, lowering: Lowering) -> bool:
     """Whether no kernel of the plan but this one writes an operand."""
     source = operand.tensor.source
     if position in group.producers and isinstance(source, Scatter):
@@ -213,10 +208,10 @@ def _is_kept(position: int, operand: AttentionOperand, group: Group, lowering: L
     return source is None
 
 
-def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> list[ElementFunction]:
+def _functions(problem: Attention, group: Group, lowering: Lowering) -> list[ElementFunction]:
     """Device functions that compute elements of the operands."""
-    source = anchor_source(group).operands[0]
-    query = _seen(group.producers[0], source.steps) if 0 in group.producers else Load(source, problem.q.tensor.dtype)
+    source = problem.q.ref
+    query = _seen(group.producers[0], source.steps) if 0 in group.producers else Load(source, problem.q.dtype)
     assert query is not None
     wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, source.view)}
     for position, name in ((1, "key"), (2, "value")):
@@ -263,8 +258,8 @@ def _macros(division: _Division) -> dict[str, object]:
     return {
         **size_macros(problem),
         "OWN_ROWS": problem.rows,
-        "K_ROW": problem.k.view.strides[2],
-        "V_ROW": problem.v.view.strides[2],
+        "K_ROW": problem.k.strides[2],
+        "V_ROW": problem.v.strides[2],
         "BLOCK": division.block,
         "TILES": -(-problem.length // division.block),
         "WARPS": _WARPS,
@@ -279,6 +274,6 @@ def _macros(division: _Division) -> dict[str, object]:
     }
 
 
-def _values(problem: AttentionProblem) -> dict[str, int]:
+def _values(problem: Attention) -> dict[str, int]:
     rows = {"rows": problem.rows}
-    return {**rows, **problem.k.strides("k"), **problem.v.strides("v"), **mask_values(problem, problem.rows)}
+    return {**rows, **problem.strides("k", "v"), **mask_values(problem, problem.rows)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metal_compiler.anchors import Dims, KernelText, anchor_kernel, anchor_of
+from metal_compiler.anchors import KernelText, anchor_kernel
 from metal_compiler.skeleton import assemble, kernel_file
 from metal_compiler.tiles.tiling import GROUP, MAX_GRID, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
@@ -13,7 +13,8 @@ from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.params import ParamStruct
-from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 
@@ -32,7 +33,6 @@ _FEW_ROWS = 16  # so many that threadgroup memory holds their scores for large b
 _LONG = 4096  # positions from which on they are shared out
 _MIN_PART = 512  # positions that are worth a threadgroup
 _ENOUGH_THREADGROUPS = 64  # keep a large GPU busy
-_DIMS: Dims = ((0, 1), (2,), (3,))
 _MASK_NONE, _MASK_BOOLEAN, _MASK_ADDED = range(3)
 
 
@@ -49,7 +49,7 @@ class _Division:
         parts: Threadgroups that share the positions of a row.
     """
 
-    problem: AttentionProblem
+    problem: Attention
     tile: DType
     tile_rows: int
     block: int
@@ -59,7 +59,7 @@ class _Division:
 
     @property
     def all_rows(self) -> int:
-        batch, heads, rows, _ = self.problem.q.view.shape
+        batch, heads, rows, _ = self.problem.q.shape
         return batch * heads * rows
 
     @property
@@ -68,13 +68,12 @@ class _Division:
         return -(-self.problem.length // (self.parts * self.block)) * self.block
 
 
-def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def lower_attention(problem: Attention, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
-        OpRefusal: A head is larger than 256, or a tensor is too large.
+        OpRefusal: There are too many heads.
     """
-    problem = AttentionProblem.of(anchor_of(group), lowering.tensors)
     division = _divide(problem)
     if division.parts > 1:
         return _lower_parts(division, group, lowering, dialect)
@@ -86,12 +85,12 @@ def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[
         {**_definitions(division, dialect), "PARTIAL": 0},
         ("store.metal", "tile.metal"),
     )
-    kernel = anchor_kernel(text, group, lowering, dialect, _DIMS)
+    kernel = anchor_kernel(text, group, lowering, dialect, problem.dims)
     return [kernel.launch(inputs, _values(division), _grid(division), 32 * division.simdgroups, problem.flops)]
 
 
-def _divide(problem: AttentionProblem) -> _Division:
-    tile = problem.q.tensor.dtype if len(problem.dtypes) == 1 else FLOAT32
+def _divide(problem: Attention) -> _Division:
+    tile = problem.q.dtype if len(problem.dtypes) == 1 else FLOAT32
     rows, value_size = problem.shared * problem.rows, problem.value_size
     matrices = _is_matrices(problem.k, tile) and _is_matrices(problem.v, tile)
     direct = rows <= _FEW_ROWS and value_size % 64 == 0 and matrices
@@ -104,16 +103,15 @@ def _divide(problem: AttentionProblem) -> _Division:
     return _Division(problem, tile, tile_rows, block, direct, simdgroups, _parts(problem.length, threadgroups))
 
 
-def _is_matrices(operand: AttentionOperand, tile: DType) -> bool:
+def _is_matrices(operand: Operand, tile: DType) -> bool:
     """Whether it can be loaded as 8x8 matrices of `tile`, and nothing but that."""
-    _, _, rows, size = operand.view.shape
-    return operand.tensor.dtype == tile and operand.view.strides[3] == 1 and rows % 8 == 0 and size % 8 == 0
+    _, _, rows, size = operand.shape
+    return operand.dtype == tile and operand.strides[3] == 1 and rows % 8 == 0 and size % 8 == 0
 
 
-def _chunk(operand: AttentionOperand, tile: DType) -> int:
+def _chunk(operand: Operand, tile: DType) -> int:
     """Elements that the kernel copies at a time along a row."""
-    *outer, step = operand.view.strides
-    return chunk_of(operand.tensor.dtype, tile, step, (operand.view.offset, *outer, operand.view.shape[-1]))
+    return chunk_of(operand.dtype, tile, operand.strides[-1], (*operand.across(-1), operand.shape[-1]))
 
 
 def _tile(rows: int, row_bytes: int) -> tuple[int, int]:
@@ -129,17 +127,16 @@ def _parts(length: int, threadgroups: int) -> int:
     return max(1, min(length // _MIN_PART, _ENOUGH_THREADGROUPS // threadgroups))
 
 
-def _inputs(problem: AttentionProblem) -> list[Argument]:
-    masks = [] if problem.mask is None else [problem.mask]
-    return [operand.argument for operand in (problem.q, problem.k, problem.v, *masks)]
+def _inputs(problem: Attention) -> list[Argument]:
+    return [operand.argument for operand in problem.operands]
 
 
 def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
     problem, tile = division.problem, division.tile
     definitions: dict[str, object] = {
-        "q_t": dialect.storage[problem.q.tensor.dtype.name],
-        "k_t": dialect.storage[problem.k.tensor.dtype.name],
-        "v_t": dialect.storage[problem.v.tensor.dtype.name],
+        "q_t": dialect.storage[problem.q.dtype.name],
+        "k_t": dialect.storage[problem.k.dtype.name],
+        "v_t": dialect.storage[problem.v.dtype.name],
         "tile_t": dialect.storage[tile.name],
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,
@@ -155,9 +152,9 @@ def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
         "MASK": _MASK_NONE,
     }
     if problem.mask is not None:
-        kind = problem.mask.tensor.dtype
+        kind = problem.mask.dtype
         definitions["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED
-        definitions["MASK_STEP"] = problem.mask.view.strides[3]
+        definitions["MASK_STEP"] = problem.mask.strides[3]
         definitions["mask_t"] = dialect.storage[kind.name]
     return definitions
 
@@ -166,7 +163,7 @@ def _values(division: _Division) -> dict[str, int]:
     problem = division.problem
     mask = {"mask_batch": 0, "mask_head": 0, "mask_row": 0}
     if problem.mask is not None:
-        mask = {name: stride for name, stride in problem.mask.strides("mask").items() if name in mask}
+        mask = {name: stride for name, stride in problem.strides("mask").items() if name in mask}
     return {
         "rows": problem.rows,
         "length": problem.length,
@@ -174,9 +171,7 @@ def _values(division: _Division) -> dict[str, int]:
         "groups": problem.groups,
         "part": division.part,
         "all_rows": division.all_rows,
-        **problem.q.strides("q"),
-        **problem.k.strides("k"),
-        **problem.v.strides("v"),
+        **problem.strides("q", "k", "v"),
         **mask,
     }
 
@@ -212,7 +207,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
         nbytes=traffic_of(group, lowering.tensors),
     )
     text = KernelText("attention_combine", 2, COMBINE_FIELDS, {"VALUE_SIZE": problem.value_size}, ("store.metal",))
-    combine = anchor_kernel(text, group, lowering, dialect, _DIMS)
+    combine = anchor_kernel(text, group, lowering, dialect, problem.dims)
     values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
     threads = division.all_rows * -(-problem.value_size // GROUP)
     flops = 4 * part_rows * problem.value_size

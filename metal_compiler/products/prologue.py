@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import Prologue, anchor_of
+from metal_compiler.anchors import Prologue
 from metal_compiler.row_phases import phase_extents, phases_text
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, row_operands, row_program
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import View
@@ -20,24 +22,22 @@ _PREFIX = "v"
 
 def takes_vector_prologue(group: Group, position: int) -> bool:
     """Whether an operand is the one row of a product whose matrix `matvec.metal` reads, and fits threadgroup memory."""
-    anchor = anchor_of(group)
-    if anchor.kind != "matmul" or position != 0 or group.anchor is None:
+    product = group.problem
+    if not isinstance(product, Product) or position != 0:
         return False
-    vector, matrix = (ref.view for ref in anchor.operands)
-    *outer, k = vector.shape
-    fits = 0 < k * group.anchor.dtype.size <= _CAPACITIES[-1]
-    return fits and all(n == 1 for n in outer) and matrix.strides[-2] == 1
+    *outer, k = product.a.operand.shape
+    fits = 0 < k * product.result.dtype.size <= _CAPACITIES[-1]
+    return fits and all(n == 1 for n in outer) and product.b.operand.strides[-2] == 1
 
 
-def vector_prologue(group: Group, lowering: Lowering, dialect: Dialect) -> Prologue:
-    """The prologue that computes operand 0 of a group's product, one row, into threadgroup memory ``x``.
+def vector_prologue(operand: Operand, group: Group, lowering: Lowering, dialect: Dialect) -> Prologue:
+    """The prologue that computes an operand of a group's product, one row, into threadgroup memory ``x``.
 
     Raises:
         OpRefusal: A row kernel of this expression does not lower either.
     """
-    ref, expr = anchor_of(group).operands[0], group.prologue[0]
-    shape, dtype = ref.view.shape, lowering.tensors[ref.tensor].dtype
-    vector = Group(lowering.tensors[ref.tensor], None, expr, shape, View(shape, dense(shape).strides), group.nodes)
+    expr, shape, dtype = group.prologue[0], operand.shape, operand.dtype
+    vector = Group(operand.tensor, None, expr, shape, View(shape, dense(shape).strides), group.nodes)
     operands = row_operands(vector, lowering.tensors, (*("0" for _ in shape[:-1]), "c"), _PREFIX)
     program = row_program(vector, operands, dialect, hoisting=False)
     statements = [

@@ -107,6 +107,8 @@ def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) 
 
 def _lower(groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Step]:
     try:
+        for member in groups:
+            member.check()
         return target.lower(groups[0], lowering) if len(groups) == 1 else target.lower_shared(groups, lowering)
     except OpRefusal as refusal:
         named = groups[0].anchor.name if groups[0].anchor is not None else groups[0].nodes[-1]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.schedule import needed_groups, readers_of
-from npu_compiler.tensor.trace import Anchor, Scatter
+from npu_compiler.tensor.trace import Scatter
 
 __all__ = ["with_producers"]
 
@@ -30,17 +30,18 @@ def with_producers(
     readers = readers_of(groups, outputs)
     result = dict(groups)
     for part in needed_groups(groups, outputs):
-        if part.anchor is None or not isinstance(part.anchor.source, Anchor) or part.index is not None:
+        if part.problem is None or part.index is not None:
             continue
         made: dict[int, Group] = {}
-        for position, ref in enumerate(part.anchor.source.operands):
-            producers = groups.get(ref.tensor, [])
-            if readers.get(ref.tensor) != 1 or len(producers) != 1 or position in part.prologue:
+        for position, operand in enumerate(part.problem.operands):
+            index = operand.tensor.index
+            producers = groups.get(index, [])
+            if readers.get(index) != 1 or len(producers) != 1 or position in part.prologue:
                 continue
-            stored = ref.tensor in outputs and not isinstance(producers[0].output.source, Scatter)
+            stored = index in outputs and not isinstance(producers[0].output.source, Scatter)
             if not stored and accepts(part, position, producers[0]):
                 made[position] = producers[0]
-                del result[ref.tensor]
+                del result[index]
         if made:
             nodes = tuple(dict.fromkeys(name for group in (*made.values(), part) for name in group.nodes))
             result[part.output.index] = [replace(part, producers=made, nodes=nodes)]

@@ -13,7 +13,7 @@ from npu_compiler.lowering.row_alignment import realign_rows
 from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.symbolic import Trace
-from npu_compiler.tensor.trace import Anchor, Scatter, TracedTensor
+from npu_compiler.tensor.trace import Scatter, TracedTensor
 
 __all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule", "with_prologues"]
 
@@ -110,24 +110,20 @@ def with_prologues(
     readers = readers_of(groups, outputs)
     result = dict(groups)
     for key, parts in groups.items():
-        if len(parts) != 1 or parts[0].anchor is None or not isinstance(parts[0].anchor.source, Anchor):
+        if len(parts) != 1 or parts[0].problem is None:
             continue
         current = parts[0]
-        for position, ref in enumerate(parts[0].anchor.source.operands):
-            producers = groups.get(ref.tensor, [])
-            alone = readers.get(ref.tensor) == 1 and ref.tensor not in outputs
-            if not alone or len(producers) != 1 or producers[0].anchor is not None or producers[0].index is not None:
+        for position, operand in enumerate(parts[0].problem.operands):
+            index, shape = operand.tensor.index, operand.shape
+            producers = groups.get(index, [])
+            alone = readers.get(index) == 1 and index not in outputs
+            if not alone or len(producers) != 1 or producers[0].problem is not None or producers[0].index is not None:
                 continue
             produced = producers[0]
-            rows = ref.view.shape[:-1]
-            contiguous = produced.output.view.reshape(ref.view.shape)
-            if (
-                contiguous is None
-                or not contiguous.same_elements(ref.view)
-                or produced.shape[-1:] != ref.view.shape[-1:]
-            ):
+            contiguous = produced.output.view.reshape(shape)
+            if contiguous is None or not contiguous.same_elements(operand.view) or produced.shape[-1:] != shape[-1:]:
                 continue
-            expr = realign_rows(produced.expr, produced.shape[:-1], rows)
+            expr = realign_rows(produced.expr, produced.shape[:-1], shape[:-1])
             if expr is not None and accepts(current, position, expr):
                 nodes = tuple(dict.fromkeys((*produced.nodes, *current.nodes)))
                 current = replace(current, prologue={**current.prologue, position: expr}, nodes=nodes)

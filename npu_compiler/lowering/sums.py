@@ -14,7 +14,6 @@ from functools import reduce
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.schedule import readers_of
 from npu_compiler.tensor.expr import Call, Expr, Load, children, leaves, substitute, walk
-from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["with_added_anchors"]
 
@@ -50,11 +49,8 @@ def _with_added(
             continue
         expr = _sum_of_both(group, parts[0], load)
         if expr is not None and accepts(group, parts[0]):
-            other = parts[0].anchor
-            assert other is not None
-            assert isinstance(other.source, Anchor)
             nodes = tuple(dict.fromkeys((*parts[0].nodes, *group.nodes)))
-            return replace(group, expr=expr, nodes=nodes, added=other.source)
+            return replace(group, expr=expr, nodes=nodes, added=parts[0].problem)
     return group
 
 

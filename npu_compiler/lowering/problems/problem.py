@@ -1,0 +1,55 @@
+"""What every problem says of itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from npu_compiler.lowering.problems.operand import Operand, check_size
+from npu_compiler.tensor.trace import TracedTensor
+
+__all__ = ["Dims", "Problem"]
+
+Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""The dimensions of a result that kernels count as their batch, their rows and their columns; these are one."""
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """A computation with an algorithm of its own, as every target sees it before it divides the work.
+
+    Attributes:
+        result: The tensor that it computes, ahead of any epilogue.
+    """
+
+    result: TracedTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return self.result.shape
+
+    @property
+    @abstractmethod
+    def operands(self) -> tuple[Operand, ...]:
+        """What it reads, in the order of the op's arguments."""
+
+    @property
+    @abstractmethod
+    def dims(self) -> Dims:
+        """How kernels count the result's positions."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Its arithmetic: multiplications and additions."""
+
+    def check(self) -> None:
+        """Refuses what no kernel computes.
+
+        Raises:
+            OpRefusal: A tensor has more elements than kernels can count, or a size is out of their range.
+        """
+        for operand in self.operands:
+            check_size(operand.tensor)
