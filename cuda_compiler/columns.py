@@ -8,13 +8,14 @@ from math import prod
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import finish_map, map_kernel, map_macros
-from cuda_compiler.packing import AXES, PackedLoad, Positions, pack_size, packed_loads, unpack, with_packs
+from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import pointer_parameters
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import leaves, reductions, walk
 

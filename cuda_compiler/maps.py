@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import prod
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import AXES, Positions, epilogue, pack_size, unpack
+from cuda_compiler.packing import epilogue, pack_size
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
 from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import elementwise_operands, flops_of, output_argument, traffic_of
+from npu_compiler.lowering.loops import elementwise_operands, flops_of, traffic_of
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["MAP_THREADS", "elementwise_positions", "finish_map", "lower_elementwise", "map_kernel", "map_macros"]
@@ -53,9 +53,8 @@ def map_kernel(
     entry: str, found: Positions, macros: dict[str, object], generated: str, before: tuple[str, ...] = ()
 ) -> tuple[KernelSource, bytes]:
     """The kernel's text, and its parameters."""
-    values = {**found.extents, **dict(found.operands.fields)}
-    struct = ParamStruct("Params", tuple(("int", name) for name in values))
-    return assemble(entry, struct, macros, generated, before=before), struct.pack(values)
+    struct = found.struct()
+    return assemble(entry, struct, macros, generated, before=before), struct.pack(found.values)
 
 
 def finish_map(
@@ -64,7 +63,7 @@ def finish_map(
     return KernelCall(
         label=" + ".join(group.nodes),
         kernel=lowering.kernel(kernel),
-        args=(output_argument(group), *(argument for argument, _ in found.operands.pointers)),
+        args=found.arguments(group),
         params=params,
         grid=(blocks, 1, 1),
         block=(threads, 1, 1),

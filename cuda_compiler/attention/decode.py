@@ -13,12 +13,13 @@ from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_laun
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
-from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering

@@ -9,13 +9,14 @@ from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention.mask import MAX_GRID, MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import operand_values, padded, size_macros
-from cuda_compiler.packing import Positions, pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
@@ -87,7 +88,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         others = {number: made for number, made in group.producers.items() if number == 0}
         return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, producers=others), lowering)]
     division = _divide(problem)
-    positions = resolve_anchor(group, lowering, problem.dims)
+    positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = problem.mask is None or (not launches and lowering.is_settled(states.buffer))
     alone = replace(group, producers={})

@@ -18,13 +18,14 @@ from cuda_compiler.images.image_packing import (
 )
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
-from cuda_compiler.packing import pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
 from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
@@ -111,7 +112,7 @@ def _tiled_options(
     large = geometry["CHANNELS"] != CHUNK
     moved = bytes_of_a_result(conv, group, lowering)
     tilings = close_tilings(conv.pixels, conv.outputs, depth, conv.groups, moved, warpgroups=large)
-    found = resolve_anchor(group, lowering, conv.dims)
+    found = epilogue_positions(group, lowering, "sum")
     fused = Epilogue(group, found, pack_size(group, found.operands, conv.outputs))
     given = (conv, fused, lowering, image, geometry)
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
@@ -166,7 +167,7 @@ def _lower_tiled(
 
 
 def _lower_plain(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
-    found = resolve_anchor(group, lowering, conv.dims)
+    found = epilogue_positions(group, lowering, "sum")
     image_stride, channel_stride, y_stride, x_stride = conv.image.strides
     w_output, w_channel, w_y, w_x = conv.weight.strides
     values = {

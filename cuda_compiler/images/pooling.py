@@ -7,11 +7,12 @@ from math import prod
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.packing import PACK_SIZES, Positions, pack_size, resolve_anchor
+from cuda_compiler.packing import PACK_SIZES, pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.target import Lowering
@@ -31,7 +32,7 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
         OpRefusal: A tensor that the epilogue reads is too large.
     """
     image = pool.image
-    found = resolve_anchor(group, lowering, pool.dims)
+    found = epilogue_positions(group, lowering, "sum")
     size = _pack_size(pool, group, found)
     along_y, along_x = _along(pool, size)
     batch, channels, out_height, out_width = pool.shape

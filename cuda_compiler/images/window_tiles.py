@@ -8,11 +8,12 @@ from dataclasses import replace
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import along_axes
-from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
+from cuda_compiler.packing import element_functions, pack_size
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
@@ -31,7 +32,7 @@ def fits_window_tiles(conv: Convolution, group: Group, lowering: Lowering) -> bo
 
     They are read before the kernel ahead has finished.
     """
-    found = resolve_anchor(group, lowering, conv.dims)
+    found = epilogue_positions(group, lowering, "sum")
     by_channel = not found.statements and all(
         not any(walk[:-1]) for key, walk in found.operands.walks.items() if key is not None
     )
@@ -83,7 +84,7 @@ def window_launch(
     Raises:
         OpRefusal: A tensor that the epilogue reads is too large.
     """
-    found = resolve_anchor(group, lowering, conv.dims)
+    found = epilogue_positions(group, lowering, "sum")
     dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": TILE_X, "TILE_Y": TILE_Y, "STAGED_BYTES": _STAGED_BYTES}
     generated = (

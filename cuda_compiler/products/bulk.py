@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
-from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
 from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, TensorMap
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
 

@@ -8,7 +8,7 @@ from math import prod
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.packing import Positions, pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.product import are_along_k, fits_tiles, offset_function
@@ -17,6 +17,7 @@ from cuda_compiler.tiles.tiling import Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import Call, Load
@@ -35,7 +36,7 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     Raises:
         OpRefusal: A tensor that the epilogue reads is too large.
     """
-    positions = resolve_anchor(group, lowering, found.dims)
+    positions = epilogue_positions(group, lowering, "sum")
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.packing import pack_size
 from cuda_compiler.products.product import offset_function
 from cuda_compiler.rows import VectorFunction, vector_function
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
@@ -15,6 +15,7 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering

@@ -85,7 +85,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering, dialec
         {**_definitions(division, dialect), "PARTIAL": 0},
         ("store.metal", "tile.metal"),
     )
-    kernel = anchor_kernel(text, group, lowering, dialect, problem.dims)
+    kernel = anchor_kernel(text, group, lowering, dialect)
     return [kernel.launch(inputs, _values(division), _grid(division), 32 * division.simdgroups, problem.flops)]
 
 
@@ -207,7 +207,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
         nbytes=traffic_of(group, lowering.tensors),
     )
     text = KernelText("attention_combine", 2, COMBINE_FIELDS, {"VALUE_SIZE": problem.value_size}, ("store.metal",))
-    combine = anchor_kernel(text, group, lowering, dialect, problem.dims)
+    combine = anchor_kernel(text, group, lowering, dialect)
     values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
     threads = division.all_rows * -(-problem.value_size // GROUP)
     flops = 4 * part_rows * problem.value_size

@@ -80,7 +80,7 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering,
         "B_CHUNK": chunk_of(weight.dtype, tile, weight.strides[0], (weight.offset, row_stride, readable)),
     }
     text = KernelText("conv2d", 2, CONV2D_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering, dialect, conv.dims)
+    kernel = anchor_kernel(text, group, lowering, dialect)
     values = {
         "pixels": conv.pixels, "columns": conv.outputs, "depth": conv.depth, "channels": conv.channels,
         **image_values(image, conv.shape), **window_values(conv.windows),
@@ -101,7 +101,7 @@ def _direct(conv: Convolution, group: Group, lowering: Lowering, dialect: Dialec
         "DEPTHWISE": int(conv.outputs == conv.channels == 1),
     }
     text = KernelText("conv2d_direct", 2, DIRECT_FIELDS, definitions, ("store.metal",))
-    kernel = anchor_kernel(text, group, lowering, dialect, conv.dims)
+    kernel = anchor_kernel(text, group, lowering, dialect)
     groups, counts = thread_groups(conv.shape, per_thread)
     output, inputs, y, x = weight.strides
     values = {

@@ -34,7 +34,7 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering, dialect: Diale
         "DIVISOR": pool.divisor.value,
     }
     text = KernelText("pool2d", 1, POOL_FIELDS, definitions, ("store.metal",))
-    kernel = anchor_kernel(text, group, lowering, dialect, pool.dims)
+    kernel = anchor_kernel(text, group, lowering, dialect)
     groups, counts = thread_groups(pool.shape, per_thread)
     values = {**counts, "channels": pool.shape[1], **image_values(image, pool.shape), **window_values(pool.windows)}
     return [kernel.launch([image.argument], values, (groups, 1, 1), THREADS, pool.flops)]

@@ -107,7 +107,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering, dialect: Dial
         "B_CHUNK": _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
     }
     text = KernelText("matmul", 2, MATMUL_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering, dialect, found.dims)
+    kernel = anchor_kernel(text, group, lowering, dialect)
     values = {
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
@@ -142,7 +142,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering, dialect: Dia
         chunk = _VECTOR if matrix.has_chunks(_VECTOR, outputs, along_k=False) else 1
         definitions["CHUNK"] = chunk
         text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
-        kernel = anchor_kernel(text, group, lowering, dialect, found.dims)
+        kernel = anchor_kernel(text, group, lowering, dialect)
         return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
     aligned = [*matrix.across(along_k=True), found.k]
     if group.prologue:
@@ -155,7 +155,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering, dialect: Dia
     chunk = _VECTOR if are_chunks(_VECTOR, values["vector_k"], aligned) else 1
     definitions |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
     text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
-    kernel = anchor_kernel(text, group, lowering, dialect, found.dims, prologue)
+    kernel = anchor_kernel(text, group, lowering, dialect, prologue)
     width = simdgroups * rounds * _SIMDGROUP_SUMS
     return _launches(kernel, found, names, values, (-(-outputs // width), 1), 32 * simdgroups)
 
