@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import assemble, kernel_file, pointer_parameters
 from npu_compiler.artifact.plan import Argument, KernelCall
-from npu_compiler.lowering.dialect import Dialect, Printer
+from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
 from npu_compiler.lowering.operands import Operands
@@ -117,7 +118,6 @@ def anchor_kernel(
     kernel: KernelText,
     group: Group,
     lowering: Lowering,
-    dialect: Dialect,
     prologue: Prologue | None = None,
 ) -> AnchorKernel:
     """Assembles a kernel out of its file and what is generated for its group.
@@ -126,7 +126,6 @@ def anchor_kernel(
         kernel: The kernel.
         group: What to compute.
         lowering: Where the trace's tensors are.
-        dialect: The kernel language.
         prologue: What it computes first, for kernels that have a place for it.
 
     Raises:
@@ -135,11 +134,11 @@ def anchor_kernel(
     found = epilogue_positions(group, lowering, "value", sized=True)
     operands = found.operands
     pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
-    macros = {**kernel.macros, **_macros(group, operands, prologue, kernel.inputs, dialect)}
+    macros = {**kernel.macros, **_macros(group, operands, prologue, kernel.inputs)}
     values = {**found.values, **(prologue.values if prologue else {})}
     params = ParamStruct("Params", tuple(("int", name) for name in (*kernel.fields, *values)))
     files = (*kernel.parts, f"{kernel.entry}.metal")
-    text = [_functions(group, found, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
+    text = [_functions(group, found), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     return AnchorKernel(
         group=group,
@@ -153,38 +152,36 @@ def anchor_kernel(
     )
 
 
-def _macros(
-    group: Group, operands: Operands, prologue: Prologue | None, inputs: int, dialect: Dialect
-) -> dict[str, object]:
+def _macros(group: Group, operands: Operands, prologue: Prologue | None, inputs: int) -> dict[str, object]:
     """What the files need to be told of output, epilogue and prologue; the output is bound behind the inputs."""
     first = inputs + 1
     behind = first + len(operands.pointers)
-    before = "" if prologue is None else pointer_parameters(prologue.operands, dialect, behind)
+    before = "" if prologue is None else pointer_parameters(prologue.operands, behind)
     return {
         "PAIRS": group.pairs,
         "OUT_BUFFER": inputs,
-        "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
-        "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
+        "EPILOGUE_BUFFERS": pointer_parameters(operands, first).replace("\n", " "),
+        "EPILOGUE_PARAMETERS": _parameters(operands),
         "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
         "PROLOGUE": int(prologue is not None),
         "PROLOGUE_BUFFERS": before.replace("\n", " "),
         "PARAMS_BUFFER": behind + (len(prologue.operands.pointers) if prologue else 0),
-        "out_t": dialect.storage[group.output.dtype.name],
-        "result_t": dialect.register(group.expr.dtype),
+        "out_t": METAL.storage[group.output.dtype.name],
+        "result_t": METAL.register(group.expr.dtype),
         **(prologue.definitions if prologue else {}),
     }
 
 
-def _functions(group: Group, found: Positions, dialect: Dialect) -> str:
+def _functions(group: Group, found: Positions) -> str:
     """The functions that `store.metal` and the kernels call."""
     operands = found.operands
-    printer = Printer(dialect, operands.names)
+    printer = Printer(METAL, operands.names)
     result = printer.value(group.expr)
     positions = "int batch, int row, int col"
     values = "float value, float value1" if group.pairs == 2 else "float value"
     lines = [
-        f"METAL_FUNC {dialect.register(group.expr.dtype)} epilogue("
-        f"{values}, {positions}, {_parameters(operands, dialect)}constant Params& p)",
+        f"METAL_FUNC {METAL.register(group.expr.dtype)} epilogue("
+        f"{values}, {positions}, {_parameters(operands)}constant Params& p)",
         "{",
         *found.statements,
         *printer.lines,
@@ -199,6 +196,6 @@ def _functions(group: Group, found: Positions, dialect: Dialect) -> str:
     return "\n".join(lines)
 
 
-def _parameters(operands: Operands, dialect: Dialect) -> str:
-    pointers = (dialect.pointer_to(dtype) for _, dtype in operands.pointers)
+def _parameters(operands: Operands) -> str:
+    pointers = (METAL.pointer_to(dtype) for _, dtype in operands.pointers)
     return "".join(f"{pointer} e{number}, " for number, pointer in enumerate(pointers))

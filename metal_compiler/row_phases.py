@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from metal_compiler.dialect import METAL
 from npu_compiler.dtypes import INT64
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.loops import RowPhase, RowProgram
 from npu_compiler.tensor.expr import FUNCTIONS
 
@@ -15,15 +15,15 @@ def phase_extents(program: RowProgram) -> dict[str, int]:
     return {f"reduced{number}": phase.extent for number, phase in enumerate(program.phases)}
 
 
-def phases_text(program: RowProgram, threads: int, dialect: Dialect) -> str:
+def phases_text(program: RowProgram, threads: int) -> str:
     """Statements after which every thread of a threadgroup has the result of each reduction of a row.
 
     They expect ``lane``, the thread's index in the threadgroup, and constants ``ROW_THREADS`` and ``ROW_SIMDGROUPS``.
     """
-    return "\n".join(_phase_text(phase, number, threads, dialect) for number, phase in enumerate(program.phases))
+    return "\n".join(_phase_text(phase, number, threads) for number, phase in enumerate(program.phases))
 
 
-def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) -> str:
+def _phase_text(phase: RowPhase, number: int, threads: int) -> str:
     """A reduction over the row, whose result every thread ends up with."""
     register, name = phase.register, phase.name
     combined = _combine(phase.kind, f"part{number}", phase.value)
@@ -34,7 +34,7 @@ def _phase_text(phase: RowPhase, number: int, threads: int, dialect: Dialect) ->
         f"        part{number} = {combined};",
         "    }",
     ]
-    if register == dialect.register(INT64):
+    if register == METAL.register(INT64):
         return "\n".join([*lines, *_through_memory(phase, number)])
     lines += _across_lanes(phase, number)
     if threads == 32:

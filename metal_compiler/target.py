@@ -13,7 +13,6 @@ from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.matmul import lower_matmul
 from metal_compiler.products.prologue import takes_vector_prologue
 from npu_compiler.artifact.plan import Step
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -28,7 +27,7 @@ from npu_compiler.tensor.symbolic import OpRefusal
 __all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
 
 CHANNEL_ALIGNMENT = 64
-_PROBLEMS: Mapping[type[Problem], Callable[[Any, Group, Lowering, Dialect], Sequence[Step]]] = {
+_PROBLEMS: Mapping[type[Problem], Callable[[Any, Group, Lowering], Sequence[Step]]] = {
     Product: lower_matmul,
     Convolution: lower_conv2d,
     Pooling: lower_pool2d,
@@ -54,7 +53,7 @@ class MetalTarget(CodegenTarget):
         return dense(shape)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
-        return [*lower_shared(groups, lowering, METAL)]
+        return [*lower_shared(groups, lowering)]
 
     def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
         return takes_vector_prologue(group, position)
@@ -64,10 +63,10 @@ class MetalTarget(CodegenTarget):
             lower = _PROBLEMS.get(type(group.problem))
             if lower is None:
                 raise OpRefusal(f"the target 'metal' has no kernel for {type(group.problem).__name__}")
-            return [*lower(group.problem, group, lowering, METAL)]
+            return [*lower(group.problem, group, lowering)]
         if has_reduce(group.expr):
-            return [*lower_rows(group, lowering, METAL)]
-        return [*lower_elementwise(group, lowering, METAL)]
+            return [*lower_rows(group, lowering)]
+        return [*lower_elementwise(group, lowering)]
 
 
 def _aligned(channels: int) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from metal_compiler.anchors import KernelText, anchor_kernel
+from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import assemble, kernel_file
 from metal_compiler.tiles.tiling import GROUP, MAX_GRID, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.params import ParamStruct
@@ -68,7 +68,7 @@ class _Division:
         return -(-self.problem.length // (self.parts * self.block)) * self.block
 
 
-def lower_attention(problem: Attention, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
@@ -76,16 +76,16 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering, dialec
     """
     division = _divide(problem)
     if division.parts > 1:
-        return _lower_parts(division, group, lowering, dialect)
+        return _lower_parts(division, group, lowering)
     inputs = _inputs(problem)
     text = KernelText(
         "attention",
         len(inputs),
         ATTENTION_FIELDS,
-        {**_definitions(division, dialect), "PARTIAL": 0},
+        {**_definitions(division), "PARTIAL": 0},
         ("store.metal", "tile.metal"),
     )
-    kernel = anchor_kernel(text, group, lowering, dialect)
+    kernel = anchor_kernel(text, group, lowering)
     return [kernel.launch(inputs, _values(division), _grid(division), 32 * division.simdgroups, problem.flops)]
 
 
@@ -131,13 +131,13 @@ def _inputs(problem: Attention) -> list[Argument]:
     return [operand.argument for operand in problem.operands]
 
 
-def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
+def _definitions(division: _Division) -> dict[str, object]:
     problem, tile = division.problem, division.tile
     definitions: dict[str, object] = {
-        "q_t": dialect.storage[problem.q.dtype.name],
-        "k_t": dialect.storage[problem.k.dtype.name],
-        "v_t": dialect.storage[problem.v.dtype.name],
-        "tile_t": dialect.storage[tile.name],
+        "q_t": METAL.storage[problem.q.dtype.name],
+        "k_t": METAL.storage[problem.k.dtype.name],
+        "v_t": METAL.storage[problem.v.dtype.name],
+        "tile_t": METAL.storage[tile.name],
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,
         "TILE_M": division.tile_rows,
@@ -147,7 +147,7 @@ def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
         "DIRECT": int(division.direct),
         "K_CHUNK": _chunk(problem.k, tile),
         "V_CHUNK": _chunk(problem.v, tile),
-        "SCALE": dialect.literal(problem.scale, FLOAT32),
+        "SCALE": METAL.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "MASK": _MASK_NONE,
     }
@@ -155,7 +155,7 @@ def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
         kind = problem.mask.dtype
         definitions["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED
         definitions["MASK_STEP"] = problem.mask.strides[3]
-        definitions["mask_t"] = dialect.storage[kind.name]
+        definitions["mask_t"] = METAL.storage[kind.name]
     return definitions
 
 
@@ -184,7 +184,7 @@ def _grid(division: _Division) -> tuple[int, int, int]:
     return -(-rows // division.tile_rows), problem.batch * problem.groups, -(-problem.length // division.part)
 
 
-def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Each part stores its sums, its largest score and the sum of its weights; a second launch puts them together."""
     problem, grid = division.problem, _grid(division)
     part_rows = grid[2] * division.all_rows
@@ -192,7 +192,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
     sums, rows = scratch, part_rows * problem.value_size * FLOAT32.size
     inputs = _inputs(problem)
     bindings = {name: len(inputs) + i for i, name in enumerate(("OUT_BUFFER", "PART_ROWS_BUFFER", "PARAMS_BUFFER"))}
-    macros = {"GENERATED": "", **_definitions(division, dialect), "PARTIAL": 1, **bindings}
+    macros = {"GENERATED": "", **_definitions(division), "PARTIAL": 1, **bindings}
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     params = ParamStruct("Params", tuple(("int", name) for name in ATTENTION_FIELDS))
     body = "\n".join(map(kernel_file, ("tile.metal", "attention.metal")))
@@ -207,7 +207,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
         nbytes=traffic_of(group, lowering.tensors),
     )
     text = KernelText("attention_combine", 2, COMBINE_FIELDS, {"VALUE_SIZE": problem.value_size}, ("store.metal",))
-    combine = anchor_kernel(text, group, lowering, dialect)
+    combine = anchor_kernel(text, group, lowering)
     values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
     threads = division.all_rows * -(-problem.value_size // GROUP)
     flops = 4 * part_rows * problem.value_size

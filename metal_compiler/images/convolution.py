@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metal_compiler.anchors import KernelText, anchor_kernel
+from metal_compiler.dialect import METAL
 from metal_compiler.images.geometry import (
     IMAGE_FIELDS,
     THREADS,
@@ -23,7 +24,6 @@ from metal_compiler.tiles.tiling import (
     tile_rows,
 )
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
@@ -48,13 +48,13 @@ DIRECT_FIELDS = (
 _MIN_TILED_OUTPUTS = 16  # output channels of a group from which on a tile is worth it
 
 
-def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Convolutions of images and weights in any layout."""
     filled = conv.groups == 1 or (conv.outputs >= _MIN_TILED_OUTPUTS and conv.groups <= MAX_GRID)
     row_stride = _row_stride(conv.weight)
     if filled and row_stride is not None:
-        return [_tiled(conv, row_stride, group, lowering, dialect)]
-    return [_direct(conv, group, lowering, dialect)]
+        return [_tiled(conv, row_stride, group, lowering)]
+    return [_direct(conv, group, lowering)]
 
 
 def _row_stride(weight: Operand) -> int | None:
@@ -64,15 +64,15 @@ def _row_stride(weight: Operand) -> int | None:
     return strides[0] if len(sizes) == 1 else None
 
 
-def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering, dialect: Dialect) -> KernelCall:
+def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering) -> KernelCall:
     image, weight = conv.image, conv.weight
     tile = tile_dtype(image.dtype, weight.dtype)
     rows, width = tile_rows(conv.pixels), tile_columns(conv.outputs)
     readable = weight.readable(0) if conv.groups == 1 else conv.outputs
     definitions = {
-        "a_t": dialect.storage[image.dtype.name],
-        "b_t": dialect.storage[weight.dtype.name],
-        "tile_t": dialect.storage[tile.name],
+        "a_t": METAL.storage[image.dtype.name],
+        "b_t": METAL.storage[weight.dtype.name],
+        "tile_t": METAL.storage[tile.name],
         "TILE_M": rows,
         "TILE_N": width,
         "TILE_K": tile_depth(tile),
@@ -80,7 +80,7 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering,
         "B_CHUNK": chunk_of(weight.dtype, tile, weight.strides[0], (weight.offset, row_stride, readable)),
     }
     text = KernelText("conv2d", 2, CONV2D_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering, dialect)
+    kernel = anchor_kernel(text, group, lowering)
     values = {
         "pixels": conv.pixels, "columns": conv.outputs, "depth": conv.depth, "channels": conv.channels,
         **image_values(image, conv.shape), **window_values(conv.windows),
@@ -90,18 +90,18 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering,
     return kernel.launch([image.argument, weight.argument], values, grid, TILE_THREADS, conv.flops)
 
 
-def _direct(conv: Convolution, group: Group, lowering: Lowering, dialect: Dialect) -> KernelCall:
+def _direct(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
     image, weight = conv.image, conv.weight
     readable = weight.strides[0] == 1 and weight.readable(0) % GROUP == 0
     per_thread = channels_per_thread(image) if readable else 1
     definitions = {
-        "a_t": dialect.storage[image.dtype.name],
-        "b_t": dialect.storage[weight.dtype.name],
+        "a_t": METAL.storage[image.dtype.name],
+        "b_t": METAL.storage[weight.dtype.name],
         "CHANNELS": per_thread,
         "DEPTHWISE": int(conv.outputs == conv.channels == 1),
     }
     text = KernelText("conv2d_direct", 2, DIRECT_FIELDS, definitions, ("store.metal",))
-    kernel = anchor_kernel(text, group, lowering, dialect)
+    kernel = anchor_kernel(text, group, lowering)
     groups, counts = thread_groups(conv.shape, per_thread)
     output, inputs, y, x = weight.strides
     values = {

@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 
 from metal_compiler.anchors import AnchorKernel, KernelText, anchor_kernel
+from metal_compiler.dialect import METAL
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
@@ -20,7 +21,6 @@ from metal_compiler.tiles.tiling import (
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import DType
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
@@ -57,10 +57,10 @@ class _Batches:
     start: int
 
 
-def lower_matmul(found: Product, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged."""
     lower = _lower_vector if found.m == 1 or found.n == 1 else _lower_tiled
-    return lower(found, group, lowering, dialect)
+    return lower(found, group, lowering)
 
 
 def _batches(found: Product) -> Iterator[_Batches]:
@@ -88,16 +88,16 @@ def _batch_values(found: Product, batches: _Batches, a: str, b: str) -> dict[str
     }
 
 
-def _lower_tiled(found: Product, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     a, b = found.a, found.b
     tile = tile_dtype(a.dtype, b.dtype)
     rows, columns = tile_rows(found.m), tile_columns(found.n)
     a_along_k = a.k == 1 or a.along != 1
     b_along_k = b.k == 1 and b.along != 1
     definitions = {
-        "a_t": dialect.storage[a.dtype.name],
-        "b_t": dialect.storage[b.dtype.name],
-        "tile_t": dialect.storage[tile.name],
+        "a_t": METAL.storage[a.dtype.name],
+        "b_t": METAL.storage[b.dtype.name],
+        "tile_t": METAL.storage[tile.name],
         "TILE_M": rows,
         "TILE_N": columns,
         "TILE_K": tile_depth(tile),
@@ -107,7 +107,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering, dialect: Dial
         "B_CHUNK": _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
     }
     text = KernelText("matmul", 2, MATMUL_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering, dialect)
+    kernel = anchor_kernel(text, group, lowering)
     values = {
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
@@ -122,14 +122,14 @@ def _tile_chunk(operand: Matrix, tile: DType, along_k: bool, extent: int) -> int
     return chunk_of(operand.dtype, tile, step, (*operand.across(along_k), extent))
 
 
-def _lower_vector(found: Product, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """A product with a vector on one side. The matrix is seen as [outputs, k], whichever side it is on."""
     is_row = found.m == 1
     matrix, vector = (found.b, found.a) if is_row else (found.a, found.b)
     outputs = found.n if is_row else found.m
     definitions: dict[str, object] = {
-        "matrix_t": dialect.storage[matrix.dtype.name],
-        "vector_t": dialect.storage[vector.dtype.name],
+        "matrix_t": METAL.storage[matrix.dtype.name],
+        "vector_t": METAL.storage[vector.dtype.name],
         "ROW(i)": "0" if is_row else "i",
         "COL(i)": "i" if is_row else "0",
     }
@@ -142,11 +142,11 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering, dialect: Dia
         chunk = _VECTOR if matrix.has_chunks(_VECTOR, outputs, along_k=False) else 1
         definitions["CHUNK"] = chunk
         text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
-        kernel = anchor_kernel(text, group, lowering, dialect)
+        kernel = anchor_kernel(text, group, lowering)
         return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
     aligned = [*matrix.across(along_k=True), found.k]
     if group.prologue:
-        prologue = vector_prologue(vector.operand, group, lowering, dialect)
+        prologue = vector_prologue(vector.operand, group, lowering)
         simdgroups, rounds = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
         values["vector_k"] = 1
     else:
@@ -155,7 +155,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering, dialect: Dia
     chunk = _VECTOR if are_chunks(_VECTOR, values["vector_k"], aligned) else 1
     definitions |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
     text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
-    kernel = anchor_kernel(text, group, lowering, dialect, prologue)
+    kernel = anchor_kernel(text, group, lowering, prologue)
     width = simdgroups * rounds * _SIMDGROUP_SUMS
     return _launches(kernel, found, names, values, (-(-outputs // width), 1), 32 * simdgroups)
 

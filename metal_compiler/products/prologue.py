@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from metal_compiler.anchors import Prologue
+from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, row_operands, row_program
 from npu_compiler.lowering.problems.operand import Operand
@@ -30,7 +30,7 @@ def takes_vector_prologue(group: Group, position: int) -> bool:
     return fits and all(n == 1 for n in outer) and product.b.operand.strides[-2] == 1
 
 
-def vector_prologue(operand: Operand, group: Group, lowering: Lowering, dialect: Dialect) -> Prologue:
+def vector_prologue(operand: Operand, group: Group, lowering: Lowering) -> Prologue:
     """The prologue that computes an operand of a group's product, one row, into threadgroup memory ``x``.
 
     Raises:
@@ -39,9 +39,9 @@ def vector_prologue(operand: Operand, group: Group, lowering: Lowering, dialect:
     expr, shape, dtype = group.prologue[0], operand.shape, operand.dtype
     vector = Group(operand.tensor, None, expr, shape, View(shape, dense(shape).strides), group.nodes)
     operands = row_operands(vector, lowering.tensors, (*("0" for _ in shape[:-1]), "c"), _PREFIX)
-    program = row_program(vector, operands, dialect, hoisting=False)
+    program = row_program(vector, operands, METAL, hoisting=False)
     statements = [
-        phases_text(program, 32 * PROLOGUE_SIMDGROUPS, dialect),
+        phases_text(program, 32 * PROLOGUE_SIMDGROUPS),
         "for (int c = lane; c < p.k; c += ROW_THREADS) {",
         program.body,
         f"x[c] = vector_t({program.value}); }}",
