@@ -8,26 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cuda_compiler.attention.decode import takes_producer
+from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.attention.lowering import lower_attention
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.convolution import lower_conv2d, takes_added_convolution
+from cuda_compiler.images.convolution import loads_convolution, lower_conv2d
 from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.images.pooling import lower_pool2d
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.matmul import lower_matmul
-from cuda_compiler.products.matvec import takes_vector_prologue
+from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.expr import Expr, has_reduce
+from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.symbolic import OpRefusal
 
@@ -62,14 +63,8 @@ class CUDATarget(CodegenTarget):
             return Layout(shape, shape, _CHANNELS_LAST)
         return dense(shape)
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        return takes_vector_prologue(group, position, expr)
-
-    def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
-        return takes_producer(group, position, produced)
-
-    def takes_added(self, group: Group, other: Group) -> bool:
-        return takes_added_convolution(group, other)
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        return any(loads(group, position, operand) for loads in (loads_vector, loads_fresh, loads_convolution))
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]

@@ -11,16 +11,17 @@ from metal_compiler.images.convolution import lower_conv2d
 from metal_compiler.images.pooling import lower_pool2d
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.matmul import lower_matmul
-from metal_compiler.products.prologue import takes_vector_prologue
+from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.expr import Expr, has_reduce
+from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.symbolic import OpRefusal
 
@@ -55,8 +56,8 @@ class MetalTarget(CodegenTarget):
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        return takes_vector_prologue(group, position)
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        return loads_vector(group, position, operand)
 
     def lower(self, group: Group, lowering: Lowering) -> list[Step]:
         if group.problem is not None:

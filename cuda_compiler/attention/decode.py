@@ -21,13 +21,14 @@ from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.expr import Expr, Iota, Load, reindex, walk
-from npu_compiler.tensor.trace import Map, Scatter
+from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.tensor.trace import Scatter
 from npu_compiler.tensor.view import View
 
-__all__ = ["DECODE_REQUIRES", "lower_decode", "takes_producer"]
+__all__ = ["DECODE_REQUIRES", "lower_decode", "loads_fresh"]
 
 DECODE_REQUIRES = "sm_90"
 
@@ -84,24 +85,18 @@ class _Division:
         return self.depth * _piece_bytes(self.problem)
 
 
-def takes_producer(group: Group, position: int, produced: Group) -> bool:
-    """Whether the kernel computes an operand of a group itself: queries, or what is scattered into keys or values."""
+def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
+    """Whether the kernel computes an operand of attention itself: queries, or what is scattered into keys or values."""
     problem = group.problem
-    if not isinstance(problem, Attention) or position > 2 or not produced.is_elementwise:
+    if not isinstance(problem, Attention) or problem.shared * problem.rows > _MAX_ROWS:
         return False
-    if problem.shared * problem.rows > _MAX_ROWS:
+    if isinstance(operand, Computed):
+        return position == 0 and not operand.is_of_rows
+    if not isinstance(operand, Scattered) or position not in (1, 2):
         return False
-    ref = problem.operands[position].ref
-    if position == 0:
-        return isinstance(produced.output.source, Map) and _seen(produced, ref.steps) is not None
-    source = produced.output.source
-    whole = ref.view.same_elements(produced.output.view) and produced.shape[2] <= _MAX_ROWS
-    return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(produced)
-
-
-def _seen(produced: Group, steps: tuple[tuple[str, tuple[int, ...]], ...]) -> Expr | None:
-    """What a group computes, as an operand of attention sees it."""
-    return None if produced.shape != produced.output.shape else reindex(produced.expr, produced.shape, steps)
+    made, source = operand.made, operand.tensor.source
+    whole = operand.view.same_elements(operand.tensor.view) and made.shape[2] <= _MAX_ROWS
+    return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(made)
 
 
 def _names_rows(produced: Group) -> bool:
@@ -129,13 +124,11 @@ def lower_decode(
         blocks: What each block of the mask does.
     """
     division = _divide(problem, blocks.positions)
-    fresh = _fresh_rows(group)
+    fresh = _fresh_rows(problem)
     if division is None or fresh is None:
         return None
-    functions = _functions(problem, group, lowering)
-    early = blocks.ready and all(
-        _is_kept(number, operand, group, lowering) for number, operand in ((1, problem.k), (2, problem.v))
-    )
+    functions = _functions(problem, lowering)
+    early = blocks.ready and all(_is_kept(operand, lowering) for operand in (problem.k, problem.v))
     tiles = problem.batch * problem.groups
     parts = problem.k.argument
     if division.clusters > 1:
@@ -144,7 +137,7 @@ def lower_decode(
     caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
     inputs = [argument for function in functions for argument in function.inputs]
     fields = {name: value for function in functions for name, value in function.fields.items()}
-    reading = replace(group, producers={})  # so that the bytes of keys and values count
+    reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     return anchor_launch(
         KernelText(
@@ -169,11 +162,11 @@ def lower_decode(
     )
 
 
-def _fresh_rows(group: Group) -> int | None:
+def _fresh_rows(problem: Attention) -> int | None:
     """Rows that are written to keys and to values; None where there are too many, or not the same for both."""
-    if 1 not in group.producers:
+    if not isinstance(problem.k, Scattered) or not isinstance(problem.v, Scattered):
         return 0
-    keys, values = (group.producers[number].shape[2] for number in (1, 2))
+    keys, values = problem.k.made.shape[2], problem.v.made.shape[2]
     return keys if keys == values and keys <= _MAX_ROWS else None
 
 
@@ -201,23 +194,22 @@ def _piece_bytes(problem: Attention) -> int:
     return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
-def _is_kept(position: int, operand: Operand, group: Group, lowering: Lowering) -> bool:
+def _is_kept(operand: Operand, lowering: Lowering) -> bool:
     """Whether no kernel of the plan but this one writes an operand."""
     source = operand.tensor.source
-    if position in group.producers and isinstance(source, Scatter):
+    if isinstance(operand, Scattered) and isinstance(source, Scatter):
         return lowering.tensors[source.into.tensor].source is None
     return source is None
 
 
-def _functions(problem: Attention, group: Group, lowering: Lowering) -> list[ElementFunction]:
+def _functions(problem: Attention, lowering: Lowering) -> list[ElementFunction]:
     """Device functions that compute elements of the operands."""
-    source = problem.q.ref
-    query = _seen(group.producers[0], source.steps) if 0 in group.producers else Load(source, problem.q.dtype)
-    assert query is not None
-    wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, source.view)}
-    for position, name in ((1, "key"), (2, "value")):
-        if position in group.producers:
-            produced = group.producers[position]
+    q = problem.q
+    query = q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype)
+    wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, q.view)}
+    for name, operand in (("key", problem.k), ("value", problem.v)):
+        if isinstance(operand, Scattered):
+            produced = operand.made
             assert produced.index is not None
             wanted[f"{name}_value"] = (produced.expr, produced.view)
             wanted[f"{name}{_PLACE}"] = (produced.index, produced.view)

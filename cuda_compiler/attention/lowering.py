@@ -18,6 +18,7 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
@@ -83,16 +84,17 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         OpRefusal: Data types differ, or there are too many heads.
     """
     _check(problem)
-    caches = [group.producers[number] for number in (1, 2) if number in group.producers]
+    caches = [operand.made for operand in (problem.k, problem.v) if isinstance(operand, Scattered)]
     if len(caches) == 1:  # keys or values alone are made ahead
-        others = {number: made for number, made in group.producers.items() if number == 0}
-        return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, producers=others), lowering)]
+        problem = problem.stored().with_operand(0, problem.q)
+        return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, problem=problem), lowering)]
     division = _divide(problem)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = problem.mask is None or (not launches and lowering.is_settled(states.buffer))
-    alone = replace(group, producers={})
-    producers = lower_shared([*group.producers.values()], lowering) if group.producers else []
+    alone = replace(group, problem=problem.stored())
+    made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)]
+    producers = lower_shared(made, lowering) if made else []
     options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
     decode = lower_decode(problem, group, lowering, positions, blocks)

@@ -27,10 +27,12 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.forms import Added
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["lower_conv2d", "takes_added_convolution"]
+__all__ = ["loads_convolution", "lower_conv2d"]
 
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
 _PLAIN_THREADS = 128
@@ -55,9 +57,9 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
     return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, group, lowering),)), *packed_ways])
 
 
-def takes_added_convolution(group: Group, other: Group) -> bool:
-    """Whether another group's convolution can be added to that of a group before its epilogue."""
-    return _reads_chunks(group.problem) and _reads_chunks(other.problem)
+def loads_convolution(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is another convolution whose result can be added to that of a group's before its epilogue."""
+    return isinstance(operand, Added) and _reads_chunks(group.problem) and _reads_chunks(operand.problem)
 
 
 def _reads_chunks(problem: Problem | None) -> bool:

@@ -16,14 +16,15 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.expr import Expr, Load, has_reduce
+from npu_compiler.tensor.expr import Load
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import View
 
-__all__ = ["as_vectors", "lower_vectors", "takes_vector_prologue"]
+__all__ = ["as_vectors", "lower_vectors", "loads_vector"]
 
 _MAX_VECTORS = 8
 _WARPS = 8
@@ -69,22 +70,22 @@ class _Shape:
         return _WARPS // self.warps_k * (32 // self.lanes)
 
 
-def takes_vector_prologue(group: Group, position: int, expr: Expr) -> bool:
-    """Whether `expr`, the one row of a group's product, can be computed by each block of its kernel."""
+def loads_vector(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is the one row of a group's product, which each block of its kernel can compute."""
     found = group.problem
-    taken = isinstance(expr, Load)  # rows of another tensor: read where they lie, instead of being copied first
-    if not isinstance(found, Product) or position != 0 or not (taken or has_reduce(expr)):
+    if not isinstance(found, Product) or position != 0 or not isinstance(operand, Computed):
         return False
-    *outer, k = found.a.operand.shape
+    taken = isinstance(operand.expr, Load)  # rows of another tensor: read where they lie, instead of being copied first
+    *outer, k = operand.shape
     fits = 0 < k * found.result.dtype.size <= _MAX_STAGED_BYTES
-    return fits and all(n == 1 for n in outer) and found.b.operand.strides[-2] == 1
+    return (taken or operand.is_of_rows) and fits and all(n == 1 for n in outer) and found.b.operand.strides[-2] == 1
 
 
 def as_vectors(found: Product, group: Group) -> _Vectors | None:
     """The product as one by vectors; None where it is none."""
     if not {found.a.dtype, found.b.dtype} <= {FLOAT16, BFLOAT16, FLOAT32}:
         return None
-    if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or group.prologue):
+    if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or isinstance(found.a.operand, Computed)):
         return _Vectors(found.b, found.a, found.m, found.n, True)
     if found.n <= _MAX_VECTORS and found.a.k == found.b.k == 1 and group.pairs == 1:
         return _Vectors(found.a, found.b, found.n, found.m, False)
@@ -97,10 +98,11 @@ def lower_vectors(
     """One launch, of as many blocks as the device has multiprocessors, or fewer."""
     matrix, vector, batches = vectors.matrix, vectors.vector, found.batches
     size = pack_size(group, positions.operands, group.shape[-1]) if vectors.by_row else 1
-    shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), bool(group.prologue))
+    computed = vector.operand if isinstance(vector.operand, Computed) else None
+    shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), computed is not None)
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = -(-vectors.outputs // shape.outputs)
-    prologue = _prologue(vector.operand, group, lowering) if group.prologue else None
+    prologue = None if computed is None else _prologue(computed, group, lowering)
     blocks_each = _blocks_each(vectors, found)
     hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
@@ -146,14 +148,14 @@ def lower_vectors(
         Epilogue(group, positions, store),
         lowering,
         inputs=(matrix.argument, *read),
-        flops=found.flops + (0 if prologue is None else blocks * flops_of([*group.prologue.values()], found.k)),
+        flops=found.flops + (0 if computed is None else blocks * flops_of([computed.expr], found.k)),
     )
 
 
-def _prologue(operand: Operand, group: Group, lowering: Lowering) -> VectorFunction:
+def _prologue(operand: Computed, group: Group, lowering: Lowering) -> VectorFunction:
     """The device function that computes the vector into shared memory."""
     view = View(operand.shape, dense(operand.shape).strides)
-    vector = Group(operand.tensor, None, group.prologue[0], operand.shape, view, group.nodes)
+    vector = Group(operand.tensor, None, operand.expr, operand.shape, view, group.nodes)
     return vector_function(vector, lowering, 32 * _WARPS, _PREFIX)
 
 

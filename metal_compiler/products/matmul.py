@@ -22,6 +22,7 @@ from metal_compiler.tiles.tiling import (
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
@@ -145,7 +146,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
         kernel = anchor_kernel(text, group, lowering)
         return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
     aligned = [*matrix.across(along_k=True), found.k]
-    if group.prologue:
+    if isinstance(vector.operand, Computed):
         prologue = vector_prologue(vector.operand, group, lowering)
         simdgroups, rounds = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
         values["vector_k"] = 1
@@ -174,7 +175,7 @@ def _launches(
         arguments = [found.a.operand.argument_at(batches.a_offset), found.b.operand.argument_at(batches.b_offset)]
         if names[1] == "matrix":
             arguments.reverse()
-        if kernel.group.prologue:
+        if isinstance(found.a.operand, Computed):
             arguments.pop()
         flops = 2 * batches.count * found.m * found.n * found.k
         parameters = {**values, **_batch_values(found, batches, *names)}

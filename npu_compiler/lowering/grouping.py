@@ -9,7 +9,7 @@ what these rules give.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -46,10 +46,6 @@ class Group:
         index: For a scatter: each value goes `index * index_stride` elements beyond its place in `view`.
         pairs: 2 where the epilogue combines two neighbouring columns of the anchor: the anchor has twice the columns of
             `shape`, and its load at an offset of 1 is the odd column. Else 1.
-        prologue: Operands of the anchor that are computed while they are read: the expression over the operand's
-            view, by the operand's position.
-        producers: Groups that make operands of the anchor, by the operand's position, where the anchor's own launches
-            make them too.
         added: A further problem of the same shape, whose result is added to the problem's own before `expr`.
     """
 
@@ -62,8 +58,6 @@ class Group:
     index: Expr | None = None
     index_stride: int = 0
     pairs: int = 1
-    prologue: Mapping[int, Expr] = field(default_factory=dict)
-    producers: Mapping[int, Group] = field(default_factory=dict)
     added: Problem | None = None
 
     @property
@@ -94,15 +88,11 @@ class Group:
 
     def _each_read(self) -> Iterator[int]:
         if self.problem is not None:
-            operands = enumerate(self.problem.operands)
-            made_here = {*self.prologue, *self.producers}
-            yield from (operand.tensor.index for position, operand in operands if position not in made_here)
-        for producer in self.producers.values():
-            yield from producer.reads()
+            yield from self.problem.reads()
         if self.added is not None:
-            yield from (operand.tensor.index for operand in self.added.operands)
+            yield from self.added.reads()
         own = self.anchor.index if self.anchor is not None else -1
-        exprs = [self.expr, *self.prologue.values(), *(() if self.index is None else (self.index,))]
+        exprs = [self.expr, *(() if self.index is None else (self.index,))]
         yield from (load.ref.tensor for expr in exprs for load in leaves(expr) if load.ref.tensor != own)
 
     @cached_property

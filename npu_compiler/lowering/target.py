@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, Step, options_of
 from npu_compiler.errors import CompileError
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.plugins import entry_points_of, load
-from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.trace import TracedTensor
 
@@ -95,16 +95,16 @@ class CodegenTarget(ABC):
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         """Where a tensor's elements lie. Roles: ``plain``, ``image`` [N, C, H, W], ``conv_weight`` [O, I, H, W]."""
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        """Whether it can compute an operand of a group's anchor, given by its position, inside the anchor's kernel."""
-        return False
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        """Whether the launches of a group's problem can load an operand in the form it has; see `problems.forms`.
 
-    def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
-        """Whether the launches of a group's anchor can make its operand at `position`, which `produced` makes."""
-        return False
+        What they cannot load is computed first, and stored.
 
-    def takes_added(self, group: Group, other: Group) -> bool:
-        """Whether it can compute another group's anchor, whose result is added, in the kernel of a group's anchor."""
+        Args:
+            group: The group, the operands of its problem in the forms decided so far.
+            position: The operand's, or the number of operands for what is added to the problem's result.
+            operand: The form in question: `Computed`, `Scattered` or `Added`.
+        """
         return False
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:

@@ -24,11 +24,12 @@ from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
@@ -60,11 +61,8 @@ class ReferenceTarget(CodegenTarget):
             return Layout(shape, (batch, padded, height, width), (0, 2, 3, 1))
         return Layout(shape, shape, (2, 3, 1, 0)) if role == "conv_weight" else dense(shape)
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        return True
-
-    def takes_added(self, group: Group, other: Group) -> bool:
-        return True
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        return not isinstance(operand, Scattered)
 
     def lower(self, group: Group, lowering: Lowering) -> list[Any]:
         self.tensors = lowering.tensors
@@ -136,9 +134,9 @@ class Planned:
             return flat if tensor.dtype.is_float else np.nan_to_num(flat).astype(tensor.dtype.numpy)
 
         if group.problem is not None:
-            result = _solve(group.problem, group.prologue, buffer)
+            result = _solve(group.problem, buffer)
             if group.added is not None:
-                result = result + _solve(group.added, {}, buffer)
+                result = result + _solve(group.added, buffer)
             tensor = group.problem.result
             own[tensor.index] = np.full(tensor.layout.size, np.nan)
             own[tensor.index][positions(tensor.view)] = result
@@ -150,11 +148,11 @@ class Planned:
         memory[place.buffer][place.offset + where * size] = value
 
 
-def _solve(problem: Problem, prologue: Mapping[int, Expr], buffer: Any) -> Array:
+def _solve(problem: Problem, buffer: Any) -> Array:
     operands = []
-    for position, operand in enumerate(problem.operands):
-        if position in prologue:
-            value = evaluate(prologue[position], operand.shape, buffer)
+    for operand in problem.operands:
+        if isinstance(operand, Computed):
+            value = evaluate(operand.expr, operand.shape, buffer)
         else:
             value = read_view(buffer(operand.tensor.index), positions(operand.view))
         operands.append(torch.tensor(value))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.problems.operand import Operand
@@ -58,6 +59,10 @@ class Attention(Problem):
     @property
     def operands(self) -> tuple[Operand, ...]:
         return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        changed: dict[str, Any] = {("q", "k", "v", "mask")[position]: operand}
+        return replace(self, **changed)
 
     @property
     def dims(self) -> Dims:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any, Self
 
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
@@ -41,6 +42,10 @@ class Convolution(Problem):
     @property
     def operands(self) -> tuple[Operand, ...]:
         return self.image, self.weight
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        changed: dict[str, Any] = {("image", "weight")[position]: operand}
+        return replace(self, **changed)
 
     @property
     def dims(self) -> Dims:

@@ -18,7 +18,12 @@ __all__ = ["Operand", "are_chunks", "check_size"]
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that a kernel reads through a view."""
+    """A tensor that a kernel reads through a view; `forms` has other ways to get at its elements.
+
+    Attributes:
+        tensor: The tensor.
+        ref: The view, and how it came about.
+    """
 
     tensor: TracedTensor
     ref: Ref
@@ -47,6 +52,10 @@ class Operand:
     @property
     def argument(self) -> Argument:
         return self.argument_at(0)
+
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the tensors that it is read from, or made of."""
+        return (self.tensor.index,)
 
     @property
     def is_constant(self) -> bool:

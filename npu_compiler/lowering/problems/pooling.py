@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
+from typing import Self
 
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
@@ -66,6 +67,9 @@ class Pooling(Problem):
     @property
     def operands(self) -> tuple[Operand, ...]:
         return (self.image,)
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        return replace(self, image=operand)
 
     @property
     def dims(self) -> Dims:

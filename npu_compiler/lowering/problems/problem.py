@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from npu_compiler.lowering.problems.operand import Operand, check_size
 from npu_compiler.tensor.trace import TracedTensor
@@ -34,6 +35,21 @@ class Problem(ABC):
     @abstractmethod
     def operands(self) -> tuple[Operand, ...]:
         """What it reads, in the order of the op's arguments."""
+
+    @abstractmethod
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        """The same problem with one of its operands in another form."""
+
+    def stored(self) -> Self:
+        """The same problem with all operands in memory."""
+        problem = self
+        for position, operand in enumerate(self.operands):
+            problem = problem.with_operand(position, Operand(operand.tensor, operand.ref))
+        return problem
+
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the tensors that its operands are read from, or made of."""
+        return tuple(index for operand in self.operands for index in operand.reads())
 
     @property
     @abstractmethod

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Self
 
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import DType
@@ -97,6 +98,11 @@ class Product(Problem):
     @property
     def operands(self) -> tuple[Operand, ...]:
         return self.a.operand, self.b.operand
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        if position:
+            return replace(self, b=replace(self.b, operand=operand))
+        return replace(self, a=replace(self.a, operand=operand))
 
     @property
     def dims(self) -> Dims:
