@@ -5,8 +5,7 @@ Only weights of convolutions are padded: zeros fill up their taps to chunks that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.attention.lowering import lower_attention
@@ -27,19 +26,12 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
 from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
-from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["CUDATarget"]
 
-_PROBLEMS: Mapping[type[Problem], Callable[[Any, Group, Lowering], Sequence[Step]]] = {
-    Product: lower_matmul,
-    Convolution: lower_conv2d,
-    Pooling: lower_pool2d,
-    Attention: lower_attention,
-}
 _CHANNELS_LAST = (0, 2, 3, 1)
 
 
@@ -54,6 +46,12 @@ class CUDATarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
     pairs_columns = True
+    problems: Mapping[type[Problem], LowerProblem] = {
+        Product: lower_matmul,
+        Convolution: lower_conv2d,
+        Pooling: lower_pool2d,
+        Attention: lower_attention,
+    }
     launch_flops = 1 << 32
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
@@ -69,12 +67,5 @@ class CUDATarget(CodegenTarget):
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
-        if group.problem is not None:
-            lower = _PROBLEMS.get(type(group.problem))
-            if lower is None:
-                raise OpRefusal(f"the target 'cuda' has no kernel for {type(group.problem).__name__}")
-            return [*lower(group.problem, group, lowering)]
-        if has_reduce(group.expr):
-            return [*lower_rows(group, lowering)]
-        return [*lower_elementwise(group, lowering)]
+    def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
+        return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)

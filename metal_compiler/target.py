@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from metal_compiler.attention.lowering import lower_attention
 from metal_compiler.dialect import METAL
@@ -20,20 +19,13 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
 from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
-from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
 
 CHANNEL_ALIGNMENT = 64
-_PROBLEMS: Mapping[type[Problem], Callable[[Any, Group, Lowering], Sequence[Step]]] = {
-    Product: lower_matmul,
-    Convolution: lower_conv2d,
-    Pooling: lower_pool2d,
-    Attention: lower_attention,
-}
 
 
 class MetalTarget(CodegenTarget):
@@ -43,6 +35,12 @@ class MetalTarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(METAL.storage)
     pairs_columns = True
+    problems: Mapping[type[Problem], LowerProblem] = {
+        Product: lower_matmul,
+        Convolution: lower_conv2d,
+        Pooling: lower_pool2d,
+        Attention: lower_attention,
+    }
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":
@@ -59,15 +57,8 @@ class MetalTarget(CodegenTarget):
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         return loads_vector(group, position, operand)
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
-        if group.problem is not None:
-            lower = _PROBLEMS.get(type(group.problem))
-            if lower is None:
-                raise OpRefusal(f"the target 'metal' has no kernel for {type(group.problem).__name__}")
-            return [*lower(group.problem, group, lowering)]
-        if has_reduce(group.expr):
-            return [*lower_rows(group, lowering)]
-        return [*lower_elementwise(group, lowering)]
+    def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
+        return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)
 
 
 def _aligned(channels: int) -> int:

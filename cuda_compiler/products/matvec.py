@@ -9,20 +9,18 @@ from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_laun
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.product import offset_function
-from cuda_compiler.rows import VectorFunction, vector_function
+from cuda_compiler.rows import vector_function
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.lowering.problems.forms import Computed
+from npu_compiler.lowering.problems.forms import Computed, is_vector
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import Load
-from npu_compiler.tensor.layout import dense
-from npu_compiler.tensor.view import View
 
 __all__ = ["as_vectors", "lower_vectors", "loads_vector"]
 
@@ -72,13 +70,10 @@ class _Shape:
 
 def loads_vector(group: Group, position: int, operand: Operand) -> bool:
     """Whether an operand is the one row of a group's product, which each block of its kernel can compute."""
-    found = group.problem
-    if not isinstance(found, Product) or position != 0 or not isinstance(operand, Computed):
+    if not is_vector(operand, group.problem, position, _MAX_STAGED_BYTES):
         return False
-    taken = isinstance(operand.expr, Load)  # rows of another tensor: read where they lie, instead of being copied first
-    *outer, k = operand.shape
-    fits = 0 < k * found.result.dtype.size <= _MAX_STAGED_BYTES
-    return (taken or operand.is_of_rows) and fits and all(n == 1 for n in outer) and found.b.operand.strides[-2] == 1
+    # rows of another tensor are read where they lie, instead of being copied first
+    return operand.is_of_rows or isinstance(operand.expr, Load)
 
 
 def as_vectors(found: Product, group: Group) -> _Vectors | None:
@@ -102,7 +97,7 @@ def lower_vectors(
     shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), computed is not None)
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = -(-vectors.outputs // shape.outputs)
-    prologue = None if computed is None else _prologue(computed, group, lowering)
+    prologue = None if computed is None else vector_function(computed.row, lowering, 32 * _WARPS, _PREFIX)
     blocks_each = _blocks_each(vectors, found)
     hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
@@ -150,13 +145,6 @@ def lower_vectors(
         inputs=(matrix.argument, *read),
         flops=found.flops + (0 if computed is None else blocks * flops_of([computed.expr], found.k)),
     )
-
-
-def _prologue(operand: Computed, group: Group, lowering: Lowering) -> VectorFunction:
-    """The device function that computes the vector into shared memory."""
-    view = View(operand.shape, dense(operand.shape).strides)
-    vector = Group(operand.tensor, None, operand.expr, operand.shape, view, group.nodes)
-    return vector_function(vector, lowering, 32 * _WARPS, _PREFIX)
 
 
 def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _Shape:

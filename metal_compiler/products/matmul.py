@@ -147,7 +147,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
         return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
     aligned = [*matrix.across(along_k=True), found.k]
     if isinstance(vector.operand, Computed):
-        prologue = vector_prologue(vector.operand, group, lowering)
+        prologue = vector_prologue(vector.operand, lowering)
         simdgroups, rounds = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
         values["vector_k"] = 1
     else:

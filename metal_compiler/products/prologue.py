@@ -7,12 +7,9 @@ from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, row_operands, row_program
-from npu_compiler.lowering.problems.forms import Computed
+from npu_compiler.lowering.problems.forms import Computed, is_vector
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.layout import dense
-from npu_compiler.tensor.view import View
 
 __all__ = ["PROLOGUE_SIMDGROUPS", "loads_vector", "vector_prologue"]
 
@@ -23,23 +20,17 @@ _PREFIX = "v"
 
 def loads_vector(group: Group, position: int, operand: Operand) -> bool:
     """Whether an operand is the one row of a product whose matrix `matvec.metal` reads, and fits threadgroup memory."""
-    product = group.problem
-    if not isinstance(product, Product) or position != 0 or not isinstance(operand, Computed):
-        return False
-    *outer, k = operand.shape
-    fits = 0 < k * product.result.dtype.size <= _CAPACITIES[-1]
-    return fits and all(n == 1 for n in outer) and product.b.operand.strides[-2] == 1
+    return is_vector(operand, group.problem, position, _CAPACITIES[-1])
 
 
-def vector_prologue(operand: Computed, group: Group, lowering: Lowering) -> Prologue:
+def vector_prologue(operand: Computed, lowering: Lowering) -> Prologue:
     """The prologue that computes an operand of a group's product, one row, into threadgroup memory ``x``.
 
     Raises:
         OpRefusal: A row kernel of this expression does not lower either.
     """
-    expr, shape, dtype = operand.expr, operand.shape, operand.dtype
-    vector = Group(operand.tensor, None, expr, shape, View(shape, dense(shape).strides), group.nodes)
-    operands = row_operands(vector, lowering.tensors, (*("0" for _ in shape[:-1]), "c"), _PREFIX)
+    vector, k, size = operand.row, operand.shape[-1], operand.dtype.size
+    operands = row_operands(vector, lowering.tensors, (*("0" for _ in operand.shape[:-1]), "c"), _PREFIX)
     program = row_program(vector, operands, METAL, hoisting=False)
     statements = [
         phases_text(program, 32 * PROLOGUE_SIMDGROUPS),
@@ -49,7 +40,7 @@ def vector_prologue(operand: Computed, group: Group, lowering: Lowering) -> Prol
     ]
     definitions = {
         "COMPUTE_VECTOR": " ".join(" ".join(statements).split()),
-        "VECTOR_CAPACITY": next(size for size in _CAPACITIES if shape[-1] * dtype.size <= size) // dtype.size,
+        "VECTOR_CAPACITY": next(most for most in _CAPACITIES if k * size <= most) // size,
     }
     values = {**phase_extents(program), **dict(operands.fields)}
-    return Prologue(operands, values, definitions, flops_of([expr], shape[-1]))
+    return Prologue(operands, values, definitions, flops_of([operand.expr], k))

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import DType
-from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.tensor.expr import Ref
-from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["Operand", "are_chunks", "check_size"]
+__all__ = ["Operand", "are_chunks"]
 
 
 @dataclass(frozen=True)
@@ -93,13 +91,3 @@ def are_chunks(count: int, step: int, multiples: Iterable[int]) -> bool:
         multiples: What must be multiples of a chunk: where runs of neighbours begin, and how long they are.
     """
     return step == 1 and all(number % count == 0 for number in multiples)
-
-
-def check_size(tensor: TracedTensor) -> None:
-    """Refuses a tensor whose elements kernels cannot count.
-
-    Raises:
-        OpRefusal: It has 2^31 elements or more.
-    """
-    if tensor.layout.size >= MAX_ELEMENTS:
-        raise OpRefusal(f"'{tensor.name}' has {tensor.layout.size} elements, more than kernels address (2^31)")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from npu_compiler.lowering.problems.operand import Operand, check_size
+from npu_compiler.lowering.operands import check_size
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = ["Dims", "Problem"]
