@@ -8,6 +8,7 @@ from math import prod
 from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
 from metal_compiler.skeleton import assemble, fill, pointer_parameters
+from metal_compiler.tiles.tiling import MAX_GRID
 from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import (
@@ -23,7 +24,6 @@ from npu_compiler.lowering.target import Lowering
 __all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
 
 _THREADS = 256
-_MAX_GRID = 65535
 
 
 def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
@@ -58,7 +58,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     store = f"        {program.place.condition}out[{program.place.address}] = {storage}({program.value});"
     phases = phases_text(program, threads)
     kernel = _kernel("rows", group, found, threads=threads, phases=phases, body=f"{program.body}\n{store}")
-    grid = (min(rows, _MAX_GRID), -(-rows // _MAX_GRID), 1)
+    grid = (min(rows, MAX_GRID), -(-rows // MAX_GRID), 1)
     return [map_call(group, lowering, found, kernel, grid, (threads, 1, 1))]
 
 

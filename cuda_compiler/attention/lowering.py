@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
-from cuda_compiler.attention.mask import MAX_GRID, MaskBlocks, mask_macros, mask_states
+from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import operand_values, padded, size_macros
 from cuda_compiler.packing import pack_size
@@ -81,7 +81,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
-        OpRefusal: Data types differ, or there are too many heads.
+        OpRefusal: Data types differ, or there are too many masks.
     """
     _check(problem)
     caches = [operand.made for operand in (problem.k, problem.v) if isinstance(operand, Scattered)]
@@ -143,8 +143,6 @@ def _check(problem: Attention) -> None:
     if len(problem.dtypes) != 1 or not problem.dtypes <= {FLOAT16, BFLOAT16}:
         given = ", ".join(str(operand.dtype) for operand in (problem.q, problem.k, problem.v))
         raise OpRefusal(f"given query, key and value of {given}, expected all of float16 or all of bfloat16")
-    if problem.batch * problem.groups > MAX_GRID:
-        raise OpRefusal(f"given {problem.batch} * {problem.groups} heads of keys, expected at most {MAX_GRID}")
 
 
 def _divide(problem: Attention) -> _Division:

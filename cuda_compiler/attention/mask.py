@@ -15,11 +15,11 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.view import View
 
-__all__ = ["MAX_GRID", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
+__all__ = ["MaskBlocks", "mask_macros", "mask_states", "mask_values"]
 
 _STATE_FIELDS = ("state_batch", "state_head", "state_parts")
 
-MAX_GRID = 65535  # blocks along y and along z
+_MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
 _CHUNK_BYTES = 16  # that a thread reads at a time
 
@@ -82,8 +82,8 @@ def mask_states(
         return [], problem.k.argument
     batch, heads = _distinct(problem.mask.view)
     parts, tiles = -(-problem.rows // state_rows), -(-problem.length // block)
-    if batch * heads > MAX_GRID or parts > MAX_GRID:
-        raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {MAX_GRID} of each")
+    if batch * heads > _MAX_GRID or parts > _MAX_GRID:
+        raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {_MAX_GRID} of each")
     key = ("mask states", problem.mask.tensor.index, problem.mask.view, state_rows, block)
     buffer, is_new = lowering.common_scratch(key, batch * heads * parts * tiles)
     if not is_new:

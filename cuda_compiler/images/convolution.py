@@ -27,9 +27,8 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.problems.forms import Added
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["loads_convolution", "lower_conv2d"]
@@ -79,7 +78,8 @@ def _fits_tiles(conv: Convolution) -> bool:
 
 def _summed(conv: Convolution, group: Group) -> list[Convolution]:
     """The group's convolution, and the one that is added to it, if any."""
-    return [conv, group.added] if isinstance(group.added, Convolution) else [conv]
+    added = None if group.added is None else group.added.problem
+    return [conv, added] if isinstance(added, Convolution) else [conv]
 
 
 def _depth(conv: Convolution) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from metal_compiler.anchors import KernelText, anchor_kernel
 from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import assemble, kernel_file
-from metal_compiler.tiles.tiling import GROUP, MAX_GRID, TILE_THREADS, chunk_of
+from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.lowering.grouping import Group
@@ -16,7 +16,6 @@ from npu_compiler.lowering.params import ParamStruct
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["ATTENTION_FIELDS", "COMBINE_FIELDS", "lower_attention"]
 
@@ -69,11 +68,7 @@ class _Division:
 
 
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
-    """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
-
-    Raises:
-        OpRefusal: There are too many heads.
-    """
+    """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores."""
     division = _divide(problem)
     if division.parts > 1:
         return _lower_parts(division, group, lowering)
@@ -178,8 +173,6 @@ def _values(division: _Division) -> dict[str, int]:
 
 def _grid(division: _Division) -> tuple[int, int, int]:
     problem = division.problem
-    if problem.batch * problem.groups > MAX_GRID:
-        raise OpRefusal(f"given {problem.batch} * {problem.groups} heads of keys, expected at most {MAX_GRID}")
     rows = problem.shared * problem.rows
     return -(-rows // division.tile_rows), problem.batch * problem.groups, -(-problem.length // division.part)
 

@@ -16,7 +16,7 @@ from math import prod
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.output_parts import in_parts
 from npu_compiler.lowering.problems.build import problem_of
-from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.row_alignment import expands, realign_rows, reshaped
 from npu_compiler.lowering.value import MAX_READS, Value
 from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
@@ -46,7 +46,7 @@ class Group:
         index: For a scatter: each value goes `index * index_stride` elements beyond its place in `view`.
         pairs: 2 where the epilogue combines two neighbouring columns of the anchor: the anchor has twice the columns of
             `shape`, and its load at an offset of 1 is the odd column. Else 1.
-        added: A further problem of the same shape, whose result is added to the problem's own before `expr`.
+        added: What is added to the problem's own result before `expr`: that of another problem.
     """
 
     output: TracedTensor
@@ -58,7 +58,7 @@ class Group:
     index: Expr | None = None
     index_stride: int = 0
     pairs: int = 1
-    added: Problem | None = None
+    added: Added | None = None
 
     @property
     def anchor(self) -> TracedTensor | None:
@@ -72,7 +72,8 @@ class Group:
             OpRefusal: The result, or an operand of a problem, has more elements than kernels can count, or sizes are
                 out of their range.
         """
-        problems = [problem for problem in (self.problem, self.added) if problem is not None]
+        added = None if self.added is None else self.added.problem
+        problems = [problem for problem in (self.problem, added) if problem is not None]
         for problem in problems:
             problem.check()
         if problems and self.output.layout.size >= MAX_ELEMENTS:

@@ -13,8 +13,8 @@ from functools import reduce
 
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operand_forms import Loads
-from npu_compiler.lowering.problems.forms import Added
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Added
 from npu_compiler.lowering.schedule import readers_of
 from npu_compiler.tensor.expr import Call, Expr, Load, children, leaves, substitute, walk
 
@@ -57,7 +57,7 @@ def _with_added(
         operand = Added(parts[0].output, load.ref, other)
         if loads(group, len(group.problem.operands), operand):
             nodes = tuple(dict.fromkeys((*parts[0].nodes, *group.nodes)))
-            return replace(group, expr=expr, nodes=nodes, added=other)
+            return replace(group, expr=expr, nodes=nodes, added=operand)
     return group
 
 

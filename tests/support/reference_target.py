@@ -136,7 +136,7 @@ class Planned:
         if group.problem is not None:
             result = _solve(group.problem, buffer)
             if group.added is not None:
-                result = result + _solve(group.added, buffer)
+                result = result + _solve(group.added.problem, buffer)
             tensor = group.problem.result
             own[tensor.index] = np.full(tensor.layout.size, np.nan)
             own[tensor.index][positions(tensor.view)] = result

@@ -15,6 +15,7 @@ from npu_compiler.tensor.trace import Anchor, TracedTensor
 __all__ = ["Attention"]
 
 _MAX_HEAD_SIZE = 256
+_MAX_HEADS = 65535  # of keys in all the batch: what a grid counts along its later dimensions
 _DIMENSIONS = ("batch", "head", "row", "step")
 
 
@@ -45,7 +46,7 @@ class Attention(Problem):
         return cls(result, q, k, v, mask, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"]))
 
     def check(self) -> None:
-        """Refuses a head that is larger than 256 or empty, no position at all, or a tensor that is too large.
+        """Refuses heads that are larger than 256, empty or too many, no position at all, or a tensor that is too large.
 
         Raises:
             OpRefusal: That is so.
@@ -55,6 +56,8 @@ class Attention(Problem):
         if min(*sizes, self.length) < 1 or max(sizes) > _MAX_HEAD_SIZE:
             given = f"heads of {sizes[0]} and {sizes[1]} over {self.length} positions"
             raise OpRefusal(f"given {given}, expected heads of 1 to {_MAX_HEAD_SIZE} and at least one position")
+        if self.batch * self.groups > _MAX_HEADS:
+            raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
 
     @property
     def operands(self) -> tuple[Operand, ...]:

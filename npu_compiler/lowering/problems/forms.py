@@ -13,7 +13,7 @@ from npu_compiler.tensor.expr import Expr, has_reduce, leaves
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import View
 
-__all__ = ["Added", "Computed", "Scattered", "is_vector"]
+__all__ = ["Computed", "Scattered", "is_vector"]
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,3 @@ class Scattered(Operand):
 
     def reads(self) -> tuple[int, ...]:
         return self.made.reads()
-
-
-@dataclass(frozen=True)
-class Added(Operand):
-    """What is added to a problem's own result: that of another problem of the same shape, epilogue left aside.
-
-    Attributes:
-        problem: The other problem.
-    """
-
-    problem: Problem
-
-    def reads(self) -> tuple[int, ...]:
-        return self.problem.reads()

@@ -11,7 +11,7 @@ from npu_compiler.lowering.operands import check_size
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.tensor.trace import TracedTensor
 
-__all__ = ["Dims", "Problem"]
+__all__ = ["Added", "Dims", "Problem"]
 
 Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """The dimensions of a result that kernels count as their batch, their rows and their columns; these are one."""
@@ -70,3 +70,17 @@ class Problem(ABC):
         """
         for operand in self.operands:
             check_size(operand.tensor)
+
+
+@dataclass(frozen=True)
+class Added(Operand):
+    """What is added to a problem's own result: that of another problem of the same shape, epilogue left aside.
+
+    Attributes:
+        problem: The other problem.
+    """
+
+    problem: Problem
+
+    def reads(self) -> tuple[int, ...]:
+        return self.problem.reads()
