@@ -25,7 +25,7 @@ from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import epilogue_positions
+from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Problem
@@ -43,17 +43,17 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
     Raises:
         OpRefusal: A tensor that the epilogue reads, or the packed image, is too large.
     """
-    windows = conv.windows
+    windows, found = conv.windows, epilogue_positions(group, lowering, "sum")
     if not _fits_tiles(conv) or not chunks_follow_steps(conv.channels, windows.stride[1], windows.dilation[1]):
-        return [_lower_plain(conv, group, lowering)]
+        return [_lower_plain(conv, group, found, lowering)]
     if is_packed_image(conv.image, conv.channels):
-        return choice_of(_tiled_options(conv, group, lowering, conv.image.argument, _geometry(conv)))
+        return choice_of(_tiled_options(conv, group, found, lowering, conv.image.argument, _geometry(conv)))
     packing, packed, geometry = pack_image(conv.image, _geometry(conv), lowering)
-    tiled = _tiled_options(conv, group, lowering, packed, geometry)
-    if not fits_windows(conv, group, lowering):
+    tiled = _tiled_options(conv, group, found, lowering, packed, geometry)
+    if not fits_windows(conv, group, found):
         return [packing, *choice_of(tiled)]
     packed_ways = (CallOption(way.requires, (packing, *way.calls)) for way in tiled)
-    return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, group, lowering),)), *packed_ways])
+    return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, group, found, lowering),)), *packed_ways])
 
 
 def loads_convolution(group: Group, position: int, operand: Operand) -> bool:
@@ -107,19 +107,18 @@ def _struct(name: str, geometry: Mapping[str, int]) -> str:
 
 
 def _tiled_options(
-    conv: Convolution, group: Group, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
+    conv: Convolution, group: Group, found: Positions, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
 ) -> list[CallOption]:
     depth = sum(map(_depth, _summed(conv, group)))
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
     moved = bytes_of_a_result(conv, group, lowering)
     tilings = close_tilings(conv.pixels, conv.outputs, depth, conv.groups, moved, warpgroups=large)
-    found = epilogue_positions(group, lowering, "sum")
     fused = Epilogue(group, found, pack_size(group, found.operands, conv.outputs))
     given = (conv, fused, lowering, image, geometry)
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
-    if fits_overlaps(conv, group, lowering):
-        ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, lowering),)))
+    if fits_overlaps(conv, group, found):
+        ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
     return ways
 
 
@@ -168,8 +167,7 @@ def _lower_tiled(
     )
 
 
-def _lower_plain(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
-    found = epilogue_positions(group, lowering, "sum")
+def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
     image_stride, channel_stride, y_stride, x_stride = conv.image.strides
     w_output, w_channel, w_y, w_x = conv.weight.strides
     values = {

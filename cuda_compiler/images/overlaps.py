@@ -18,6 +18,7 @@ from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
@@ -28,7 +29,7 @@ _MAX_STEPS = 36  # of 16 products: their weights stay in registers
 _LEAST_ROUNDS = 4  # tiles of a warpgroup that make up for the weights' way to the registers
 
 
-def fits_overlaps(conv: Convolution, group: Group, lowering: Lowering) -> bool:
+def fits_overlaps(conv: Convolution, group: Group, found: Positions) -> bool:
     """Whether a convolution whose weights lie in chunks can be lowered this way, and has tiles enough to gain by it."""
     outputs, channels, taps_y, taps_x = conv.weight.shape
     plain = conv.groups == 1 and conv.windows.stride == (1, 1) and group.added is None
@@ -36,15 +37,11 @@ def fits_overlaps(conv: Convolution, group: Group, lowering: Lowering) -> bool:
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
     enough = tiles_of(conv) >= _LEAST_ROUNDS * _GROUPS * _blocks(conv)
     fits = _GROUPS * _group_bytes(conv) <= SHARED_BYTES
-    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, lowering)
+    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found)
 
 
-def lower_overlaps(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
-    """One launch: the warpgroups of a block take tiles of results in turn.
-
-    Raises:
-        OpRefusal: A tensor that the epilogue reads is too large.
-    """
+def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+    """One launch: the warpgroups of a block take tiles of results in turn."""
     lines, line = _lines(conv)
     macros = {
         "CHANNELS": conv.channels,
@@ -60,7 +57,7 @@ def lower_overlaps(conv: Convolution, group: Group, lowering: Lowering) -> Kerne
         threads=_GROUPS * GROUP_THREADS,
         shared_bytes=_GROUPS * _group_bytes(conv),
     )
-    return window_launch("conv2d_overlap", conv, group, lowering, macros, shape, columns=TILE_X * TILE_Y)
+    return window_launch("conv2d_overlap", conv, group, found, lowering, macros, shape, TILE_X * TILE_Y)
 
 
 def _blocks(conv: Convolution) -> int:

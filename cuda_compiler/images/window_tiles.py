@@ -13,7 +13,7 @@ from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import epilogue_positions
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
@@ -27,12 +27,11 @@ _STAGED_BYTES = 2 * OUTPUTS + 16  # of shared memory for a result; neighbours be
 RESULT_BYTES = TILE_X * TILE_Y * _STAGED_BYTES
 
 
-def fits_window_tiles(conv: Convolution, group: Group, lowering: Lowering) -> bool:
+def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool:
     """Whether the epilogue reads nothing by pixel and stores 16 bytes at a time, and no kernel makes the weights.
 
     They are read before the kernel ahead has finished.
     """
-    found = epilogue_positions(group, lowering, "sum")
     by_channel = not found.statements and all(
         not any(walk[:-1]) for key, walk in found.operands.walks.items() if key is not None
     )
@@ -65,6 +64,7 @@ def window_launch(
     entry: str,
     conv: Convolution,
     group: Group,
+    found: Positions,
     lowering: Lowering,
     macros: Mapping[str, object],
     shape: LaunchShape,
@@ -76,15 +76,12 @@ def window_launch(
         entry: The kernel.
         conv: What to compute.
         group: The same, with its epilogue.
+        found: The operands of that.
         lowering: Where the trace's tensors are.
         macros: What the kernel expects beside the geometry of image and taps.
         shape: How it is launched for each 64 output channels.
         columns: Results of one product, whose weights are in registers.
-
-    Raises:
-        OpRefusal: A tensor that the epilogue reads is too large.
     """
-    found = epilogue_positions(group, lowering, "sum")
     dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": TILE_X, "TILE_Y": TILE_Y, "STAGED_BYTES": _STAGED_BYTES}
     generated = (

@@ -18,6 +18,7 @@ from cuda_compiler.images.window_tiles import (
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
@@ -52,7 +53,7 @@ class _Window:
         return -(-self.line * self.lines * 16 // 128) * 128
 
 
-def fits_windows(conv: Convolution, group: Group, lowering: Lowering) -> bool:
+def fits_windows(conv: Convolution, group: Group, found: Positions) -> bool:
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
     if conv.groups != 1 or conv.channels > _MAX_CHANNELS:
         return False
@@ -61,15 +62,11 @@ def fits_windows(conv: Convolution, group: Group, lowering: Lowering) -> bool:
     window = _window(conv)
     words = -(-window.line * window.lines // GROUP_THREADS) * conv.channels
     fits = 2 <= window.chunks <= 2 * _MAX_STEPS and words <= _MAX_WORDS
-    return fits and fits_window_tiles(conv, group, lowering)
+    return fits and fits_window_tiles(conv, group, found)
 
 
-def lower_windows(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
-    """One launch: a block takes tiles of results in turn.
-
-    Raises:
-        OpRefusal: A tensor that the epilogue reads is too large.
-    """
+def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+    """One launch: a block takes tiles of results in turn."""
     window = _window(conv)
     macros = {
         **_geometry(conv),
@@ -85,7 +82,7 @@ def lower_windows(conv: Convolution, group: Group, lowering: Lowering) -> Kernel
         threads=GROUP_THREADS,
         shared_bytes=window.nbytes + RESULT_BYTES,
     )
-    return window_launch("conv2d_window", conv, group, lowering, macros, shape, columns=TILE_X * TILE_Y // 2)
+    return window_launch("conv2d_window", conv, group, found, lowering, macros, shape, TILE_X * TILE_Y // 2)
 
 
 def _window(conv: Convolution) -> _Window:
