@@ -8,25 +8,18 @@ from functools import cached_property
 from math import prod
 
 from cuda_compiler.maps import map_macros
-from cuda_compiler.packing import Positions, epilogue
+from cuda_compiler.packing import epilogue
 from cuda_compiler.skeleton import assemble
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
+from npu_compiler.lowering.loops import flops_of, traffic_of
 from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.trace import Anchor
 
-__all__ = ["Epilogue", "KernelText", "LaunchShape", "anchor_launch", "anchor_source"]
+__all__ = ["Epilogue", "KernelText", "LaunchShape", "anchor_launch"]
 
 _POSITIONS, _NAMES = "int batch, int row, int col, ", "batch, row, col, "
-
-
-def anchor_source(group: Group) -> Anchor:
-    """The anchor that a group was built around."""
-    assert group.anchor is not None
-    assert isinstance(group.anchor.source, Anchor)
-    return group.anchor.source
 
 
 @dataclass(frozen=True)
@@ -97,16 +90,6 @@ class Epilogue:
         return {**map_macros(self.group, self.found.operands), "STORE_SIZE": self.size, "PAIRS": self.group.pairs}
 
     @cached_property
-    def values(self) -> Mapping[str, int]:
-        """The parameters that it adds."""
-        return {**self.found.extents, **dict(self.found.operands.fields)}
-
-    @cached_property
-    def arguments(self) -> tuple[Argument, ...]:
-        """The output, and what it reads beside the anchor's result."""
-        return (output_argument(self.group), *(argument for argument, _ in self.found.operands.pointers))
-
-    @cached_property
     def flops(self) -> int:
         """Its arithmetic."""
         return flops_of([self.group.expr], prod(self.group.shape))
@@ -131,7 +114,7 @@ def anchor_launch(
         inputs: What the kernel binds before the output.
         flops: Arithmetic of the kernel, without the epilogue.
     """
-    parameters = {**kernel.values, **fused.values}
+    parameters = {**kernel.values, **fused.found.values}
     struct = ParamStruct("Params", tuple(("int", name) for name in parameters))
     generated = "\n".join((fused.text, kernel.generated))
     defined = {**fused.macros, **kernel.macros}
@@ -139,7 +122,7 @@ def anchor_launch(
     return KernelCall(
         label=" + ".join(fused.group.nodes),
         kernel=lowering.kernel(source, shape.hurries),
-        args=(*inputs, *fused.arguments),
+        args=(*inputs, *fused.found.arguments(fused.group)),
         params=struct.pack(parameters),
         grid=(shape.blocks, shape.splits, shape.layers),
         block=(shape.threads, 1, 1),

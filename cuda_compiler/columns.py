@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import prod
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.maps import finish_map, map_kernel, map_macros
-from cuda_compiler.packing import AXES, PackedLoad, Positions, pack_size, packed_loads, unpack, with_packs
-from cuda_compiler.skeleton import pointer_parameters
+from cuda_compiler.maps import map_macros
+from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
+from cuda_compiler.skeleton import assemble, pointer_parameters
 from cuda_compiler.states import (
     COLUMNS,
     identity,
@@ -26,6 +26,7 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.positions import AXES, Positions, map_call, unpack
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import leaves, reductions, walk
 
@@ -65,8 +66,8 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
     macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
     generated = _compute_rows(group, found, program, loads, size)
-    kernel, params = map_kernel("columns", found, macros, generated, ("column_reductions.cuh",))
-    return [finish_map(group, lowering, found, kernel, params, ceil_div(packs, _LANES), _LANES * slices)]
+    kernel = assemble("columns", found.struct(), macros, generated, before=("column_reductions.cuh",))
+    return [map_call(group, lowering, found, kernel, (ceil_div(packs, _LANES), 1, 1), (_LANES * slices, 1, 1))]
 
 
 def _without_single_columns(group: Group, operands: Operands) -> Operands:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from math import prod
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import AXES, Positions, epilogue, pack_size, unpack
+from cuda_compiler.packing import epilogue, pack_size
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
-from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import elementwise_operands, flops_of, output_argument, traffic_of
+from npu_compiler.lowering.loops import elementwise_operands
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.positions import AXES, Positions, map_call, unpack
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["MAP_THREADS", "elementwise_positions", "finish_map", "lower_elementwise", "map_kernel", "map_macros"]
+__all__ = ["MAP_THREADS", "elementwise_positions", "lower_elementwise", "map_macros"]
 
 MAP_THREADS = 256
 
@@ -24,9 +24,9 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     """One thread a pack of neighbouring elements."""
     found, size = elementwise_positions(group, lowering)
     generated = epilogue(group, found, size, "int index, ", "index, ")
-    kernel, params = map_kernel("elementwise", found, map_macros(group, found.operands), generated)
+    kernel = assemble("elementwise", found.struct(), map_macros(group, found.operands), generated)
     blocks = ceil_div(found.extents["packs"], MAP_THREADS)
-    return [finish_map(group, lowering, found, kernel, params, blocks, MAP_THREADS)]
+    return [map_call(group, lowering, found, kernel, (blocks, 1, 1), (MAP_THREADS, 1, 1))]
 
 
 def elementwise_positions(group: Group, lowering: Lowering) -> tuple[Positions, int]:
@@ -48,27 +48,3 @@ def map_macros(group: Group, operands: Operands) -> dict[str, object]:
         "EPILOGUE_PARAMETERS": pointer_parameters(operands),
         "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
     }
-
-
-def map_kernel(
-    entry: str, found: Positions, macros: dict[str, object], generated: str, before: tuple[str, ...] = ()
-) -> tuple[KernelSource, bytes]:
-    """The kernel's text, and its parameters."""
-    values = {**found.extents, **dict(found.operands.fields)}
-    struct = ParamStruct("Params", tuple(("int", name) for name in values))
-    return assemble(entry, struct, macros, generated, before=before), struct.pack(values)
-
-
-def finish_map(
-    group: Group, lowering: Lowering, found: Positions, kernel: KernelSource, params: bytes, blocks: int, threads: int
-) -> KernelCall:
-    return KernelCall(
-        label=" + ".join(group.nodes),
-        kernel=lowering.kernel(kernel),
-        args=(output_argument(group), *(argument for argument, _ in found.operands.pointers)),
-        params=params,
-        grid=(blocks, 1, 1),
-        block=(threads, 1, 1),
-        flops=flops_of([group.expr], prod(group.shape)),
-        nbytes=traffic_of(group, lowering.tensors),
-    )

@@ -11,28 +11,13 @@ from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import Printer, is_small
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
-from npu_compiler.lowering.operands import MAX_ELEMENTS, Operands, merge_groups
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.positions import Positions
 from npu_compiler.tensor.expr import Expr, Iota, Load, walk
-from npu_compiler.tensor.symbolic import OpRefusal
 
-__all__ = [
-    "AXES",
-    "PACK_SIZES",
-    "PackedLoad",
-    "Positions",
-    "element_functions",
-    "epilogue",
-    "pack_size",
-    "packed_loads",
-]
-__all__ += ["resolve_anchor", "unpack", "with_packs"]
-
-Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""The dimensions of an iteration space that a kernel counts as its batch, its rows and its columns."""
+__all__ = ["PACK_SIZES", "PackedLoad", "element_functions", "epilogue", "pack_size", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
-AXES = tuple(f"i{axis}" for axis in range(8))
 
 
 @dataclass(frozen=True)
@@ -42,23 +27,6 @@ class PackedLoad:
     leaf: Load
     source: str
     storage: str
-
-
-@dataclass(frozen=True)
-class Positions:
-    """How a kernel's own positions become those of the operands.
-
-    Attributes:
-        operands: The operands over the merged dimensions.
-        statements: Statements that unpack the kernel's positions.
-        extents: Sizes that these need, as parameters.
-        inner: Name of the position along which a pack runs.
-    """
-
-    operands: Operands
-    statements: tuple[str, ...]
-    extents: dict[str, int]
-    inner: str
 
 
 def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> int:
@@ -145,57 +113,6 @@ def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = ""
     names = dict(operands.names.loads)
     names.update({load.leaf: (f"{prefix}x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
     return replace(operands, names=replace(operands.names, loads=names))
-
-
-def unpack(linear: str, axes: Sequence[str], sizes: Sequence[int]) -> list[str]:
-    """Statements that split a linear index into positions; constant sizes turn divisions into multiplications."""
-    lines: list[str] = []
-    rest = linear
-    for axis, size in list(zip(axes, sizes, strict=True))[:0:-1]:
-        lines.append(f"    int {axis} = {rest} % {size};")
-        lines.append(f"    int above_{axis} = {rest} / {size};")
-        rest = f"above_{axis}"
-    if axes:
-        lines.append(f"    int {axes[0]} = {rest};")
-    return lines
-
-
-def resolve_anchor(group: Group, lowering: Lowering, dims: Dims) -> Positions:
-    """The operands of an epilogue over a kernel's positions ``batch``, ``row`` and ``col``.
-
-    Mostly every operand walks each of them with one stride. Where one does not, as a bias along the width of an image,
-    the positions are unpacked to one for each dimension.
-
-    Args:
-        group: What to compute.
-        lowering: Where the trace's tensors are.
-        dims: The dimensions that the kernel counts as its batch, its rows and its columns; the last is one dimension.
-
-    Raises:
-        OpRefusal: The result or an operand is too large.
-    """
-    if group.output.layout.size >= MAX_ELEMENTS:
-        raise OpRefusal(f"the result has {group.output.layout.size} elements, more than kernels address (2^31)")
-    assert group.anchor is not None
-    anchors = {group.anchor.index: "sum"}
-    tensors = lowering.tensors
-    try:
-        operands = Operands.resolve(
-            [group.expr], group.view, tensors, ("batch", "row", "col"), merge_groups(dims), anchors
-        )
-        return Positions(operands, (), {}, "col")
-    except OpRefusal:
-        pass  # or an operand is too large, which the second attempt says again
-    order = [dim for part in dims for dim in part]
-    names = tuple(f"i{dim}" for dim in order)
-    each = merge_groups([(dim,) for dim in order])
-    operands = Operands.resolve([group.expr], group.view, tensors, names, each, anchors)
-    statements: list[str] = []
-    for position, part in zip(("batch", "row"), dims, strict=False):
-        statements += unpack(position, [f"i{dim}" for dim in part], [group.shape[dim] for dim in part])
-    (column,) = dims[2]
-    statements.append(f"    int i{column} = col;")
-    return Positions(operands, tuple(statements), {}, f"i{column}")
 
 
 def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:
@@ -318,7 +235,7 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> lis
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
         f"        const int {inner} = first + u;",
-        *_anchor_lines(group),
+        *_result_lines(group),
         *printer.lines,
         f"        result[u] = {result};",
         "    }",
@@ -326,9 +243,9 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> lis
     ]
 
 
-def _anchor_lines(group: Group) -> list[str]:
+def _result_lines(group: Group) -> list[str]:
     """Names for the anchor's own results; the odd column of a pair is ``sum1``."""
-    if group.anchor is None:
+    if group.problem is None:
         return []
     if group.pairs == 1:
         return ["        const float sum = value[u];"]

@@ -8,23 +8,16 @@ from math import prod
 
 from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.maps import finish_map, map_kernel, map_macros
-from cuda_compiler.packing import (
-    AXES,
-    PackedLoad,
-    Positions,
-    pack_size,
-    packed_loads,
-    unpack,
-    with_packs,
-)
-from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
+from cuda_compiler.maps import map_macros
+from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
+from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.positions import AXES, Positions, map_call, unpack
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import reductions
 
@@ -78,8 +71,9 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
         "BLOCK_THREADS": shape.block,
     }
     generated = _compute_row(group, found, program, loads, shape)
-    kernel, params = map_kernel("rows", found, macros, generated, ("row_reductions.cuh",))
-    return [finish_map(group, lowering, found, kernel, params, ceil_div(rows, shape.rows_per_block), shape.block)]
+    kernel = assemble("rows", found.struct(), macros, generated, before=("row_reductions.cuh",))
+    grid = (ceil_div(rows, shape.rows_per_block), 1, 1)
+    return [map_call(group, lowering, found, kernel, grid, (shape.block, 1, 1))]
 
 
 @dataclass(frozen=True)

@@ -5,36 +5,33 @@ Only weights of convolutions are padded: zeros fill up their taps to chunks that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from cuda_compiler.attention.decode import takes_producer
+from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.attention.lowering import lower_attention
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.convolution import lower_conv2d, takes_added_convolution
+from cuda_compiler.images.convolution import loads_convolution, lower_conv2d
 from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.images.pooling import lower_pool2d
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.matmul import lower_matmul
-from cuda_compiler.products.matvec import takes_vector_prologue
+from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.expr import Expr, has_reduce
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.pooling import Pooling
+from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
+from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
-from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["CUDATarget"]
 
-_Lower = Callable[[Group, Lowering], Sequence[Step]]
-_ANCHORS: Mapping[str, _Lower] = {
-    "matmul": lower_matmul,
-    "conv2d": lower_conv2d,
-    "pool2d": lower_pool2d,
-    "attention": lower_attention,
-}
 _CHANNELS_LAST = (0, 2, 3, 1)
 
 
@@ -49,6 +46,12 @@ class CUDATarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
     pairs_columns = True
+    problems: Mapping[type[Problem], LowerProblem] = {
+        Product: lower_matmul,
+        Convolution: lower_conv2d,
+        Pooling: lower_pool2d,
+        Attention: lower_attention,
+    }
     launch_flops = 1 << 32
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
@@ -58,24 +61,11 @@ class CUDATarget(CodegenTarget):
             return Layout(shape, shape, _CHANNELS_LAST)
         return dense(shape)
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        return takes_vector_prologue(group, position, expr)
-
-    def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
-        return takes_producer(group, position, produced)
-
-    def takes_added(self, group: Group, other: Group) -> bool:
-        return takes_added_convolution(group, other)
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        return any(loads(group, position, operand) for loads in (loads_vector, loads_fresh, loads_convolution))
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
-        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
-            kind = group.anchor.source.kind
-            if kind not in _ANCHORS:
-                raise OpRefusal(f"the target 'cuda' has no kernel for {kind}")
-            return [*_ANCHORS[kind](group, lowering)]
-        if has_reduce(group.expr):
-            return [*lower_rows(group, lowering)]
-        return [*lower_elementwise(group, lowering)]
+    def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
+        return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)

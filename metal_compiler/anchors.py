@@ -7,32 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import assemble, kernel_file, pointer_parameters
 from npu_compiler.artifact.plan import Argument, KernelCall
-from npu_compiler.lowering.dialect import Dialect, Printer
+from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
-from npu_compiler.lowering.operands import MAX_ELEMENTS, Operands, merge_groups
+from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor
 
-__all__ = ["AnchorKernel", "Dims", "KernelText", "Prologue", "anchor_kernel", "anchor_of"]
+__all__ = ["AnchorKernel", "KernelText", "Prologue", "anchor_kernel"]
 
-Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""The dimensions of the iteration space that a kernel counts as its batch, its row and its column."""
-
-_POSITIONS = ("batch", "row", "col")
 _DEFAULTS = re.compile(r"#ifndef GENERATED.*?#endif\n", re.DOTALL)
 """The part of a kernel file that lets it compile by itself; here stands what is generated."""
-
-
-def anchor_of(group: Group) -> Anchor:
-    """What the group's anchor computes, and from what."""
-    assert group.anchor is not None
-    assert isinstance(group.anchor.source, Anchor)
-    return group.anchor.source
 
 
 @dataclass(frozen=True)
@@ -129,8 +118,6 @@ def anchor_kernel(
     kernel: KernelText,
     group: Group,
     lowering: Lowering,
-    dialect: Dialect,
-    dims: Dims,
     prologue: Prologue | None = None,
 ) -> AnchorKernel:
     """Assembles a kernel out of its file and what is generated for its group.
@@ -139,23 +126,19 @@ def anchor_kernel(
         kernel: The kernel.
         group: What to compute.
         lowering: Where the trace's tensors are.
-        dialect: The kernel language.
-        dims: How the iteration space maps to the kernel's batch, row and column.
         prologue: What it computes first, for kernels that have a place for it.
 
     Raises:
-        OpRefusal: The output or an operand is too large.
+        OpRefusal: An operand is too large.
     """
-    if group.output.layout.size >= MAX_ELEMENTS:
-        raise OpRefusal(f"the result has {group.output.layout.size} elements, more than kernels address (2^31)")
-    assert group.anchor is not None
-    operands, unpacking, extents = _resolve(group, lowering, dims)
+    found = epilogue_positions(group, lowering, "value", sized=True)
+    operands = found.operands
     pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
-    macros = {**kernel.macros, **_macros(group, operands, prologue, kernel.inputs, dialect)}
-    values = {**extents, **dict(operands.fields), **(prologue.values if prologue else {})}
+    macros = {**kernel.macros, **_macros(group, operands, prologue, kernel.inputs)}
+    values = {**found.values, **(prologue.values if prologue else {})}
     params = ParamStruct("Params", tuple(("int", name) for name in (*kernel.fields, *values)))
     files = (*kernel.parts, f"{kernel.entry}.metal")
-    text = [_functions(group, operands, unpacking, dialect), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
+    text = [_functions(group, found), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     return AnchorKernel(
         group=group,
@@ -169,81 +152,50 @@ def anchor_kernel(
     )
 
 
-def _macros(
-    group: Group, operands: Operands, prologue: Prologue | None, inputs: int, dialect: Dialect
-) -> dict[str, object]:
+def _macros(group: Group, operands: Operands, prologue: Prologue | None, inputs: int) -> dict[str, object]:
     """What the files need to be told of output, epilogue and prologue; the output is bound behind the inputs."""
     first = inputs + 1
     behind = first + len(operands.pointers)
-    before = "" if prologue is None else pointer_parameters(prologue.operands, dialect, behind)
+    before = "" if prologue is None else pointer_parameters(prologue.operands, behind)
     return {
         "PAIRS": group.pairs,
         "OUT_BUFFER": inputs,
-        "EPILOGUE_BUFFERS": pointer_parameters(operands, dialect, first).replace("\n", " "),
-        "EPILOGUE_PARAMETERS": _parameters(operands, dialect),
+        "EPILOGUE_BUFFERS": pointer_parameters(operands, first).replace("\n", " "),
+        "EPILOGUE_PARAMETERS": _parameters(operands),
         "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
         "PROLOGUE": int(prologue is not None),
         "PROLOGUE_BUFFERS": before.replace("\n", " "),
         "PARAMS_BUFFER": behind + (len(prologue.operands.pointers) if prologue else 0),
-        "out_t": dialect.storage[group.output.dtype.name],
-        "result_t": dialect.register(group.expr.dtype),
+        "out_t": METAL.storage[group.output.dtype.name],
+        "result_t": METAL.register(group.expr.dtype),
         **(prologue.definitions if prologue else {}),
     }
 
 
-def _resolve(group: Group, lowering: Lowering, dims: Dims) -> tuple[Operands, list[str], dict[str, int]]:
-    """The epilogue's operands, the statements that unpack the kernel's positions for them, and the sizes these need.
-
-    Mostly every operand walks batch, row and column with one stride each. Where one does not, as a bias along the width
-    of an image, the positions are unpacked to one for each dimension.
-    """
-    assert group.anchor is not None
-    anchors = {group.anchor.index: "value"}
-    try:
-        merge = merge_groups(dims)
-        return Operands.resolve([group.expr], group.view, lowering.tensors, _POSITIONS, merge, anchors), [], {}
-    except OpRefusal:
-        pass  # or one is too large, which the second attempt says again
-    names = tuple(f"i{dim}" for dim in range(len(group.shape)))
-    operands = Operands.resolve(
-        [group.expr], group.view, lowering.tensors, names, lambda shape, strides: (shape, strides), anchors
-    )
-    statements: list[str] = []
-    extents: dict[str, int] = {}
-    for position, members in zip(_POSITIONS, dims, strict=True):
-        rest = position
-        for dim in reversed(members[1:]):
-            extents[f"extent{dim}"] = group.shape[dim]
-            statements += [f"    int i{dim} = {rest} % p.extent{dim};", f"    int above{dim} = {rest} / p.extent{dim};"]
-            rest = f"above{dim}"
-        if members:
-            statements.append(f"    int i{members[0]} = {rest};")
-    return operands, statements, extents
-
-
-def _functions(group: Group, operands: Operands, unpacking: Sequence[str], dialect: Dialect) -> str:
+def _functions(group: Group, found: Positions) -> str:
     """The functions that `store.metal` and the kernels call."""
-    printer = Printer(dialect, operands.names)
+    operands = found.operands
+    printer = Printer(METAL, operands.names)
     result = printer.value(group.expr)
     positions = "int batch, int row, int col"
     values = "float value, float value1" if group.pairs == 2 else "float value"
     lines = [
-        f"METAL_FUNC {dialect.register(group.expr.dtype)} epilogue("
-        f"{values}, {positions}, {_parameters(operands, dialect)}constant Params& p)",
+        f"METAL_FUNC {METAL.register(group.expr.dtype)} epilogue("
+        f"{values}, {positions}, {_parameters(operands)}constant Params& p)",
         "{",
-        *unpacking,
+        *found.statements,
         *printer.lines,
         f"    return {result};",
         "}",
         f"METAL_FUNC int output_index({positions}, constant Params& p)",
         "{",
-        *unpacking,
+        *found.statements,
         f"    return {operands.output};",
         "}",
     ]
     return "\n".join(lines)
 
 
-def _parameters(operands: Operands, dialect: Dialect) -> str:
-    pointers = (dialect.pointer_to(dtype) for _, dtype in operands.pointers)
+def _parameters(operands: Operands) -> str:
+    pointers = (METAL.pointer_to(dtype) for _, dtype in operands.pointers)
     return "".join(f"{pointer} e{number}, " for number, pointer in enumerate(pointers))

@@ -6,8 +6,9 @@ from functools import cache
 from importlib.resources import files
 from string import Template
 
+from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import KernelSource
-from npu_compiler.lowering.dialect import CHECK, Dialect
+from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct
 
@@ -35,9 +36,9 @@ def fill(skeleton: str, **parts: object) -> str:
     return Template(kernel_file(skeleton)).substitute({key: str(value) for key, value in parts.items()})
 
 
-def pointer_parameters(operands: Operands, dialect: Dialect, first: int) -> str:
+def pointer_parameters(operands: Operands, first: int) -> str:
     """Kernel parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), bound from `first` on."""
     lines = []
     for number, (_, dtype) in enumerate(operands.pointers):
-        lines.append(f"    {dialect.pointer_to(dtype)} {operands.prefix}e{number} [[buffer({first + number})]],\n")
+        lines.append(f"    {METAL.pointer_to(dtype)} {operands.prefix}e{number} [[buffer({first + number})]],\n")
     return "".join(lines)

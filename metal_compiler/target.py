@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from metal_compiler.attention.lowering import lower_attention
 from metal_compiler.dialect import METAL
@@ -10,20 +10,23 @@ from metal_compiler.images.convolution import lower_conv2d
 from metal_compiler.images.pooling import lower_pool2d
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.matmul import lower_matmul
-from metal_compiler.products.prologue import takes_vector_prologue
+from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.expr import Expr, has_reduce
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.pooling import Pooling
+from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
+from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
-from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
 
 CHANNEL_ALIGNMENT = 64
-_ANCHORS = {"matmul": lower_matmul, "conv2d": lower_conv2d, "pool2d": lower_pool2d, "attention": lower_attention}
 
 
 class MetalTarget(CodegenTarget):
@@ -33,6 +36,12 @@ class MetalTarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(METAL.storage)
     pairs_columns = True
+    problems: Mapping[type[Problem], LowerProblem] = {
+        Product: lower_matmul,
+        Convolution: lower_conv2d,
+        Pooling: lower_pool2d,
+        Attention: lower_attention,
+    }
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":
@@ -44,20 +53,13 @@ class MetalTarget(CodegenTarget):
         return dense(shape)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
-        return [*lower_shared(groups, lowering, METAL)]
+        return [*lower_shared(groups, lowering)]
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        return takes_vector_prologue(group, position)
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        return loads_vector(group, position, operand)
 
-    def lower(self, group: Group, lowering: Lowering) -> list[Step]:
-        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
-            kind = group.anchor.source.kind
-            if kind not in _ANCHORS:
-                raise OpRefusal(f"the target 'metal' has no kernel for {kind}")
-            return [*_ANCHORS[kind](group, lowering, METAL)]
-        if has_reduce(group.expr):
-            return [*lower_rows(group, lowering, METAL)]
-        return [*lower_elementwise(group, lowering, METAL)]
+    def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
+        return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)
 
 
 def _aligned(channels: int) -> int:

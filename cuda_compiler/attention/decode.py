@@ -9,24 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
-from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.expr import Expr, Iota, Load, reindex, walk
-from npu_compiler.tensor.trace import Map, Scatter
+from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.tensor.trace import Scatter
 from npu_compiler.tensor.view import View
 
-__all__ = ["DECODE_REQUIRES", "lower_decode", "takes_producer"]
+__all__ = ["DECODE_REQUIRES", "lower_decode", "loads_fresh"]
 
 DECODE_REQUIRES = "sm_90"
 
@@ -34,6 +37,7 @@ _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
 _WARPS = 8
+_CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _DEPTH = 2  # pieces that a warp has on their way, where one cluster works for a head
 _SHARED_BYTES = 200 * 1024  # of a multiprocessor, for pieces
 _PIECE = 16  # positions, as in attention_warp.cuh
@@ -61,7 +65,7 @@ class _Division:
         depth: Pieces that a warp has on their way.
     """
 
-    problem: AttentionProblem
+    problem: Attention
     block: int
     cluster: int
     clusters: int
@@ -82,25 +86,18 @@ class _Division:
         return self.depth * _piece_bytes(self.problem)
 
 
-def takes_producer(group: Group, position: int, produced: Group) -> bool:
-    """Whether the kernel computes an operand of a group itself: queries, or what is scattered into keys or values."""
-    anchor = anchor_source(group)
-    if anchor.kind != "attention" or position > 2 or not produced.is_elementwise:
+def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
+    """Whether the kernel computes an operand of attention itself: queries, or what is scattered into keys or values."""
+    problem = group.problem
+    if not isinstance(problem, Attention) or problem.shared * problem.rows > _MAX_ROWS:
         return False
-    q, k = anchor.operands[:2]
-    if q.view.shape[1] // k.view.shape[1] * q.view.shape[2] > _MAX_ROWS:
+    if isinstance(operand, Computed):
+        return position == 0 and not operand.is_of_rows
+    if not isinstance(operand, Scattered) or position not in (1, 2):
         return False
-    ref = anchor.operands[position]
-    if position == 0:
-        return isinstance(produced.output.source, Map) and _seen(produced, ref.steps) is not None
-    source = produced.output.source
-    whole = ref.view.same_elements(produced.output.view) and produced.shape[2] <= _MAX_ROWS
-    return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(produced)
-
-
-def _seen(produced: Group, steps: tuple[tuple[str, tuple[int, ...]], ...]) -> Expr | None:
-    """What a group computes, as an operand of attention sees it."""
-    return None if produced.shape != produced.output.shape else reindex(produced.expr, produced.shape, steps)
+    made, source = operand.made, operand.tensor.source
+    whole = operand.view.same_elements(operand.tensor.view) and made.shape[2] <= _MAX_ROWS
+    return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(made)
 
 
 def _names_rows(produced: Group) -> bool:
@@ -116,7 +113,7 @@ def _names_rows(produced: Group) -> bool:
 
 
 def lower_decode(
-    problem: AttentionProblem, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
+    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
 ) -> KernelCall | None:
     """One launch; None where the kernel does not suit.
 
@@ -128,13 +125,11 @@ def lower_decode(
         blocks: What each block of the mask does.
     """
     division = _divide(problem, blocks.positions)
-    fresh = _fresh_rows(group)
+    fresh = _fresh_rows(problem)
     if division is None or fresh is None:
         return None
-    functions = _functions(problem, group, lowering)
-    early = blocks.ready and all(
-        _is_kept(number, operand, group, lowering) for number, operand in ((1, problem.k), (2, problem.v))
-    )
+    functions = _functions(problem, lowering)
+    early = blocks.ready and all(_is_kept(operand, lowering) for operand in (problem.k, problem.v))
     tiles = problem.batch * problem.groups
     parts = problem.k.argument
     if division.clusters > 1:
@@ -143,7 +138,7 @@ def lower_decode(
     caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
     inputs = [argument for function in functions for argument in function.inputs]
     fields = {name: value for function in functions for name, value in function.fields.items()}
-    reading = replace(group, producers={})  # so that the bytes of keys and values count
+    reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     return anchor_launch(
         KernelText(
@@ -168,20 +163,20 @@ def lower_decode(
     )
 
 
-def _fresh_rows(group: Group) -> int | None:
+def _fresh_rows(problem: Attention) -> int | None:
     """Rows that are written to keys and to values; None where there are too many, or not the same for both."""
-    if 1 not in group.producers:
+    if not isinstance(problem.k, Scattered) or not isinstance(problem.v, Scattered):
         return 0
-    keys, values = (group.producers[number].shape[2] for number in (1, 2))
+    keys, values = problem.k.made.shape[2], problem.v.made.shape[2]
     return keys if keys == values and keys <= _MAX_ROWS else None
 
 
-def _divide(problem: AttentionProblem, block: int) -> _Division | None:
+def _divide(problem: Attention, block: int) -> _Division | None:
     rows = problem.shared * problem.rows
     tiles = ceil_div(problem.length, block)
     sets = ceil_div(rows, 8)
     fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
-    if not fits or problem.causal or not _has_chunks(problem.k) or not _has_chunks(problem.v):
+    if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
         return None
     heads, pieces = problem.batch * problem.groups, tiles * block // _PIECE
     cluster = _CLUSTER
@@ -194,35 +189,28 @@ def _divide(problem: AttentionProblem, block: int) -> _Division | None:
     return _Division(problem, block, cluster, clusters, depth)
 
 
-def _piece_bytes(problem: AttentionProblem) -> int:
+def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of each warp of a block."""
     widths = padded(problem.size) + padded(problem.value_size)
     return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
-def _has_chunks(operand: AttentionOperand) -> bool:
-    """Whether rows can be copied 16 bytes at a time."""
-    *outer, step = operand.view.strides
-    return step == 1 and all(number % 8 == 0 for number in (operand.view.offset, operand.view.shape[-1], *outer))
-
-
-def _is_kept(position: int, operand: AttentionOperand, group: Group, lowering: Lowering) -> bool:
+def _is_kept(operand: Operand, lowering: Lowering) -> bool:
     """Whether no kernel of the plan but this one writes an operand."""
     source = operand.tensor.source
-    if position in group.producers and isinstance(source, Scatter):
+    if isinstance(operand, Scattered) and isinstance(source, Scatter):
         return lowering.tensors[source.into.tensor].source is None
     return source is None
 
 
-def _functions(problem: AttentionProblem, group: Group, lowering: Lowering) -> list[ElementFunction]:
+def _functions(problem: Attention, lowering: Lowering) -> list[ElementFunction]:
     """Device functions that compute elements of the operands."""
-    source = anchor_source(group).operands[0]
-    query = _seen(group.producers[0], source.steps) if 0 in group.producers else Load(source, problem.q.tensor.dtype)
-    assert query is not None
-    wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, source.view)}
-    for position, name in ((1, "key"), (2, "value")):
-        if position in group.producers:
-            produced = group.producers[position]
+    q = problem.q
+    query = q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype)
+    wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, q.view)}
+    for name, operand in (("key", problem.k), ("value", problem.v)):
+        if isinstance(operand, Scattered):
+            produced = operand.made
             assert produced.index is not None
             wanted[f"{name}_value"] = (produced.expr, produced.view)
             wanted[f"{name}{_PLACE}"] = (produced.index, produced.view)
@@ -264,8 +252,8 @@ def _macros(division: _Division) -> dict[str, object]:
     return {
         **size_macros(problem),
         "OWN_ROWS": problem.rows,
-        "K_ROW": problem.k.view.strides[2],
-        "V_ROW": problem.v.view.strides[2],
+        "K_ROW": problem.k.strides[2],
+        "V_ROW": problem.v.strides[2],
         "BLOCK": division.block,
         "TILES": ceil_div(problem.length, division.block),
         "WARPS": _WARPS,
@@ -280,6 +268,6 @@ def _macros(division: _Division) -> dict[str, object]:
     }
 
 
-def _values(problem: AttentionProblem) -> dict[str, int]:
+def _values(problem: Attention) -> dict[str, int]:
     rows = {"rows": problem.rows}
-    return {**rows, **problem.k.strides("k"), **problem.v.strides("v"), **mask_values(problem, problem.rows)}
+    return {**rows, **problem.strides("k", "v"), **mask_values(problem, problem.rows)}

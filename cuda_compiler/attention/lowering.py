@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
-from cuda_compiler.attention.mask import MAX_GRID, MaskBlocks, mask_macros, mask_states
+from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import operand_values, padded, size_macros
-from cuda_compiler.packing import Positions, pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import WARPGROUPS
@@ -17,7 +17,10 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, c
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 
@@ -25,7 +28,6 @@ __all__ = ["lower_attention"]
 
 _CHUNK = 8  # elements of 16 bytes
 _SLOTS = 3  # as in attention_tile.cuh
-_DIMS = ((0, 1), (2,), (3,))
 _SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
 _ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
 _FILES = (
@@ -45,7 +47,7 @@ class _Division:
         splits: Blocks of threads that share the positions of a row.
     """
 
-    problem: AttentionProblem
+    problem: Attention
     block: int
     warps_m: int
     warps_l: int
@@ -76,23 +78,24 @@ class _Division:
         return max(ring, self.tile_rows * _pitch(query) * 2, self.tile_rows * self.splits * 4)
 
 
-def lower_attention(group: Group, lowering: Lowering) -> list[Step]:
+def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[Step]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 
     Raises:
-        OpRefusal: A head is larger than 256, data types differ, or a tensor is too large.
+        OpRefusal: Data types differ, or there are too many masks.
     """
-    caches = [group.producers[number] for number in (1, 2) if number in group.producers]
+    _check(problem)
+    caches = [operand.made for operand in (problem.k, problem.v) if isinstance(operand, Scattered)]
     if len(caches) == 1:  # keys or values alone are made ahead
-        others = {number: made for number, made in group.producers.items() if number == 0}
-        return [*lower_shared(caches, lowering), *lower_attention(replace(group, producers=others), lowering)]
-    problem = _problem(group, lowering)
+        problem = problem.stored().with_operand(0, problem.q)
+        return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, problem=problem), lowering)]
     division = _divide(problem)
-    positions = resolve_anchor(group, lowering, _DIMS)
+    positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = problem.mask is None or (not launches and lowering.is_settled(states.buffer))
-    alone = replace(group, producers={})
-    producers = lower_shared([*group.producers.values()], lowering) if group.producers else []
+    alone = replace(group, problem=problem.stored())
+    made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)]
+    producers = lower_shared(made, lowering) if made else []
     options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
     decode = lower_decode(problem, group, lowering, positions, blocks)
@@ -136,17 +139,14 @@ def _lower_tiles(
     )
 
 
-def _problem(group: Group, lowering: Lowering) -> AttentionProblem:
-    problem = AttentionProblem.of(anchor_source(group), lowering.tensors)
+def _check(problem: Attention) -> None:
+    """Refuses what these kernels do not compute."""
     if len(problem.dtypes) != 1 or not problem.dtypes <= {FLOAT16, BFLOAT16}:
-        given = ", ".join(str(operand.tensor.dtype) for operand in (problem.q, problem.k, problem.v))
+        given = ", ".join(str(operand.dtype) for operand in (problem.q, problem.k, problem.v))
         raise OpRefusal(f"given query, key and value of {given}, expected all of float16 or all of bfloat16")
-    if problem.batch * problem.groups > MAX_GRID:
-        raise OpRefusal(f"given {problem.batch} * {problem.groups} heads of keys, expected at most {MAX_GRID}")
-    return problem
 
 
-def _divide(problem: AttentionProblem) -> _Division:
+def _divide(problem: Attention) -> _Division:
     rows = problem.shared * problem.rows
     block = 64 if max(padded(problem.size), padded(problem.value_size)) <= 128 else 32
     warps_m, warps_l = _warps(rows, block)
@@ -154,7 +154,7 @@ def _divide(problem: AttentionProblem) -> _Division:
     return _Division(problem, block, warps_m, warps_l, _splits(ceil_div(problem.length, block), blocks))
 
 
-def _chunk(operand: AttentionOperand) -> int:
+def _chunk(operand: Operand) -> int:
     """Elements that are copied at a time along a row."""
     return _CHUNK if operand.has_chunks(_CHUNK) else 1
 

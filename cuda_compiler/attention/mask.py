@@ -10,16 +10,17 @@ from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.params import ParamStruct
-from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.view import View
 
-__all__ = ["MAX_GRID", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
+__all__ = ["MaskBlocks", "mask_macros", "mask_states", "mask_values"]
 
 _STATE_FIELDS = ("state_batch", "state_head", "state_parts")
 
-MAX_GRID = 65535  # blocks along y and along z
+_MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
 _CHUNK_BYTES = 16  # that a thread reads at a time
 
@@ -40,9 +41,9 @@ class MaskBlocks:
     ready: bool
 
 
-def mask_macros(problem: AttentionProblem) -> dict[str, object]:
+def mask_macros(problem: Attention) -> dict[str, object]:
     """What `mask.cuh` and the kernels that read a mask expect to be defined."""
-    mask = problem.mask.tensor.dtype if problem.mask is not None else BOOL
+    mask = problem.mask.dtype if problem.mask is not None else BOOL
     # minus infinity, or a number so low that the weight vanishes beside any position that is open
     closed = -65504.0 if mask == FLOAT16 else -1e37
     return {
@@ -52,21 +53,21 @@ def mask_macros(problem: AttentionProblem) -> dict[str, object]:
     }
 
 
-def mask_values(problem: AttentionProblem, state_rows: int) -> dict[str, int]:
+def mask_values(problem: Attention, state_rows: int) -> dict[str, int]:
     """Parameters that say where a mask's numbers and the states of its blocks lie; zeros without a mask."""
     if problem.mask is None:
         return dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_step", *_STATE_FIELDS), 0)
     _, heads = _distinct(problem.mask.view)
     return {
-        **problem.mask.strides("mask"),
-        "state_batch": heads if problem.mask.view.strides[0] else 0,
+        **problem.strides("mask"),
+        "state_batch": heads if problem.mask.strides[0] else 0,
         "state_head": 1 if heads > 1 else 0,
         "state_parts": ceil_div(problem.rows, state_rows),
     }
 
 
 def mask_states(
-    problem: AttentionProblem, lowering: Lowering, state_rows: int, block: int
+    problem: Attention, lowering: Lowering, state_rows: int, block: int
 ) -> tuple[list[KernelCall], Argument]:
     """The state of each block of the mask, and the launch that finds it out unless an earlier layer's did.
 
@@ -82,8 +83,8 @@ def mask_states(
         return [], problem.k.argument
     batch, heads = _distinct(problem.mask.view)
     parts, tiles = ceil_div(problem.rows, state_rows), ceil_div(problem.length, block)
-    if batch * heads > MAX_GRID or parts > MAX_GRID:
-        raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {MAX_GRID} of each")
+    if batch * heads > _MAX_GRID or parts > _MAX_GRID:
+        raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {_MAX_GRID} of each")
     key = ("mask states", problem.mask.tensor.index, problem.mask.view, state_rows, block)
     buffer, is_new = lowering.common_scratch(key, batch * heads * parts * tiles)
     if not is_new:
@@ -94,18 +95,18 @@ def mask_states(
 
 
 def _launch(
-    problem: AttentionProblem,
+    problem: Attention,
     lowering: Lowering,
-    mask: AttentionOperand,
+    mask: Operand,
     states: Argument,
     grid: tuple[int, int, int],
     state_rows: int,
     block: int,
 ) -> KernelCall:
     _, heads = _distinct(mask.view)
-    values = {"rows": problem.rows, "length": problem.length, "heads": heads, **mask.strides("mask")}
+    values = {"rows": problem.rows, "length": problem.length, "heads": heads, **problem.strides("mask")}
     struct = ParamStruct("Params", tuple(("int", name) for name in values))
-    most = _CHUNK_BYTES // mask.tensor.dtype.size
+    most = _CHUNK_BYTES // mask.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
     macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
     return KernelCall(
@@ -115,7 +116,7 @@ def _launch(
         params=struct.pack(values),
         grid=grid,
         block=(_THREADS, 1, 1),
-        nbytes=grid[2] * problem.rows * problem.length * mask.tensor.dtype.size,
+        nbytes=grid[2] * problem.rows * problem.length * mask.dtype.size,
     )
 
 

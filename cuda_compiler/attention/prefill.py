@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros
 from cuda_compiler.attention.sizes import operand_values, size_macros
-from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.attention import AttentionProblem
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["is_for_warpgroups", "lower_prefill"]
@@ -41,7 +42,7 @@ class _Division:
         stages: Blocks of keys, and of values, in shared memory at a time.
     """
 
-    problem: AttentionProblem
+    problem: Attention
     warpgroups_m: int
     warpgroups_l: int
     block: int
@@ -79,7 +80,7 @@ class _Division:
         return self.tiles * self.splits * numbers * 128 * self.warpgroups_m * FLOAT32.size
 
 
-def is_for_warpgroups(problem: AttentionProblem) -> bool:
+def is_for_warpgroups(problem: Attention) -> bool:
     """Whether `lower_prefill` takes it: enough rows for a tile, heads of whole chunks, a list of blocks that fits."""
     sizes_fit = all(size % 16 == 0 and size <= _MAX_SIZE for size in (problem.size, problem.value_size))
     copied = all(operand.has_chunks(_CHUNK) for operand in (problem.q, problem.k, problem.v))
@@ -89,7 +90,7 @@ def is_for_warpgroups(problem: AttentionProblem) -> bool:
 
 
 def lower_prefill(
-    group: Group, lowering: Lowering, problem: AttentionProblem, positions: Positions, blocks: MaskBlocks
+    group: Group, lowering: Lowering, problem: Attention, positions: Positions, blocks: MaskBlocks
 ) -> KernelCall:
     """The launch that computes attention for which `is_for_warpgroups` holds.
 
@@ -105,7 +106,7 @@ def lower_prefill(
     if division.splits > 1:
         parts = Argument(lowering.scratch(division.parts_bytes()), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
-    dtype = problem.q.tensor.dtype.name
+    dtype = problem.q.dtype.name
     products = [
         warpgroup_product(division.block, dtype, "multiply_keys"),
         warpgroup_product(problem.value_size, dtype, "multiply_values", a_in_registers=True, b_along_columns=True),
@@ -133,7 +134,7 @@ def lower_prefill(
     )
 
 
-def _divide(problem: AttentionProblem) -> _Division:
+def _divide(problem: Attention) -> _Division:
     """Tiles of 128 rows where they fill the device; else of 64, whose positions two warpgroups share."""
     whole = _Division(problem, warpgroups_m=2, warpgroups_l=1, block=128, stages=3)
     if whole.tiles < MULTIPROCESSORS:
@@ -154,6 +155,6 @@ def _macros(division: _Division) -> dict[str, object]:
         "SPLITS": division.splits,
         "SPLIT_TILES": _SPLIT_TILES,
         "CAUSAL": int(problem.causal),
-        "MASK_STEP": 1 if problem.mask is None else problem.mask.view.strides[3],
+        "MASK_STEP": 1 if problem.mask is None else problem.mask.strides[3],
         **mask_macros(problem),
     }

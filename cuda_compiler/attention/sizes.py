@@ -6,7 +6,7 @@ from cuda_compiler.attention.mask import mask_values
 from cuda_compiler.dialect import CUDA
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.problems.attention import AttentionProblem
+from npu_compiler.lowering.problems.attention import Attention
 
 __all__ = ["operand_values", "padded", "size_macros"]
 
@@ -16,10 +16,10 @@ def padded(size: int) -> int:
     return ceil_div(size, 16) * 16
 
 
-def size_macros(problem: AttentionProblem) -> dict[str, object]:
+def size_macros(problem: Attention) -> dict[str, object]:
     """The data type, the scale, and the sizes that do not depend on how the work is divided."""
     return {
-        "tile_t": CUDA.storage[problem.q.tensor.dtype.name],
+        "tile_t": CUDA.storage[problem.q.dtype.name],
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,
         "GROUPS": problem.groups,
@@ -29,7 +29,6 @@ def size_macros(problem: AttentionProblem) -> dict[str, object]:
     }
 
 
-def operand_values(problem: AttentionProblem, state_rows: int) -> dict[str, int]:
+def operand_values(problem: Attention, state_rows: int) -> dict[str, int]:
     """Parameters that say how many rows there are, and where the operands, the mask and its blocks' states lie."""
-    operands = {**problem.q.strides("q"), **problem.k.strides("k"), **problem.v.strides("v")}
-    return {"rows": problem.rows, **operands, **mask_values(problem, state_rows)}
+    return {"rows": problem.rows, **problem.strides("q", "k", "v"), **mask_values(problem, state_rows)}

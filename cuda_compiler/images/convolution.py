@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import (
     CHUNK,
-    IMAGE_DIMS,
+    along_axes,
     chunks_follow_steps,
     is_packed_image,
     is_packed_weight,
@@ -20,7 +18,7 @@ from cuda_compiler.images.image_packing import (
 )
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
-from cuda_compiler.packing import pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
 from cuda_compiler.tiles.wgmma import WARPGROUPS
@@ -28,148 +26,78 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, c
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.expr import Ref
-from npu_compiler.tensor.trace import Anchor, TracedTensor
 
-__all__ = ["lower_conv2d", "takes_added_convolution"]
+__all__ = ["loads_convolution", "lower_conv2d"]
 
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
 _PLAIN_THREADS = 128
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """A convolution whose operands are resolved.
-
-    Attributes:
-        image, weight: The operands [N, C, H, W] and [O, C / groups, KH, KW].
-        image_ref, weight_ref: Where these lie.
-        attrs: Stride, padding, dilation and groups of channels.
-    """
-
-    image: TracedTensor
-    weight: TracedTensor
-    image_ref: Ref
-    weight_ref: Ref
-    attrs: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, source: Anchor, lowering: Lowering) -> _Convolution:
-        image, weight = source.operands
-        return cls(lowering.tensors[image.tensor], lowering.tensors[weight.tensor], image, weight, source.attrs)
-
-    @property
-    def groups(self) -> int:
-        """Groups of channels."""
-        return int(self.attrs["groups"])
-
-    @property
-    def outputs(self) -> int:
-        """Channels of the result in one group."""
-        return self.weight_ref.view.shape[0] // self.groups
-
-    @property
-    def depth(self) -> int:
-        """Extent of the common dimension, its taps filled up."""
-        return prod(packed_weight(self.weight_ref.view.shape)[1:])
-
-    @property
-    def channels(self) -> int:
-        """Channels of the image in one group."""
-        return self.weight_ref.view.shape[1]
-
-    @property
-    def products(self) -> int:
-        """Multiplications for one result."""
-        return prod(self.weight_ref.view.shape[1:])
-
-
-def lower_conv2d(group: Group, lowering: Lowering) -> list[Step]:
+def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[Step]:
     """One launch, chosen by the device, and one before it where the image's channels must be packed.
 
     Raises:
-        OpRefusal: A tensor is too large.
+        OpRefusal: A tensor that the epilogue reads, or the packed image, is too large.
     """
-    found = _Convolution.of(anchor_source(group), lowering)
-    if not _fits_tiles(found) or not chunks_follow_steps(
-        found.channels, found.attrs["stride"][1], found.attrs["dilation"][1]
-    ):
-        return [_lower_plain(found, group, lowering)]
-    if is_packed_image(found.image_ref, found.channels):
-        given = _argument(found.image, found.image_ref)
-        return choice_of(_tiled_options(found, group, lowering, given, _geometry(found)))
-    packing, packed, geometry = pack_image(found.image, found.image_ref, _geometry(found), lowering)
-    tiled = _tiled_options(found, group, lowering, packed, geometry)
-    if not fits_windows(group, lowering):
+    windows, found = conv.windows, epilogue_positions(group, lowering, "sum")
+    if not _fits_tiles(conv) or not chunks_follow_steps(conv.channels, windows.stride[1], windows.dilation[1]):
+        return [_lower_plain(conv, group, found, lowering)]
+    if is_packed_image(conv.image, conv.channels):
+        return choice_of(_tiled_options(conv, group, found, lowering, conv.image.argument, _geometry(conv)))
+    packing, packed, geometry = pack_image(conv.image, _geometry(conv), lowering)
+    tiled = _tiled_options(conv, group, found, lowering, packed, geometry)
+    if not fits_windows(conv, group, found):
         return [packing, *choice_of(tiled)]
     packed_ways = (CallOption(way.requires, (packing, *way.calls)) for way in tiled)
-    return choice_of([CallOption(WARPGROUPS, (lower_windows(group, lowering),)), *packed_ways])
+    return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, group, found, lowering),)), *packed_ways])
 
 
-def takes_added_convolution(group: Group, other: Group) -> bool:
-    """Whether another group's convolution can be added to that of a group before its epilogue."""
-    return all(_reads_chunks(anchor) for anchor in (group.anchor, other.anchor))
+def loads_convolution(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is another convolution whose result can be added to that of a group's before its epilogue."""
+    return isinstance(operand, Added) and _reads_chunks(group.problem) and _reads_chunks(operand.problem)
 
 
-def _reads_chunks(anchor: TracedTensor | None) -> bool:
-    """Whether an anchor is a convolution, without groups, that takes its operands to tensor cores as they are."""
-    if anchor is None or not isinstance(anchor.source, Anchor) or anchor.source.kind != "conv2d":
+def _reads_chunks(problem: Problem | None) -> bool:
+    """Whether it is a convolution, without groups, that takes its operands to tensor cores as they are."""
+    if not isinstance(problem, Convolution) or problem.result.dtype not in (FLOAT16, BFLOAT16):
         return False
-    image, weight = anchor.source.operands
-    outputs, channels = weight.view.shape[:2]
-    whole = anchor.source.attrs["groups"] == 1 and outputs >= _FEW_OUTPUTS and anchor.dtype in (FLOAT16, BFLOAT16)
-    return whole and is_packed_weight(weight) and is_packed_image(image, channels)
+    whole = problem.groups == 1 and problem.outputs >= _FEW_OUTPUTS
+    return whole and is_packed_weight(problem.weight) and is_packed_image(problem.image, problem.channels)
 
 
-def _image_values(ref: Ref, out: tuple[int, ...]) -> dict[str, int]:
-    """Parameters that say where the pixels of an image lie."""
-    image_stride, channel_stride, y_stride, x_stride = ref.view.strides
-    return {
-        "height": ref.view.shape[2],
-        "width": ref.view.shape[3],
-        "out_height": out[2],
-        "out_width": out[3],
-        "image_stride": image_stride,
-        "y_stride": y_stride,
-        "x_stride": x_stride,
-        "channel_stride": channel_stride,
-    }
-
-
-def _fits_tiles(found: _Convolution) -> bool:
+def _fits_tiles(conv: Convolution) -> bool:
     """Whether tensor cores can do it without most of a tile lying idle."""
-    half = found.image.dtype == found.weight.dtype and found.image.dtype in (FLOAT16, BFLOAT16)
-    whole_chunks = found.groups == 1 or found.channels % CHUNK == 0
-    return half and whole_chunks and found.outputs >= _FEW_OUTPUTS and is_packed_weight(found.weight_ref)
+    half = conv.image.dtype == conv.weight.dtype and conv.image.dtype in (FLOAT16, BFLOAT16)
+    whole_chunks = conv.groups == 1 or conv.channels % CHUNK == 0
+    return half and whole_chunks and conv.outputs >= _FEW_OUTPUTS and is_packed_weight(conv.weight)
 
 
-def _summed(conv: _Convolution, group: Group, lowering: Lowering) -> list[_Convolution]:
+def _summed(conv: Convolution, group: Group) -> list[Convolution]:
     """The group's convolution, and the one that is added to it, if any."""
-    return [conv, *([] if group.added is None else [_Convolution.of(group.added, lowering)])]
+    added = None if group.added is None else group.added.problem
+    return [conv, added] if isinstance(added, Convolution) else [conv]
 
 
-def _arguments(conv: _Convolution) -> tuple[Argument, Argument]:
-    return _argument(conv.image, conv.image_ref), _argument(conv.weight, conv.weight_ref)
+def _depth(conv: Convolution) -> int:
+    """Extent of the common dimension, its taps filled up."""
+    return prod(packed_weight(conv.weight.shape)[1:])
 
 
-def _argument(tensor: TracedTensor, ref: Ref) -> Argument:
-    return Argument(tensor.index, ref.view.offset * tensor.dtype.size)
-
-
-def _geometry(conv: _Convolution) -> dict[str, int]:
+def _geometry(conv: Convolution) -> dict[str, int]:
     """What the kernels know of the image and of the taps when they are compiled."""
-    _, channels, taps_y, taps_x = packed_weight(conv.weight_ref.view.shape)
-    names = (("STEP", "stride"), ("PAD", "padding"), ("DILATION", "dilation"))
-    pairs = {f"{name}_{axis}": conv.attrs[key][i] for name, key in names for i, axis in enumerate("YX")}
+    _, channels, taps_y, taps_x = packed_weight(conv.weight.shape)
+    windows = conv.windows
     return {
-        **pairs,
-        "TAPS_Y": taps_y,
-        "TAPS_X": taps_x,
+        **along_axes(STEP=windows.stride, PAD=windows.padding, DILATION=windows.dilation, TAPS=(taps_y, taps_x)),
         "CHANNELS": channels,
         "PIXEL_STRIDE": channels * conv.groups,
-        "HEIGHT": conv.image_ref.view.shape[2],
-        "WIDTH": conv.image_ref.view.shape[3],
+        "HEIGHT": conv.image.shape[2],
+        "WIDTH": conv.image.shape[3],
     }
 
 
@@ -180,28 +108,25 @@ def _struct(name: str, geometry: Mapping[str, int]) -> str:
 
 
 def _tiled_options(
-    conv: _Convolution, group: Group, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
+    conv: Convolution, group: Group, found: Positions, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
 ) -> list[CallOption]:
-    batch, _, out_height, out_width = group.shape
-    depth = sum(part.depth for part in _summed(conv, group, lowering))
+    depth = sum(map(_depth, _summed(conv, group)))
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
-    moved = bytes_of_a_result(group, lowering)
-    rows = batch * out_height * out_width
-    tilings = close_tilings(rows, conv.outputs, depth, conv.groups, moved, warpgroups=large)
-    found = resolve_anchor(group, lowering, IMAGE_DIMS)
+    moved = bytes_of_a_result(conv, group, lowering)
+    tilings = close_tilings(conv.pixels, conv.outputs, depth, conv.groups, moved, warpgroups=large)
     fused = Epilogue(group, found, pack_size(group, found.operands, conv.outputs))
-    added = _summed(conv, group, lowering)[1:]
+    added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
     given = (conv, fused, lowering, image, "\n".join(structs))
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
-    if fits_overlaps(group, lowering):
-        ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(group, lowering),)))
+    if fits_overlaps(conv, group, found):
+        ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
     return ways
 
 
 def _lower_tiled(
-    conv: _Convolution,
+    conv: Convolution,
     fused: Epilogue,
     lowering: Lowering,
     image: Argument,
@@ -209,11 +134,9 @@ def _lower_tiled(
     tiling: Tiling,
 ) -> KernelCall:
     group = fused.group
-    batch, _, out_height, out_width = group.shape
-    rows = batch * out_height * out_width
-    summed = _summed(conv, group, lowering)
-    steps = sum(ceil_div(part.depth, tiling.depth) for part in summed)
-    tiles_m, tiles_n = ceil_div(rows, tiling.rows), ceil_div(conv.outputs, tiling.columns)
+    summed = _summed(conv, group)
+    steps = sum(ceil_div(_depth(part), tiling.depth) for part in summed)
+    tiles_m, tiles_n = ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
     macros = {
         **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n)),
@@ -221,17 +144,17 @@ def _lower_tiled(
         "tile_t": CUDA.storage[conv.image.dtype.name],
         "A_ALONG_K": 1,
         "B_ALONG_K": 1,
-        "B_CONSTANT": int(conv.weight.source is None),
+        "B_CONSTANT": int(conv.weight.is_constant),
         "COLUMNS": conv.outputs,
-        "OUT_HEIGHT": out_height,
-        "OUT_WIDTH": out_width,
+        "OUT_HEIGHT": conv.shape[2],
+        "OUT_WIDTH": conv.shape[3],
     }
-    weight = _argument(conv.weight, conv.weight_ref)
-    added = [argument for part in summed[1:] for argument in _arguments(part)]
+    weight = conv.weight.argument
+    added = [operand.argument for part in summed[1:] for operand in part.operands]
     return anchor_launch(
         KernelText(
             "conv2d",
-            values={"rows": rows, "tiles_m": tiles_m},
+            values={"rows": conv.pixels, "tiles_m": tiles_m},
             macros=macros,
             generated=f"{structs}\n{product_function(tiling, conv.image.dtype)}",
             parts=tiling.files,
@@ -242,37 +165,42 @@ def _lower_tiled(
         fused,
         lowering,
         inputs=(image, weight, *added, partial_argument(tiling, tiles, weight, lowering)),
-        flops=2 * prod(group.shape) * sum(part.products for part in summed),
+        flops=sum(part.flops for part in summed),
     )
 
 
-def _lower_plain(conv: _Convolution, group: Group, lowering: Lowering) -> KernelCall:
-    found = resolve_anchor(group, lowering, IMAGE_DIMS)
-    w_output, w_channel, w_y, w_x = conv.weight_ref.view.strides
+def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+    image_stride, channel_stride, y_stride, x_stride = conv.image.strides
+    w_output, w_channel, w_y, w_x = conv.weight.strides
     values = {
-        **_image_values(conv.image_ref, group.shape),
-        "results": prod(group.shape),
-        "outputs": group.shape[1],
+        "height": conv.image.shape[2],
+        "width": conv.image.shape[3],
+        "out_height": conv.shape[2],
+        "out_width": conv.shape[3],
+        "image_stride": image_stride,
+        "y_stride": y_stride,
+        "x_stride": x_stride,
+        "channel_stride": channel_stride,
+        "results": prod(conv.shape),
+        "outputs": conv.shape[1],
         "group_outputs": conv.outputs,
         "w_output": w_output,
         "w_channel": w_channel,
         "w_y": w_y,
         "w_x": w_x,
     }
-    _, _, taps_y, taps_x = conv.weight_ref.view.shape
     macros = {
         **_geometry(conv),
-        "TAPS_Y": taps_y,
-        "TAPS_X": taps_x,
+        **along_axes(TAPS=conv.windows.kernel),
         "CHANNELS": conv.channels,
         "a_t": CUDA.storage[conv.image.dtype.name],
         "b_t": CUDA.storage[conv.weight.dtype.name],
     }
     return anchor_launch(
         KernelText("conv2d_plain", values=values, macros=macros),
-        LaunchShape(blocks=ceil_div(prod(group.shape), _PLAIN_THREADS), threads=_PLAIN_THREADS),
+        LaunchShape(blocks=ceil_div(prod(conv.shape), _PLAIN_THREADS), threads=_PLAIN_THREADS),
         Epilogue(group, found, 1),
         lowering,
-        inputs=(_argument(conv.image, conv.image_ref), _argument(conv.weight, conv.weight_ref)),
-        flops=2 * prod(group.shape) * conv.products,
+        inputs=[operand.argument for operand in conv.operands],
+        flops=conv.flops,
     )

@@ -11,14 +11,13 @@ from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.expr import Ref
 from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = [
     "CHUNK",
-    "IMAGE_DIMS",
+    "along_axes",
     "chunks_follow_steps",
     "is_packed_image",
     "is_packed_weight",
@@ -26,10 +25,14 @@ __all__ = [
     "packed_weight",
 ]
 
-IMAGE_DIMS = ((), (0, 2, 3), (1,))  # a row is a pixel of [N, C, H, W], a column a channel
 CHUNK = 8  # elements that are copied at a time: 16 bytes
 _FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
 _PACK_THREADS = 256
+
+
+def along_axes(**pairs: tuple[int, int]) -> dict[str, int]:
+    """Macros for both axes of pairs (vertical, horizontal): of ``STEP``, ``STEP_Y`` and ``STEP_X``."""
+    return {f"{name}_{axis}": value for name, pair in pairs.items() for value, axis in zip(pair, "YX", strict=True)}
 
 
 def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -40,12 +43,12 @@ def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
     return outputs, ceil_div(channels, CHUNK) * CHUNK, height, width
 
 
-def is_packed_weight(ref: Ref) -> bool:
+def is_packed_weight(weight: Operand) -> bool:
     """Whether a weight lies as [O, KH, KW, I], with its taps filled up."""
-    _, channels, height, width = packed_weight(ref.view.shape)
+    _, channels, height, width = packed_weight(weight.shape)
     expected = (channels * height * width, 1, width * channels, channels)
-    pairs = zip(ref.view.shape, ref.view.strides, expected, strict=True)
-    return ref.view.offset == 0 and all(n == 1 or stride == wanted for n, stride, wanted in pairs)
+    pairs = zip(weight.shape, weight.strides, expected, strict=True)
+    return weight.offset == 0 and all(n == 1 or stride == wanted for n, stride, wanted in pairs)
 
 
 def chunks_follow_steps(channels: int, step: int, dilation: int) -> bool:
@@ -59,23 +62,22 @@ def chunks_follow_steps(channels: int, step: int, dilation: int) -> bool:
     return channels > _FEW_CHANNELS or (step, dilation) == (2, 1)
 
 
-def is_packed_image(ref: Ref, channels: int) -> bool:
+def is_packed_image(image: Operand, channels: int) -> bool:
     """Whether pixels follow each other without gaps between rows or images, each from a 16-byte border on."""
-    image_stride, channel_stride, y_stride, x_stride = ref.view.strides
-    batch, total, height, width = ref.view.shape
+    image_stride, channel_stride, y_stride, x_stride = image.strides
+    batch, total, height, width = image.shape
     followed = (width == 1 or x_stride == total) and (height == 1 or y_stride == width * total)
     followed &= batch == 1 or image_stride == height * width * total
-    return followed and channel_stride == 1 and channels % CHUNK == 0 and ref.view.offset % CHUNK == 0
+    return followed and channel_stride == 1 and channels % CHUNK == 0 and image.offset % CHUNK == 0
 
 
 def pack_image(
-    image: TracedTensor, ref: Ref, geometry: Mapping[str, int], lowering: Lowering
+    image: Operand, geometry: Mapping[str, int], lowering: Lowering
 ) -> tuple[KernelCall, Argument, dict[str, int]]:
     """A launch that brings an image to channels-last with filled-up channels, its result, and the geometry of that.
 
     Args:
-        image: The tensor that holds it.
-        ref: Where its [N, C, H, W] lie.
+        image: [N, C, H, W].
         geometry: What the convolution knows of the image and of the taps, the channels filled up.
         lowering: Where the trace's tensors are.
 
@@ -83,14 +85,15 @@ def pack_image(
         OpRefusal: The result is too large.
     """
     packed, first, width = _packed_geometry(geometry)
-    batch, given, height, _ = ref.view.shape
+    batch, given, height, given_width = image.shape
     channels = geometry["PIXEL_STRIDE"]
     pixels = batch * height * width
     if pixels * channels >= MAX_ELEMENTS:
-        raise OpRefusal(f"'{image.name}' takes {pixels * channels} elements with {channels} channels, at most 2^31")
+        name, elements = image.tensor.name, pixels * channels
+        raise OpRefusal(f"'{name}' takes {elements} elements with {channels} channels, at most 2^31")
     piece = min(channels, CHUNK)
     result = Argument(lowering.scratch(pixels * channels * image.dtype.size), writes=True)
-    strides = zip(("image_stride", "channel_stride", "y_stride", "x_stride"), ref.view.strides, strict=True)
+    strides = zip(("image_stride", "channel_stride", "y_stride", "x_stride"), image.strides, strict=True)
     values = {**dict(strides), "pixels": pixels}
     macros = {
         "a_t": CUDA.storage[image.dtype.name],
@@ -99,18 +102,18 @@ def pack_image(
         "CHANNELS": given,
         "FIRST": first,
         "PACKED_WIDTH": width,
-        "WIDTH": ref.view.shape[3],
+        "WIDTH": given_width,
         "HEIGHT": height,
     }
     struct = ParamStruct("Params", tuple(("int", name) for name in values))
     launch = KernelCall(
-        label=f"channels of {image.name}",
+        label=f"channels of {image.tensor.name}",
         kernel=lowering.kernel(assemble("pack_channels", struct, macros, "")),
-        args=(Argument(image.index, ref.view.offset * image.dtype.size), result),
+        args=(image.argument, result),
         params=struct.pack(values),
         grid=(ceil_div(pixels * (channels // piece), _PACK_THREADS), 1, 1),
         block=(_PACK_THREADS, 1, 1),
-        nbytes=(pixels * channels + prod(ref.view.shape)) * image.dtype.size,
+        nbytes=(pixels * channels + prod(image.shape)) * image.dtype.size,
     )
     return launch, Argument(result.buffer), packed
 

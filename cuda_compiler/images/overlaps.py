@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_compiler.anchors import anchor_source
+from cuda_compiler.anchors import LaunchShape
 from cuda_compiler.images.image_packing import CHUNK, is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
@@ -19,6 +19,8 @@ from cuda_compiler.tiles.wgmma import SHARED_BYTES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["fits_overlaps", "lower_overlaps"]
@@ -28,67 +30,53 @@ _MAX_STEPS = 36  # of 16 products: their weights stay in registers
 _LEAST_ROUNDS = 4  # tiles of a warpgroup that make up for the weights' way to the registers
 
 
-def fits_overlaps(group: Group, lowering: Lowering) -> bool:
+def fits_overlaps(conv: Convolution, group: Group, found: Positions) -> bool:
     """Whether a convolution whose weights lie in chunks can be lowered this way, and has tiles enough to gain by it."""
-    source = anchor_source(group)
-    outputs, channels, taps_y, taps_x = source.operands[1].view.shape
-    attrs = source.attrs
-    plain = attrs["groups"] == 1 and tuple(attrs["stride"]) == (1, 1) and group.added is None
-    whole = channels % (2 * CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(source.operands[0], channels)
+    outputs, channels, taps_y, taps_x = conv.weight.shape
+    plain = conv.groups == 1 and conv.windows.stride == (1, 1) and group.added is None
+    whole = channels % (2 * CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
-    enough = tiles_of(group) >= _LEAST_ROUNDS * _GROUPS * _blocks(group)
-    fits = _GROUPS * _group_bytes(group) <= SHARED_BYTES
-    return plain and whole and short and enough and fits and fits_window_tiles(group, lowering)
+    enough = tiles_of(conv) >= _LEAST_ROUNDS * _GROUPS * _blocks(conv)
+    fits = _GROUPS * _group_bytes(conv) <= SHARED_BYTES
+    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found)
 
 
-def lower_overlaps(group: Group, lowering: Lowering) -> KernelCall:
-    """One launch: the warpgroups of a block take tiles of results in turn.
-
-    Raises:
-        OpRefusal: A tensor is too large.
-    """
-    lines, line = _lines(group)
+def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+    """One launch: the warpgroups of a block take tiles of results in turn."""
+    lines, line = _lines(conv)
     macros = {
-        "CHANNELS": anchor_source(group).operands[1].view.shape[1],
-        "DILATION_X": anchor_source(group).attrs["dilation"][1],
+        "CHANNELS": conv.channels,
+        "DILATION_X": conv.windows.dilation[1],
         "GROUPS": _GROUPS,
         "LINE": line,
         "LINES": lines,
-        "PLANE_BYTES": _plane(group),
-        "GROUP_BYTES": _group_bytes(group),
+        "PLANE_BYTES": _plane(conv),
+        "GROUP_BYTES": _group_bytes(conv),
     }
-    return window_launch(
-        "conv2d_overlap",
-        group,
-        lowering,
-        macros,
-        blocks=min(ceil_div(tiles_of(group), _GROUPS), _blocks(group)),
+    shape = LaunchShape(
+        blocks=min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv)),
         threads=_GROUPS * GROUP_THREADS,
-        shared_bytes=_GROUPS * _group_bytes(group),
-        columns=TILE_X * TILE_Y,
+        shared_bytes=_GROUPS * _group_bytes(conv),
     )
+    return window_launch("conv2d_overlap", conv, group, found, lowering, macros, shape, TILE_X * TILE_Y)
 
 
-def _blocks(group: Group) -> int:
+def _blocks(conv: Convolution) -> int:
     """Blocks for each 64 output channels that run at a time."""
-    return max(1, MULTIPROCESSORS // ceil_div(group.shape[1], OUTPUTS))
+    return max(1, MULTIPROCESSORS // ceil_div(conv.shape[1], OUTPUTS))
 
 
-def _lines(group: Group) -> tuple[int, int]:
+def _lines(conv: Convolution) -> tuple[int, int]:
     """Lines of pixels that a tile of results reads, and pixels of a line."""
-    source = anchor_source(group)
-    _, _, taps_y, taps_x = source.operands[1].view.shape
-    dilation_y, dilation_x = source.attrs["dilation"]
-    return TILE_Y + (taps_y - 1) * dilation_y, TILE_X + (taps_x - 1) * dilation_x
+    return conv.windows.span(0, TILE_Y), conv.windows.span(1, TILE_X)
 
 
-def _plane(group: Group) -> int:
+def _plane(conv: Convolution) -> int:
     """Bytes of a plane of eight channels; neighbours begin in different banks."""
-    lines, line = _lines(group)
+    lines, line = _lines(conv)
     return ceil_div(lines * line * 16, 128) * 128 + 16
 
 
-def _group_bytes(group: Group) -> int:
+def _group_bytes(conv: Convolution) -> int:
     """Shared memory of a warpgroup: pixels at work and on their way, and results."""
-    channels = anchor_source(group).operands[1].view.shape[1]
-    return 2 * (channels // CHUNK) * _plane(group) + RESULT_BYTES
+    return 2 * (conv.channels // CHUNK) * _plane(conv) + RESULT_BYTES

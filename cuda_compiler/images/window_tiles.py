@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from dataclasses import replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.image_packing import IMAGE_DIMS
-from cuda_compiler.packing import element_functions, pack_size, resolve_anchor
+from cuda_compiler.images.image_packing import along_axes
+from cuda_compiler.packing import element_functions, pack_size
 from cuda_compiler.tiles.wgmma import warpgroup_product
-from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
@@ -26,74 +28,62 @@ _STAGED_BYTES = 2 * OUTPUTS + 16  # of shared memory for a result; neighbours be
 RESULT_BYTES = TILE_X * TILE_Y * _STAGED_BYTES
 
 
-def fits_window_tiles(group: Group, lowering: Lowering) -> bool:
+def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool:
     """Whether the epilogue reads nothing by pixel and stores 16 bytes at a time, and no kernel makes the weights.
 
     They are read before the kernel ahead has finished.
     """
-    found = resolve_anchor(group, lowering, IMAGE_DIMS)
     by_channel = not found.statements and all(
         not any(walk[:-1]) for key, walk in found.operands.walks.items() if key is not None
     )
-    whole = pack_size(group, found.operands, group.shape[1]) == _CHUNK
-    constant = lowering.tensors[anchor_source(group).operands[1].tensor].source is None
-    return constant and by_channel and whole and group.output.dtype in (FLOAT16, BFLOAT16)
+    whole = pack_size(group, found.operands, conv.shape[1]) == _CHUNK
+    return conv.weight.is_constant and by_channel and whole and group.output.dtype in (FLOAT16, BFLOAT16)
 
 
-def tiles_of(group: Group) -> int:
+def tiles_of(conv: Convolution) -> int:
     """Tiles of results, for each 64 output channels."""
-    batch, _, height, width = group.shape
+    batch, _, height, width = conv.shape
     return batch * ceil_div(height, TILE_Y) * ceil_div(width, TILE_X)
 
 
-def _geometry(group: Group) -> dict[str, object]:
+def _geometry(conv: Convolution) -> dict[str, object]:
     """What the kernels know of the image and of the taps when they are compiled."""
-    source = anchor_source(group)
-    image, weight = (ref.view for ref in source.operands)
+    windows = conv.windows
     return {
-        "HEIGHT": image.shape[2],
-        "WIDTH": image.shape[3],
-        "TAPS_Y": weight.shape[2],
-        "TAPS_X": weight.shape[3],
-        "DILATION_Y": source.attrs["dilation"][0],
-        "PAD_Y": source.attrs["padding"][0],
-        "PAD_X": source.attrs["padding"][1],
-        "COLUMNS": group.shape[1],
-        "OUT_HEIGHT": group.shape[2],
-        "OUT_WIDTH": group.shape[3],
+        "HEIGHT": conv.image.shape[2],
+        "WIDTH": conv.image.shape[3],
+        **along_axes(TAPS=windows.kernel),
+        "DILATION_Y": windows.dilation[0],
+        **along_axes(PAD=windows.padding),
+        "COLUMNS": conv.shape[1],
+        "OUT_HEIGHT": conv.shape[2],
+        "OUT_WIDTH": conv.shape[3],
     }
 
 
 def window_launch(
     entry: str,
+    conv: Convolution,
     group: Group,
+    found: Positions,
     lowering: Lowering,
     macros: Mapping[str, object],
-    *,
-    blocks: int,
-    threads: int,
-    shared_bytes: int,
+    shape: LaunchShape,
     columns: int,
 ) -> KernelCall:
     """A launch of one of the kernels that compute such tiles.
 
     Args:
         entry: The kernel.
-        group: What to compute.
+        conv: What to compute.
+        group: The same, with its epilogue.
+        found: The operands of that.
         lowering: Where the trace's tensors are.
         macros: What the kernel expects beside the geometry of image and taps.
-        blocks: Blocks for each 64 output channels.
-        threads: Threads of a block.
-        shared_bytes: Its shared memory.
+        shape: How it is launched for each 64 output channels.
         columns: Results of one product, whose weights are in registers.
-
-    Raises:
-        OpRefusal: A tensor is too large.
     """
-    refs = anchor_source(group).operands
-    tensors = [lowering.tensors[ref.tensor] for ref in refs]
-    found = resolve_anchor(group, lowering, IMAGE_DIMS)
-    dtype = tensors[0].dtype
+    dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": TILE_X, "TILE_Y": TILE_Y, "STAGED_BYTES": _STAGED_BYTES}
     generated = (
         element_functions(group, found, "int batch, int row, int col, "),
@@ -102,16 +92,14 @@ def window_launch(
     return anchor_launch(
         KernelText(
             entry,
-            values={"tiles": tiles_of(group)},
-            macros={**_geometry(group), **common, **macros},
+            values={"tiles": tiles_of(conv)},
+            macros={**_geometry(conv), **common, **macros},
             generated="\n".join(generated),
             parts=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
         ),
-        LaunchShape(
-            blocks=blocks, threads=threads, splits=ceil_div(group.shape[1], OUTPUTS), shared_bytes=shared_bytes
-        ),
+        replace(shape, splits=ceil_div(conv.shape[1], OUTPUTS)),
         Epilogue(group, found, _CHUNK),
         lowering,
-        inputs=[Argument(t.index, ref.view.offset * t.dtype.size) for t, ref in zip(tensors, refs, strict=True)],
-        flops=2 * prod(group.shape) * prod(refs[1].view.shape[1:]),
+        inputs=[operand.argument for operand in conv.operands],
+        flops=conv.flops,
     )

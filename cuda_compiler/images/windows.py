@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cuda_compiler.anchors import anchor_source
+from cuda_compiler.anchors import LaunchShape
 from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
@@ -19,6 +19,8 @@ from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["fits_windows", "lower_windows"]
@@ -52,29 +54,23 @@ class _Window:
         return ceil_div(self.line * self.lines * 16, 128) * 128
 
 
-def fits_windows(group: Group, lowering: Lowering) -> bool:
+def fits_windows(conv: Convolution, group: Group, found: Positions) -> bool:
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
-    source = anchor_source(group)
-    weight = source.operands[1].view.shape
-    if source.attrs["groups"] != 1 or weight[1] > _MAX_CHANNELS:
+    if conv.groups != 1 or conv.channels > _MAX_CHANNELS:
         return False
-    if (source.attrs["stride"][1], source.attrs["dilation"][1]) != (2, 1):
+    if (conv.windows.stride[1], conv.windows.dilation[1]) != (2, 1):
         return False
-    window = _window(group)
-    words = ceil_div(window.line * window.lines, GROUP_THREADS) * weight[1]
+    window = _window(conv)
+    words = ceil_div(window.line * window.lines, GROUP_THREADS) * conv.channels
     fits = 2 <= window.chunks <= 2 * _MAX_STEPS and words <= _MAX_WORDS
-    return fits and fits_window_tiles(group, lowering)
+    return fits and fits_window_tiles(conv, group, found)
 
 
-def lower_windows(group: Group, lowering: Lowering) -> KernelCall:
-    """One launch: a block takes tiles of results in turn.
-
-    Raises:
-        OpRefusal: A tensor is too large.
-    """
-    window = _window(group)
+def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
+    """One launch: a block takes tiles of results in turn."""
+    window = _window(conv)
     macros = {
-        **_geometry(group),
+        **_geometry(conv),
         "BLOCKS": _BLOCKS,
         "BEFORE": window.before,
         "PAIRS": window.pairs,
@@ -82,32 +78,24 @@ def lower_windows(group: Group, lowering: Lowering) -> KernelCall:
         "LINES": window.lines,
         "WINDOW_BYTES": window.nbytes,
     }
-    return window_launch(
-        "conv2d_window",
-        group,
-        lowering,
-        macros,
-        blocks=min(tiles_of(group), _BLOCKS * MULTIPROCESSORS),
+    shape = LaunchShape(
+        blocks=min(tiles_of(conv), _BLOCKS * MULTIPROCESSORS),
         threads=GROUP_THREADS,
         shared_bytes=window.nbytes + RESULT_BYTES,
-        columns=TILE_X * TILE_Y // 2,
     )
+    return window_launch("conv2d_window", conv, group, found, lowering, macros, shape, TILE_X * TILE_Y // 2)
 
 
-def _window(group: Group) -> _Window:
-    source = anchor_source(group)
-    _, _, taps_y, taps_x = source.operands[1].view.shape
-    attrs = source.attrs
-    before = attrs["padding"][1] % 2
+def _window(conv: Convolution) -> _Window:
+    taps_y, taps_x = conv.windows.kernel
+    before = conv.windows.padding[1] % 2
     pairs = (taps_x + before + 1) // 2
-    lines = (TILE_Y - 1) * attrs["stride"][0] + (taps_y - 1) * attrs["dilation"][0] + 1
-    return _Window(before, pairs, taps_y * pairs, TILE_X - 1 + pairs, lines)
+    return _Window(before, pairs, taps_y * pairs, TILE_X - 1 + pairs, conv.windows.span(0, TILE_Y))
 
 
-def _geometry(group: Group) -> dict[str, object]:
+def _geometry(conv: Convolution) -> dict[str, object]:
     """What the kernel knows of the image's strides when it is compiled."""
-    source = anchor_source(group)
-    image = source.operands[0].view
+    image = conv.image
     _, channels, _, width = image.shape
     image_stride, channel_stride, y_stride, x_stride = image.strides
     followed = (channels == 1 or channel_stride == 1) and x_stride == channels
@@ -119,6 +107,6 @@ def _geometry(group: Group) -> dict[str, object]:
         "CHANNEL_STRIDE": channel_stride,
         "Y_STRIDE": y_stride,
         "X_STRIDE": x_stride,
-        "WEIGHT_TAPS_X": packed_weight(source.operands[1].view.shape)[3],
-        "STEP_Y": source.attrs["stride"][0],
+        "WEIGHT_TAPS_X": packed_weight(conv.weight.shape)[3],
+        "STEP_Y": conv.windows.stride[0],
     }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
-from cuda_compiler.packing import Positions, pack_size
+from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
-from cuda_compiler.products.product import Matrix, Product
+from cuda_compiler.products.product import are_along_k, fits_tiles
 from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, TensorMap
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["bulk_options"]
@@ -35,7 +37,7 @@ def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Po
 
 
 def _suits(found: Product) -> bool:
-    whole = found.fits_tiles and found.along_k and prod(found.batch) == 1
+    whole = fits_tiles(found) and are_along_k(found) and found.batches == 1
     return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
 
 
@@ -48,7 +50,7 @@ def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: Bul
             "matmul_bulk",
             values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
             macros=macros,
-            generated=warpgroup_product(tiling.columns, found.a.tensor.dtype.name),
+            generated=warpgroup_product(tiling.columns, found.a.dtype.name),
             parts=_FILES,
         ),
         LaunchShape(
@@ -67,7 +69,7 @@ def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: Bul
 def _rows_argument(found: Product, tiling: BulkTiling) -> Argument:
     a, row = found.a, _line_stride(found.a)
     box = LINE, tiling.rows
-    return Argument(a.tensor.index, a.argument.offset, map=TensorMap(a.tensor.dtype, (found.k, found.m), (row,), box))
+    return replace(a.argument, map=TensorMap(a.dtype, (found.k, found.m), (row,), box))
 
 
 def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
@@ -79,8 +81,8 @@ def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
     sizes = found.k, 2, 4, 4, found.n // _GROUP
     strides = row, 8 * row, 2 * row, _GROUP * row
     box = LINE, 2, 4, 4, tiling.columns // _GROUP
-    return Argument(b.tensor.index, b.argument.offset, map=TensorMap(b.tensor.dtype, sizes, strides, box))
+    return replace(b.argument, map=TensorMap(b.dtype, sizes, strides, box))
 
 
 def _line_stride(operand: Matrix) -> int:
-    return operand.along * operand.tensor.dtype.size
+    return operand.along * operand.dtype.size

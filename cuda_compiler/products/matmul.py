@@ -8,16 +8,18 @@ from math import prod
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.packing import Positions, pack_size, resolve_anchor
+from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
-from cuda_compiler.products.product import Product, offset_function, product_of
+from cuda_compiler.products.product import are_along_k, fits_tiles, offset_function
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.expr import Call, Load
 
@@ -29,22 +31,20 @@ _CHUNK = 8  # columns that a thread stores at a time
 _LIBRARY = "cublas"  # what an option that calls it requires
 
 
-def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
+def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]:
     """One launch for operands of any strides, chosen by the device; or the library, and a launch for the epilogue.
 
     Raises:
-        OpRefusal: A tensor is too large.
+        OpRefusal: A tensor that the epilogue reads is too large.
     """
-    found = product_of(group, lowering)
-    rank = len(group.shape)
-    positions = resolve_anchor(group, lowering, (range(rank - 2), (rank - 2,), (rank - 1,)))
+    positions = epilogue_positions(group, lowering, "sum")
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]
-    if not found.fits_tiles:
+    if not fits_tiles(found):
         return [_lower_plain(found, group, lowering, positions)]
-    moved = bytes_of_a_result(group, lowering)
-    tilings = close_tilings(found.m, found.n, found.k, prod(found.batch), moved, found.along_k)
+    moved = bytes_of_a_result(found, group, lowering)
+    tilings = close_tilings(found.m, found.n, found.k, found.batches, moved, are_along_k(found))
     options = bulk_options(found, group, lowering, positions)
     by_warpgroups = [] if options else [tiling for tiling in tilings if tiling.by_warpgroups]
     if _suits_library(found):
@@ -60,14 +60,13 @@ def lower_matmul(group: Group, lowering: Lowering) -> list[Step]:
 
 def _suits_library(found: Product) -> bool:
     """Whether a product is large enough for the library to win more than an epilogue of its own costs."""
-    plain = found.along_k and prod(found.batch) == 1
+    plain = are_along_k(found) and found.batches == 1
     return plain and found.m >= _LIBRARY_ROWS and found.n >= _LIBRARY_COLUMNS
 
 
 def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[KernelCall | LibraryCall]:
     """The product in its own data type, and what follows it as an elementwise kernel."""
-    assert group.anchor is not None
-    product = lowering.tensors[group.anchor.index]
+    product = found.result
     attrs = {
         "dtype": product.dtype.name,
         "m": found.m,
@@ -90,11 +89,11 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
     )
     if group.output.index == result.index:
         return [call]
-    return [call, *lower_elementwise(replace(group, anchor=None, pairs=1), lowering)]
+    return [call, *lower_elementwise(replace(group, problem=None, pairs=1), lowering)]
 
 
 def _own_traffic(found: Product) -> int:
-    return (found.m * found.k + found.k * found.n + found.m * found.n) * found.a.tensor.dtype.size
+    return (found.m * found.k + found.k * found.n + found.m * found.n) * found.a.dtype.size
 
 
 def _added(found: Product, group: Group) -> tuple[tuple[Argument], dict[str, int]] | None:
@@ -102,9 +101,8 @@ def _added(found: Product, group: Group) -> tuple[tuple[Argument], dict[str, int
 
     That is a matrix that lies in rows, as the result does, or a bias: one row that is added to all.
     """
-    expr, product = group.expr, group.anchor
-    assert product is not None
-    dtypes = {product.dtype, group.output.dtype, found.a.tensor.dtype}
+    expr, product = group.expr, found.result
+    dtypes = {product.dtype, group.output.dtype, found.a.dtype}
     if not isinstance(expr, Call) or expr.fn != "add" or group.pairs != 1 or len(dtypes) != 1:
         return None
     loads = [term for term in expr.args if isinstance(term, Load) and term.index is None and {term.dtype} == dtypes]
@@ -141,10 +139,10 @@ def _strides(found: Product) -> dict[str, int]:
 
 def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
-    tiles = tiles_m * tiles_n * prod(found.batch)
+    tiles = tiles_m * tiles_n * found.batches
     macros = {
         **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n)),
-        "tile_t": CUDA.storage[found.a.tensor.dtype.name],
+        "tile_t": CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
         "B_CONSTANT": int(found.b.is_constant),
@@ -154,7 +152,7 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
             "matmul",
             values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
             macros=macros,
-            generated="\n".join((_offsets(found), product_function(tiling, found.a.tensor.dtype))),
+            generated="\n".join((_offsets(found), product_function(tiling, found.a.dtype))),
             parts=tiling.files,
         ),
         LaunchShape(
@@ -170,8 +168,8 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
 def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, _PLAIN_SIDE), ceil_div(found.n, _PLAIN_SIDE)
     macros = {
-        "a_t": CUDA.storage[found.a.tensor.dtype.name],
-        "b_t": CUDA.storage[found.b.tensor.dtype.name],
+        "a_t": CUDA.storage[found.a.dtype.name],
+        "b_t": CUDA.storage[found.b.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
     }
@@ -182,7 +180,7 @@ def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Po
             macros=macros,
             generated=_offsets(found),
         ),
-        LaunchShape(blocks=tiles_m * tiles_n * prod(found.batch), threads=256),
+        LaunchShape(blocks=tiles_m * tiles_n * found.batches, threads=256),
         Epilogue(group, positions, 1),
         lowering,
         inputs=[found.a.argument, found.b.argument],

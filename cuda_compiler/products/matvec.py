@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch, anchor_source
+from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import Positions, pack_size
-from cuda_compiler.products.product import Matrix, Product, offset_function
-from cuda_compiler.rows import VectorFunction, vector_function
+from cuda_compiler.packing import pack_size
+from cuda_compiler.products.product import offset_function
+from cuda_compiler.rows import vector_function
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.forms import Computed, is_vector
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.expr import Expr, Load, has_reduce
-from npu_compiler.tensor.layout import dense
-from npu_compiler.tensor.view import View
+from npu_compiler.tensor.expr import Load
 
-__all__ = ["as_vectors", "lower_vectors", "takes_vector_prologue"]
+__all__ = ["as_vectors", "lower_vectors", "loads_vector"]
 
 _MAX_VECTORS = 8
 _WARPS = 8
@@ -68,23 +69,19 @@ class _Shape:
         return _WARPS // self.warps_k * (32 // self.lanes)
 
 
-def takes_vector_prologue(group: Group, position: int, expr: Expr) -> bool:
-    """Whether `expr`, the one row of a group's product, can be computed by each block of its kernel."""
-    anchor = anchor_source(group)
-    taken = isinstance(expr, Load)  # rows of another tensor: read where they lie, instead of being copied first
-    if anchor.kind != "matmul" or position != 0 or group.anchor is None or not (taken or has_reduce(expr)):
+def loads_vector(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is the one row of a group's product, which each block of its kernel can compute."""
+    if not is_vector(operand, group.problem, position, _MAX_STAGED_BYTES):
         return False
-    vector, matrix = (ref.view for ref in anchor.operands)
-    *outer, k = vector.shape
-    fits = 0 < k * group.anchor.dtype.size <= _MAX_STAGED_BYTES
-    return fits and all(n == 1 for n in outer) and matrix.strides[-2] == 1
+    # rows of another tensor are read where they lie, instead of being copied first
+    return operand.is_of_rows or isinstance(operand.expr, Load)
 
 
 def as_vectors(found: Product, group: Group) -> _Vectors | None:
     """The product as one by vectors; None where it is none."""
-    if not {found.a.tensor.dtype, found.b.tensor.dtype} <= {FLOAT16, BFLOAT16, FLOAT32}:
+    if not {found.a.dtype, found.b.dtype} <= {FLOAT16, BFLOAT16, FLOAT32}:
         return None
-    if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or group.prologue):
+    if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or isinstance(found.a.operand, Computed)):
         return _Vectors(found.b, found.a, found.m, found.n, True)
     if found.n <= _MAX_VECTORS and found.a.k == found.b.k == 1 and group.pairs == 1:
         return _Vectors(found.a, found.b, found.n, found.m, False)
@@ -95,18 +92,19 @@ def lower_vectors(
     vectors: _Vectors, found: Product, group: Group, lowering: Lowering, positions: Positions
 ) -> KernelCall:
     """One launch, of as many blocks as the device has multiprocessors, or fewer."""
-    matrix, vector, batches = vectors.matrix, vectors.vector, prod(found.batch)
+    matrix, vector, batches = vectors.matrix, vectors.vector, found.batches
     size = pack_size(group, positions.operands, group.shape[-1]) if vectors.by_row else 1
-    shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), bool(group.prologue))
+    computed = vector.operand if isinstance(vector.operand, Computed) else None
+    shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), computed is not None)
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = ceil_div(vectors.outputs, shape.outputs)
-    prologue = _prologue(group, lowering) if group.prologue else None
+    prologue = None if computed is None else vector_function(computed.row, lowering, 32 * _WARPS, _PREFIX)
     blocks_each = _blocks_each(vectors, found)
     hurries = matrix.is_constant and blocks_each == 1
-    staged = batches == 1 and vectors.count * found.k * vector.tensor.dtype.size <= _MAX_STAGED_BYTES
+    staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
     macros: dict[str, object] = {
-        "matrix_t": CUDA.storage[matrix.tensor.dtype.name],
-        "vector_t": CUDA.storage[vector.tensor.dtype.name],
+        "matrix_t": CUDA.storage[matrix.dtype.name],
+        "vector_t": CUDA.storage[vector.dtype.name],
         "COMMON": found.k,
         "VECTORS": vectors.count,
         "OUTPUTS": shape.outputs,
@@ -146,16 +144,8 @@ def lower_vectors(
         Epilogue(group, positions, store),
         lowering,
         inputs=(matrix.argument, *read),
-        flops=found.flops + (0 if prologue is None else blocks * flops_of([*group.prologue.values()], found.k)),
+        flops=found.flops + (0 if computed is None else blocks * flops_of([computed.expr], found.k)),
     )
-
-
-def _prologue(group: Group, lowering: Lowering) -> VectorFunction:
-    """The device function that computes the vector into shared memory."""
-    ref = anchor_source(group).operands[0]
-    view = View(ref.view.shape, dense(ref.view.shape).strides)
-    vector = Group(lowering.tensors[ref.tensor], None, group.prologue[0], ref.view.shape, view, group.nodes)
-    return vector_function(vector, lowering, 32 * _WARPS, _PREFIX)
 
 
 def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _Shape:
@@ -163,7 +153,7 @@ def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _
     lanes = 32
     while lanes > 1 and lanes * load >= 2 * found.k:
         lanes //= 2
-    chunks = ceil_div(vectors.outputs, outputs) * prod(found.batch)
+    chunks = ceil_div(vectors.outputs, outputs) * found.batches
     chunks_each = ceil_div(chunks, MULTIPROCESSORS * _blocks_each(vectors, found))
 
     def cost(warps_k: int) -> int:
@@ -179,15 +169,15 @@ def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _
 
 def _blocks_each(vectors: _Vectors, found: Product) -> int:
     """Blocks of a multiprocessor: one, if all it reads is on its way at once, so that the next kernel finds room."""
-    nbytes = prod(found.batch) * vectors.outputs * found.k * vectors.matrix.tensor.dtype.size
+    nbytes = found.batches * vectors.outputs * found.k * vectors.matrix.dtype.size
     return 1 if nbytes <= MULTIPROCESSORS * _HELD_BYTES else _BLOCKS_EACH
 
 
 def _load(matrix: Matrix, vector: Matrix | None, k: int) -> int:
     """Elements that a lane loads at a time from both operands."""
     operands = [matrix] if vector is None else [matrix, vector]
-    size = 16 // max(operand.tensor.dtype.size for operand in operands)
-    numbers: Sequence[int] = (k, *(n for m in operands for n in (m.offset, m.along, *m.batch)))
+    size = 16 // max(operand.dtype.size for operand in operands)
+    numbers: Sequence[int] = (k, *(n for m in operands for n in m.across(along_k=True)))
     while size > 1 and any(number % size for number in numbers):
         size //= 2
     return size

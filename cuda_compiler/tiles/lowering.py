@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
-from cuda_compiler.anchors import anchor_source
 from cuda_compiler.tiles.clusters import ranked_cluster_tilings
 from cuda_compiler.tiles.teams import ranked_team_tilings
 from cuda_compiler.tiles.tiling import Tiling, ranked_tilings
@@ -14,6 +13,7 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["bytes_of_a_result", "close_tilings", "option_of", "partial_argument", "product_function"]
@@ -22,11 +22,10 @@ _CLOSE = 1.15  # of the best tiling's clocks; the models are off by a tenth
 _MOST = 4  # tilings of a product that are worth timing
 
 
-def bytes_of_a_result(group: Group, lowering: Lowering) -> float:
+def bytes_of_a_result(problem: Problem, group: Group, lowering: Lowering) -> float:
     """What the epilogue reads and stores for each of the product's results, in bytes."""
-    operands = [lowering.tensors[ref.tensor] for ref in anchor_source(group).operands]
-    product = sum(prod(tensor.shape) * tensor.dtype.size for tensor in operands)
-    return (traffic_of(group, lowering.tensors) - product) / (prod(group.shape) * group.pairs)
+    product = sum(prod(operand.tensor.shape) * operand.dtype.size for operand in problem.operands)
+    return (traffic_of(group, lowering.tensors) - product) / prod(problem.shape)
 
 
 def partial_argument(tiling: Tiling, tiles: int, otherwise: Argument, lowering: Lowering) -> Argument:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metal_compiler.anchors import Dims, KernelText, anchor_kernel, anchor_of
+from metal_compiler.anchors import KernelText, anchor_kernel
+from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import assemble, kernel_file
-from metal_compiler.tiles.tiling import GROUP, MAX_GRID, TILE_THREADS, chunk_of
+from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.params import ParamStruct
-from npu_compiler.lowering.problems.attention import AttentionOperand, AttentionProblem
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["ATTENTION_FIELDS", "COMBINE_FIELDS", "lower_attention"]
 
@@ -33,7 +33,6 @@ _FEW_ROWS = 16  # so many that threadgroup memory holds their scores for large b
 _LONG = 4096  # positions from which on they are shared out
 _MIN_PART = 512  # positions that are worth a threadgroup
 _ENOUGH_THREADGROUPS = 64  # keep a large GPU busy
-_DIMS: Dims = ((0, 1), (2,), (3,))
 _MASK_NONE, _MASK_BOOLEAN, _MASK_ADDED = range(3)
 
 
@@ -50,7 +49,7 @@ class _Division:
         parts: Threadgroups that share the positions of a row.
     """
 
-    problem: AttentionProblem
+    problem: Attention
     tile: DType
     tile_rows: int
     block: int
@@ -60,7 +59,7 @@ class _Division:
 
     @property
     def all_rows(self) -> int:
-        batch, heads, rows, _ = self.problem.q.view.shape
+        batch, heads, rows, _ = self.problem.q.shape
         return batch * heads * rows
 
     @property
@@ -69,30 +68,25 @@ class _Division:
         return ceil_div(self.problem.length, self.parts * self.block) * self.block
 
 
-def lower_attention(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
-    """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
-
-    Raises:
-        OpRefusal: A head is larger than 256, or a tensor is too large.
-    """
-    problem = AttentionProblem.of(anchor_of(group), lowering.tensors)
+def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
+    """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores."""
     division = _divide(problem)
     if division.parts > 1:
-        return _lower_parts(division, group, lowering, dialect)
+        return _lower_parts(division, group, lowering)
     inputs = _inputs(problem)
     text = KernelText(
         "attention",
         len(inputs),
         ATTENTION_FIELDS,
-        {**_definitions(division, dialect), "PARTIAL": 0},
+        {**_definitions(division), "PARTIAL": 0},
         ("store.metal", "tile.metal"),
     )
-    kernel = anchor_kernel(text, group, lowering, dialect, _DIMS)
+    kernel = anchor_kernel(text, group, lowering)
     return [kernel.launch(inputs, _values(division), _grid(division), 32 * division.simdgroups, problem.flops)]
 
 
-def _divide(problem: AttentionProblem) -> _Division:
-    tile = problem.q.tensor.dtype if len(problem.dtypes) == 1 else FLOAT32
+def _divide(problem: Attention) -> _Division:
+    tile = problem.q.dtype if len(problem.dtypes) == 1 else FLOAT32
     rows, value_size = problem.shared * problem.rows, problem.value_size
     matrices = _is_matrices(problem.k, tile) and _is_matrices(problem.v, tile)
     direct = rows <= _FEW_ROWS and value_size % 64 == 0 and matrices
@@ -105,16 +99,15 @@ def _divide(problem: AttentionProblem) -> _Division:
     return _Division(problem, tile, tile_rows, block, direct, simdgroups, _parts(problem.length, threadgroups))
 
 
-def _is_matrices(operand: AttentionOperand, tile: DType) -> bool:
+def _is_matrices(operand: Operand, tile: DType) -> bool:
     """Whether it can be loaded as 8x8 matrices of `tile`, and nothing but that."""
-    _, _, rows, size = operand.view.shape
-    return operand.tensor.dtype == tile and operand.view.strides[3] == 1 and rows % 8 == 0 and size % 8 == 0
+    _, _, rows, size = operand.shape
+    return operand.dtype == tile and operand.strides[3] == 1 and rows % 8 == 0 and size % 8 == 0
 
 
-def _chunk(operand: AttentionOperand, tile: DType) -> int:
+def _chunk(operand: Operand, tile: DType) -> int:
     """Elements that the kernel copies at a time along a row."""
-    *outer, step = operand.view.strides
-    return chunk_of(operand.tensor.dtype, tile, step, (operand.view.offset, *outer, operand.view.shape[-1]))
+    return chunk_of(operand.dtype, tile, operand.strides[-1], (*operand.across(-1), operand.shape[-1]))
 
 
 def _tile(rows: int, row_bytes: int) -> tuple[int, int]:
@@ -130,18 +123,17 @@ def _parts(length: int, threadgroups: int) -> int:
     return max(1, min(length // _MIN_PART, _ENOUGH_THREADGROUPS // threadgroups))
 
 
-def _inputs(problem: AttentionProblem) -> list[Argument]:
-    masks = [] if problem.mask is None else [problem.mask]
-    return [operand.argument for operand in (problem.q, problem.k, problem.v, *masks)]
+def _inputs(problem: Attention) -> list[Argument]:
+    return [operand.argument for operand in problem.operands]
 
 
-def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
+def _definitions(division: _Division) -> dict[str, object]:
     problem, tile = division.problem, division.tile
     definitions: dict[str, object] = {
-        "q_t": dialect.storage[problem.q.tensor.dtype.name],
-        "k_t": dialect.storage[problem.k.tensor.dtype.name],
-        "v_t": dialect.storage[problem.v.tensor.dtype.name],
-        "tile_t": dialect.storage[tile.name],
+        "q_t": METAL.storage[problem.q.dtype.name],
+        "k_t": METAL.storage[problem.k.dtype.name],
+        "v_t": METAL.storage[problem.v.dtype.name],
+        "tile_t": METAL.storage[tile.name],
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,
         "TILE_M": division.tile_rows,
@@ -151,15 +143,15 @@ def _definitions(division: _Division, dialect: Dialect) -> dict[str, object]:
         "DIRECT": int(division.direct),
         "K_CHUNK": _chunk(problem.k, tile),
         "V_CHUNK": _chunk(problem.v, tile),
-        "SCALE": dialect.literal(problem.scale, FLOAT32),
+        "SCALE": METAL.literal(problem.scale, FLOAT32),
         "CAUSAL": int(problem.causal),
         "MASK": _MASK_NONE,
     }
     if problem.mask is not None:
-        kind = problem.mask.tensor.dtype
+        kind = problem.mask.dtype
         definitions["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED
-        definitions["MASK_STEP"] = problem.mask.view.strides[3]
-        definitions["mask_t"] = dialect.storage[kind.name]
+        definitions["MASK_STEP"] = problem.mask.strides[3]
+        definitions["mask_t"] = METAL.storage[kind.name]
     return definitions
 
 
@@ -167,7 +159,7 @@ def _values(division: _Division) -> dict[str, int]:
     problem = division.problem
     mask = {"mask_batch": 0, "mask_head": 0, "mask_row": 0}
     if problem.mask is not None:
-        mask = {name: stride for name, stride in problem.mask.strides("mask").items() if name in mask}
+        mask = {name: stride for name, stride in problem.strides("mask").items() if name in mask}
     return {
         "rows": problem.rows,
         "length": problem.length,
@@ -175,22 +167,18 @@ def _values(division: _Division) -> dict[str, int]:
         "groups": problem.groups,
         "part": division.part,
         "all_rows": division.all_rows,
-        **problem.q.strides("q"),
-        **problem.k.strides("k"),
-        **problem.v.strides("v"),
+        **problem.strides("q", "k", "v"),
         **mask,
     }
 
 
 def _grid(division: _Division) -> tuple[int, int, int]:
     problem = division.problem
-    if problem.batch * problem.groups > MAX_GRID:
-        raise OpRefusal(f"given {problem.batch} * {problem.groups} heads of keys, expected at most {MAX_GRID}")
     rows = problem.shared * problem.rows
     return ceil_div(rows, division.tile_rows), problem.batch * problem.groups, ceil_div(problem.length, division.part)
 
 
-def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
+def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Each part stores its sums, its largest score and the sum of its weights; a second launch puts them together."""
     problem, grid = division.problem, _grid(division)
     part_rows = grid[2] * division.all_rows
@@ -198,7 +186,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
     sums, rows = scratch, part_rows * problem.value_size * FLOAT32.size
     inputs = _inputs(problem)
     bindings = {name: len(inputs) + i for i, name in enumerate(("OUT_BUFFER", "PART_ROWS_BUFFER", "PARAMS_BUFFER"))}
-    macros = {"GENERATED": "", **_definitions(division, dialect), "PARTIAL": 1, **bindings}
+    macros = {"GENERATED": "", **_definitions(division), "PARTIAL": 1, **bindings}
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     params = ParamStruct("Params", tuple(("int", name) for name in ATTENTION_FIELDS))
     body = "\n".join(map(kernel_file, ("tile.metal", "attention.metal")))
@@ -213,7 +201,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering, dialect:
         nbytes=traffic_of(group, lowering.tensors),
     )
     text = KernelText("attention_combine", 2, COMBINE_FIELDS, {"VALUE_SIZE": problem.value_size}, ("store.metal",))
-    combine = anchor_kernel(text, group, lowering, dialect, _DIMS)
+    combine = anchor_kernel(text, group, lowering)
     values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
     threads = division.all_rows * ceil_div(problem.value_size, GROUP)
     flops = 4 * part_rows * problem.value_size

@@ -4,7 +4,7 @@ kernel void elementwise(
 $pointers    constant Params& p [[buffer($params)]],
     uint3 position [[thread_position_in_grid]])
 {
-    if (position.x >= p.size_x || position.y >= p.size_y || position.z >= p.size_z) {
+    if (position.x >= uint(p.size_x) || position.y >= uint(p.size_y) || position.z >= uint(p.size_z)) {
         return;
     }
 $positions

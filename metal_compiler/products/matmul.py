@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from metal_compiler.anchors import AnchorKernel, Dims, KernelText, anchor_kernel, anchor_of
+from metal_compiler.anchors import AnchorKernel, KernelText, anchor_kernel
+from metal_compiler.dialect import METAL
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
     TILE_THREADS,
-    check_size,
     chunk_of,
     tile_columns,
     tile_depth,
     tile_dtype,
     tile_rows,
 )
-from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import DType
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.forms import Computed
+from npu_compiler.lowering.problems.operand import are_chunks
+from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.trace import TracedTensor
-from npu_compiler.tensor.view import View, collapse
 
 __all__ = ["MATMUL_FIELDS", "MATVEC_FIELDS", "lower_matmul"]
 
@@ -49,39 +49,6 @@ _PROLOGUE_ROUNDS = 2  # so that computing the vector once for each threadgroup c
 
 
 @dataclass(frozen=True)
-class _Matrix:
-    """An operand: its tensor, where it begins, and its strides along its rows, its columns and the merged batch."""
-
-    tensor: TracedTensor
-    offset: int
-    strides: tuple[int, int]
-    batch: tuple[int, ...]
-
-    @property
-    def transposed(self) -> _Matrix:
-        return _Matrix(self.tensor, self.offset, (self.strides[1], self.strides[0]), self.batch)
-
-    def chunk(self, tile: DType, columns: int) -> int:
-        """Elements that a tiled kernel copies at a time along the rows, which are `columns` long."""
-        return chunk_of(self.tensor.dtype, tile, self.strides[1], (self.offset, self.strides[0], *self.batch, columns))
-
-    def argument(self, further: int) -> Argument:
-        return Argument(self.tensor.index, (self.offset + further) * self.tensor.dtype.size)
-
-
-@dataclass(frozen=True)
-class _Product:
-    """``a @ b``, [m, k] by [k, n], for each position of the merged batch dimensions."""
-
-    a: _Matrix
-    b: _Matrix
-    m: int
-    n: int
-    k: int
-    batch: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Batches:
     """The part of the batch that one launch computes: the kernel's parameters, and where the operands begin."""
 
@@ -92,37 +59,13 @@ class _Batches:
     start: int
 
 
-def lower_matmul(group: Group, lowering: Lowering, dialect: Dialect) -> list[KernelCall]:
-    """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged.
-
-    Raises:
-        OpRefusal: A tensor is too large.
-    """
-    found = _product(group, lowering)
-    for operand in (found.a, found.b):
-        check_size(operand.tensor)
-    rank = len(group.shape)
-    dims: Dims = (range(rank - 2), (rank - 2,), (rank - 1,))
-    if found.m == 1 or found.n == 1:
-        return _lower_vector(found, group, lowering, dialect, dims)
-    return _lower_tiled(found, group, lowering, dialect, dims)
+def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
+    """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged."""
+    lower = _lower_vector if found.m == 1 or found.n == 1 else _lower_tiled
+    return lower(found, group, lowering)
 
 
-def _product(group: Group, lowering: Lowering) -> _Product:
-    left, right = anchor_of(group).operands
-    *batch_shape, m, results = group.shape
-    strides = [left.view.strides[:-2], right.view.strides[:-2]]
-    batch, (a_batch, b_batch) = collapse(tuple(batch_shape), strides)
-    a = _matrix(lowering.tensors[left.tensor], left.view, a_batch)
-    b = _matrix(lowering.tensors[right.tensor], right.view, b_batch)
-    return _Product(a, b, m, results * group.pairs, left.view.shape[-1], batch)
-
-
-def _matrix(tensor: TracedTensor, view: View, batch: tuple[int, ...]) -> _Matrix:
-    return _Matrix(tensor, view.offset, (view.strides[-2], view.strides[-1]), batch)
-
-
-def _batches(found: _Product) -> Iterator[_Batches]:
+def _batches(found: Product) -> Iterator[_Batches]:
     """One entry for each launch: the grid counts two batch dimensions and at most 65535 products."""
     outer, inner = found.batch[:-2], found.batch[-2:]
     count = prod(inner)
@@ -133,7 +76,7 @@ def _batches(found: _Product) -> Iterator[_Batches]:
             yield _Batches(min(MAX_GRID, count - start), a_offset, b_offset, number * count, start)
 
 
-def _batch_values(found: _Product, batches: _Batches, a: str, b: str) -> dict[str, int]:
+def _batch_values(found: Product, batches: _Batches, a: str, b: str) -> dict[str, int]:
     a_outer, a_inner = (0, *found.a.batch)[-2:]
     b_outer, b_inner = (0, *found.b.batch)[-2:]
     return {
@@ -147,78 +90,81 @@ def _batch_values(found: _Product, batches: _Batches, a: str, b: str) -> dict[st
     }
 
 
-def _lower_tiled(found: _Product, group: Group, lowering: Lowering, dialect: Dialect, dims: Dims) -> list[KernelCall]:
+def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     a, b = found.a, found.b
-    tile = tile_dtype(a.tensor.dtype, b.tensor.dtype)
+    tile = tile_dtype(a.dtype, b.dtype)
     rows, columns = tile_rows(found.m), tile_columns(found.n)
-    a_along_k = a.strides[1] == 1 or a.strides[0] != 1
-    b_along_k = b.strides[0] == 1 and b.strides[1] != 1
+    a_along_k = a.k == 1 or a.along != 1
+    b_along_k = b.k == 1 and b.along != 1
     definitions = {
-        "a_t": dialect.storage[a.tensor.dtype.name],
-        "b_t": dialect.storage[b.tensor.dtype.name],
-        "tile_t": dialect.storage[tile.name],
+        "a_t": METAL.storage[a.dtype.name],
+        "b_t": METAL.storage[b.dtype.name],
+        "tile_t": METAL.storage[tile.name],
         "TILE_M": rows,
         "TILE_N": columns,
         "TILE_K": tile_depth(tile),
         "A_ALONG_K": int(a_along_k),
-        "A_CHUNK": a.chunk(tile, found.k) if a_along_k else a.transposed.chunk(tile, found.m),
+        "A_CHUNK": _tile_chunk(a, tile, a_along_k, found.k if a_along_k else found.m),
         "B_ALONG_K": int(b_along_k),
-        "B_CHUNK": b.transposed.chunk(tile, found.k) if b_along_k else b.chunk(tile, found.n),
+        "B_CHUNK": _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
     }
     text = KernelText("matmul", 2, MATMUL_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering, dialect, dims)
+    kernel = anchor_kernel(text, group, lowering)
     values = {
         "m": found.m, "n": found.n, "k": found.k,
-        "a_row": a.strides[0], "a_k": a.strides[1], "b_k": b.strides[0], "b_col": b.strides[1],
+        "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
     }  # fmt: skip
     grid = (ceil_div(found.m, rows), ceil_div(found.n, columns))
     return _launches(kernel, found, ("a", "b"), values, grid, TILE_THREADS)
 
 
-def _lower_vector(found: _Product, group: Group, lowering: Lowering, dialect: Dialect, dims: Dims) -> list[KernelCall]:
+def _tile_chunk(operand: Matrix, tile: DType, along_k: bool, extent: int) -> int:
+    """Elements of an operand that a tiled kernel copies at a time, along k or along the other dimension."""
+    step = operand.k if along_k else operand.along
+    return chunk_of(operand.dtype, tile, step, (*operand.across(along_k), extent))
+
+
+def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """A product with a vector on one side. The matrix is seen as [outputs, k], whichever side it is on."""
     is_row = found.m == 1
-    matrix, vector = (found.b.transposed, found.a) if is_row else (found.a, found.b.transposed)
+    matrix, vector = (found.b, found.a) if is_row else (found.a, found.b)
     outputs = found.n if is_row else found.m
     definitions: dict[str, object] = {
-        "matrix_t": dialect.storage[matrix.tensor.dtype.name],
-        "vector_t": dialect.storage[vector.tensor.dtype.name],
+        "matrix_t": METAL.storage[matrix.dtype.name],
+        "vector_t": METAL.storage[vector.dtype.name],
         "ROW(i)": "0" if is_row else "i",
         "COL(i)": "i" if is_row else "0",
     }
     values = {
         "outputs": outputs, "k": found.k,
-        "matrix_row": matrix.strides[0], "matrix_k": matrix.strides[1], "vector_k": vector.strides[1],
+        "matrix_row": matrix.along, "matrix_k": matrix.k, "vector_k": vector.k,
     }  # fmt: skip
     names = ("vector", "matrix") if is_row else ("matrix", "vector")
-    if matrix.strides[1] != 1:
-        chunk = _chunk(matrix.strides[0], (matrix.offset, *matrix.batch, matrix.strides[1], outputs))
+    if matrix.k != 1:
+        chunk = _VECTOR if matrix.has_chunks(_VECTOR, outputs, along_k=False) else 1
         definitions["CHUNK"] = chunk
         text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
-        kernel = anchor_kernel(text, group, lowering, dialect, dims)
+        kernel = anchor_kernel(text, group, lowering)
         return _launches(kernel, found, names, values, (ceil_div(outputs, 32 * chunk), 1), 256)
-    aligned = [matrix.offset, *matrix.batch, matrix.strides[0], found.k]
-    if group.prologue:
-        prologue, simdgroups, rounds = vector_prologue(group, lowering, dialect), PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
+    aligned = [*matrix.across(along_k=True), found.k]
+    if isinstance(vector.operand, Computed):
+        prologue = vector_prologue(vector.operand, lowering)
+        simdgroups, rounds = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
         values["vector_k"] = 1
     else:
         prologue, simdgroups, rounds = None, _SIMDGROUPS, 1
         aligned += [vector.offset, *vector.batch]
-    definitions |= {"CHUNK": _chunk(values["vector_k"], aligned), "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
+    chunk = _VECTOR if are_chunks(_VECTOR, values["vector_k"], aligned) else 1
+    definitions |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
     text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
-    kernel = anchor_kernel(text, group, lowering, dialect, dims, prologue)
+    kernel = anchor_kernel(text, group, lowering, prologue)
     width = simdgroups * rounds * _SIMDGROUP_SUMS
     return _launches(kernel, found, names, values, (ceil_div(outputs, width), 1), 32 * simdgroups)
 
 
-def _chunk(contiguous: int, multiples: Sequence[int]) -> int:
-    """Elements of a vector load where alignment allows it, else 1; see `tiles.chunk_of`."""
-    return _VECTOR if contiguous == 1 and all(number % _VECTOR == 0 for number in multiples) else 1
-
-
 def _launches(
     kernel: AnchorKernel,
-    found: _Product,
+    found: Product,
     names: tuple[str, str],
     values: dict[str, int],
     grid: tuple[int, int],
@@ -226,16 +172,15 @@ def _launches(
 ) -> list[KernelCall]:
     """The launches that cover the batch. `names` are what the kernel calls `a` and `b`; a matrix is bound first."""
     launches = []
-    total = prod(found.batch)
     for batches in _batches(found):
-        arguments = [found.a.argument(batches.a_offset), found.b.argument(batches.b_offset)]
+        arguments = [found.a.operand.argument_at(batches.a_offset), found.b.operand.argument_at(batches.b_offset)]
         if names[1] == "matrix":
             arguments.reverse()
-        if kernel.group.prologue:
+        if isinstance(found.a.operand, Computed):
             arguments.pop()
         flops = 2 * batches.count * found.m * found.n * found.k
         parameters = {**values, **_batch_values(found, batches, *names)}
         launches.append(
-            kernel.launch(arguments, parameters, (*grid, batches.count), threads, flops, batches.count / total)
+            kernel.launch(arguments, parameters, (*grid, batches.count), threads, flops, batches.count / found.batches)
         )
     return launches

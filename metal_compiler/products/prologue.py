@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import Prologue, anchor_of
+from metal_compiler.anchors import Prologue
+from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
-from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, row_operands, row_program
+from npu_compiler.lowering.problems.forms import Computed, is_vector
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.tensor.layout import dense
-from npu_compiler.tensor.view import View
 
-__all__ = ["PROLOGUE_SIMDGROUPS", "takes_vector_prologue", "vector_prologue"]
+__all__ = ["PROLOGUE_SIMDGROUPS", "loads_vector", "vector_prologue"]
 
 PROLOGUE_SIMDGROUPS = 8
 _CAPACITIES = (4096, 8192, 16384, 24576)  # bytes for the vector, of the 32 KiB that a threadgroup has
 _PREFIX = "v"
 
 
-def takes_vector_prologue(group: Group, position: int) -> bool:
+def loads_vector(group: Group, position: int, operand: Operand) -> bool:
     """Whether an operand is the one row of a product whose matrix `matvec.metal` reads, and fits threadgroup memory."""
-    anchor = anchor_of(group)
-    if anchor.kind != "matmul" or position != 0 or group.anchor is None:
-        return False
-    vector, matrix = (ref.view for ref in anchor.operands)
-    *outer, k = vector.shape
-    fits = 0 < k * group.anchor.dtype.size <= _CAPACITIES[-1]
-    return fits and all(n == 1 for n in outer) and matrix.strides[-2] == 1
+    return is_vector(operand, group.problem, position, _CAPACITIES[-1])
 
 
-def vector_prologue(group: Group, lowering: Lowering, dialect: Dialect) -> Prologue:
-    """The prologue that computes operand 0 of a group's product, one row, into threadgroup memory ``x``.
+def vector_prologue(operand: Computed, lowering: Lowering) -> Prologue:
+    """The prologue that computes an operand of a group's product, one row, into threadgroup memory ``x``.
 
     Raises:
         OpRefusal: A row kernel of this expression does not lower either.
     """
-    ref, expr = anchor_of(group).operands[0], group.prologue[0]
-    shape, dtype = ref.view.shape, lowering.tensors[ref.tensor].dtype
-    vector = Group(lowering.tensors[ref.tensor], None, expr, shape, View(shape, dense(shape).strides), group.nodes)
-    operands = row_operands(vector, lowering.tensors, (*("0" for _ in shape[:-1]), "c"), _PREFIX)
-    program = row_program(vector, operands, dialect, hoisting=False)
+    vector, k, size = operand.row, operand.shape[-1], operand.dtype.size
+    operands = row_operands(vector, lowering.tensors, (*("0" for _ in operand.shape[:-1]), "c"), _PREFIX)
+    program = row_program(vector, operands, METAL, hoisting=False)
     statements = [
-        phases_text(program, 32 * PROLOGUE_SIMDGROUPS, dialect),
+        phases_text(program, 32 * PROLOGUE_SIMDGROUPS),
         "for (int c = lane; c < p.k; c += ROW_THREADS) {",
         program.body,
         f"x[c] = vector_t({program.value}); }}",
     ]
     definitions = {
         "COMPUTE_VECTOR": " ".join(" ".join(statements).split()),
-        "VECTOR_CAPACITY": next(size for size in _CAPACITIES if shape[-1] * dtype.size <= size) // dtype.size,
+        "VECTOR_CAPACITY": next(most for most in _CAPACITIES if k * size <= most) // size,
     }
     values = {**phase_extents(program), **dict(operands.fields)}
-    return Prologue(operands, values, definitions, flops_of([expr], shape[-1]))
+    return Prologue(operands, values, definitions, flops_of([operand.expr], k))

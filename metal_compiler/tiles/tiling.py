@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.operands import MAX_ELEMENTS
-from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.lowering.problems.operand import are_chunks
 
 __all__ = [
     "GROUP",
     "MAX_GRID",
     "TILE_THREADS",
-    "check_size",
     "chunk_of",
     "tile_columns",
     "tile_depth",
@@ -59,15 +56,4 @@ def chunk_of(dtype: DType, tile: DType, contiguous: int, multiples: Sequence[int
         multiples: The numbers that must be multiples of a chunk: offset, other strides, extent.
     """
     chunk = _VECTOR_BYTES // dtype.size
-    fits = dtype == tile and contiguous == 1 and all(number % chunk == 0 for number in multiples)
-    return chunk if fits else 1
-
-
-def check_size(tensor: TracedTensor) -> None:
-    """Refuses a tensor whose elements a kernel cannot count.
-
-    Raises:
-        OpRefusal: It has 2^31 elements or more.
-    """
-    if tensor.layout.size >= MAX_ELEMENTS:
-        raise OpRefusal(f"'{tensor.name}' has {tensor.layout.size} elements, more than kernels address (2^31)")
+    return chunk if dtype == tile and are_chunks(chunk, contiguous, multiples) else 1

@@ -9,15 +9,18 @@ what these rules give.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.output_parts import in_parts
+from npu_compiler.lowering.problems.build import problem_of
+from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.row_alignment import expands, realign_rows, reshaped
 from npu_compiler.lowering.value import MAX_READS, Value
 from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
-from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.symbolic import OpRefusal, Trace
 from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.tensor.view import Step, View
 
@@ -35,23 +38,19 @@ class Group:
 
     Attributes:
         output: The tensor it stores.
-        anchor: The matmul, convolution, pooling or attention it contains, if any.
-        expr: The value stored at each position of `shape`; a load of the anchor's tensor is the anchor's own result.
+        problem: The product, convolution, pooling or attention it contains, if any.
+        expr: The value stored at each position of `shape`; a load of the problem's tensor is the problem's own result.
         shape: The iteration space: the anchor's shape, or the output's, or that of a scatter's values.
         view: Where the output lies, over `shape`.
         nodes: Names of the IR's nodes it covers.
         index: For a scatter: each value goes `index * index_stride` elements beyond its place in `view`.
         pairs: 2 where the epilogue combines two neighbouring columns of the anchor: the anchor has twice the columns of
             `shape`, and its load at an offset of 1 is the odd column. Else 1.
-        prologue: Operands of the anchor that are computed while they are read: the expression over the operand's
-            view, by the operand's position.
-        producers: Groups that make operands of the anchor, by the operand's position, where the anchor's own launches
-            make them too.
-        added: A further anchor of the same shape, whose result is added to the anchor's own before `expr`.
+        added: What is added to the problem's own result before `expr`: that of another problem.
     """
 
     output: TracedTensor
-    anchor: TracedTensor | None
+    problem: Problem | None
     expr: Expr
     shape: tuple[int, ...]
     view: View
@@ -59,9 +58,26 @@ class Group:
     index: Expr | None = None
     index_stride: int = 0
     pairs: int = 1
-    prologue: Mapping[int, Expr] = field(default_factory=dict)
-    producers: Mapping[int, Group] = field(default_factory=dict)
-    added: Anchor | None = None
+    added: Added | None = None
+
+    @property
+    def anchor(self) -> TracedTensor | None:
+        """The result of its problem."""
+        return None if self.problem is None else self.problem.result
+
+    def check(self) -> None:
+        """Refuses what no kernel computes, whatever the target.
+
+        Raises:
+            OpRefusal: The result, or an operand of a problem, has more elements than kernels can count, or sizes are
+                out of their range.
+        """
+        added = None if self.added is None else self.added.problem
+        problems = [problem for problem in (self.problem, added) if problem is not None]
+        for problem in problems:
+            problem.check()
+        if problems and self.output.layout.size >= MAX_ELEMENTS:
+            raise OpRefusal(f"the result has {self.output.layout.size} elements, more than kernels address (2^31)")
 
     def reads(self) -> tuple[int, ...]:
         """Indices of the tensors it reads from memory, each once."""
@@ -72,22 +88,18 @@ class Group:
         return tuple(dict.fromkeys(self._each_read()))
 
     def _each_read(self) -> Iterator[int]:
-        if self.anchor is not None and isinstance(self.anchor.source, Anchor):
-            operands = enumerate(self.anchor.source.operands)
-            made_here = {*self.prologue, *self.producers}
-            yield from (ref.tensor for position, ref in operands if position not in made_here)
-        for producer in self.producers.values():
-            yield from producer.reads()
+        if self.problem is not None:
+            yield from self.problem.reads()
         if self.added is not None:
-            yield from (ref.tensor for ref in self.added.operands)
+            yield from self.added.reads()
         own = self.anchor.index if self.anchor is not None else -1
-        exprs = [self.expr, *self.prologue.values(), *(() if self.index is None else (self.index,))]
+        exprs = [self.expr, *(() if self.index is None else (self.index,))]
         yield from (load.ref.tensor for expr in exprs for load in leaves(expr) if load.ref.tensor != own)
 
     @cached_property
     def is_elementwise(self) -> bool:
         """Whether it is a mere loop nest, with neither anchor nor reduction."""
-        return self.anchor is None and not has_reduce(self.expr)
+        return self.problem is None and not has_reduce(self.expr)
 
 
 def group(
@@ -366,7 +378,8 @@ class _Grouping:
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
         assert view is not None
-        return [Group(tensor, value.anchor, value.expr, shape, view, value.nodes, pairs=value.pairs)]
+        problem = problem_of(value.anchor, self.tensors)
+        return [Group(tensor, problem, value.expr, shape, view, value.nodes, pairs=value.pairs)]
 
     def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:
         """The scatter itself, after a copy of what it leaves unless that is in place already."""

@@ -16,7 +16,7 @@ from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View, collapse
 
-__all__ = ["Operands", "Pointer", "Walks", "merge_groups", "merge_rows"]
+__all__ = ["MAX_ELEMENTS", "Operands", "Pointer", "Walks", "check_size", "merge_groups", "merge_rows"]
 
 MAX_ELEMENTS = 1 << 31
 
@@ -154,8 +154,7 @@ class _Resolver:
             self.iotas[leaf] = address.text(f"{self.prefix}i{len(self.iotas)}", strides, leaf.view.offset)
             return
         source = self.tensors[leaf.ref.tensor]
-        if source.layout.size >= MAX_ELEMENTS:
-            raise OpRefusal(f"'{source.name}' has {source.layout.size} elements, more than kernels address (2^31)")
+        check_size(source)
         guarded = _leaves_bounds(leaf, source.layout.size)
         offset = leaf.ref.view.offset
         bound, rest = (0, offset) if guarded or offset < 0 else (offset, 0)
@@ -188,6 +187,16 @@ def _leaves_bounds(load: Load, size: int) -> bool:
     if indices is not None:
         low, high = low + indices[0] * load.index_stride, high + indices[1] * load.index_stride
     return low < 0 or high >= size
+
+
+def check_size(tensor: TracedTensor) -> None:
+    """Refuses a tensor whose elements kernels cannot count.
+
+    Raises:
+        OpRefusal: It has 2^31 elements or more.
+    """
+    if tensor.layout.size >= MAX_ELEMENTS:
+        raise OpRefusal(f"'{tensor.name}' has {tensor.layout.size} elements, more than kernels address (2^31)")
 
 
 def merge_rows(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> Merged:

@@ -12,9 +12,9 @@ from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.graph.tracing import trace_graph
 from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.grouping import Group, group
+from npu_compiler.lowering.operand_forms import with_operand_forms
 from npu_compiler.lowering.placement import Placement
-from npu_compiler.lowering.producers import with_producers
-from npu_compiler.lowering.schedule import find_in_place, schedule, with_prologues
+from npu_compiler.lowering.schedule import find_in_place, schedule
 from npu_compiler.lowering.sums import with_added_anchors
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.layout import BufferSpec, Layout, layout_of
@@ -49,9 +49,8 @@ def plan_graph(
     weights = dict(enumerate(graph.weights, first_weight))
     in_place = find_in_place(trace, range(first_weight), weights, stored)
     groups = group(trace, stored, in_place.aliases, target.pairs_columns)
-    groups = with_prologues(groups, stored, target.takes_prologue)
-    groups = with_added_anchors(groups, stored, target.takes_added)
-    groups = with_producers(groups, stored, target.takes_producer)
+    groups = with_operand_forms(groups, stored, target.loads)
+    groups = with_added_anchors(groups, stored, target.loads)
     lowering = Lowering(trace.tensors)
     for groups_ in schedule(groups, stored):
         lowering.steps += _lower(groups_, target, lowering, graph)
@@ -107,6 +106,8 @@ def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) 
 
 def _lower(groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Step]:
     try:
+        for member in groups:
+            member.check()
         return target.lower(groups[0], lowering) if len(groups) == 1 else target.lower_shared(groups, lowering)
     except OpRefusal as refusal:
         named = groups[0].anchor.name if groups[0].anchor is not None else groups[0].nodes[-1]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.row_alignment import realign_rows
 from npu_compiler.lowering.value import MAX_READS
-from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.symbolic import Trace
-from npu_compiler.tensor.trace import Anchor, Scatter, TracedTensor
+from npu_compiler.tensor.trace import Scatter, TracedTensor
 
-__all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule", "with_prologues"]
+__all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule"]
 
 _MAX_SHARED_ELEMENTS = 1 << 20  # a larger kernel fills the device by itself
 _MAX_SHARED_GROUPS = 8
@@ -95,44 +93,6 @@ def _reach_outputs(trace: Trace, outputs: Collection[int]) -> set[int]:
         if tensor.index in outputs or (len(behind) == 1 and behind[0] in reaching):
             reaching.add(tensor.index)
     return reaching
-
-
-def with_prologues(
-    groups: Mapping[int, list[Group]], outputs: Collection[int], accepts: Callable[[Group, int, Expr], bool]
-) -> dict[int, list[Group]]:
-    """Computes an anchor's operand inside the anchor's kernel, where only that kernel reads it and the target can.
-
-    Args:
-        groups: What computes each tensor.
-        outputs: Tensors that must be stored all the same.
-        accepts: Whether the target computes an operand, given by its position and expression, inside a group.
-    """
-    readers = readers_of(groups, outputs)
-    result = dict(groups)
-    for key, parts in groups.items():
-        if len(parts) != 1 or parts[0].anchor is None or not isinstance(parts[0].anchor.source, Anchor):
-            continue
-        current = parts[0]
-        for position, ref in enumerate(parts[0].anchor.source.operands):
-            producers = groups.get(ref.tensor, [])
-            alone = readers.get(ref.tensor) == 1 and ref.tensor not in outputs
-            if not alone or len(producers) != 1 or producers[0].anchor is not None or producers[0].index is not None:
-                continue
-            produced = producers[0]
-            rows = ref.view.shape[:-1]
-            contiguous = produced.output.view.reshape(ref.view.shape)
-            if (
-                contiguous is None
-                or not contiguous.same_elements(ref.view)
-                or produced.shape[-1:] != ref.view.shape[-1:]
-            ):
-                continue
-            expr = realign_rows(produced.expr, produced.shape[:-1], rows)
-            if expr is not None and accepts(current, position, expr):
-                nodes = tuple(dict.fromkeys((*produced.nodes, *current.nodes)))
-                current = replace(current, prologue={**current.prologue, position: expr}, nodes=nodes)
-        result[key] = [current]
-    return result
 
 
 def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> Counter[int]:

@@ -12,28 +12,30 @@ from dataclasses import replace
 from functools import reduce
 
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.operand_forms import Loads
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Added
 from npu_compiler.lowering.schedule import readers_of
 from npu_compiler.tensor.expr import Call, Expr, Load, children, leaves, substitute, walk
-from npu_compiler.tensor.trace import Anchor
 
 __all__ = ["with_added_anchors"]
 
 
 def with_added_anchors(
-    groups: Mapping[int, list[Group]], outputs: Collection[int], accepts: Callable[[Group, Group], bool]
+    groups: Mapping[int, list[Group]], outputs: Collection[int], loads: Loads
 ) -> dict[int, list[Group]]:
     """Computes an anchor whose result is only added to another's in the other's kernel, where the target can.
 
     Args:
         groups: What computes each tensor.
         outputs: Tensors that must be stored all the same.
-        accepts: Whether the target computes the second group's anchor along with the first's.
+        loads: Whether a group's launches can load an operand of a form.
     """
     readers = readers_of(groups, outputs)
     result = dict(groups)
     for key, parts in groups.items():
         if len(parts) == 1 and parts[0].anchor is not None:
-            result[key] = [_with_added(parts[0], groups, lambda i: readers.get(i) == 1 and i not in outputs, accepts)]
+            result[key] = [_with_added(parts[0], groups, lambda i: readers.get(i) == 1 and i not in outputs, loads)]
     return result
 
 
@@ -41,7 +43,7 @@ def _with_added(
     group: Group,
     groups: Mapping[int, list[Group]],
     is_private: Callable[[int], bool],
-    accepts: Callable[[Group, Group], bool],
+    loads: Loads,
 ) -> Group:
     assert group.anchor is not None
     for load in leaves(group.expr):
@@ -49,18 +51,21 @@ def _with_added(
         if not is_private(load.ref.tensor) or len(parts) != 1 or not _fits(group, parts[0], load):
             continue
         expr = _sum_of_both(group, parts[0], load)
-        if expr is not None and accepts(group, parts[0]):
-            other = parts[0].anchor
-            assert other is not None
-            assert isinstance(other.source, Anchor)
+        other = parts[0].problem
+        if expr is None or group.problem is None or other is None:
+            continue
+        operand = Added(parts[0].output, load.ref, other)
+        if loads(group, len(group.problem.operands), operand):
             nodes = tuple(dict.fromkeys((*parts[0].nodes, *group.nodes)))
-            return replace(group, expr=expr, nodes=nodes, added=other.source)
+            return replace(group, expr=expr, nodes=nodes, added=operand)
     return group
 
 
 def _fits(group: Group, other: Group, load: Load) -> bool:
     """Whether a group reads another one's result at its own positions, and both do no more than the common case."""
-    plain = not group.prologue and not other.prologue and group.pairs == other.pairs == 1 and other.index is None
+    problems = [part.problem for part in (group, other) if part.problem is not None]
+    stored = all(type(operand) is Operand for problem in problems for operand in problem.operands)
+    plain = stored and group.pairs == other.pairs == 1 and other.index is None
     same = other.shape == group.shape and load.ref.view.same_elements(other.view) and load.index is None
     return plain and same and other.anchor is not None and other.added is None
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, Step, options_of
 from npu_compiler.errors import CompileError
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.plugins import entry_points_of, load
-from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.layout import Layout
+from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 
-__all__ = ["CodegenTarget", "Lowering", "target_named", "target_names"]
+__all__ = ["CodegenTarget", "LowerProblem", "Lowering", "target_named", "target_names"]
 
 _GROUP = "npu.targets"
 
@@ -74,6 +78,9 @@ class Lowering:
         return not (isinstance(call, KernelCall) and call.kernel in self.hurrying)
 
 
+LowerProblem = Callable[[Any, Group, Lowering], Sequence[Step]]
+
+
 class CodegenTarget(ABC):
     """A kind of device, for the compiler.
 
@@ -82,6 +89,7 @@ class CodegenTarget(ABC):
         compute_dtypes: Names of the data types it computes in, the default first.
         storage_dtypes: Names of all data types that its memory may hold.
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
+        problems: What lowers a group around each kind of problem, given the problem, the group and the lowering.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
     """
 
@@ -90,34 +98,43 @@ class CodegenTarget(ABC):
     storage_dtypes: frozenset[str]
     pairs_columns: bool = False
     launch_flops: int = 1 << 25
+    problems: Mapping[type[Problem], LowerProblem] = MappingProxyType({})
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         """Where a tensor's elements lie. Roles: ``plain``, ``image`` [N, C, H, W], ``conv_weight`` [O, I, H, W]."""
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        """Whether it can compute an operand of a group's anchor, given by its position, inside the anchor's kernel."""
-        return False
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        """Whether the launches of a group's problem can load an operand in the form it has; see `problems.forms`.
 
-    def takes_producer(self, group: Group, position: int, produced: Group) -> bool:
-        """Whether the launches of a group's anchor can make its operand at `position`, which `produced` makes."""
-        return False
+        What they cannot load is computed first, and stored.
 
-    def takes_added(self, group: Group, other: Group) -> bool:
-        """Whether it can compute another group's anchor, whose result is added, in the kernel of a group's anchor."""
+        Args:
+            group: The group, the operands of its problem in the forms decided so far.
+            position: The operand's, or the number of operands for what is added to the problem's result.
+            operand: The form in question: `Computed`, `Scattered` or `Added`.
+        """
         return False
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         """The steps of elementwise groups that do not depend on each other; one, where the target can share it."""
         return [step for group in groups for step in self.lower(group, lowering)]
 
-    @abstractmethod
     def lower(self, group: Group, lowering: Lowering) -> list[Step]:
         """The steps that compute a group.
 
         Raises:
             OpRefusal: The target cannot compute it; the message is the reason.
         """
+        if group.problem is None:
+            return [*self.lower_map(group, lowering)]
+        if type(group.problem) not in self.problems:
+            raise OpRefusal(f"the target '{self.name}' has no kernel for {type(group.problem).__name__}")
+        return [*self.problems[type(group.problem)](group.problem, group, lowering)]
+
+    def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
+        """The steps that compute a group without a problem: an elementwise expression, or one that reduces rows."""
+        raise OpRefusal(f"the target '{self.name}' has no kernel for expressions")
 
 
 def target_names() -> tuple[str, ...]:

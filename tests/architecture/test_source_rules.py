@@ -79,3 +79,16 @@ def test_divisions_are_rounded_up_by_one_function() -> None:
         and is_negative(node.operand.left)
     ]
     assert [place.partition(":")[0] for place in found] == ["npu_compiler/integers.py"]
+
+
+def test_no_target_parses_what_the_trace_holds_of_an_op() -> None:
+    """The core builds a problem of it, once for all targets."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees([name for name in COMPILERS if name != "npu_compiler"])
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "attrs")
+        or (isinstance(node, ast.Name) and node.id == "Anchor")
+    ]
+    assert len(COMPILERS) > 1
+    assert not found

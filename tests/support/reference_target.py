@@ -24,10 +24,16 @@ from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.planner import plan_graph
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.pooling import Divisor, Pooling
+from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.expr import Expr
 from npu_compiler.tensor.layout import Layout, dense
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 from tests.support.evaluate import IndexFault, evaluate, positions, read_view
 
@@ -57,11 +63,8 @@ class ReferenceTarget(CodegenTarget):
             return Layout(shape, (batch, padded, height, width), (0, 2, 3, 1))
         return Layout(shape, shape, (2, 3, 1, 0)) if role == "conv_weight" else dense(shape)
 
-    def takes_prologue(self, group: Group, position: int, expr: Expr) -> bool:
-        return True
-
-    def takes_added(self, group: Group, other: Group) -> bool:
-        return True
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        return not isinstance(operand, Scattered)
 
     def lower(self, group: Group, lowering: Lowering) -> list[Any]:
         self.tensors = lowering.tensors
@@ -132,13 +135,13 @@ class Planned:
             flat = memory[place.buffer][place.offset : end : size]
             return flat if tensor.dtype.is_float else np.nan_to_num(flat).astype(tensor.dtype.numpy)
 
-        if group.anchor is not None and isinstance(group.anchor.source, Anchor):
-            result = _anchor(group.anchor.source, group.anchor.shape, group.prologue, buffer)
+        if group.problem is not None:
+            result = _solve(group.problem, buffer)
             if group.added is not None:
-                result = result + _anchor(group.added, group.anchor.shape, {}, buffer)
-            flat = np.full(group.anchor.layout.size, np.nan)
-            flat[positions(group.anchor.view)] = result
-            own[group.anchor.index] = flat
+                result = result + _solve(group.added.problem, buffer)
+            tensor = group.problem.result
+            own[tensor.index] = np.full(tensor.layout.size, np.nan)
+            own[tensor.index][positions(tensor.view)] = result
         value = evaluate(group.expr, group.shape, buffer)
         where = positions(group.view)
         if group.index is not None:
@@ -147,48 +150,49 @@ class Planned:
         memory[place.buffer][place.offset + where * size] = value
 
 
-def _anchor(anchor: Anchor, shape: tuple[int, ...], prologue: Mapping[int, Expr], buffer: Any) -> Array:
+def _solve(problem: Problem, buffer: Any) -> Array:
     operands = []
-    for position, ref in enumerate(anchor.operands):
-        if position in prologue:
-            value = evaluate(prologue[position], ref.view.shape, buffer)
+    for operand in problem.operands:
+        if isinstance(operand, Computed):
+            value = evaluate(operand.expr, operand.shape, buffer)
         else:
-            value = read_view(buffer(ref.tensor), positions(ref.view))
+            value = read_view(buffer(operand.tensor.index), positions(operand.view))
         operands.append(torch.tensor(value))
-    result: torch.Tensor = _ANCHORS[anchor.kind](*operands, shape, anchor.attrs)
+    result: torch.Tensor = _PROBLEMS[type(problem)](problem, *operands)
     return result.numpy()
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> torch.Tensor:
+def _matmul(product: Product, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a, b)
 
 
-def _pool(x: torch.Tensor, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> torch.Tensor:
-    if attrs["reduction"] == "adaptive":
-        return F.adaptive_avg_pool2d(x, (shape[2], shape[3]))
-    window = (attrs["kernel"], attrs["stride"], attrs["padding"])
-    if attrs["reduction"] == "max":
-        return F.max_pool2d(x, *window, attrs["dilation"])
-    divisor = 1 if attrs["reduction"] == "sum" else None
-    return F.avg_pool2d(x, *window, count_include_pad=attrs["reduction"] == "mean", divisor_override=divisor)
+def _pool(pool: Pooling, x: torch.Tensor) -> torch.Tensor:
+    if pool.adaptive:
+        return F.adaptive_avg_pool2d(x, (pool.shape[2], pool.shape[3]))
+    window = (pool.windows.kernel, pool.windows.stride, pool.windows.padding)
+    if pool.maximum:
+        return F.max_pool2d(x, *window, pool.windows.dilation)
+    divisor = 1 if pool.divisor is Divisor.ONE else None
+    return F.avg_pool2d(x, *window, count_include_pad=pool.divisor is Divisor.PADDED, divisor_override=divisor)
 
 
-def _conv(x: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> torch.Tensor:
-    return F.conv2d(x, w, None, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
+def _conv(conv: Convolution, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, w, None, conv.windows.stride, conv.windows.padding, conv.windows.dilation, conv.groups)
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
-    *mask, _, attrs = rest
+def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
+    query, key, value, *mask = operands
     keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     added = mask[0] if mask else None
-    return F.scaled_dot_product_attention(query, keys, values, added, 0.0, attrs["causal"], scale=attrs["scale"])
+    causal, scale = attention.causal, attention.scale
+    return F.scaled_dot_product_attention(query, keys, values, added, 0.0, causal, scale=scale)
 
 
-_ANCHORS: dict[str, Callable[..., torch.Tensor]] = {
-    "matmul": _matmul,
-    "conv2d": _conv,
-    "pool2d": _pool,
-    "attention": _attend,
+_PROBLEMS: Mapping[type[Problem], Callable[..., torch.Tensor]] = {
+    Product: _matmul,
+    Convolution: _conv,
+    Pooling: _pool,
+    Attention: _attend,
 }
 
 

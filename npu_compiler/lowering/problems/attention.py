@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import DType
-from npu_compiler.lowering.operands import MAX_ELEMENTS
-from npu_compiler.tensor.expr import Ref
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Dims, Problem
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import Anchor, TracedTensor
-from npu_compiler.tensor.view import View
 
-__all__ = ["AttentionOperand", "AttentionProblem"]
+__all__ = ["Attention"]
 
 _MAX_HEAD_SIZE = 256
+_MAX_HEADS = 65535  # of keys in all the batch: what a grid counts along its later dimensions
+_DIMENSIONS = ("batch", "head", "row", "step")
 
 
 @dataclass(frozen=True)
-class AttentionOperand:
-    """A tensor [batch, heads, rows, size] as a kernel reads it."""
-
-    tensor: TracedTensor
-    view: View
-
-    @property
-    def argument(self) -> Argument:
-        return Argument(self.tensor.index, self.view.offset * self.tensor.dtype.size)
-
-    def has_chunks(self, count: int) -> bool:
-        """Whether every row is whole chunks of `count` neighbours, each at a multiple of that."""
-        *outer, step = self.view.strides
-        return step == 1 and all(number % count == 0 for number in (self.view.offset, self.view.shape[-1], *outer))
-
-    def strides(self, name: str) -> dict[str, int]:
-        """Elements from one batch, head, row and element to the next, by the names of a kernel's parameters."""
-        parts = ("batch", "head", "row", "step")
-        return {f"{name}_{part}": stride for part, stride in zip(parts, self.view.strides, strict=True)}
-
-
-@dataclass(frozen=True)
-class AttentionProblem:
+class Attention(Problem):
     """``softmax(q @ k.T * scale + mask) @ v``; several heads of queries may share a head of keys and values.
 
     Attributes:
@@ -52,75 +31,96 @@ class AttentionProblem:
         causal: Whether row i is closed from position i + 1 on.
     """
 
-    q: AttentionOperand
-    k: AttentionOperand
-    v: AttentionOperand
-    mask: AttentionOperand | None
+    q: Operand
+    k: Operand
+    v: Operand
+    mask: Operand | None
     scale: float
     causal: bool
 
     @classmethod
-    def of(cls, anchor: Anchor, tensors: Sequence[TracedTensor]) -> AttentionProblem:
-        """The problem that an anchor poses.
+    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Attention:
+        """The problem that an anchor poses."""
+        q, k, v, *masks = operands
+        mask = masks[0] if masks else None
+        return cls(result, q, k, v, mask, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"]))
+
+    def check(self) -> None:
+        """Refuses heads that are larger than 256, empty or too many, no position at all, or a tensor that is too large.
 
         Raises:
-            OpRefusal: A head is larger than 256 or empty, there is no position, or a tensor is too large.
+            OpRefusal: That is so.
         """
-        q, k, v, *masks = (_operand(ref, tensors) for ref in anchor.operands)
-        mask = masks[0] if masks else None
-        problem = cls(q, k, v, mask, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"]))
-        sizes = problem.size, problem.value_size
-        if min(*sizes, problem.length) < 1 or max(sizes) > _MAX_HEAD_SIZE:
-            given = f"heads of {sizes[0]} and {sizes[1]} over {problem.length} positions"
+        super().check()
+        sizes = self.size, self.value_size
+        if min(*sizes, self.length) < 1 or max(sizes) > _MAX_HEAD_SIZE:
+            given = f"heads of {sizes[0]} and {sizes[1]} over {self.length} positions"
             raise OpRefusal(f"given {given}, expected heads of 1 to {_MAX_HEAD_SIZE} and at least one position")
-        return problem
+        if self.batch * self.groups > _MAX_HEADS:
+            raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        changed: dict[str, Any] = {("q", "k", "v", "mask")[position]: operand}
+        return replace(self, **changed)
+
+    @property
+    def dims(self) -> Dims:
+        return (0, 1), (2,), (3,)
+
+    def strides(self, *names: str) -> dict[str, int]:
+        """Strides of operands along batch, heads, rows and a head, by the names of a kernel's parameters.
+
+        Args:
+            names: Of operands, in order: ``q``, ``k``, ``v`` or ``mask``.
+        """
+        found: dict[str, int] = {}
+        for name in names:
+            found |= getattr(self, name).named_strides(name, _DIMENSIONS)
+        return found
 
     @property
     def dtypes(self) -> set[DType]:
         """Of queries, keys and values."""
-        return {operand.tensor.dtype for operand in (self.q, self.k, self.v)}
+        return {operand.dtype for operand in (self.q, self.k, self.v)}
 
     @property
     def batch(self) -> int:
-        return self.q.view.shape[0]
+        return self.q.shape[0]
 
     @property
     def groups(self) -> int:
         """Heads of keys and values."""
-        return self.k.view.shape[1]
+        return self.k.shape[1]
 
     @property
     def shared(self) -> int:
         """Query heads that share a head of keys and values."""
-        return self.q.view.shape[1] // self.groups
+        return self.q.shape[1] // self.groups
 
     @property
     def rows(self) -> int:
         """Rows of a query head."""
-        return self.q.view.shape[2]
+        return self.q.shape[2]
 
     @property
     def length(self) -> int:
         """Positions of keys and values."""
-        return self.k.view.shape[2]
+        return self.k.shape[2]
 
     @property
     def size(self) -> int:
-        return self.q.view.shape[3]
+        return self.q.shape[3]
 
     @property
     def value_size(self) -> int:
-        return self.v.view.shape[3]
+        return self.v.shape[3]
 
     @property
     def flops(self) -> int:
         """Arithmetic of both products, whatever a mask closes."""
-        rows = self.batch * self.q.view.shape[1] * self.rows
+        rows = self.batch * self.q.shape[1] * self.rows
         return 2 * rows * self.length * (self.size + self.value_size)
-
-
-def _operand(ref: Ref, tensors: Sequence[TracedTensor]) -> AttentionOperand:
-    tensor = tensors[ref.tensor]
-    if tensor.layout.size >= MAX_ELEMENTS:
-        raise OpRefusal(f"'{tensor.name}' has {tensor.layout.size} elements, more than kernels address (2^31)")
-    return AttentionOperand(tensor, ref.view)

@@ -1,0 +1,82 @@
+"""Operands that are made where they are read: a problem's launches may compute, or scatter, what only they look at.
+
+So a product of one row computes the norm ahead of it, and a decode step rotates its queries and writes its cache inside
+of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.row_alignment import realign_rows
+from npu_compiler.lowering.schedule import needed_groups, readers_of
+from npu_compiler.tensor.expr import Expr, reindex
+
+__all__ = ["Loads", "with_operand_forms"]
+
+
+class Loads(Protocol):
+    """See `CodegenTarget.loads`."""
+
+    def __call__(self, group: Group, position: int, operand: Operand) -> bool: ...
+
+
+def with_operand_forms(
+    groups: Mapping[int, list[Group]], outputs: Collection[int], loads: Loads
+) -> dict[int, list[Group]]:
+    """Makes operands of problems where these are computed, if nobody else reads them and the target can.
+
+    A scatter may be an output at the same time: its launch has then run before the function ends, as it would have.
+
+    Args:
+        groups: What computes each tensor.
+        outputs: Tensors that must be stored all the same.
+        loads: Whether a group's launches can load an operand of a form.
+    """
+    readers = readers_of(groups, outputs)
+    result = dict(groups)
+    for group in needed_groups(groups, outputs):
+        if group.problem is None:
+            continue
+        current, problem = group, group.problem
+        nodes: list[str] = []
+        for position, operand in enumerate(problem.operands):
+            index = operand.tensor.index
+            makers = groups.get(index, [])
+            if readers.get(index) != 1 or len(makers) != 1:
+                continue
+            form = _form(operand, makers[0], index in outputs)
+            if form is not None and loads(current, position, form):
+                problem = problem.with_operand(position, form)
+                current = replace(current, problem=problem)
+                nodes += makers[0].nodes
+                del result[index]
+        if nodes:
+            result[group.output.index] = [replace(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
+    return result
+
+
+def _form(operand: Operand, made: Group, is_output: bool) -> Operand | None:
+    """The form of an operand that a group makes; None where it has to be in memory."""
+    if made.index is not None:
+        return Scattered(operand.tensor, operand.ref, made) if made.is_elementwise else None
+    expr = None if is_output or made.problem is not None else _seen(operand, made)
+    return None if expr is None else Computed(operand.tensor, operand.ref, expr, made)
+
+
+def _seen(operand: Operand, made: Group) -> Expr | None:
+    """What a group computes, as the reader of an operand sees it."""
+    if made.is_elementwise and made.shape == made.output.shape:
+        seen = reindex(made.expr, made.shape, operand.ref.steps)
+        if seen is not None:
+            return seen
+    shape = operand.shape
+    in_order = made.output.view.reshape(shape)
+    if in_order is None or not in_order.same_elements(operand.view) or made.shape[-1:] != shape[-1:]:
+        return None
+    return realign_rows(made.expr, made.shape[:-1], shape[:-1])

@@ -1,0 +1,133 @@
+"""How a kernel's own positions become those of the operands that its generated part reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from npu_compiler.artifact.plan import Argument, KernelCall, KernelSource
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
+from npu_compiler.lowering.operands import Operands, merge_groups
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.symbolic import OpRefusal
+
+__all__ = ["AXES", "Positions", "epilogue_positions", "map_call", "unpack"]
+
+AXES = tuple(f"i{axis}" for axis in range(8))
+"""Names of the positions along the dimensions of an iteration space."""
+
+_POSITIONS = ("batch", "row", "col")
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Operands, and the statements that lead to their positions.
+
+    Attributes:
+        operands: The operands over the merged dimensions.
+        statements: Statements that unpack the kernel's positions.
+        extents: Sizes that these need, as parameters.
+        inner: Name of the position along which neighbours lie.
+    """
+
+    operands: Operands
+    statements: tuple[str, ...]
+    extents: dict[str, int]
+    inner: str
+
+    @property
+    def values(self) -> dict[str, int]:
+        """The parameters that operands and statements need."""
+        return {**self.extents, **dict(self.operands.fields)}
+
+    def struct(self, name: str = "Params") -> ParamStruct:
+        """A struct of these parameters alone."""
+        return ParamStruct(name, tuple(("int", field) for field in self.values))
+
+    def arguments(self, group: Group) -> tuple[Argument, ...]:
+        """What a kernel that computes a group binds for it: the output, then the operands."""
+        return (output_argument(group), *(argument for argument, _ in self.operands.pointers))
+
+
+def unpack(linear: str, axes: Sequence[str], sizes: Sequence[int], extents: dict[str, int] | None = None) -> list[str]:
+    """Statements that split a linear index into positions.
+
+    Args:
+        linear: The index.
+        axes: Names of the positions, outermost first.
+        sizes: Extents of the dimensions.
+        extents: Where given, sizes become parameters that are added here, so that a kernel serves several sizes;
+            else they are constants, which turn divisions into multiplications.
+    """
+    lines: list[str] = []
+    rest = linear
+    for axis, size in list(zip(axes, sizes, strict=True))[:0:-1]:
+        extent = str(size)
+        if extents is not None:
+            extents[f"extent_{axis}"] = size
+            extent = f"p.extent_{axis}"
+        lines.append(f"    int {axis} = {rest} % {extent};")
+        lines.append(f"    int above_{axis} = {rest} / {extent};")
+        rest = f"above_{axis}"
+    if axes:
+        lines.append(f"    int {axes[0]} = {rest};")
+    return lines
+
+
+def epilogue_positions(group: Group, lowering: Lowering, result: str, sized: bool = False) -> Positions:
+    """The operands of an epilogue over a kernel's positions ``batch``, ``row`` and ``col``.
+
+    Mostly every operand walks each of them with one stride. Where one does not, as a bias along the width of an image,
+    the positions are unpacked to one for each dimension.
+
+    Args:
+        group: What to compute, with a problem.
+        lowering: Where the trace's tensors are.
+        result: How the kernel calls the problem's own result.
+        sized: Whether the sizes that unpacking needs become parameters, instead of constants.
+
+    Raises:
+        OpRefusal: An operand is too large.
+    """
+    assert group.problem is not None
+    exprs, dims, anchors = [group.expr], group.problem.dims, {group.problem.result.index: result}
+    try:
+        merge = merge_groups(dims)
+        operands = Operands.resolve(exprs, group.view, lowering.tensors, _POSITIONS, merge, anchors)
+        return Positions(operands, (), {}, _POSITIONS[-1])
+    except OpRefusal:
+        pass  # or an operand is too large, which the second attempt says again
+    order = [dim for part in dims for dim in part]
+    names = [AXES[dim] for dim in order]
+    each = merge_groups([(dim,) for dim in order])
+    operands = Operands.resolve(exprs, group.view, lowering.tensors, names, each, anchors)
+    extents: dict[str, int] = {}
+    statements: list[str] = []
+    for position, part in zip(_POSITIONS, dims, strict=True):
+        axes, sizes = [AXES[dim] for dim in part], [group.shape[dim] for dim in part]
+        statements += unpack(position, axes, sizes, extents if sized else None)
+    return Positions(operands, tuple(statements), extents, names[-1])
+
+
+def map_call(
+    group: Group,
+    lowering: Lowering,
+    found: Positions,
+    kernel: KernelSource,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+) -> KernelCall:
+    """The launch of a kernel that computes a group without a problem, whose parameters are those of its positions."""
+    return KernelCall(
+        label=" + ".join(group.nodes),
+        kernel=lowering.kernel(kernel),
+        args=found.arguments(group),
+        params=found.struct().pack(found.values),
+        grid=grid,
+        block=block,
+        flops=flops_of([group.expr], prod(group.shape)),
+        nbytes=traffic_of(group, lowering.tensors),
+    )

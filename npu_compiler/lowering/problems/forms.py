@@ -1,0 +1,72 @@
+"""The forms in which a problem gets an element of an operand, beside reading it from memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.tensor.expr import Expr, has_reduce, leaves
+from npu_compiler.tensor.layout import dense
+from npu_compiler.tensor.view import View
+
+__all__ = ["Computed", "Scattered", "is_vector"]
+
+
+@dataclass(frozen=True)
+class Computed(Operand):
+    """An operand that is computed where it is read, from other tensors.
+
+    Attributes:
+        expr: Its elements, over the view's shape; a load with an index gathers.
+        made: What would store the tensor, for launches that read it from memory all the same.
+    """
+
+    expr: Expr
+    made: Group
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether an element needs its row first, as that of a norm does; else it is elementwise."""
+        return has_reduce(self.expr)
+
+    @property
+    def row(self) -> Group:
+        """What computes it as one row, neighbours side by side, where the view has no more."""
+        return Group(self.tensor, None, self.expr, self.shape, View(self.shape, dense(self.shape).strides), ())
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(load.ref.tensor for load in leaves(self.expr))
+
+
+def is_vector(operand: Operand, problem: Problem | None, position: int, most_bytes: int) -> TypeGuard[Computed]:
+    """Whether an operand is computed and the one row of a product by a matrix whose lines along k are contiguous.
+
+    Args:
+        operand: The operand.
+        problem: What it is an operand of.
+        position: Which of them.
+        most_bytes: What its row may take in the product's data type.
+    """
+    if not isinstance(problem, Product) or position != 0 or not isinstance(operand, Computed):
+        return False
+    *outer, k = operand.shape
+    fits = 0 < k * problem.result.dtype.size <= most_bytes
+    return fits and all(n == 1 for n in outer) and problem.b.operand.strides[-2] == 1
+
+
+@dataclass(frozen=True)
+class Scattered(Operand):
+    """An operand some of whose elements are new: they are stored to its memory by the launch that reads it.
+
+    Attributes:
+        made: What they are and where they go, elementwise.
+    """
+
+    made: Group
+
+    def reads(self) -> tuple[int, ...]:
+        return self.made.reads()

@@ -1,0 +1,81 @@
+"""Pooling, as every target's lowering sees it before it divides the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+from typing import Self
+
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.lowering.problems.windows import IMAGE_DIMS, Windows
+from npu_compiler.tensor.trace import Anchor, TracedTensor
+
+__all__ = ["Divisor", "Pooling"]
+
+
+class Divisor(Enum):
+    """What the sum over a window is divided by; the value says it in the terms of a kernel's struct ``Window``."""
+
+    ONE = "1"
+    PADDED = "(rows.padded * columns.padded)"
+    INSIDE = "((rows.end - rows.start) * (columns.end - columns.start))"
+
+
+_DIVISORS = {
+    "max": Divisor.ONE,
+    "sum": Divisor.ONE,
+    "mean": Divisor.PADDED,
+    "mean_valid": Divisor.INSIDE,
+    "adaptive": Divisor.PADDED,
+}
+
+
+@dataclass(frozen=True)
+class Pooling(Problem):
+    """The maximum, sum or mean over windows of an image.
+
+    Attributes:
+        image: [N, C, H, W].
+        windows: Their geometry; of adaptive windows only the size that none exceeds.
+        maximum: Whether the greatest element wins; else elements are summed.
+        adaptive: Whether window i of n spans ``floor(i * size / n)`` to ``ceil((i + 1) * size / n)``.
+        divisor: What sums are divided by.
+    """
+
+    image: Operand
+    windows: Windows
+    maximum: bool
+    adaptive: bool
+    divisor: Divisor
+
+    @classmethod
+    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Pooling:
+        """The problem that an anchor poses."""
+        (image,) = operands
+        reduction = anchor.attrs["reduction"]
+        adaptive = reduction == "adaptive"
+        if adaptive:
+            height, width = (ceil_div(n, out) for n, out in zip(image.shape[2:], result.shape[2:], strict=True))
+            windows = Windows((height, width), (1, 1), (0, 0), (1, 1))
+        else:
+            windows = Windows(*(anchor.attrs[name] for name in ("kernel", "stride", "padding", "dilation")))
+        return cls(result, image, windows, reduction == "max", adaptive, _DIVISORS[reduction])
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.image,)
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        return replace(self, image=operand)
+
+    @property
+    def dims(self) -> Dims:
+        return IMAGE_DIMS
+
+    @property
+    def flops(self) -> int:
+        return prod(self.shape) * prod(self.windows.kernel)

@@ -1,0 +1,86 @@
+"""What every problem says of itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from npu_compiler.lowering.operands import check_size
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.tensor.trace import TracedTensor
+
+__all__ = ["Added", "Dims", "Problem"]
+
+Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""The dimensions of a result that kernels count as their batch, their rows and their columns; these are one."""
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """A computation with an algorithm of its own, as every target sees it before it divides the work.
+
+    Attributes:
+        result: The tensor that it computes, ahead of any epilogue.
+    """
+
+    result: TracedTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return self.result.shape
+
+    @property
+    @abstractmethod
+    def operands(self) -> tuple[Operand, ...]:
+        """What it reads, in the order of the op's arguments."""
+
+    @abstractmethod
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        """The same problem with one of its operands in another form."""
+
+    def stored(self) -> Self:
+        """The same problem with all operands in memory."""
+        problem = self
+        for position, operand in enumerate(self.operands):
+            problem = problem.with_operand(position, Operand(operand.tensor, operand.ref))
+        return problem
+
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the tensors that its operands are read from, or made of."""
+        return tuple(index for operand in self.operands for index in operand.reads())
+
+    @property
+    @abstractmethod
+    def dims(self) -> Dims:
+        """How kernels count the result's positions."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Its arithmetic: multiplications and additions."""
+
+    def check(self) -> None:
+        """Refuses what no kernel computes.
+
+        Raises:
+            OpRefusal: A tensor has more elements than kernels can count, or a size is out of their range.
+        """
+        for operand in self.operands:
+            check_size(operand.tensor)
+
+
+@dataclass(frozen=True)
+class Added(Operand):
+    """What is added to a problem's own result: that of another problem of the same shape, epilogue left aside.
+
+    Attributes:
+        problem: The other problem.
+    """
+
+    problem: Problem
+
+    def reads(self) -> tuple[int, ...]:
+        return self.problem.reads()

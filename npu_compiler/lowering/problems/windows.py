@@ -1,0 +1,31 @@
+"""Windows that slide over images, as convolutions and poolings do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["IMAGE_DIMS", "Windows"]
+
+IMAGE_DIMS = ((), (0, 2, 3), (1,))
+"""A kernel's row is a pixel of a result [N, C, H, W], its column a channel."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The geometry of windows, each pair vertical and horizontal.
+
+    Attributes:
+        kernel: Taps.
+        stride: Pixels from one window to the next.
+        padding: Pixels that the image is taken to have beyond each border.
+        dilation: Pixels from one tap to the next.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def span(self, axis: int, along: int) -> int:
+        """Lines (axis 0) or columns (axis 1) that the windows of `along` neighbouring results reach over."""
+        return (along - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1

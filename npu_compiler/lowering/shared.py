@@ -1,0 +1,112 @@
+"""Several elementwise groups that do not depend on each other in one launch: each has its own blocks of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of, traffic_of
+from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.target import Lowering
+
+__all__ = ["Part", "SharedText", "shared_launch"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One group of a shared launch.
+
+    Attributes:
+        group: What it computes.
+        positions: Its operands; the extent ``packs`` says how many threads it needs.
+        text: The definition of its parameter struct, and of its function of the thread's index, the pointers that it
+            binds and its parameters.
+        struct: Name of that struct.
+        function: Name of that function.
+        kinds: Types of the pointers, that of the output first.
+    """
+
+    group: Group
+    positions: Positions
+    text: str
+    struct: str
+    function: str
+    kinds: tuple[str, ...]
+
+    @property
+    def packs(self) -> int:
+        return self.positions.extents["packs"]
+
+
+@dataclass(frozen=True)
+class SharedText:
+    """What the text of a shared launch is made of.
+
+    Attributes:
+        declarations: The functions of all parts, and the parameter struct ``Params``.
+        pointers: Type and name of each pointer that it binds.
+        calls: Statements that hand a block of threads to the part that it belongs to; they return.
+    """
+
+    declarations: str
+    pointers: tuple[tuple[str, str], ...]
+    calls: str
+
+
+def shared_launch(
+    parts: Sequence[Part],
+    lowering: Lowering,
+    threads: int,
+    ids: tuple[str, str],
+    assemble: Callable[[SharedText], KernelSource],
+) -> KernelCall:
+    """One launch, whose blocks are shared out among the parts in order.
+
+    Args:
+        parts: The parts.
+        lowering: Where the trace's tensors are.
+        threads: Threads of a block.
+        ids: Texts for the number of a block, and for that of a thread in it.
+        assemble: Makes the kernel.
+    """
+    counts = [ceil_div(part.packs, threads) for part in parts]
+    ends = {f"end{number}": sum(counts[: number + 1]) for number in range(len(parts))}
+    header = ParamStruct("Blocks", tuple(("int", name) for name in ends))
+    members = "".join(f"    {part.struct} part{number};\n" for number, part in enumerate(parts))
+    params = f"{header.declaration}struct Params {{\n    Blocks blocks;\n{members}}};"
+    pointers = [(kind, f"p{number}_{i}") for number, part in enumerate(parts) for i, kind in enumerate(part.kinds)]
+    text = SharedText("\n".join([*(part.text for part in parts), params]), tuple(pointers), _calls(parts, threads, ids))
+    packed = [part.positions.struct(part.struct).pack(part.positions.values) for part in parts]
+    return KernelCall(
+        label="; ".join(" + ".join(part.group.nodes) for part in parts),
+        kernel=lowering.kernel(assemble(text)),
+        args=tuple(argument for part in parts for argument in part.positions.arguments(part.group)),
+        params=header.pack(ends) + b"".join(packed),
+        grid=(sum(counts), 1, 1),
+        block=(threads, 1, 1),
+        flops=sum(flops_of([part.group.expr], prod(part.group.shape)) for part in parts),
+        nbytes=sum(traffic_of(part.group, lowering.tensors) for part in parts),
+    )
+
+
+def _calls(parts: Sequence[Part], threads: int, ids: tuple[str, str]) -> str:
+    block, thread = ids
+    lines = []
+    for number, part in enumerate(parts):
+        first = f"p.blocks.end{number - 1}" if number else "0"
+        names = "".join(f"p{number}_{i}, " for i in range(len(part.kinds)))
+        lines += [
+            f"    if ({block} < p.blocks.end{number}) {{",
+            f"        int index = ({block} - {first}) * {threads} + {thread};",
+            f"        if (index < p.part{number}.packs) {{",
+            f"            {part.function}(index, {names}p.part{number});",
+            "        }",
+            "        return;",
+            "    }",
+        ]
+    return "\n".join(lines)
