@@ -30,6 +30,7 @@ from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Problem
+from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["loads_convolution", "lower_conv2d"]
@@ -170,17 +171,9 @@ def _lower_tiled(
 
 
 def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
-    image_stride, channel_stride, y_stride, x_stride = conv.image.strides
     w_output, w_channel, w_y, w_x = conv.weight.strides
     values = {
-        "height": conv.image.shape[2],
-        "width": conv.image.shape[3],
-        "out_height": conv.shape[2],
-        "out_width": conv.shape[3],
-        "image_stride": image_stride,
-        "y_stride": y_stride,
-        "x_stride": x_stride,
-        "channel_stride": channel_stride,
+        **image_values(conv.image, conv.shape),
         "results": prod(conv.shape),
         "outputs": conv.shape[1],
         "group_outputs": conv.outputs,

@@ -9,7 +9,6 @@ from metal_compiler.images.geometry import (
     THREADS,
     WINDOW_FIELDS,
     channels_per_thread,
-    image_values,
     thread_groups,
     window_values,
 )
@@ -28,6 +27,7 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.view import collapse
 

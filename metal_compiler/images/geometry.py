@@ -9,8 +9,7 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.windows import Windows
 
-__all__ = ["IMAGE_FIELDS", "THREADS", "WINDOW_FIELDS", "channels_per_thread", "image_values", "thread_groups"]
-__all__ += ["window_values"]
+__all__ = ["IMAGE_FIELDS", "THREADS", "WINDOW_FIELDS", "channels_per_thread", "thread_groups", "window_values"]
 
 IMAGE_FIELDS = ("out_height", "out_width", "height", "width", "image_stride", "y_stride", "x_stride", "channel_stride")
 WINDOW_FIELDS = ("kernel_height", "kernel_width", "step_y", "step_x", "pad_y", "pad_x", "dilation_y", "dilation_x")
@@ -20,12 +19,6 @@ THREADS = 64
 def channels_per_thread(image: Operand) -> int:
     """How many neighbouring channels of an image [N, C, H, W] a thread of the untiled kernels handles."""
     return GROUP if image.strides[1] == 1 and image.readable(1) % GROUP == 0 else 1
-
-
-def image_values(image: Operand, shape: tuple[int, ...]) -> dict[str, int]:
-    """The kernel's parameters `IMAGE_FIELDS`, for an image and a result, both [N, C, H, W]."""
-    batch, channel, y, x = image.strides
-    return dict(zip(IMAGE_FIELDS, (*shape[2:], *image.shape[2:], batch, y, x, channel), strict=True))
 
 
 def window_values(windows: Windows) -> dict[str, int]:

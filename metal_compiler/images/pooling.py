@@ -9,13 +9,13 @@ from metal_compiler.images.geometry import (
     THREADS,
     WINDOW_FIELDS,
     channels_per_thread,
-    image_values,
     thread_groups,
     window_values,
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.pooling import Pooling
+from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering
 
 __all__ = ["POOL_FIELDS", "lower_pool2d"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["IMAGE_DIMS", "Windows"]
+from npu_compiler.lowering.problems.operand import Operand
+
+__all__ = ["IMAGE_DIMS", "Windows", "image_values"]
 
 IMAGE_DIMS = ((), (0, 2, 3), (1,))
 """A kernel's row is a pixel of a result [N, C, H, W], its column a channel."""
@@ -29,3 +31,18 @@ class Windows:
     def span(self, axis: int, along: int) -> int:
         """Lines (axis 0) or columns (axis 1) that the windows of `along` neighbouring results reach over."""
         return (along - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
+
+
+def image_values(image: Operand, shape: tuple[int, ...]) -> dict[str, int]:
+    """Sizes of an image and a result, both [N, C, H, W], and where pixels lie, by the names of kernels' parameters."""
+    image_stride, channel_stride, y_stride, x_stride = image.strides
+    return {
+        "height": image.shape[2],
+        "width": image.shape[3],
+        "out_height": shape[2],
+        "out_width": shape[3],
+        "image_stride": image_stride,
+        "y_stride": y_stride,
+        "x_stride": x_stride,
+        "channel_stride": channel_stride,
+    }
