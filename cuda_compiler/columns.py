@@ -10,8 +10,19 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import assemble, pointer_parameters
+from cuda_compiler.states import (
+    COLUMNS,
+    identity,
+    numbers,
+    reduction_of,
+    state_bytes,
+    state_functions,
+    state_type,
+    value_of,
+)
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -24,6 +35,7 @@ __all__ = ["lower_columns", "rows_side_by_side"]
 _LANES = 32  # packs of a block
 _MAX_SLICES = 8
 _BUSY_THREADS = 512  # of a multiprocessor
+_SHARED_BYTES = 48 << 10  # of a block
 _UNROLLED = 8  # loads that a thread has on their way
 _ROWS = -2  # the last of the rows' dimensions, along which they lie side by side
 
@@ -32,7 +44,7 @@ def rows_side_by_side(group: Group, operands: Operands) -> bool:
     """Whether what is reduced is contiguous along the last of the rows' dimensions, not along the row itself."""
     found = reductions(group.expr)
     single = all(reduce.extent == 1 for reduce in found)  # all rows of one column lie so, and nothing moves along them
-    walks = [operands.walks[load] for reduce in found for load in leaves(reduce.arg)]
+    walks = [operands.walks[load] for reduce in found for arg in reduce.args for load in leaves(arg)]
     moving = [walk for walk in walks if single or walk[-1]]
     return bool(moving) and all(len(walk) > 1 and walk[_ROWS] == 1 and walk[-1] != 1 for walk in moving)
 
@@ -43,33 +55,40 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     size = 1 if group.index is not None else pack_size(group, operands, operands.sizes[_ROWS], _ROWS)
     counts = (*operands.sizes[:_ROWS], operands.sizes[_ROWS] // size)
     packs = prod(counts)
-    slices = _slices(packs, max(reduce.extent for reduce in reductions(group.expr)))
     loads = packed_loads(operands, [group.expr], size, _ROWS)
     packed = with_packs(operands, loads)
+    program = row_program(group, packed, CUDA, hoisting=False)
+    slices = _slices(packs, max(phase.extent for phase in program.phases), size * state_bytes(program.phases))
     axes = AXES[len(AXES) - len(counts) :]
     statements = unpack("pack", axes, counts)
     if size > 1:
         statements.append(f"    {axes[-1]} *= {size};")
     found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
     macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
-    generated = _compute_rows(group, found, row_program(group, packed, CUDA, hoisting=False), loads, size)
+    generated = _compute_rows(group, found, program, loads, size)
     kernel = assemble("columns", found.struct(), macros, generated, before=("column_reductions.cuh",))
-    return [map_call(group, lowering, found, kernel, (-(-packs // _LANES), 1, 1), (_LANES * slices, 1, 1))]
+    return [map_call(group, lowering, found, kernel, (ceil_div(packs, _LANES), 1, 1), (_LANES * slices, 1, 1))]
 
 
 def _without_single_columns(group: Group, operands: Operands) -> Operands:
     """Operands whose stride along a row of one element is none: it never counts."""
     if group.shape[-1] != 1:
         return operands
-    reduced = {node for reduce in reductions(group.expr) for node in walk(reduce.arg)}
+    reduced = {node for reduce in reductions(group.expr) for arg in reduce.args for node in walk(arg)}
     walks = {key: steps if key in reduced else (*steps[:-1], 0) for key, steps in operands.walks.items()}
     return replace(operands, walks=walks)
 
 
-def _slices(packs: int, columns: int) -> int:
-    """Threads that share the columns of a pack of rows: as few as keep the device busy."""
-    slices = 1
-    while slices < _MAX_SLICES and packs * slices < MULTIPROCESSORS * _BUSY_THREADS and slices * 4 <= columns:
+def _slices(packs: int, columns: int, nbytes: int) -> int:
+    """Threads that share the columns of a pack of rows: as few as keep the device busy.
+
+    Args:
+        packs: Packs of rows.
+        columns: What is reduced.
+        nbytes: Size of the states of a pack, which all threads of a block have in shared memory.
+    """
+    slices, most = 1, min(_MAX_SLICES, _SHARED_BYTES // (_LANES * nbytes))
+    while 2 * slices <= most and packs * slices < MULTIPROCESSORS * _BUSY_THREADS and slices * 4 <= columns:
         slices *= 2
     return slices
 
@@ -79,6 +98,7 @@ def _compute_rows(group: Group, found: Positions, program: RowProgram, loads: Se
     storage = CUDA.storage[group.output.dtype.name]
     packs = [f"        const Pack<{load.storage}, {size}> x{i} = {load.source};" for i, load in enumerate(loads)]
     lines = [
+        *state_functions(program.phases, COLUMNS),
         f"__device__ __forceinline__ void compute_rows(int pack, int slice, bool alive, {storage}* out, "
         f"{pointer_parameters(found.operands)}const Params& p)",
         "{",
@@ -113,22 +133,22 @@ def _results(found: Positions, program: RowProgram, storage: str, size: int) -> 
 
 def _phase(phase: RowPhase, earlier: Sequence[RowPhase], inner: str, packs: Sequence[str], size: int) -> list[str]:
     """A reduction along the rows of a pack."""
-    part = f"{phase.name}s"
+    part, name = f"{phase.name}s", reduction_of(phase)
     return [
-        f"    {phase.register} {part}[{size}];",
+        f"    {state_type(phase)} {part}[{size}];",
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
-        f"        {part}[u] = {phase.identity};",
+        f"        {part}[u] = {identity(phase)};",
         "    }",
         f"    #pragma unroll {_UNROLLED}",
         f"    for (int c = slice; c < {phase.extent}; c += SLICES) {{",
         *packs,
         *_each_row(earlier, inner, size),
         *([phase.body] if phase.body else []),
-        f"            {part}[u] = combine_{phase.kind}({part}[u], {phase.value});",
+        f"            {part}[u] = combine_{name}({part}[u], {value_of(phase)});",
         "        }",
         "    }",
-        f"    columns_{phase.kind}({part});",
+        f"    columns_{name}({part});",
     ]
 
 
@@ -139,5 +159,11 @@ def _each_row(finished: Sequence[RowPhase], inner: str, size: int) -> list[str]:
         "        #pragma unroll",
         f"        for (int u = 0; u < {size}; ++u) {{",
         f"            const int {inner} = first + u;",
-        *(f"            const {phase.register} {phase.name} = {phase.name}s[u];" for phase in finished),
+        *(f"            {statement}" for phase in finished for statement in _finished(phase)),
     ]
+
+
+def _finished(phase: RowPhase) -> list[str]:
+    """The result of a reduction for the row at hand, under its name."""
+    own = f"const {state_type(phase)} {phase.name} = {phase.name}s[u];"
+    return [own, *numbers(phase, phase.name)]

@@ -8,6 +8,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import epilogue, pack_size
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import elementwise_operands
 from npu_compiler.lowering.operands import Operands
@@ -24,7 +25,7 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     found, size = elementwise_positions(group, lowering)
     generated = epilogue(group, found, size, "int index, ", "index, ")
     kernel = assemble("elementwise", found.struct(), map_macros(group, found.operands), generated)
-    blocks = -(-found.extents["packs"] // MAP_THREADS)
+    blocks = ceil_div(found.extents["packs"], MAP_THREADS)
     return [map_call(group, lowering, found, kernel, (blocks, 1, 1), (MAP_THREADS, 1, 1))]
 
 

@@ -11,7 +11,9 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
+from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -70,7 +72,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     }
     generated = _compute_row(group, found, program, loads, shape)
     kernel = assemble("rows", found.struct(), macros, generated, before=("row_reductions.cuh",))
-    grid = (-(-rows // shape.rows_per_block), 1, 1)
+    grid = (ceil_div(rows, shape.rows_per_block), 1, 1)
     return [map_call(group, lowering, found, kernel, grid, (shape.block, 1, 1))]
 
 
@@ -116,7 +118,7 @@ def vector_function(group: Group, lowering: Lowering, threads: int, prefix: str)
 
 def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
     longest = max(*(reduce.extent for reduce in reductions(group.expr)), group.shape[-1], 1)
-    packs = -(-longest // _row_pack(group, operands))
+    packs = ceil_div(longest, _row_pack(group, operands))
     kept = 1 if rows < _MANY_ROWS else 4
     threads = 32
     while threads < _MAX_THREADS and packs > threads * kept:
@@ -127,7 +129,7 @@ def _shape(group: Group, operands: Operands, rows: int) -> _Shape:
 def _block_shape(group: Group, operands: Operands, threads: int) -> _Shape:
     """How so many threads share a row."""
     size = _row_pack(group, operands)
-    items = -(-group.shape[-1] // (size * threads))
+    items = ceil_div(group.shape[-1], size * threads)
     return _Shape(threads, size, items if _is_whole_row(group) and items <= _MAX_ITEMS else 0)
 
 
@@ -148,6 +150,7 @@ def _compute_row(
     packs = [f"        const {_pack(load, shape)} {_load(load, number)};" for number, load in enumerate(loads)]
     inside = [] if shape.items else packs
     lines = [
+        *state_functions(program.phases, ROWS),
         f"__device__ __forceinline__ void compute_row(int row, int lane, {storage}* out, "
         f"{pointer_parameters(found.operands)}const Params& p)",
         "{",
@@ -233,15 +236,16 @@ def _loop(extent: int, shape: _Shape, size: int) -> list[str]:
 
 def _phase(phase: RowPhase, number: int, shape: _Shape, inside: Sequence[str]) -> list[str]:
     """A reduction over the row, whose result every thread ends up with."""
-    part = f"part{number}"
+    part, name, kind = f"part{number}", reduction_of(phase), state_type(phase)
     return [
-        f"    {phase.register} {part} = {phase.identity};",
+        f"    {kind} {part} = {identity(phase)};",
         *_loop(phase.extent, shape, shape.size),
         *inside,
         *_elements(shape),
         *([phase.body] if phase.body else []),
-        f"            {part} = combine_{phase.kind}({part}, {phase.value});",
+        f"            {part} = combine_{name}({part}, {value_of(phase)});",
         "        }",
         "    }",
-        f"    {phase.register} {phase.name} = row_{phase.kind}({part});",
+        f"    {kind} {phase.name} = row_{name}({part});",
+        *(f"    {number}" for number in numbers(phase, phase.name)),
     ]

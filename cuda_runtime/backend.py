@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cuda_runtime.capability import fitting_options
 from cuda_runtime.conversion import Conversion
+from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, CUDADevice, Flag, VisibleBuffer
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.recording import CUDARecording
@@ -21,6 +22,7 @@ from cuda_runtime.tuning_results import TuningResults
 from npu_compiler.artifact.memory import ALIGNMENT
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.dtypes import BFLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
 
@@ -46,7 +48,7 @@ class CUDABackend(CUDADevice, Backend):
         super().__init__(ordinal)
         self.transfers = Transfers()
         self.results = TuningResults(self.name, self.capability)
-        self._converting = Lock()
+        self._converting, self._landing = Lock(), Lock()
 
     @classmethod
     def open(cls, name: str, ordinal: int) -> Self:
@@ -63,6 +65,11 @@ class CUDABackend(CUDADevice, Backend):
         """What the host has, for a conversion that reads it over the bus; one at a time."""
         return self.allocate_visible(SMALL_BYTES)
 
+    @cached_property
+    def _landed(self) -> VisibleBuffer:
+        """Where small tensors reach the host; one at a time."""
+        return self.allocate_visible(_WORTHWHILE)
+
     def sibling(self) -> Self:
         """The same device with streams of its own; what one makes is waited for where another reads it."""
         return type(self)(self.ordinal)
@@ -72,7 +79,7 @@ class CUDABackend(CUDADevice, Backend):
 
     def allocate_all(self, sizes: Sequence[int]) -> list[DeviceBuffer]:
         """As `Backend.allocate_all`: pieces of one allocation, because the driver rounds each up to 2 MiB."""
-        ends = list(accumulate(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sizes))
+        ends = list(accumulate(ceil_div(nbytes, ALIGNMENT) * ALIGNMENT for nbytes in sizes))
         whole = self.allocate(ends[-1] if ends else 0)
         with self.active():
             starts = [0, *ends[:-1]]
@@ -113,8 +120,10 @@ class CUDABackend(CUDADevice, Backend):
         return buffer
 
     def download(self, buffer: DeviceBuffer, spec: BufferSpec) -> NDArray[Any]:
-        """As `Backend.download`; what must be converted is converted on the device."""
+        """As `Backend.download`; what must be converted is converted on the device, unless it is small."""
         assert isinstance(buffer, CUDABuffer)
+        if spec.nbytes < _WORTHWHILE and buffer.device is self and not isinstance(buffer, VisibleBuffer):
+            return self._small(buffer, spec)
         dense_there = BufferSpec(spec.name, spec.host_dtype, spec.host_dtype, dense(spec.shape))
         same = spec.dtype == spec.host_dtype and spec.layout.strides == dense_there.layout.strides
         if same or spec.nbytes < _WORTHWHILE or BFLOAT16 in (spec.dtype, spec.host_dtype):
@@ -123,6 +132,19 @@ class CUDABackend(CUDADevice, Backend):
         with self.active():
             Conversion(buffer.view(spec), converted.view(dense_there)).ask(self.stream, self._lost.array)
         return super().download(converted, dense_there)
+
+    def _small(self, buffer: CUDABuffer, spec: BufferSpec) -> NDArray[Any]:
+        """A small tensor, by one copy to pinned memory that is there for all of them."""
+        started = perf_counter()
+        runtime, stream = cupy().cuda.runtime, self.stream.ptr
+        with self._landing, self.current():
+            landed = self._landed
+            if spec.nbytes:
+                runtime.memcpyAsync(landed.pointer, buffer.pointer, spec.nbytes, runtime.memcpyDefault, stream)
+            runtime.streamSynchronize(stream)
+            array = spec.decode(landed.content[: spec.nbytes])
+        self.transfers.downloads.add(spec.nbytes, perf_counter() - started)
+        return array
 
     def write(self, array: NDArray[Any], spec: BufferSpec, buffer: DeviceBuffer) -> None:
         self.copy_in(spec.encode_bytes(array), buffer)

@@ -11,6 +11,7 @@ from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module
 from cuda_runtime.kernel_cache import compiled_kernels
 from npu_compiler.artifact.plan import KernelSource
+from npu_compiler.integers import ceil_div
 
 __all__ = ["Conversion", "conversion_text"]
 
@@ -146,7 +147,7 @@ class Conversion:
         self._shape = struct.pack(layout, count, *reads, *writes, *sizes, len(dimensions))
         text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
         self._kernel = _kernel(target.device.id, text, count <= _SMALL)
-        self._grid = (-(-count // _BLOCK), 1, 1)
+        self._grid = (ceil_div(count, _BLOCK), 1, 1)
 
     def ask(self, stream: Any, overflow: Any) -> None:
         """Asks a stream for it; the stream's device is the current one.

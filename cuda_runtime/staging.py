@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cuda_runtime.copiers import Copy, by_torch, copiers, in_sections
 from cuda_runtime.cupy_api import cupy
+from npu_compiler.integers import ceil_div
 
 __all__ = ["PIECE_BYTES", "Piece", "Staging"]
 
@@ -74,7 +75,7 @@ class Staging:
         """Fills pieces section by section; whoever has filled one sends it, while others are being filled."""
         start, sections = source.ctypes.data, []
         shares = 1 if by_torch() else copiers().count
-        size = min(_SECTION_BYTES, -(-source.nbytes // (shares * _PAGE)) * _PAGE)
+        size = min(_SECTION_BYTES, ceil_div(source.nbytes, shares * _PAGE) * _PAGE)
         for number, piece in enumerate(pieces):
             piece.crossed.synchronize()
             first = number * PIECE_BYTES

@@ -10,6 +10,7 @@ from metal_compiler.row_phases import phase_extents, phases_text
 from metal_compiler.skeleton import assemble, fill, pointer_parameters
 from metal_compiler.tiles.tiling import MAX_GRID
 from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import (
     elementwise_body,
@@ -39,7 +40,7 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     found = Positions(operands, tuple(lines), extents, axes[-1])
     block_x = min(_THREADS, _power_of_two(width))
     block_y = min(_THREADS // block_x, _power_of_two(height))
-    grid = (-(-width // block_x), -(-height // block_y), prod(outer))
+    grid = (ceil_div(width, block_x), ceil_div(height, block_y), prod(outer))
     kernel = _kernel("elementwise", group, found, body=elementwise_body(group, operands, METAL))
     return [map_call(group, lowering, found, kernel, grid, (block_x, block_y, 1))]
 
@@ -56,9 +57,9 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     found = Positions(operands, tuple(lines), extents, "c")
     storage = METAL.storage[group.output.dtype.name]
     store = f"        {program.place.condition}out[{program.place.address}] = {storage}({program.value});"
-    phases = phases_text(program, threads)
+    phases = phases_text(program, threads, METAL)
     kernel = _kernel("rows", group, found, threads=threads, phases=phases, body=f"{program.body}\n{store}")
-    grid = (min(rows, MAX_GRID), -(-rows // MAX_GRID), 1)
+    grid = (min(rows, MAX_GRID), ceil_div(rows, MAX_GRID), 1)
     return [map_call(group, lowering, found, kernel, grid, (threads, 1, 1))]
 
 

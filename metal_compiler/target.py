@@ -12,6 +12,7 @@ from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.matmul import lower_matmul
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -62,4 +63,4 @@ class MetalTarget(CodegenTarget):
 
 
 def _aligned(channels: int) -> int:
-    return -(-channels // CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT
+    return ceil_div(channels, CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT

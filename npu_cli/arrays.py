@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from npu_cli.images import load_image, preprocess
 from npu_compiler.artifact.output_file import replacing
 from npu_compiler.errors import InputError
-from npu_compiler.graph.ir import TensorSpec
+from npu_compiler.ir import TensorSpec
 
 __all__ = ["read_arrays", "write_array"]
 

@@ -16,7 +16,7 @@ from npu_cli.tuning_device import TUNED_TARGET, open_tuning_device
 from npu_compiler.artifact.describe import counted
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, WeightError
-from npu_compiler.graph.ir import TensorSpec
+from npu_compiler.ir import TensorSpec
 from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights
 
 __all__ = ["Model", "open_model"]

@@ -7,7 +7,6 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
@@ -170,10 +169,20 @@ def is_program_file(path: str | os.PathLike[str]) -> bool:
 
 def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:
     """The distinct lines of all kernels, which have most in common; and by digest each kernel's entry and its lines."""
-    texts = {digest: kernel.text.split("\n") for digest, kernel in sorted(kernels.items())}
-    lines = list(dict.fromkeys(chain.from_iterable(texts.values())))
-    numbers = dict(zip(lines, range(len(lines)), strict=True))
-    return lines, {digest: [kernels[digest].entry, [*map(numbers.__getitem__, own)]] for digest, own in texts.items()}
+    lines: dict[str, int] = {}
+    blocks: dict[str, list[int]] = {}  # lines without an empty one among them, which kernels share as a whole
+    sources: dict[str, list[object]] = {}
+    for digest, kernel in sorted(kernels.items()):
+        own: list[int] = []
+        for place, block in enumerate(kernel.text.split("\n\n")):
+            if place:
+                own.append(lines.setdefault("", len(lines)))
+            numbers = blocks.get(block)
+            if numbers is None:
+                numbers = blocks[block] = [lines.setdefault(line, len(lines)) for line in block.split("\n")]
+            own += numbers
+        sources[digest] = [kernel.entry, own]
+    return list(lines), sources
 
 
 def _kernels(fields: Mapping[object, object], origin: str) -> dict[str, KernelSource]:

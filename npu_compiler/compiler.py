@@ -16,7 +16,7 @@ from npu_compiler.errors import CompileError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.frontend.ir_source import IRSource, is_ir_source
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
-from npu_compiler.graph.ir import IRGraph
+from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.constraint_checker import check_constraints
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.target import CodegenTarget, target_named

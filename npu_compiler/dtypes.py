@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -42,10 +43,15 @@ class DType(Interned):
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        return np.dtype(ml_dtypes.bfloat16) if self.name == "bfloat16" else np.dtype(self.name)
+        return _numpy(self.name)
 
     def __str__(self) -> str:
         return self.name
+
+
+@cache
+def _numpy(name: str) -> np.dtype[np.generic]:
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 BOOL = DType("bool", 1, 0, 0, "BOOL")

@@ -11,7 +11,7 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.frontend.ir_reader import read_node
 from npu_compiler.graph.graph_optimizer import assign_dtypes
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.lowering.constraint_checker import check_constraints
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.target import CodegenTarget, target_named

@@ -10,7 +10,7 @@ from npu_compiler.compiler import compute_dtype
 from npu_compiler.errors import CompileError
 from npu_compiler.frontend.ir_source import IRSource
 from npu_compiler.graph.graph_optimizer import assign_dtypes
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
 from npu_compiler.op_support import is_op_supported as lowers_on_metal

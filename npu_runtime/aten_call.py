@@ -7,7 +7,8 @@ they are bound as the compiler binds those of ops that it lowers (`npu_compiler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ops.binding import Evidence, Kind, Parameter, TensorArgument, bind_tensors
 
-__all__ = ["AtenCall"]
+__all__ = ["AtenCall", "BoundCall"]
 
 _KINDS = {
     "Tensor": Kind.TENSOR,
@@ -25,8 +26,63 @@ _KINDS = {
 _NON_FINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands for the tensor of this number among a node's."""
+
+    index: int
+
+
+class BoundCall:
+    """An operator that only waits for its tensors."""
+
+    def __init__(
+        self,
+        overload: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        copied: Sequence[int],
+    ) -> None:
+        """Args:
+        overload: The operator.
+        args, kwargs: Its arguments, with `_Place`s where tensors go.
+        copied: Numbers of tensors that it writes and that must stay as they are: it gets copies.
+        """
+        self._overload, self._args, self._kwargs, self._copied = overload, list(args), dict(kwargs), copied
+        self._tensors = [(place, arg.index) for place, arg in enumerate(args) if isinstance(arg, _Place)]
+        self._lists = [(place, arg) for place, arg in enumerate(args) if _has_places(arg)]
+        self._named = [(name, arg) for name, arg in kwargs.items() if isinstance(arg, _Place) or _has_places(arg)]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs the operator on a node's tensors, in order; gives the tensors among its results."""
+        if self._copied:
+            tensors = [tensor.clone() if i in self._copied else tensor for i, tensor in enumerate(tensors)]
+        args, kwargs = self._args.copy(), self._kwargs
+        for place, index in self._tensors:
+            args[place] = tensors[index]
+        for place, listed in self._lists:
+            args[place] = _filled(listed, tensors)
+        if self._named:
+            kwargs = kwargs | {name: _filled(value, tensors) for name, value in self._named}
+        result = self._overload(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return [result]
+        results = result if isinstance(result, tuple | list) else (result,)
+        return [item for item in results if isinstance(item, torch.Tensor)]
+
+
+def _has_places(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(item, _Place) for item in value)
+
+
+def _filled(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, _Place):
+        return tensors[value.index]
+    return [_filled(item, tensors) for item in value] if isinstance(value, list) else value
+
+
 class AtenCall:
-    """An operator, ready to be called."""
+    """An operator, found by its name."""
 
     def __init__(self, node: str, op: str) -> None:
         """Finds the operator.
@@ -53,28 +109,25 @@ class AtenCall:
         self._parameters = [_parameter(argument) for argument in self._arguments]
         self._where = f"node '{node}' ({op})"
 
-    def __call__(self, tensors: Sequence[torch.Tensor], attrs: Mapping[str, Any], in_place: bool) -> list[torch.Tensor]:
-        """Runs the operator.
+    def bound(self, attrs: Mapping[str, Any], count: int, in_place: bool) -> BoundCall:
+        """The operator with all but its tensors bound, once for all calls.
 
         Args:
-            tensors: The node's tensors, in order.
-            attrs: The node's attributes.
+            attrs: The node's attributes, as `settled` gives them.
+            count: How many tensors the node has.
             in_place: Whether an in-place operator may change its tensor; otherwise it changes a copy.
 
-        Returns:
-            The tensors among its results.
+        Raises:
+            IRError: As `bind`.
         """
-        args, kwargs = self.bind(tensors, attrs)
-        if not in_place:
-            args = [self._own(argument, value) for argument, value in zip(self._arguments, args, strict=False)]
-        result = self._overload(*args, **kwargs)
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        return [item for item in results if isinstance(item, torch.Tensor)]
-
-    @staticmethod
-    def _own(argument: Any, value: Any) -> Any:
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        return value.clone() if written and isinstance(value, torch.Tensor) else value
+        args, kwargs = self.bind([_Place(index) for index in range(count)], attrs)
+        written = [argument.alias_info is not None and argument.alias_info.is_write for argument in self._arguments]
+        copied = [
+            value.index
+            for value, is_written in zip(args, written, strict=False)
+            if is_written and not in_place and isinstance(value, _Place)
+        ]
+        return BoundCall(self._overload, args, kwargs, copied)
 
     def bind(
         self, tensors: Sequence[Any], attrs: Mapping[str, Any], evidence: Evidence | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch_ir.ops import register_executor
 from npu_compiler.artifact.recipes import WeightInput
 from npu_compiler.errors import DeviceError, InputError, WeightError
 from npu_compiler.frontend.evidence import Names
+from npu_compiler.ops.registry import canonical, traits_of
 from npu_compiler.partitioner import Partition
 from npu_runtime.aten_call import AtenCall
 from npu_runtime.host_tensors import as_array, to_numpy, to_torch
@@ -25,9 +26,8 @@ from npu_runtime.weight_values import check_values
 __all__ = ["CPUProgram", "execute_cpu_partition"]
 
 # Executors are registered under names of our own: pytorch-ir takes an executor of one overload for all others too.
-_PURE, _IN_PLACE = "npu_runtime.pure.", "npu_runtime.in_place."
-_GETITEM = "getitem"
-_ASSERTION = "aten._assert_tensor_metadata.default"
+_BOUND = "npu_runtime.bound."
+_CALL = "call"  # the attribute that holds a node's call
 
 
 class CPUProgram:
@@ -51,11 +51,16 @@ class CPUProgram:
         raw["nodes"] = [node for node, _ in prepared]
         self.notes = tuple(note for _, note in prepared if note)
         self._ir = IR.from_dict(raw)
+        self._outputs = [spec["name"] for spec in partition.ir["graph_outputs"]]
         self._inputs = [(spec["name"], getattr(torch, spec["dtype"])) for spec in partition.ir["graph_inputs"]]
         self._expected = [WeightInput(w["name"], tuple(w["shape"]), w["dtype"]) for w in partition.ir["weights"]]
         constants = partition.ir.get("constants", {})
         self._constants = {w.name: _constant(constants[w.name], w) for w in self._expected if w.name in constants}
-        self._weights: dict[str, torch.Tensor] = dict(self._constants)
+        self._take_weights(self._constants)
+
+    def _take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._weights = dict(weights)
+        self._addresses = {_address(tensor) for tensor in weights.values()}
 
     @property
     def weight_names(self) -> frozenset[str]:
@@ -74,7 +79,7 @@ class CPUProgram:
                 array = check_tensor(expected, source[expected.name])
                 check_values(expected.name, array)
                 weights[expected.name] = to_torch(array).to(getattr(torch, expected.dtype))
-        self._weights = weights
+        self._take_weights(weights)
 
     def run(self, tensors: Mapping[str, NDArray[Any] | torch.Tensor]) -> dict[str, torch.Tensor]:
         """Runs once.
@@ -89,30 +94,30 @@ class CPUProgram:
             DeviceError: PyTorch refused an operation.
             InputError: It did so for an index beyond its tensor.
         """
-        inputs = tuple(self._input(tensors[name], kind) for name, kind in self._inputs)
-        weights = self._weights
+        inputs = tuple([self._input(tensors[name], kind) for name, kind in self._inputs])
+        weights, taken = self._weights, self._addresses
         if self._isolated:
-            inputs = tuple(tensor.clone() for tensor in inputs)
+            inputs = tuple([tensor.clone() for tensor in inputs])
             weights = {name: tensor.clone() for name, tensor in weights.items()}
+            taken = {_address(tensor) for tensor in weights.values()}
         with torch.no_grad():
             try:
                 results = IRExecutor(self._ir, weights=weights).execute(inputs)
             except ExecutionError as error:
-                cause = str(error).replace(_PURE, "").replace(_IN_PLACE, "")
+                cause = str(error).replace(_BOUND, "")
                 is_index = isinstance(error.__cause__, IndexError) or "out of bounds" in cause
                 kind = InputError if is_index else DeviceError
                 raise kind(
                     f"PyTorch on the CPU refused an operation: {cause}; check the values of the inputs, such as "
                     "indices out of range"
                 ) from error
-            taken = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *weights.values())}
-            names = (meta.name for meta in self._ir.graph_outputs)
-            return {name: _apart(tensor, taken) for name, tensor in zip(names, results, strict=True)}
+            taken = taken.union([_address(tensor) for tensor in inputs])
+            return {name: _apart(tensor, taken) for name, tensor in zip(self._outputs, results, strict=True)}
 
     @staticmethod
     def _input(value: NDArray[Any] | torch.Tensor, kind: torch.dtype) -> torch.Tensor:
         tensor = value if isinstance(value, torch.Tensor) else to_torch(value)
-        return tensor.to(kind)
+        return tensor if tensor.dtype is kind else tensor.to(kind)
 
 
 def execute_cpu_partition(
@@ -147,41 +152,46 @@ def execute_cpu_partition(
     return {name: to_numpy(tensor) for name, tensor in results.items()}
 
 
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def _apart(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
     """The tensor in memory of its own: views of inputs and weights are copied."""
-    return tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+    return tensor.clone() if _address(tensor) in taken else tensor
 
 
 def _prepared(node: Mapping[str, Any], in_place: bool, names: Names) -> tuple[dict[str, Any], str]:
-    """The node under the name that its executor is registered by, and what was assumed of its arguments.
+    """The node with its call bound, under the name that pytorch-ir finds it by; and what was assumed of its arguments.
 
     Tensors go by their names alone.
     """
     op, attrs, note = node["op_type"], node["attrs"], ""
     read = [tensor["name"] for tensor in node["inputs"]]
-    if _GETITEM not in op:
-        if op != _ASSERTION:
-            attrs, note = AtenCall(node["name"], op).settled(node, [names[name] for name in read])
-        op = _registered(op, in_place)
+    if traits_of(op).asserts:
+        op, attrs = _registered(op), {_CALL: _nothing}
+    elif not traits_of(canonical(op)).picks:
+        call = AtenCall(node["name"], op)
+        attrs, note = call.settled(node, [names[name] for name in read])
+        op, attrs = _registered(op), {_CALL: call.bound(attrs, len(read), in_place)}
     names.follow(node["op_type"], read, [output["name"] for output in node["outputs"]])
     inputs = [{key: tensor[key] for key in ("name", "shape", "dtype")} for tensor in node["inputs"]]
     return {**node, "op_type": op, "inputs": inputs, "attrs": attrs}, note
 
 
 @cache
-def _registered(op: str, in_place: bool) -> str:
-    """Registers an executor for an op with pytorch-ir; gives the name it is registered by."""
-    name = (_IN_PLACE if in_place else _PURE) + op
-    register_executor(name)(_nothing if op == _ASSERTION else _executor(op, in_place))
-    return name
+def _registered(op: str) -> str:
+    """Has pytorch-ir make a node's own call for an op; gives the name that the op goes by there."""
+    register_executor(_BOUND + op)(_call)
+    return _BOUND + op
 
 
-def _executor(op: str, in_place: bool) -> Callable[[Sequence[torch.Tensor], Mapping[str, Any]], list[torch.Tensor]]:
-    call = AtenCall(op, op)
-    return lambda tensors, attrs: call(tensors, attrs, in_place)
+def _call(tensors: Sequence[torch.Tensor], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
+    result: list[torch.Tensor] = attrs[_CALL](tensors)
+    return result
 
 
-def _nothing(tensors: Sequence[torch.Tensor], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
+def _nothing(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """An assertion on shapes and dtypes was checked when the model was extracted."""
     return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, MissingDependencyError, TargetMismatchError, WeightError
-from npu_compiler.partitioner import Partition, PartitionPlan
+from npu_compiler.partitioner import PartitionPlan
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
-from npu_runtime.dag_run import DAGRun, Lifetimes
+from npu_runtime.dag_inputs import GivenInputs, InputChecker
+from npu_runtime.dag_run import DAGRun
+from npu_runtime.dag_schedule import DeviceStep, Form, Schedule
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.host_tensors import as_array
@@ -33,6 +36,7 @@ __all__ = ["DAGExecutor", "DAGFunction"]
 
 CompileFunction = Callable[[Mapping[str, Any]], CompiledProgram]
 _MAIN = "main"
+_MOST_FORMS = 16
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,31 @@ class DAGFunction:
         plan: What it runs.
         executors: The partitions on the device, by index.
         cpu_programs: The partitions on the CPU, by index.
+        device: Where the former run.
     """
 
     plan: PartitionPlan
     executors: Mapping[int, Executor]
     cpu_programs: Mapping[int, CPUProgram]
+    device: Device
+
+    def schedule(self, form: Form) -> Schedule:
+        """What a run does whose inputs are given so; found out once."""
+        known = self._schedules.get(form)
+        if known is None:
+            if len(self._schedules) == _MOST_FORMS:
+                self._schedules.clear()
+            known = Schedule(self.plan, self.executors, self.cpu_programs, self.input_specs, form)
+            self._schedules[form] = known
+        return known
 
     @cached_property
-    def lifetimes(self) -> Lifetimes:
-        return Lifetimes.of(self.plan)
+    def _schedules(self) -> dict[Form, Schedule]:
+        return {}
+
+    @cached_property
+    def inputs(self) -> InputChecker:
+        return InputChecker(self.plan.inputs, self.input_specs, self.device)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -121,7 +141,7 @@ class DAGExecutor:
             self._check_target(each)
         cpu_programs = {name: _cpu_programs(each) for name, each in plans.items()}
         parts = {
-            _part_name(name, part): part.ir
+            _part_name(name, part.index): part.ir
             for name, each in plans.items()
             for part in each.partitions
             if part.on_device
@@ -129,9 +149,10 @@ class DAGExecutor:
         self._workspace = Workspace(self.device.backend)
         self._programs = _compiled(parts, self.device.target, compile_fn)
         self.functions = {
-            name: DAGFunction(each, self._executors(name, each), cpu_programs[name]) for name, each in plans.items()
+            name: DAGFunction(each, self._executors(name, each), cpu_programs[name], self.device)
+            for name, each in plans.items()
         }
-        self._weights: dict[str, Weights] = {}
+        self._weights: dict[str, dict[int, Weights]] = {name: {} for name in self.functions}
         self._returned_weights: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self.functions}
         self._weights_loaded = not self.weight_names
 
@@ -168,7 +189,10 @@ class DAGExecutor:
         source = open_weights(weights)
         check_names(self.weight_names, source)
         loaded = {id(program): load_weights(source, program, self.device) for program in self._distinct_programs()}
-        self._weights = {part: loaded[id(program)] for part, (program, _) in self._programs.items()}
+        self._weights = {
+            name: {index: loaded[id(self._programs[_part_name(name, index)][0])] for index in function.executors}
+            for name, function in self.functions.items()
+        }
         for function in self.functions.values():
             for program in function.cpu_programs.values():
                 program.load_weights(source)
@@ -178,17 +202,21 @@ class DAGExecutor:
         }
         self._weights_loaded = True
 
-    def execute(self, inputs: Mapping[str, Any], function: str | None = None) -> dict[str, NDArray[Any] | NPUBuffer]:
+    def execute(
+        self, inputs: Mapping[str, Any], function: str | None = None, *, on_device: bool = False
+    ) -> dict[str, NDArray[Any] | NPUBuffer]:
         """Runs the model once.
 
         An input may be an array or tensor of the shape and dtype that the model declares (any floating-point type where
-        that is one), or an `NPUBuffer` of the spec in `input_specs`. A buffer that the model updates in place, such as
-        a KV cache, is updated where it lies, and never leaves the device: the output that takes its place is an
-        `NPUBuffer` too, of the same memory unless a later partition still reads the old value. An array is not changed.
+        that is one), or an `NPUBuffer` of the spec in `input_specs`. A tensor on the device is read where it lies, and
+        copied to the host only where the CPU reads it. A buffer that the model updates in place, such as a KV cache, is
+        updated where it lies, and never leaves the device: the output that takes its place is an `NPUBuffer` too, of
+        the same memory unless a later partition still reads the old value. An array or tensor is not changed.
 
         Args:
             inputs: A value for each input, by name.
             function: Which of the functions; `main` when omitted.
+            on_device: Whether outputs that the device makes stay there, as `NPUBuffer`s.
 
         Returns:
             The outputs by name, in the dtypes that the model declares.
@@ -199,6 +227,12 @@ class DAGExecutor:
             WeightError: The model has weights and none were loaded.
             DeviceError: The device failed, or PyTorch refused an operation.
         """
+        return self.execute_with_states(inputs, function, on_device=on_device)[0]
+
+    def execute_with_states(
+        self, inputs: Mapping[str, Any], function: str | None = None, *, on_device: bool = False
+    ) -> tuple[dict[str, NDArray[Any] | NPUBuffer], frozenset[str]]:
+        """As `execute`; and the names of the outputs that take the place of states given as buffers."""
         name = self._main_name if function is None else function
         if not isinstance(name, str) or name not in self.functions:
             raise InputError(f"given the function {name!r:.60}, expected one of {', '.join(self.functions)}")
@@ -209,17 +243,19 @@ class DAGExecutor:
             raise WeightError(
                 f"'{chosen.plan.model}' has {len(self.weight_names)} weights and none were loaded; call load_weights"
             )
-        buffers = {name: value for name, value in inputs.items() if isinstance(value, NPUBuffer)}
-        _check_sharing(buffers, chosen.state)
-        with exclusive_use({name: buffer for name, buffer in buffers.items() if name in chosen.state}):
-            run = DAGRun(chosen.plan, chosen.lifetimes, self.device, self._returned_weights[name])
-            run.take(inputs, chosen.input_specs)
-            for part in chosen.plan.partitions:
-                if part.on_device:
-                    run.on_device(part, chosen.executors[part.index], self._weights.get(_part_name(name, part)))
+        given = chosen.inputs.taken(inputs)
+        states = {source: given.values[source] for source in given.buffers & chosen.state}
+        _check_sharing(states, given)
+        schedule = chosen.schedule(Form(given.buffers, given.tensors, on_device))
+        with exclusive_use(states) if states else nullcontext():
+            run = DAGRun(schedule, self.device, given.values, self._returned_weights[name])
+            weights = self._weights[name]
+            for step in schedule.steps:
+                if isinstance(step, DeviceStep):
+                    run.on_device(step, weights.get(step.index))
                 else:
-                    run.on_cpu(part, chosen.cpu_programs[part.index])
-            return run.results()
+                    run.on_cpu(step)
+            return run.results(), schedule.kept
 
     def _check_target(self, plan: PartitionPlan) -> None:
         if plan.target not in (None, self.device.target):
@@ -232,7 +268,7 @@ class DAGExecutor:
         executors = {}
         for part in plan.partitions:
             if part.on_device:
-                program, function = self._programs[_part_name(name, part)]
+                program, function = self._programs[_part_name(name, part.index)]
                 executors[part.index] = Executor(program, self.device, function, self._workspace)
         return executors
 
@@ -265,8 +301,8 @@ def _plans(given: object) -> dict[str, PartitionPlan]:
     return plans
 
 
-def _part_name(plan: str, part: Partition) -> str:
-    return f"{plan}.{part.index}"
+def _part_name(plan: str, index: int) -> str:
+    return f"{plan}.{index}"
 
 
 def _compiled(
@@ -290,9 +326,9 @@ def _compiled(
     return programs
 
 
-def _check_sharing(buffers: Mapping[str, NPUBuffer], updated: frozenset[str]) -> None:
-    for state in updated & buffers.keys():
-        shared = [name for name, buffer in buffers.items() if name != state and buffer.data is buffers[state].data]
+def _check_sharing(states: Mapping[str, NPUBuffer], given: GivenInputs) -> None:
+    for state, buffer in states.items():
+        shared = [name for name in given.buffers if name != state and given.values[name].data is buffer.data]
         if shared:
             raise InputError(
                 f"input '{state}' is updated in place and is the same buffer as '{shared[0]}'; give it its own"

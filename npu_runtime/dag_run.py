@@ -1,211 +1,108 @@
-"""One run of a partitioned model: where each tensor is, and what crosses between host and device."""
+"""One run of a partitioned model: the tensors of it, on the host and on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.dtypes import dtype
-from npu_compiler.errors import InputError, IRError
-from npu_compiler.graph.ir import TensorSpec
-from npu_compiler.partitioner import Partition, PartitionPlan
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
+from npu_runtime.dag_schedule import Copy, CPUStep, DeviceStep, Key, Schedule
 from npu_runtime.device import Device
-from npu_runtime.executor import Executor
-from npu_runtime.host_tensors import as_array, is_array
+from npu_runtime.host_tensors import as_array, copied, rounded
 from npu_runtime.weight_loader import Weights
 
 if TYPE_CHECKING:
     import torch
 
-    from npu_runtime.cpu_fallback import CPUProgram
-
-__all__ = ["DAGRun", "HostTensor", "Lifetimes"]
+__all__ = ["DAGRun", "HostTensor"]
 
 Array = NDArray[Any]
 HostTensor: TypeAlias = "Array | torch.Tensor"
-
-
-@dataclass(frozen=True)
-class Lifetimes:
-    """How long a run keeps each tensor.
-
-    Attributes:
-        last_read: The last partition that reads a tensor, by name.
-        last_device_read: The last partition on the device that does.
-        read_by_cpu: Tensors that a partition on the CPU reads.
-        downloads: Tensors that cross to the host once a partition has run, by its index.
-    """
-
-    last_read: Mapping[str, int]
-    last_device_read: Mapping[str, int]
-    read_by_cpu: frozenset[str]
-    downloads: Mapping[int, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, plan: PartitionPlan) -> Lifetimes:
-        downloads: dict[int, tuple[str, ...]] = {}
-        for transfer in plan.transfers:
-            if transfer.direction == "to_cpu" and transfer.source is not None:
-                downloads[transfer.source] = (*downloads.get(transfer.source, ()), transfer.tensor)
-        return cls(
-            last_read={name: part.index for part in plan.partitions for name in part.inputs},
-            last_device_read={name: p.index for p in plan.partitions if p.on_device for name in p.inputs},
-            read_by_cpu=frozenset(name for p in plan.partitions if not p.on_device for name in p.inputs),
-            downloads=downloads,
-        )
 
 
 class DAGRun:
     """The tensors of one run.
 
     A tensor is on the host, as an array or as PyTorch's tensor, on the device, or on both; on the device also in two
-    layouts, where two programs lay it out differently.
+    layouts, where two programs lay it out differently. Where, the schedule knows.
     """
 
     def __init__(
-        self, plan: PartitionPlan, lifetimes: Lifetimes, device: Device, returned_weights: Mapping[str, Array]
+        self,
+        schedule: Schedule,
+        device: Device,
+        inputs: Mapping[str, Any],
+        returned_weights: Mapping[str, Array],
     ) -> None:
-        self._plan, self._lifetimes, self._device = plan, lifetimes, device
-        self._host: dict[str, HostTensor] = dict(returned_weights)
-        self._buffers: dict[str, list[NPUBuffer]] = {}
-        self._resident: set[str] = set()  # what the caller keeps on the device
-        self._inputs = frozenset(spec.name for spec in plan.inputs)
-        self._outputs = frozenset(plan.output_tensors)
-
-    def take(self, inputs: Mapping[str, Any], specs: Mapping[str, BufferSpec]) -> None:
-        """Takes the caller's inputs; `specs` has those that the device reads.
-
-        Raises:
-            InputError: An input is missing, not expected, or not what the model declares.
+        """Args:
+        schedule: What to do.
+        device: Where the partitions for the device run.
+        inputs: The caller's, checked: of the form that the schedule is for.
+        returned_weights: Weights that are outputs as they are, by their names in the graph.
         """
-        declared = {spec.name: spec for spec in self._plan.inputs}
-        if inputs.keys() != declared.keys():
-            missing, unknown = declared.keys() - inputs.keys(), inputs.keys() - declared.keys()
-            raise InputError(
-                f"given the inputs {_names(inputs)}, expected {_names(declared)}"
-                + (f"; missing: {_names(missing)}" if missing else "")
-                + (f"; not expected: {_names(unknown)}" if unknown else "")
-            )
-        for name, value in inputs.items():
-            if not isinstance(value, NPUBuffer):
-                self._host[name] = _checked_array(value, declared[name])
-                continue
-            self._check_buffer(value, declared[name], specs.get(name))
-            self._buffers[name] = [value]
-            self._resident.add(name)
-            if name in self._lifetimes.read_by_cpu:  # now, because a program may update it later
-                self._host[name] = value.to_numpy()
+        self._schedule, self._device = schedule, device
+        host = {**inputs, **returned_weights}
+        self._on_device: dict[Key, Any] = {}
+        for name in schedule.given_there:
+            self._on_device[name] = host.pop(name)
+        self._host: dict[str, HostTensor] = host
+        for name in schedule.fetched:
+            self._host[name] = as_array(self._on_device[name], f"input '{name}'")
 
-    def on_device(self, part: Partition, executor: Executor, weights: Weights | None) -> None:
+    def on_device(self, step: DeviceStep, weights: Weights | None) -> None:
         """Runs a partition on the device, and fetches what the host needs of it."""
-        given = {spec.name: self._buffer(spec) for spec in executor.plan.inputs}
-        for output, source in executor.plan.state:
-            if self._is_needed_after(source, part.index):
-                given[source] = NPUBuffer.from_numpy(given[source].to_numpy(), self._device, given[source].spec)
-            else:
-                del self._buffers[source]
-            if source in self._resident:
-                self._resident.add(output)
-        self._buffers.update({name: [buffer] for name, buffer in executor.run(given, weights).items()})
-        for name in self._lifetimes.downloads.get(part.index, ()):
-            if name not in self._resident or name in self._lifetimes.read_by_cpu:
-                self._host[name] = self._buffers[name][0].to_numpy()
-        self._forget(part)
+        here, there = self._host, self._on_device
+        for sent in step.uploads:
+            there[sent.key] = NPUBuffer.from_numpy(
+                self._sent(sent.tensor, sent.spec, sent.rounds), self._device, sent.spec
+            )
+        for source, key, spec in step.relayouts:
+            there[key] = NPUBuffer.from_numpy(rounded(there[source].to_numpy(), spec.dtype), self._device, spec)
+        given = {name: there[key] for name, key in step.given}
+        for _, name, spec, rounds in step.sent:
+            given[name] = self._sent(name, spec, rounds)
+        for copy in step.copies:
+            given[copy.input] = self._copied(copy)
+        if step.to_host:
+            here.update(step.executor.compute(given, weights))
+        else:
+            there.update(step.executor.run(given, weights))
+            for name in step.downloads:
+                here[name] = there[name].to_numpy()
+        self._forget(step)
 
-    def on_cpu(self, part: Partition, program: CPUProgram) -> None:
+    def on_cpu(self, step: CPUStep) -> None:
         """Runs a partition on the CPU."""
-        self._host.update(program.run(self._host))
-        self._forget(part)
+        self._host.update(step.program.run(self._host))
+        self._forget(step)
 
     def results(self) -> dict[str, Array | NPUBuffer]:
         """The model's outputs by the names it declares."""
         found: dict[str, Array | NPUBuffer] = {}
-        for spec, name in zip(self._plan.outputs, self._plan.output_tensors, strict=True):
-            if name in self._resident:
-                found[spec.name] = self._buffers[name][0]
+        for name, tensor, on_device, kind in self._schedule.results:
+            if on_device:
+                found[name] = self._on_device[tensor]
             else:
-                found[spec.name] = np.asarray(as_array(self._host[name]), dtype=spec.dtype.numpy, order="C")
+                found[name] = np.asarray(as_array(self._host[tensor]), dtype=kind, order="C")
         return found
 
-    def _buffer(self, spec: BufferSpec) -> NPUBuffer:
-        """The tensor on the device as `spec` has it; uploaded, or laid out anew, where it is not there yet."""
-        present = self._buffers.setdefault(spec.name, [])
-        fitting = next((buffer for buffer in present if buffer.fits(spec)), None)
-        if fitting is None:
-            source = present[0].to_numpy() if present else as_array(self._host[spec.name])
-            if spec.name not in self._inputs and spec.dtype.is_float:
-                # What the CPU made is stored as the device would store it: the lowest float32 of a mask becomes -inf.
-                with np.errstate(over="ignore"):
-                    source = source.astype(spec.dtype.numpy, copy=False)
-            fitting = NPUBuffer.from_numpy(source, self._device, spec)
-            present.append(fitting)
-        return fitting
+    def _sent(self, name: str, spec: BufferSpec, rounds: bool) -> Array:
+        """A tensor of the host as an array; what the CPU made, as the device stores it."""
+        value = self._host[name]
+        return rounded(value, spec.dtype) if rounds else as_array(value)
 
-    def _is_needed_after(self, name: str, index: int) -> bool:
-        """Whether the device's copy of a tensor is read once a partition has run."""
-        return self._lifetimes.last_device_read[name] > index or (name in self._outputs and name in self._resident)
+    def _copied(self, copy: Copy) -> Any:
+        value = self._on_device[copy.key]
+        if copy.spec is None:
+            return copied(value)
+        return NPUBuffer.from_numpy(value.to_numpy(), self._device, copy.spec)
 
-    def _forget(self, part: Partition) -> None:
-        """Frees what no later partition and no output needs."""
-        for name in (*part.inputs, *part.outputs):
-            if self._lifetimes.last_device_read.get(name, -1) <= part.index and not self._is_result(name):
-                self._buffers.pop(name, None)
-            if self._lifetimes.last_read.get(name, -1) <= part.index and name not in self._outputs:
-                self._host.pop(name, None)
-
-    def _is_result(self, name: str) -> bool:
-        return name in self._outputs and name in self._resident
-
-    def _check_buffer(self, buffer: NPUBuffer, declared: TensorSpec, spec: BufferSpec | None) -> None:
-        if buffer.device.backend is not self._device.backend:
-            raise InputError(
-                f"input '{declared.name}': given a buffer on {buffer.device!r}, expected one on {self._device!r}"
-            )
-        if spec is not None and not buffer.fits(spec):
-            raise InputError(
-                f"input '{declared.name}': given {buffer!r}, expected {spec.dtype} {spec.shape} laid out as the device "
-                f"wants it; make it by NPUBuffer.from_numpy(array, device, spec=dag.input_specs['{declared.name}'])"
-            )
-        if spec is None:
-            _check(buffer.shape, buffer.dtype.name, declared)
-
-
-def _checked_array(value: object, declared: TensorSpec) -> Array:
-    if not is_array(value):
-        raise InputError(
-            f"input '{declared.name}': given a {type(value).__name__}, expected an array, a tensor or an NPUBuffer"
-        )
-    array = as_array(value, f"input '{declared.name}'")
-    _check(array.shape, array.dtype.name, declared)
-    return array
-
-
-def _check(shape: tuple[int, ...], kind: str, declared: TensorSpec) -> None:
-    if tuple(shape) != declared.shape:
-        raise InputError(
-            f"input '{declared.name}': given the shape {tuple(shape)}, expected {declared.shape}; shapes are fixed "
-            "when the model is extracted"
-        )
-    if kind == declared.dtype.name or (declared.dtype.is_float and _is_float(kind)):
-        return
-    raise InputError(
-        f"input '{declared.name}': given the dtype {kind}, expected {declared.dtype}; convert it with "
-        f"array.astype('{declared.dtype}') if that keeps its values"
-    )
-
-
-def _is_float(kind: str) -> bool:
-    try:
-        return dtype(kind).is_float
-    except IRError:
-        return False
-
-
-def _names(names: object) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"  # type: ignore[call-overload]
+    def _forget(self, step: DeviceStep | CPUStep) -> None:
+        for name in step.host_ends:
+            self._host.pop(name, None)
+        for key in step.device_ends:
+            self._on_device.pop(key, None)

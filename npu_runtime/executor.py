@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from numpy.typing import NDArray
 
@@ -12,16 +12,32 @@ from npu_compiler.artifact.plan import ExecutionPlan, Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
 from npu_compiler.tensor.layout import BufferSpec
+from npu_runtime.array_calls import OwnMemory
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
-from npu_runtime.buffer import NPUBuffer
+from npu_runtime.buffer import NPUBuffer, is_host_array
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord
-from npu_runtime.host_tensors import is_array
+from npu_runtime.host_tensors import as_array, is_array
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
 __all__ = ["Executor", "choose_function"]
+
+
+class _FixedMemory(NamedTuple):
+    """The memory of a plan's buffers that is the same for all runs.
+
+    Attributes:
+        key: The plan, the version of its arenas and the weights for which that holds.
+        memory: None where an input or output goes.
+        inputs, outputs: Their places, with their names.
+    """
+
+    key: tuple[object, ...]
+    memory: list[DeviceBuffer | None]
+    inputs: list[tuple[int, str]]
+    outputs: list[tuple[int, str]]
 
 
 class Executor:
@@ -88,6 +104,8 @@ class Executor:
         self._needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
         self._weights: Weights | None = None  # the last that were checked
         self._lock = self._workspace.lock
+        self._fixed: _FixedMemory | None = None
+        self._own = self._own_memory()
 
     def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs once and waits for the result.
@@ -108,10 +126,11 @@ class Executor:
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
-        inputs = self.upload(inputs)
+        _check_mapping(inputs, self._inputs)
         with self._lock:
-            buffers, outputs = self._bind(inputs, weights)
-            with self._updating(inputs):
+            given = self._received(inputs)
+            buffers, outputs = self._bind(given, weights)
+            with self._updating(given):
                 self._prepared.run(buffers)
             self._faults.look()
         return outputs
@@ -119,7 +138,8 @@ class Executor:
     def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
         """Runs once, and gives the outputs as arrays on the host.
 
-        States updated in place stay where they are, and are not among them.
+        States updated in place stay where they are, and are not among them. Small tensors cross through memory of the
+        executor's own, so that a call allocates nothing.
 
         Args:
             inputs: As for `run`.
@@ -128,8 +148,38 @@ class Executor:
         Raises:
             NPUError: As `run` does.
         """
-        outputs = self.run(inputs, weights)
-        return {name: output.to_numpy() for name, output in outputs.items() if name not in self._state}
+        _check_mapping(inputs, self._inputs)
+        with self._lock:
+            own, given = self._own, self._received(inputs)
+            self._check_inputs(given)
+            self._check_weights(weights)
+            outputs = {spec.name: own.output(spec.name) or self._output(spec, given) for spec in self.plan.outputs}
+            memory = self._memory(given, outputs, weights)
+            with self._updating(given):
+                self._prepared.run(memory)
+            self._faults.look()
+            return {
+                name: own.array(name) if own.output(name) is output else output.to_numpy()
+                for name, output in outputs.items()
+                if name not in self._state
+            }
+
+    def _own_memory(self) -> OwnMemory:
+        updated = {*self._state, *self._state.values()}
+        inputs, outputs = (
+            [spec for spec in specs if spec.name not in updated] for specs in (self.plan.inputs, self.plan.outputs)
+        )
+        return OwnMemory(self.device, inputs, outputs)
+
+    def _received(self, inputs: Mapping[str, Any]) -> dict[str, NPUBuffer]:
+        """The inputs on the device, small arrays of the host in memory of the executor's own."""
+        own = self._own
+        return {
+            name: own.receive(name, as_array(value, f"input '{name}'"))
+            if own.takes(name) and is_host_array(value)
+            else self._adopted(name, value)
+            for name, value in inputs.items()
+        }
 
     def run_timed(
         self, inputs: Mapping[str, Any], weights: Weights | None = None
@@ -149,11 +199,7 @@ class Executor:
         Raises:
             InputError: An array does not fit its input.
         """
-        if not isinstance(inputs, Mapping):
-            raise InputError(
-                f"given a {type(inputs).__name__} as inputs, expected a mapping of names to buffers or arrays; "
-                f"the inputs are {_names(self._inputs)}"
-            )
+        _check_mapping(inputs, self._inputs)
         return {name: self._adopted(name, value) for name, value in inputs.items()}
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
@@ -207,17 +253,28 @@ class Executor:
     def _memory(
         self, inputs: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer], weights: Weights | None
     ) -> list[DeviceBuffer]:
+        fixed = self._fixed
+        key = (self.plan, self._workspace.version, weights)
+        if fixed is None or any(old is not new for old, new in zip(fixed.key, key, strict=True)):
+            fixed = self._fixed = self._fixed_memory(key, weights)
+        memory = list(fixed.memory)
+        for index, name in fixed.inputs:
+            memory[index] = inputs[name].data
+        for index, name in fixed.outputs:
+            memory[index] = outputs[name].data
+        return memory  # type: ignore[return-value]  # every place is filled
+
+    def _fixed_memory(self, key: tuple[object, ...], weights: Weights | None) -> _FixedMemory:
         arenas = self._workspace.arenas(self.plan)
-        owners: dict[Role, Mapping[str, DeviceBuffer]] = {
-            Role.INPUT: {name: buffer.data for name, buffer in inputs.items()},
-            Role.OUTPUT: {name: buffer.data for name, buffer in outputs.items()},
-            Role.WEIGHT: weights or {},
-            Role.FAULTS: {} if self._faults.memory is None else {"": self._faults.memory},
-        }
-        return [
-            arenas[index] if buffer.role is Role.ARENA else owners[buffer.role][buffer.name]
-            for index, buffer in enumerate(self.plan.buffers)
-        ]
+        memory: list[DeviceBuffer | None] = []
+        named: dict[Role, list[tuple[int, str]]] = {Role.INPUT: [], Role.OUTPUT: []}
+        for index, buffer in enumerate(self.plan.buffers):
+            if buffer.role in named:
+                named[buffer.role].append((index, buffer.name))
+            weight = weights[buffer.name] if weights is not None and buffer.role is Role.WEIGHT else None
+            faults = self._faults.memory if buffer.role is Role.FAULTS else None
+            memory.append(arenas.get(index, weight or faults))
+        return _FixedMemory(key, memory, named[Role.INPUT], named[Role.OUTPUT])
 
     def _output(self, spec: BufferSpec, inputs: Mapping[str, NPUBuffer]) -> NPUBuffer:
         if spec.name in self._state:
@@ -294,6 +351,14 @@ def check_program_type(program: object) -> None:
         raise InputError(
             f"given a {type(program).__name__} as program, expected a CompiledProgram; CompiledProgram.load(path) "
             "reads one and npu_compiler.compile(ir) makes one"
+        )
+
+
+def _check_mapping(inputs: object, names: object) -> None:
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"given a {type(inputs).__name__} as inputs, expected a mapping of names to buffers or arrays; "
+            f"the inputs are {_names(names)}"
         )
 
 

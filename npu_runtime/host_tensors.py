@@ -7,23 +7,37 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_array", "from_device", "is_array", "like", "on_host", "to_numpy", "to_torch"]
+__all__ = [
+    "as_array",
+    "copied",
+    "described",
+    "from_device",
+    "is_array",
+    "like",
+    "on_host",
+    "rounded",
+    "to_numpy",
+    "to_torch",
+]
 
 Array = NDArray[Any]
 
 # numpy knows these from ml_dtypes, torch has its own; between them the bits travel as integers.
 _FOREIGN_TO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_FOREIGN = frozenset(np.dtype(getattr(ml_dtypes, name)) for name in _FOREIGN_TO_NUMPY)
 _INTEGERS = {1: "uint8", 2: "int16"}
 _CPU = (1, 3)  # DLPack's numbers of memory that the host reads: its own, and what is pinned in it
 _TAKEN = "a numpy array, a tensor of torch, or anything else with __array__, DLPack or the buffer protocol"
@@ -40,6 +54,8 @@ def is_array(value: object) -> bool:
 
 def on_host(value: Any) -> bool:
     """Whether the memory of an array is the host's; what does not say where it lies is."""
+    if type(value) is np.ndarray:
+        return True
     if _is_torch(value):
         return bool(value.device.type == "cpu")
     if hasattr(value, "__dlpack_device__"):
@@ -71,6 +87,39 @@ def as_array(value: Any, what: str = "the array") -> Array:
     if array.dtype == object:
         raise InputError(f"{what}: given a {type(value).__name__} of objects, expected numbers")
     return array
+
+
+def described(value: Any) -> tuple[tuple[int, ...], str] | None:
+    """Shape and name of the data type of a tensor, without touching its values; None where it does not say them."""
+    shape, kind = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return None if shape is None or kind is None else (tuple(shape), str(kind).removeprefix("torch."))
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor where it lies; on the host where its library has no copy that this project knows."""
+    if _is_torch(value):
+        return value.detach().clone()
+    if _is_cupy(value):
+        return value.copy()
+    if hasattr(value, "__array_namespace__"):
+        return value.__array_namespace__().asarray(value, copy=True)
+    return as_array(value)
+
+
+def rounded(value: Any, kind: DType) -> Array:
+    """A tensor of the host as an array that a device stores as it is: the lowest float32 of a mask becomes -inf.
+
+    Args:
+        value: An array or tensor.
+        kind: What the device stores; where that is no floating-point type, the array's own stays.
+    """
+    if kind.is_float and _is_torch(value) and value.dtype is _torch_dtype("float32"):
+        return to_numpy(value.to(_torch_dtype(kind.name)))  # on all processors
+    array = as_array(value)
+    if not kind.is_float or array.dtype == kind.numpy:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(kind.numpy)
 
 
 def like(array: Array, example: Any) -> Any:
@@ -107,7 +156,7 @@ def to_torch(array: Array) -> torch.Tensor:
     """
     import torch
 
-    if array.dtype.name in _FOREIGN_TO_NUMPY:
+    if array.dtype in _FOREIGN:
         kind: torch.dtype = getattr(torch, array.dtype.name)
         return to_torch(array.view(_INTEGERS[array.dtype.itemsize])).view(kind)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or not array.dtype.isnative:
@@ -127,15 +176,30 @@ def _writable(array: Array) -> Array:
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     """The tensor as an array that shares its memory."""
+    if tensor.requires_grad or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    foreign = _as_bits(tensor.dtype)
+    array: Array = tensor.numpy() if foreign is None else tensor.view(foreign[0]).numpy().view(foreign[1])
+    return array
+
+
+@cache
+def _torch_dtype(name: str) -> torch.dtype:
     import torch
 
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name in _FOREIGN_TO_NUMPY:
-        bits: torch.dtype = getattr(torch, _INTEGERS[tensor.element_size()])
-        return tensor.view(bits).numpy().view(getattr(ml_dtypes, name))
-    array: Array = tensor.numpy()
-    return array
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+@cache
+def _as_bits(kind: torch.dtype) -> tuple[torch.dtype, Any] | None:
+    """For a dtype that numpy has only from ml_dtypes, the integers it travels as, and what ml_dtypes calls it."""
+    import torch
+
+    name = str(kind).removeprefix("torch.")
+    if name not in _FOREIGN_TO_NUMPY:
+        return None
+    return getattr(torch, _INTEGERS[kind.itemsize]), getattr(ml_dtypes, name)
 
 
 def _converted(value: Any) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from npu_compiler.artifact.output_structure import Structure, build, parse_structure, read_structure
 from npu_compiler.compiled_program import CompiledProgram, is_program_file
 from npu_compiler.errors import InputError, WeightError
-from npu_compiler.graph.ir import TensorSpec
+from npu_compiler.ir import TensorSpec
 from npu_compiler.partitioner import PartitionPlan, partition
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer, is_host_array
@@ -77,7 +77,9 @@ class Model:
         Returns:
             What the module returned, names and nesting kept; an object with named fields becomes `NamedOutputs`. The
             tensors are of the library of the first input that is no `NPUBuffer`, on its device, in the data types that
-            the module declares; `NPUBuffer`s where all inputs are. A state that was given as a buffer stays one.
+            the module declares; where all inputs are `NPUBuffer`s, so is what the device made, and what the CPU made is
+            an array. A state that was given as a buffer stays one. What the device made for inputs on it does not pass
+            through the host.
 
         Raises:
             InputError: An input is missing, not expected, or has another shape, dtype or device.
@@ -85,7 +87,7 @@ class Model:
         """
         inputs = self._bound(args, kwargs)
         results = self._runner.run(inputs)
-        example = next((value for value in inputs.values() if not isinstance(value, NPUBuffer)), None)
+        example = _example(inputs)
         values = [_beside(result, spec, example) for result, spec in zip(results, self.outputs, strict=True)]
         return build(self._runner.structure, values, NamedOutputs)
 
@@ -210,18 +212,22 @@ class _Plan:
             self._executor.load_weights({} if weights is None else weights)
 
     def run(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
-        results = self._executor.execute(inputs)
-        return [
-            _Kept(result) if isinstance(result, NPUBuffer) else result
-            for result in (results[spec.name] for spec in self.outputs)
-        ]
+        example = _example(inputs)
+        stays = bool(inputs) and (example is None or not on_host(example))
+        results, kept = self._executor.execute_with_states(inputs, on_device=stays)
+        return [_Kept(results[spec.name]) if spec.name in kept else results[spec.name] for spec in self.outputs]
 
 
 class _Kept:
     """A buffer that stays where it is."""
 
-    def __init__(self, buffer: NPUBuffer) -> None:
+    def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
+
+
+def _example(inputs: Mapping[str, Any]) -> Any:
+    """The input whose library and device the results are for; None where all are `NPUBuffer`s."""
+    return next((value for value in inputs.values() if not isinstance(value, NPUBuffer)), None)
 
 
 def _check_given(weights: object, name: str, count: int) -> None:
@@ -240,6 +246,6 @@ def _beside(result: Any, spec: TensorSpec, example: Any) -> Any:
         return result if example is None or not is_array(example) else like(result, example)
     if example is None:
         return result
-    if on_host(example):
+    if on_host(example) or not hasattr(result, "__dlpack__"):
         return like(result.to_numpy(), example)
     return from_device(result, spec.dtype.name, example)

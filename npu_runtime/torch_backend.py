@@ -7,22 +7,32 @@ copied back to them. Gradients are PyTorch's: the backward pass computes the gra
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from threading import Lock
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
+from torch.utils._pytree import tree_leaves
 
 from npu_compiler.compiler import compile as compile_program
-from npu_compiler.errors import ExtractionError, NPUError
+from npu_compiler.errors import DeviceError, ExtractionError, InputError, NPUError
 from npu_compiler.frontend.extraction import extract
 from npu_compiler.partitioner import partition
+from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
-from npu_runtime.model import load
+from npu_runtime.graph_effects import Effects, find_effects, overlap
+from npu_runtime.host_tensors import to_torch
+from npu_runtime.model import Model, load
+from npu_runtime.weight_watch import WeightWatch
 
 __all__ = ["npu"]
 
 _Key = tuple[Any, ...]
+_DISTURBED = "it writes into memory that two of its tensors share"
 
 
 def npu(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -32,40 +42,46 @@ def npu(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: A
         graph: What dynamo traced.
         example_inputs: What it was traced with.
         options: Of ``torch.compile(..., options={"device": "cuda:1"})``: the device to run on; when omitted the CUDA
-            device that the inputs lie on, or the best of the machine.
+            device that the inputs lie on, or the best of the machine. A mode, which is inductor's, changes nothing.
 
     Returns:
         What runs in the graph's place. Where a graph cannot become IR it runs in PyTorch, with a warning that says why.
+
+    Raises:
+        InputError: There is no such option.
+        DeviceError: The device that was asked for cannot be opened.
     """
-    return _Graph(graph, (options.get("options") or {}).get("device"))
+    chosen = options.get("options") or {}
+    unknown = sorted(chosen.keys() - {"device"})
+    if unknown:
+        raise InputError(f"given the option '{unknown[0]}', expected {{'device': name}}, such as 'cuda:1'")
+    return _Graph(graph, None if chosen.get("device") is None else Device.of(chosen["device"]))
 
 
 class _Wrapper(torch.nn.Module):
     """A graph as a module of its own: what it only reads are its buffers, numbers are constants, the rest are inputs.
 
-    It returns what the graph returns, and the inputs that the graph writes.
+    It returns what has to be computed: results of the graph, and the inputs that the graph writes.
     """
 
-    def __init__(
-        self, graph: torch.fx.GraphModule, args: Sequence[Any], weights: Sequence[int], written: Sequence[int]
-    ):
+    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], weights: Sequence[int], does: Effects) -> None:
         super().__init__()
         self.graph = graph
         self.training = graph.training = False  # the graph itself says what is trained
+        self.inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in weights]
         self._template = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
-        self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in weights]
-        self._weights, self._written = weights, written
+        self._weights, self._does = weights, does
         for index in weights:
             self.register_buffer(_weight_name(index), args[index].detach())
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         args = list(self._template)
-        for index, tensor in zip(self._inputs, tensors, strict=True):
+        for index, tensor in zip(self.inputs, tensors, strict=True):
             args[index] = tensor
         for index in self._weights:
             args[index] = getattr(self, _weight_name(index))
-        results = self.graph(*args)
-        return results, [args[index] for index in self._written]
+        results = tree_leaves(self.graph(*args))
+        return [results[place] for place in self._does.computed] + [args[index] for index in self._does.written]
 
 
 def _weight_name(index: int) -> str:
@@ -73,79 +89,133 @@ def _weight_name(index: int) -> str:
 
 
 class _Compiled:
-    """A graph for one set of shapes."""
+    """A graph for one set of shapes.
 
-    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], device: Device) -> None:
-        self._written = _written(graph, args)
-        self._weights = [i for i, arg in enumerate(args) if _is_weight(arg) and i not in self._written]
-        wrapper = _Wrapper(graph, args, self._weights, self._written)
-        self._inputs = wrapper._inputs
-        extraction = extract(wrapper, tuple(args[index] for index in self._inputs), model_name="graph")
+    Attributes:
+        does: What it does beside computing.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], does: Effects, device: Device) -> None:
+        self.does = does
+        self._weights = [i for i, arg in enumerate(args) if _is_weight(arg) and i not in does.written]
+        wrapper = _Wrapper(graph, args, self._weights, does)
+        self._inputs = wrapper.inputs
+        self._names = [_weight_name(index) for index in self._weights]
+        self._model: Model | None = None
+        self._turn = Lock()  # a model runs for one thread at a time
+        if not (does.computed or does.written):
+            return
+        extraction = extract(wrapper, tuple(args[index].detach() for index in self._inputs), model_name="graph")
         plan = partition(extraction.ir, target=device.target)
         whole = len(plan.partitions) == 1 and plan.partitions[0].on_device
         source = compile_program(extraction.ir, device.target) if whole else plan
-        self._names = {_weight_name(index): index for index in self._weights}
         self._constants = {name: value for name, value in extraction.weights.items() if name not in self._names}
-        self._seen, self._own = _versions(args, self._weights), self._own_weights(args)
-        self._model = load(source, self._constants | self._own, device)
+        self._watch = WeightWatch([args[index] for index in self._weights])
+        self._model = load(source, self._all_weights(), device)
 
-    def __call__(self, args: Sequence[Any]) -> Any:
-        seen = _versions(args, self._weights)
-        if seen != self._seen:
-            self._seen, self._own = seen, self._own_weights(args)
-            self._model.load_weights(self._constants | self._own)
-        results, written = self._model(*(args[index].detach() for index in self._inputs))
-        for index, value in zip(self._written, written, strict=True):
-            args[index].copy_(value)
-        return results
+    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The results that had to be computed."""
+        if self._model is None:
+            return []
+        with self._turn:
+            values = self._run(self._model, args)
+        count = len(self.does.computed)
+        for index, value in zip(self.does.written, values[count:], strict=True):
+            args[index].copy_(_tensor(value, args[index].dtype, args[index].device))
+        return [_tensor(value, *kind) for value, kind in zip(values[:count], self.does.kinds, strict=True)]
 
-    def _own_weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The weights by name; while they are held, no other tensor takes their address."""
-        return {name: args[index].detach() for name, index in self._names.items()}
+    def _run(self, model: Model, args: Sequence[Any]) -> Sequence[Any]:
+        weights = [args[index] for index in self._weights]
+        if self._watch.changed(weights):
+            self._watch = WeightWatch(weights)
+            model.load_weights(self._all_weights())
+        values: Sequence[Any] = model(*(args[index].detach() for index in self._inputs))
+        return values
+
+    def is_disturbed(self, args: Sequence[Any]) -> bool:
+        """Whether what the graph writes may be memory of another of its tensors."""
+        if not self.does.written:
+            return False
+        changed = self._watch.changed([args[index] for index in self._weights])
+        return overlap(args[index] for index in (*self._inputs, *(self._weights if changed else ())))
+
+    def _all_weights(self) -> dict[str, torch.Tensor]:
+        return self._constants | dict(zip(self._names, self._watch.tensors, strict=True))
 
 
 class _Graph:
     """A graph that dynamo traced, called with its inputs: tensors, and numbers where shapes vary."""
 
-    def __init__(self, graph: torch.fx.GraphModule, device: str | None) -> None:
-        self._graph, self._device = graph, device
+    def __init__(self, graph: torch.fx.GraphModule, device: Device | None) -> None:
+        self._device = device
         self._numbers = _take_numbers(graph)
+        self._graph, self._held = _with_attributes(graph)
         self._compiled: dict[_Key, _Compiled | None] = {}
+        self._uncounted = False
 
     def __call__(self, *args: Any) -> Any:
         if self._numbers:
             args = tuple(arg.item() if index in self._numbers else arg for index, arg in enumerate(args))
-        compiled = self._for(args)
+        args = (*args, *self._held)
+        differentiable = torch.is_grad_enabled() and any(_needs_gradient(arg) for arg in args)
+        compiled = self._for(args, differentiable)
         if compiled is None:
-            return self._graph(*args)
-        if not (torch.is_grad_enabled() and any(_needs_gradient(arg) for arg in args)):
-            return compiled(args)
-        if compiled._written:  # PyTorch knows how gradients pass through memory that is written
-            return self._graph(*args)
-        flat: list[Any] = []
-        outputs = _Differentiable.apply(self._graph, compiled, flat, *args)  # type: ignore[no-untyped-call]
-        tensors = iter(outputs)
-        return tuple(next(tensors) if isinstance(item, torch.Tensor) else item for item in flat)
+            return self._by_pytorch(args)
+        if compiled.is_disturbed(args):
+            self._warn(_DISTURBED)
+            return self._by_pytorch(args)
+        computed = _Differentiable.apply(self._graph, compiled, *args) if differentiable else compiled(args)
+        return compiled.does.results(computed, args)
 
-    def _for(self, args: Sequence[Any]) -> _Compiled | None:
+    def _by_pytorch(self, args: Sequence[Any]) -> Any:
+        if self._uncounted:
+            WeightWatch.distrust()
+        return self._graph(*args)
+
+    def _for(self, args: Sequence[Any], differentiable: bool) -> _Compiled | None:
         """The graph for the shapes of `args`; None where PyTorch has to run it."""
-        key = tuple((tuple(arg.shape), arg.dtype, arg.device) if isinstance(arg, torch.Tensor) else arg for arg in args)
-        if key not in self._compiled:
+        key = (differentiable, *map(_key, args))
+        if key in self._compiled:
+            return self._compiled[key]
+        with compile_lock:  # one thread traces at a time
+            if key in self._compiled:
+                return self._compiled[key]
             limit = torch._dynamo.config.recompile_limit
             if len(self._compiled) >= limit:
                 self._warn(f"it was called with {limit} sets of shapes, torch._dynamo.config.recompile_limit")
                 return None
             try:
-                self._compiled[key] = _Compiled(self._graph, args, self._chosen(args))
+                self._compiled[key] = self._compile(args, differentiable)
             except NPUError as error:
                 self._warn(str(error))
                 self._compiled[key] = None
         return self._compiled[key]
 
+    def _compile(self, args: Sequence[Any], differentiable: bool) -> _Compiled:
+        device = self._chosen(args)
+        does = find_effects(self._graph, args, differentiable)
+        self._uncounted |= does.uncounted
+        if does.written and overlap(arg for arg in args if isinstance(arg, torch.Tensor)):
+            raise ExtractionError(_DISTURBED)
+        for applies, what in (
+            (does.written, "writes into its inputs"),
+            (does.draws, "draws random numbers"),
+            (does.shares, "returns views of one tensor"),
+        ):
+            if differentiable and applies:
+                raise ExtractionError(f"it {what}, and gradients are wanted")
+        return _Compiled(self._graph, args, does, device)
+
     def _chosen(self, args: Sequence[Any]) -> Device:
-        on_cuda = [arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"]
-        if self._device is not None or not on_cuda:
-            return Device.of(self._device)
+        places = [arg.device for arg in args if isinstance(arg, torch.Tensor)]
+        other = next((place for place in places if place.type not in ("cpu", "cuda")), None)
+        if other is not None:
+            raise DeviceError(f"given a tensor on the device '{other}', expected tensors of the CPU and of CUDA")
+        on_cuda = [place for place in places if place.type == "cuda"]
+        if self._device is not None:
+            return self._device
+        if not on_cuda:
+            return Device()
         return Device(f"cuda:{on_cuda[0].index or 0}")
 
     @staticmethod
@@ -157,29 +227,36 @@ class _Differentiable(torch.autograd.Function):
     """The device's results, with gradients from the same graph run by PyTorch."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Any, compiled: _Compiled, flat: list[Any], *args: Any) -> tuple[torch.Tensor, ...]:
-        ctx.graph, ctx.places = graph, [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    def forward(ctx: Any, graph: Any, compiled: _Compiled, *args: Any) -> tuple[torch.Tensor, ...]:
+        ctx.graph, ctx.does = graph, compiled.does
+        ctx.places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         ctx.save_for_backward(*(args[index] for index in ctx.places))
-        flat.extend(compiled(args))
-        outputs = tuple(item for item in flat if isinstance(item, torch.Tensor))
-        ctx.mark_non_differentiable(*(item for item in outputs if not item.dtype.is_floating_point))
-        return outputs
+        computed = compiled(args)
+        marked = zip(computed, compiled.does.differentiable, strict=True)
+        ctx.mark_non_differentiable(*(value for value, differentiable in marked if not differentiable))
+        return tuple(computed)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        again = torch.is_grad_enabled()  # whether gradients of these gradients may be wanted
         args = list(ctx.others)
         for index, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
-            args[index] = tensor.detach().requires_grad_(tensor.requires_grad)
+            args[index] = tensor if again else tensor.detach().requires_grad_(tensor.requires_grad)
         wanted = [index for index in ctx.places if args[index].requires_grad]
         with torch.enable_grad():
-            results = [item for item in ctx.graph(*args) if isinstance(item, torch.Tensor)]
+            leaves = tree_leaves(ctx.graph(*args))
+        results = [leaves[place] for place in ctx.does.computed]
         pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if r.requires_grad and g is not None]
         found = torch.autograd.grad(
-            [result for result, _ in pairs], [args[i] for i in wanted], [g for _, g in pairs], allow_unused=True
+            [result for result, _ in pairs],
+            [args[index] for index in wanted],
+            [gradient for _, gradient in pairs],
+            allow_unused=True,
+            create_graph=again,
         )
         by_place = dict(zip(wanted, found, strict=True))
-        return (None, None, None, *(by_place.get(index) for index in range(len(args))))
+        return (None, None, *(by_place.get(index) for index in range(len(args))))
 
 
 def _take_numbers(graph: torch.fx.GraphModule) -> frozenset[int]:
@@ -197,6 +274,42 @@ def _take_numbers(graph: torch.fx.GraphModule) -> frozenset[int]:
     return frozenset(numbers)
 
 
+def _with_attributes(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, tuple[torch.Tensor, ...]]:
+    """The graph with the tensors that it holds itself, such as what an optimizer updates, as its last inputs."""
+    held = [node for node in graph.graph.find_nodes(op="get_attr") if isinstance(_attribute(graph, node), torch.Tensor)]
+    if not held:
+        return graph, ()
+    values = {str(node.target): _attribute(graph, node) for node in held}
+    copied = copy.deepcopy(graph.graph)  # dynamo reads its own once more
+    places = [*copied.find_nodes(op="placeholder")]
+    for number, name in enumerate(values):
+        with copied.inserting_after(places[-1]) if places else copied.inserting_before():
+            places.append(copied.placeholder(f"held_{number}"))
+        for node in copied.find_nodes(op="get_attr"):
+            if node.target == name:
+                node.replace_all_uses_with(places[-1])
+                copied.erase_node(node)
+    return torch.fx.GraphModule(graph, copied), tuple(values.values())
+
+
+def _attribute(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    return attrgetter(str(node.target))(graph)
+
+
+def _key(arg: object) -> object:
+    """What a program is compiled for: a graph that returns a view of an input has its strides in its results."""
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    return arg.shape, arg.stride() if arg.layout is torch.strided else arg.layout, arg.dtype, arg.device
+
+
+def _tensor(value: Any, kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A result of a model as PyTorch's; those of a model without inputs are arrays and buffers."""
+    array = value.to_numpy() if isinstance(value, NPUBuffer) else value
+    tensor = array if isinstance(array, torch.Tensor) else to_torch(array)
+    return tensor.to(device, kind)
+
+
 def _needs_gradient(arg: object) -> bool:
     return isinstance(arg, torch.Tensor) and arg.requires_grad
 
@@ -204,23 +317,3 @@ def _needs_gradient(arg: object) -> bool:
 def _is_weight(arg: object) -> bool:
     """Whether dynamo passes a tensor because a module holds it."""
     return isinstance(arg, torch.nn.Parameter) or hasattr(arg, "_dynamo_static_input_type")
-
-
-def _versions(args: Sequence[Any], weights: Sequence[int]) -> list[tuple[int, int]]:
-    """What changes when the memory of a weight is written or replaced."""
-    tensors = [args[index] for index in weights]
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
-
-
-def _written(graph: torch.fx.GraphModule, args: Sequence[Any]) -> list[int]:
-    """The inputs that a graph changes in place: those whose version counts up when it runs on tensors without data."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        fakes = [mode.from_tensor(arg.detach()) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        before = [fake._version if isinstance(fake, torch.Tensor) else 0 for fake in fakes]
-        try:
-            graph(*fakes)
-        except Exception as error:  # whatever an operator says that cannot run without values
-            raise ExtractionError(f"its shapes depend on values: {type(error).__name__}: {error}") from error
-        return [i for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor) and fake._version != before[i]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from npu_compiler.errors import DeviceError
+from npu_compiler.integers import ceil_div
 from software_gpu.native_runtime import CommandKind, CommandRecord, DispatchRecord
 from software_gpu.pipeline import Binding, MTLComputePipelineState, check_buffer_index
 from software_gpu.recording import CommandList, RecordedCommand, Recording, Runner
@@ -103,7 +104,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         if self._arena is None or self._arena_used + len(data) > _ARENA_BYTES:
             self._arena, self._arena_used = allocate(_ARENA_BYTES), 0
         start = self._arena_used
-        self._arena_used = -(-(start + len(data) + 1) // _INLINE_ALIGNMENT) * _INLINE_ALIGNMENT
+        self._arena_used = ceil_div(start + len(data) + 1, _INLINE_ALIGNMENT) * _INLINE_ALIGNMENT
         self._arena.contents().as_buffer(_ARENA_BYTES)[start : start + len(data)] = data
         return self._arena.part(start, len(data)), 0
 
@@ -129,7 +130,7 @@ class MTLComputeCommandEncoder(_CommandEncoder):
         pipeline = self._ready("dispatchThreads")
         grid, threads = MTLSize(*grid), MTLSize(*threads)
         pipeline.check_threads(threads, grid, "threads in groups")
-        groups = MTLSize(*(-(-size // step) for size, step in zip(grid, threads, strict=True)))
+        groups = MTLSize(*(ceil_div(size, step) for size, step in zip(grid, threads, strict=True)))
         self._dispatch(pipeline, groups, threads, grid)
 
     def memoryBarrierWithScope_(self, scope: int) -> None:

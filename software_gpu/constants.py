@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from npu_compiler.integers import ceil_div
 from software_gpu.msl_parser import Token
 from software_gpu.statements import Block, Declaration, For, If, Statement, While
 
@@ -97,7 +98,7 @@ def own_trips(loop: For, known: Mapping[str, int]) -> int:
     end, step = evaluate(loop.condition[2:], known), evaluate(stepped, known)
     if start is None or end is None or not step:
         return UNKNOWN_TRIPS
-    return max(0, -(-(end - start) // step))
+    return max(0, ceil_div(end - start, step))
 
 
 def loop_trips(statement: Statement, known: Mapping[str, int]) -> int:

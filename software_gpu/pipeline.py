@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from npu_compiler.errors import DeviceError
+from npu_compiler.integers import ceil_div
 from software_gpu.library import Argument, CompiledKernel
 from software_gpu.native_runtime import BUFFER_SLOTS
 from software_gpu.resources import MTLBuffer, MTLSize
@@ -76,7 +77,7 @@ class MTLComputePipelineState:
                     f"kernel '{self.kernel.name}', argument '{name}' [[threadgroup({index})]] has no length. "
                     "Call setThreadgroupMemoryLength_atIndex_ before dispatching"
                 )
-        end = -(-self.kernel.threadgroup_bytes // _THREADGROUP_ALIGNMENT) * _THREADGROUP_ALIGNMENT
+        end = ceil_div(self.kernel.threadgroup_bytes, _THREADGROUP_ALIGNMENT) * _THREADGROUP_ALIGNMENT
         offsets = {}
         for index in sorted(self.kernel.threadgroup_arguments):
             offsets[index] = end

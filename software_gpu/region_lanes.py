@@ -120,6 +120,9 @@ class LaneCode(CodeText):
                 if parameter.role == "thread_index_in_simdgroup":
                     value = f"({parameter.type})msl_l"
                 self.line(f"const {parameter.type} {parameter.name} = {value};")
+        for name in sorted(used):
+            if name.startswith("msl_result_") and self.variables.levels[name] == LANE:
+                self.line(f"const msl_type_of_{name}& {name} = msl_values_of_{name}[msl_l];")
         after_loops = self._depending_on_strided(used)
         self._declared_names(used - after_loops)
         for name, piece in self.strided.items():
@@ -127,9 +130,6 @@ class LaneCode(CodeText):
                 kind = plain_type(piece.variable)
                 self.line(f"const {kind} {name} = ({kind})({' '.join(piece.start)}) + msl_offset_{name};")
         self._declared_names(after_loops)
-        for name in sorted(used):
-            if name.startswith("msl_result_") and self.variables.levels[name] == LANE:
-                self.line(f"const msl_type_of_{name}& {name} = msl_values_of_{name}[msl_l];")
 
     def _declared_names(self, used: set[str]) -> None:
         for name, declaration in self.storage.declarations.items():

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from npu_compiler.errors import DeviceError, OutOfMemoryError
+from npu_compiler.integers import ceil_div
 
 __all__ = ["CODE_BYTES", "CONTROL_BYTES", "Range", "SharedMemory", "shared_memory"]
 
@@ -125,7 +126,7 @@ class SharedMemory:
             OutOfMemoryError: There is not that much.
         """
         page = mmap.PAGESIZE
-        room = (-(-nbytes // page) + 1) * page  # a page between any two
+        room = (ceil_div(nbytes, page) + 1) * page  # a page between any two
         with self._lock:
             self._drain()
             self._own()
@@ -147,7 +148,7 @@ class SharedMemory:
         """
         with self._locked():
             self._own()
-            start, room = self._code_used, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            start, room = self._code_used, ceil_div(nbytes, mmap.PAGESIZE) * mmap.PAGESIZE
             if start + room > CODE_BYTES:
                 raise OutOfMemoryError(
                     f"the software GPU has room for {CODE_BYTES} bytes of kernels; start a new process"

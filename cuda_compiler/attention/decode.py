@@ -17,6 +17,7 @@ from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
@@ -78,7 +79,7 @@ class _Division:
     def results(self) -> int:
         """Results of a cluster that are kept, rounded up to whole slices, and what they are relative to."""
         chunks = self.rows * padded(self.problem.value_size) // 4
-        return -(-chunks // self.cluster) * self.cluster * 4 + self.cluster * self.rows * 2
+        return ceil_div(chunks, self.cluster) * self.cluster * 4 + self.cluster * self.rows * 2
 
     @property
     def shared_bytes(self) -> int:
@@ -172,8 +173,8 @@ def _fresh_rows(problem: Attention) -> int | None:
 
 def _divide(problem: Attention, block: int) -> _Division | None:
     rows = problem.shared * problem.rows
-    tiles = -(-problem.length // block)
-    sets = -(-rows // 8)
+    tiles = ceil_div(problem.length, block)
+    sets = ceil_div(rows, 8)
     fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
     if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
         return None
@@ -183,7 +184,7 @@ def _divide(problem: Attention, block: int) -> _Division | None:
         cluster //= 2
     resident = _SHARED_BYTES // _piece_bytes(problem)
     most = max(1, _BLOCKS * min(resident, 2) // (heads * cluster))
-    clusters = 1 if pieces <= _ALONE * cluster * _WARPS else min(most, -(-pieces // (_ENOUGH * cluster * _WARPS)))
+    clusters = 1 if pieces <= _ALONE * cluster * _WARPS else min(most, ceil_div(pieces, _ENOUGH * cluster * _WARPS))
     depth = min(_DEPTH if clusters == 1 else 1, _SHARED_BYTES // _piece_bytes(problem))
     return _Division(problem, block, cluster, clusters, depth)
 
@@ -254,7 +255,7 @@ def _macros(division: _Division) -> dict[str, object]:
         "K_ROW": problem.k.strides[2],
         "V_ROW": problem.v.strides[2],
         "BLOCK": division.block,
-        "TILES": -(-problem.length // division.block),
+        "TILES": ceil_div(problem.length, division.block),
         "WARPS": _WARPS,
         "DEPTH": division.depth,
         "CLUSTER": division.cluster,

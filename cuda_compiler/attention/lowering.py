@@ -15,6 +15,7 @@ from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
@@ -58,7 +59,7 @@ class _Division:
 
     @property
     def row_tiles(self) -> int:
-        return -(-self.problem.shared * self.problem.rows // self.tile_rows)
+        return ceil_div(self.problem.shared * self.problem.rows, self.tile_rows)
 
     @property
     def state_rows(self) -> int:
@@ -149,8 +150,8 @@ def _divide(problem: Attention) -> _Division:
     rows = problem.shared * problem.rows
     block = 64 if max(padded(problem.size), padded(problem.value_size)) <= 128 else 32
     warps_m, warps_l = _warps(rows, block)
-    blocks = problem.batch * problem.groups * -(-rows // (16 * warps_m))
-    return _Division(problem, block, warps_m, warps_l, _splits(-(-problem.length // block), blocks))
+    blocks = problem.batch * problem.groups * ceil_div(rows, 16 * warps_m)
+    return _Division(problem, block, warps_m, warps_l, _splits(ceil_div(problem.length, block), blocks))
 
 
 def _chunk(operand: Operand) -> int:
@@ -173,7 +174,7 @@ def _warps(rows: int, block: int) -> tuple[int, int]:
 
 def _splits(tiles: int, blocks: int) -> int:
     """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
-    return max(1, min(MULTIPROCESSORS // blocks, -(-tiles // _SPLIT_TILES)))
+    return max(1, min(MULTIPROCESSORS // blocks, ceil_div(tiles, _SPLIT_TILES)))
 
 
 def _macros(division: _Division) -> dict[str, object]:

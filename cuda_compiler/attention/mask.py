@@ -8,6 +8,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import assemble
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.params import ParamStruct
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
@@ -61,7 +62,7 @@ def mask_values(problem: Attention, state_rows: int) -> dict[str, int]:
         **problem.strides("mask"),
         "state_batch": heads if problem.mask.strides[0] else 0,
         "state_head": 1 if heads > 1 else 0,
-        "state_parts": -(-problem.rows // state_rows),
+        "state_parts": ceil_div(problem.rows, state_rows),
     }
 
 
@@ -81,7 +82,7 @@ def mask_states(
     if problem.mask is None:
         return [], problem.k.argument
     batch, heads = _distinct(problem.mask.view)
-    parts, tiles = -(-problem.rows // state_rows), -(-problem.length // block)
+    parts, tiles = ceil_div(problem.rows, state_rows), ceil_div(problem.length, block)
     if batch * heads > _MAX_GRID or parts > _MAX_GRID:
         raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {_MAX_GRID} of each")
     key = ("mask states", problem.mask.tensor.index, problem.mask.view, state_rows, block)

@@ -12,6 +12,7 @@ from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
@@ -54,12 +55,12 @@ class _Division:
     @property
     def tiles(self) -> int:
         """Tiles of rows, of all heads of keys."""
-        return -(-self.problem.shared * self.problem.rows // (64 * self.warpgroups_m)) * self.layers
+        return ceil_div(self.problem.shared * self.problem.rows, 64 * self.warpgroups_m) * self.layers
 
     @property
     def splits(self) -> int:
         """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
-        blocks = -(-self.problem.length // self.block)
+        blocks = ceil_div(self.problem.length, self.block)
         return max(1, min(MULTIPROCESSORS // self.tiles, blocks // _SPLIT_TILES))
 
     @property
@@ -69,9 +70,9 @@ class _Division:
     @property
     def shared_bytes(self) -> int:
         """Panels of 128 bytes a line, then barriers and the list of open blocks; see attention_ring.cuh."""
-        queries, values = -(-self.problem.size // _PANEL), -(-self.problem.value_size // _PANEL)
+        queries, values = ceil_div(self.problem.size, _PANEL), ceil_div(self.problem.value_size, _PANEL)
         lines = queries * 64 * self.warpgroups_m + (queries + values) * self.stages * self.block
-        return lines * 128 + (1 + 4 * self.stages) * 8 + 8 + -(-self.problem.length // self.block) * 4
+        return lines * 128 + (1 + 4 * self.stages) * 8 + 8 + ceil_div(self.problem.length, self.block) * 4
 
     def parts_bytes(self) -> int:
         """What all splits of all tiles leave in memory."""

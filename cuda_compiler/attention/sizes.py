@@ -5,6 +5,7 @@ from __future__ import annotations
 from cuda_compiler.attention.mask import mask_values
 from cuda_compiler.dialect import CUDA
 from npu_compiler.dtypes import FLOAT32
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.attention import Attention
 
 __all__ = ["operand_values", "padded", "size_macros"]
@@ -12,7 +13,7 @@ __all__ = ["operand_values", "padded", "size_macros"]
 
 def padded(size: int) -> int:
     """A head's size in whole steps of the tensor cores."""
-    return -(-size // 16) * 16
+    return ceil_div(size, 16) * 16
 
 
 def size_macros(problem: Attention) -> dict[str, object]:

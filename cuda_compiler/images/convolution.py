@@ -24,6 +24,7 @@ from cuda_compiler.tiles.tiling import Tiling
 from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -116,7 +117,9 @@ def _tiled_options(
     moved = bytes_of_a_result(conv, group, lowering)
     tilings = close_tilings(conv.pixels, conv.outputs, depth, conv.groups, moved, warpgroups=large)
     fused = Epilogue(group, found, pack_size(group, found.operands, conv.outputs))
-    given = (conv, fused, lowering, image, geometry)
+    added = _summed(conv, group)[1:]
+    structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
+    given = (conv, fused, lowering, image, "\n".join(structs))
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
     if fits_overlaps(conv, group, found):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
@@ -128,13 +131,13 @@ def _lower_tiled(
     fused: Epilogue,
     lowering: Lowering,
     image: Argument,
-    geometry: Mapping[str, int],
+    structs: str,
     tiling: Tiling,
 ) -> KernelCall:
     group = fused.group
     summed = _summed(conv, group)
-    steps = sum(-(-_depth(part) // tiling.depth) for part in summed)
-    tiles_m, tiles_n = -(-conv.pixels // tiling.rows), -(-conv.outputs // tiling.columns)
+    steps = sum(ceil_div(_depth(part), tiling.depth) for part in summed)
+    tiles_m, tiles_n = ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
     macros = {
         **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n)),
@@ -149,13 +152,12 @@ def _lower_tiled(
     }
     weight = conv.weight.argument
     added = [operand.argument for part in summed[1:] for operand in part.operands]
-    structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in summed[1:])]
     return anchor_launch(
         KernelText(
             "conv2d",
             values={"rows": conv.pixels, "tiles_m": tiles_m},
             macros=macros,
-            generated="\n".join([*structs, product_function(tiling, conv.image.dtype)]),
+            generated=f"{structs}\n{product_function(tiling, conv.image.dtype)}",
             parts=tiling.files,
         ),
         LaunchShape(
@@ -189,7 +191,7 @@ def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lo
     }
     return anchor_launch(
         KernelText("conv2d_plain", values=values, macros=macros),
-        LaunchShape(blocks=-(-prod(conv.shape) // _PLAIN_THREADS), threads=_PLAIN_THREADS),
+        LaunchShape(blocks=ceil_div(prod(conv.shape), _PLAIN_THREADS), threads=_PLAIN_THREADS),
         Epilogue(group, found, 1),
         lowering,
         inputs=[operand.argument for operand in conv.operands],

@@ -8,6 +8,7 @@ from math import prod
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import assemble
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.params import ParamStruct
 from npu_compiler.lowering.problems.operand import Operand
@@ -38,8 +39,8 @@ def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape [O, I, KH, KW] of a weight whose taps are filled up with zeros to whole chunks."""
     outputs, channels, height, width = shape
     if channels <= _FEW_CHANNELS:
-        return outputs, _FEW_CHANNELS, height, -(-width // 2) * 2
-    return outputs, -(-channels // CHUNK) * CHUNK, height, width
+        return outputs, _FEW_CHANNELS, height, ceil_div(width, 2) * 2
+    return outputs, ceil_div(channels, CHUNK) * CHUNK, height, width
 
 
 def is_packed_weight(weight: Operand) -> bool:
@@ -110,7 +111,7 @@ def pack_image(
         kernel=lowering.kernel(assemble("pack_channels", struct, macros, "")),
         args=(image.argument, result),
         params=struct.pack(values),
-        grid=(-(-pixels * (channels // piece) // _PACK_THREADS), 1, 1),
+        grid=(ceil_div(pixels * (channels // piece), _PACK_THREADS), 1, 1),
         block=(_PACK_THREADS, 1, 1),
         nbytes=(pixels * channels + prod(image.shape)) * image.dtype.size,
     )
@@ -127,7 +128,7 @@ def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, 
     if channels != _FEW_CHANNELS:
         return dict(geometry), 0, width
     first = pad % 2
-    pairs = -(-(width + first) // 2)
+    pairs = ceil_div(width + first, 2)
     paired = {
         "CHANNELS": 2 * channels,
         "PIXEL_STRIDE": 2 * channels,

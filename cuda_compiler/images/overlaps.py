@@ -17,6 +17,7 @@ from cuda_compiler.images.window_tiles import (
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -53,7 +54,7 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "GROUP_BYTES": _group_bytes(conv),
     }
     shape = LaunchShape(
-        blocks=min(-(-tiles_of(conv) // _GROUPS), _blocks(conv)),
+        blocks=min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv)),
         threads=_GROUPS * GROUP_THREADS,
         shared_bytes=_GROUPS * _group_bytes(conv),
     )
@@ -62,7 +63,7 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
 
 def _blocks(conv: Convolution) -> int:
     """Blocks for each 64 output channels that run at a time."""
-    return max(1, MULTIPROCESSORS // -(-conv.shape[1] // OUTPUTS))
+    return max(1, MULTIPROCESSORS // ceil_div(conv.shape[1], OUTPUTS))
 
 
 def _lines(conv: Convolution) -> tuple[int, int]:
@@ -73,7 +74,7 @@ def _lines(conv: Convolution) -> tuple[int, int]:
 def _plane(conv: Convolution) -> int:
     """Bytes of a plane of eight channels; neighbours begin in different banks."""
     lines, line = _lines(conv)
-    return -(-lines * line * 16 // 128) * 128 + 16
+    return ceil_div(lines * line * 16, 128) * 128 + 16
 
 
 def _group_bytes(conv: Convolution) -> int:

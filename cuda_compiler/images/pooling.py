@@ -11,6 +11,7 @@ from cuda_compiler.packing import PACK_SIZES, pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.operand import are_chunks
@@ -36,7 +37,7 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
     size = _pack_size(pool, group, found)
     along_y, along_x = _along(pool, size)
     batch, channels, out_height, out_width = pool.shape
-    groups, packs = batch * -(-out_height // along_y) * -(-out_width // along_x), channels // size
+    groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
     macros = {
         **_geometry(pool),
         "a_t": CUDA.storage[image.dtype.name],
@@ -52,7 +53,7 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
     return [
         anchor_launch(
             KernelText("pool2d", values={"groups": groups}, macros=macros),
-            LaunchShape(blocks=-(-groups * packs // _THREADS), threads=_THREADS),
+            LaunchShape(blocks=ceil_div(groups * packs, _THREADS), threads=_THREADS),
             Epilogue(group, found, size),
             lowering,
             inputs=[image.argument],

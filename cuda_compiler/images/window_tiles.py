@@ -12,6 +12,7 @@ from cuda_compiler.packing import element_functions, pack_size
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -42,7 +43,7 @@ def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool
 def tiles_of(conv: Convolution) -> int:
     """Tiles of results, for each 64 output channels."""
     batch, _, height, width = conv.shape
-    return batch * -(-height // TILE_Y) * -(-width // TILE_X)
+    return batch * ceil_div(height, TILE_Y) * ceil_div(width, TILE_X)
 
 
 def _geometry(conv: Convolution) -> dict[str, object]:
@@ -96,7 +97,7 @@ def window_launch(
             generated="\n".join(generated),
             parts=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
         ),
-        replace(shape, splits=-(-conv.shape[1] // OUTPUTS)),
+        replace(shape, splits=ceil_div(conv.shape[1], OUTPUTS)),
         Epilogue(group, found, _CHUNK),
         lowering,
         inputs=[operand.argument for operand in conv.operands],

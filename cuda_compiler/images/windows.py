@@ -17,6 +17,7 @@ from cuda_compiler.images.window_tiles import (
 )
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -50,7 +51,7 @@ class _Window:
     @property
     def nbytes(self) -> int:
         """Shared memory for the pixels of a tile."""
-        return -(-self.line * self.lines * 16 // 128) * 128
+        return ceil_div(self.line * self.lines * 16, 128) * 128
 
 
 def fits_windows(conv: Convolution, group: Group, found: Positions) -> bool:
@@ -60,7 +61,7 @@ def fits_windows(conv: Convolution, group: Group, found: Positions) -> bool:
     if (conv.windows.stride[1], conv.windows.dilation[1]) != (2, 1):
         return False
     window = _window(conv)
-    words = -(-window.line * window.lines // GROUP_THREADS) * conv.channels
+    words = ceil_div(window.line * window.lines, GROUP_THREADS) * conv.channels
     fits = 2 <= window.chunks <= 2 * _MAX_STEPS and words <= _MAX_WORDS
     return fits and fits_window_tiles(conv, group, found)
 

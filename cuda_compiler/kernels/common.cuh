@@ -110,16 +110,22 @@ __device__ __forceinline__ T combine_max(T a, T b) { return a > b || a != a ? a 
 template <typename T>
 __device__ __forceinline__ T combine_min(T a, T b) { return a < b || a != a ? a : b; }
 
+// A value of the lane at a distance; a generated state of several numbers has an overload.
+template <typename T>
+__device__ __forceinline__ T exchange(T value, int distance, int lanes)
+{
+    return __shfl_xor_sync(0xffffffffu, value, distance, lanes);
+}
+
 #define NPU_WARP_REDUCTION(kind)                                                                                       \
     template <int LANES, typename T>                                                                                   \
     __device__ __forceinline__ T warp_##kind(T value)                                                                  \
     {                                                                                                                  \
         for (int distance = LANES / 2; distance > 0; distance /= 2) {                                                  \
-            value = combine_##kind(value, __shfl_xor_sync(0xffffffffu, value, distance, LANES));                       \
+            value = combine_##kind(value, exchange(value, distance, LANES));                                           \
         }                                                                                                              \
         return value;                                                                                                  \
     }
 NPU_WARP_REDUCTION(sum)
 NPU_WARP_REDUCTION(max)
 NPU_WARP_REDUCTION(min)
-#undef NPU_WARP_REDUCTION

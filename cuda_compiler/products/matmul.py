@@ -15,6 +15,7 @@ from cuda_compiler.products.product import are_along_k, fits_tiles, offset_funct
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
 from cuda_compiler.tiles.tiling import Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
@@ -137,10 +138,10 @@ def _strides(found: Product) -> dict[str, int]:
 
 
 def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling) -> KernelCall:
-    tiles_m, tiles_n = -(-found.m // tiling.rows), -(-found.n // tiling.columns)
+    tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
     tiles = tiles_m * tiles_n * found.batches
     macros = {
-        **tiling.macros(tiles, -(-found.k // tiling.depth), tiling.panel(tiles_m, tiles_n)),
+        **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n)),
         "tile_t": CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
@@ -165,7 +166,7 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
 
 
 def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
-    tiles_m, tiles_n = -(-found.m // _PLAIN_SIDE), -(-found.n // _PLAIN_SIDE)
+    tiles_m, tiles_n = ceil_div(found.m, _PLAIN_SIDE), ceil_div(found.n, _PLAIN_SIDE)
     macros = {
         "a_t": CUDA.storage[found.a.dtype.name],
         "b_t": CUDA.storage[found.b.dtype.name],

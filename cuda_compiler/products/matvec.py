@@ -13,6 +13,7 @@ from cuda_compiler.rows import vector_function
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.positions import Positions
@@ -96,7 +97,7 @@ def lower_vectors(
     computed = vector.operand if isinstance(vector.operand, Computed) else None
     shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), computed is not None)
     store = max(1, min(size, shape.outputs // group.pairs))
-    chunks = -(-vectors.outputs // shape.outputs)
+    chunks = ceil_div(vectors.outputs, shape.outputs)
     prologue = None if computed is None else vector_function(computed.row, lowering, 32 * _WARPS, _PREFIX)
     blocks_each = _blocks_each(vectors, found)
     hurries = matrix.is_constant and blocks_each == 1
@@ -152,18 +153,18 @@ def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _
     lanes = 32
     while lanes > 1 and lanes * load >= 2 * found.k:
         lanes //= 2
-    chunks = -(-vectors.outputs // outputs) * found.batches
-    chunks_each = -(-chunks // (MULTIPROCESSORS * _blocks_each(vectors, found)))
+    chunks = ceil_div(vectors.outputs, outputs) * found.batches
+    chunks_each = ceil_div(chunks, MULTIPROCESSORS * _blocks_each(vectors, found))
 
     def cost(warps_k: int) -> int:
         groups = _WARPS // warps_k * (32 // lanes)
-        passes = -(-found.k // (lanes * warps_k * load))
-        return -(-chunks_each // groups) * (passes * outputs + (_SHARE_COST if warps_k > 1 else 0))
+        passes = ceil_div(found.k, lanes * warps_k * load)
+        return ceil_div(chunks_each, groups) * (passes * outputs + (_SHARE_COST if warps_k > 1 else 0))
 
     warps_k = min((1, 2, 4, 8), key=cost) if lanes == 32 else 1
-    passes = -(-found.k // (lanes * warps_k * load))
-    rounds = -(-passes * outputs // _IN_FLIGHT)
-    return _Shape(load, lanes, warps_k, outputs, -(-passes // rounds))
+    passes = ceil_div(found.k, lanes * warps_k * load)
+    rounds = ceil_div(passes * outputs, _IN_FLIGHT)
+    return _Shape(load, lanes, warps_k, outputs, ceil_div(passes, rounds))
 
 
 def _blocks_each(vectors: _Vectors, found: Product) -> int:

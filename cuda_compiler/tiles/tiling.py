@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
+from npu_compiler.integers import ceil_div
+
 __all__ = ["CANDIDATES", "MULTIPROCESSORS", "Tiling", "ranked_tilings"]
 
 
@@ -89,7 +91,7 @@ class Tiling:
             steps: Tiles along k.
             panel: Tiles along m that follow each other before the next ones along n.
         """
-        ahead = {"AHEAD": self.ahead(-(-steps // self.splits))} if self.clustered else {}
+        ahead = {"AHEAD": self.ahead(ceil_div(steps, self.splits))} if self.clustered else {}
         return {
             **ahead,
             "TEAMS": self.teams,

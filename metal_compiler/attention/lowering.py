@@ -10,6 +10,7 @@ from metal_compiler.skeleton import assemble, kernel_file
 from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.params import ParamStruct
@@ -64,7 +65,7 @@ class _Division:
     @property
     def part(self) -> int:
         """Positions of a part, whole blocks."""
-        return -(-self.problem.length // (self.parts * self.block)) * self.block
+        return ceil_div(self.problem.length, self.parts * self.block) * self.block
 
 
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
@@ -94,7 +95,7 @@ def _divide(problem: Attention) -> _Division:
     if direct:  # as many as there are matrices side by side in the result, and in the scores
         simdgroups = 16 if value_size % 128 == 0 else 8
         block = 8 * simdgroups
-    threadgroups = problem.batch * problem.groups * -(-rows // tile_rows)
+    threadgroups = problem.batch * problem.groups * ceil_div(rows, tile_rows)
     return _Division(problem, tile, tile_rows, block, direct, simdgroups, _parts(problem.length, threadgroups))
 
 
@@ -112,7 +113,7 @@ def _chunk(operand: Operand, tile: DType) -> int:
 def _tile(rows: int, row_bytes: int) -> tuple[int, int]:
     """Query rows and positions of a step that threadgroup memory holds, given the bytes of a head."""
     most, block = (32, 32) if row_bytes <= 256 else (16, 32) if row_bytes <= 512 else (8, 16)
-    return min(most, -(-rows // 8) * 8), block
+    return min(most, ceil_div(rows, 8) * 8), block
 
 
 def _parts(length: int, threadgroups: int) -> int:
@@ -136,7 +137,7 @@ def _definitions(division: _Division) -> dict[str, object]:
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,
         "TILE_M": division.tile_rows,
-        "TILE_N": -(-problem.value_size // 32) * 32,
+        "TILE_N": ceil_div(problem.value_size, 32) * 32,
         "BLOCK": division.block,
         "SIMDGROUPS": division.simdgroups,
         "DIRECT": int(division.direct),
@@ -174,7 +175,7 @@ def _values(division: _Division) -> dict[str, int]:
 def _grid(division: _Division) -> tuple[int, int, int]:
     problem = division.problem
     rows = problem.shared * problem.rows
-    return -(-rows // division.tile_rows), problem.batch * problem.groups, -(-problem.length // division.part)
+    return ceil_div(rows, division.tile_rows), problem.batch * problem.groups, ceil_div(problem.length, division.part)
 
 
 def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[KernelCall]:
@@ -202,7 +203,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
     text = KernelText("attention_combine", 2, COMBINE_FIELDS, {"VALUE_SIZE": problem.value_size}, ("store.metal",))
     combine = anchor_kernel(text, group, lowering)
     values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
-    threads = division.all_rows * -(-problem.value_size // GROUP)
+    threads = division.all_rows * ceil_div(problem.value_size, GROUP)
     flops = 4 * part_rows * problem.value_size
     arguments = [Argument(sums), Argument(scratch, rows)]
-    return [first, combine.launch(arguments, values, (-(-threads // TILE_THREADS), 1, 1), TILE_THREADS, flops)]
+    return [first, combine.launch(arguments, values, (ceil_div(threads, TILE_THREADS), 1, 1), TILE_THREADS, flops)]

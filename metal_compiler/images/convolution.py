@@ -23,6 +23,7 @@ from metal_compiler.tiles.tiling import (
     tile_rows,
 )
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
@@ -86,7 +87,7 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering)
         **image_values(image, conv.shape), **window_values(conv.windows),
         "weight_row": row_stride, "weight_col": weight.strides[0], "weight_columns": readable,
     }  # fmt: skip
-    grid = (-(-conv.pixels // rows), -(-conv.outputs // width), conv.groups)
+    grid = (ceil_div(conv.pixels, rows), ceil_div(conv.outputs, width), conv.groups)
     return kernel.launch([image.argument, weight.argument], values, grid, TILE_THREADS, conv.flops)
 
 

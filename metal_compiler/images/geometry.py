@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from metal_compiler.tiles.tiling import GROUP
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.windows import Windows
 
@@ -28,5 +29,5 @@ def window_values(windows: Windows) -> dict[str, int]:
 
 def thread_groups(shape: tuple[int, ...], per_thread: int) -> tuple[int, dict[str, int]]:
     """Threadgroups of an untiled kernel for a result [N, C, H, W], and its parameters ``pixels`` and ``chunks``."""
-    pixels, chunks = shape[0] * prod(shape[2:]), -(-shape[1] // per_thread)
-    return -(-pixels * chunks // THREADS), {"pixels": pixels, "chunks": chunks}
+    pixels, chunks = shape[0] * prod(shape[2:]), ceil_div(shape[1], per_thread)
+    return ceil_div(pixels * chunks, THREADS), {"pixels": pixels, "chunks": chunks}

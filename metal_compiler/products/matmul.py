@@ -21,6 +21,7 @@ from metal_compiler.tiles.tiling import (
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import DType
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import are_chunks
@@ -113,7 +114,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
     }  # fmt: skip
-    grid = (-(-found.m // rows), -(-found.n // columns))
+    grid = (ceil_div(found.m, rows), ceil_div(found.n, columns))
     return _launches(kernel, found, ("a", "b"), values, grid, TILE_THREADS)
 
 
@@ -144,7 +145,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
         definitions["CHUNK"] = chunk
         text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
         kernel = anchor_kernel(text, group, lowering)
-        return _launches(kernel, found, names, values, (-(-outputs // (32 * chunk)), 1), 256)
+        return _launches(kernel, found, names, values, (ceil_div(outputs, 32 * chunk), 1), 256)
     aligned = [*matrix.across(along_k=True), found.k]
     if isinstance(vector.operand, Computed):
         prologue = vector_prologue(vector.operand, lowering)
@@ -158,7 +159,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
     text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
     kernel = anchor_kernel(text, group, lowering, prologue)
     width = simdgroups * rounds * _SIMDGROUP_SUMS
-    return _launches(kernel, found, names, values, (-(-outputs // width), 1), 32 * simdgroups)
+    return _launches(kernel, found, names, values, (ceil_div(outputs, width), 1), 32 * simdgroups)
 
 
 def _launches(

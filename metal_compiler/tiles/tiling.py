@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.operand import are_chunks
 
 __all__ = [
@@ -33,7 +34,7 @@ def tile_dtype(a: DType, b: DType) -> DType:
 
 def tile_rows(rows: int) -> int:
     """Rows of a tile, a multiple of 8 up to 64, such that little of the last tile lies outside: 56 for 49 or 784."""
-    return min(range(64, 0, -8), key=lambda size: -(-rows // size) * (size + _TILE_OVERHEAD))
+    return min(range(64, 0, -8), key=lambda size: ceil_div(rows, size) * (size + _TILE_OVERHEAD))
 
 
 def tile_columns(columns: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from npu_compiler.integers import ceil_div
+
 __all__ = ["ALIGNMENT", "Lifetime", "plan_arena"]
 
 ALIGNMENT = 256  # bytes; suits vector loads of every device
@@ -34,7 +36,7 @@ def plan_arena(lifetimes: Iterable[Lifetime]) -> tuple[dict[int, int], int]:
     offsets: dict[int, int] = {}
     total = 0
     for life in ordered:
-        size = -(-life.nbytes // ALIGNMENT) * ALIGNMENT
+        size = ceil_div(life.nbytes, ALIGNMENT) * ALIGNMENT
         offsets[life.key] = begin = _best_gap(placed.alive_with(life), size)
         placed.add(life, (begin, begin + size))
         total = max(total, begin + size)

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from npu_compiler.errors import IRError, UnsupportedOpError
-from npu_compiler.graph.ir import OpNode, TensorSpec
 from npu_compiler.graph.tracing import results_of
+from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.ops.binding import Evidence, TensorArgument
-from npu_compiler.ops.registry import definition
+from npu_compiler.ops.registry import traits_of
+from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.symbolic import Trace
 
 __all__ = ["Names", "evidence_of"]
-
-
-_CONVERSIONS = ("to", "to_copy", "type_as")
 
 
 class Names:
@@ -32,8 +30,8 @@ class Names:
 
     def follow(self, op: str, tensors: Sequence[str], outputs: Sequence[str]) -> None:
         """A view, a copy or a conversion of a tensor goes by the tensor's name."""
-        entry = definition(op)
-        passes = entry is not None and (entry.family == "views" or entry.kind in _CONVERSIONS)
+        known = traits_of(op)
+        passes = known.work is Work.VIEW or known.keeps_order
         if passes and len(outputs) == 1 and tensors and tensors[0] in self._words:
             self._words[outputs[0]] = self._words[tensors[0]]
 

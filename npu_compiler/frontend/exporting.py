@@ -31,16 +31,17 @@ def export(
         warnings.simplefilter("ignore")
         try:
             exported = torch.export.export(model, args, kwargs)
+            if needs_functional_form(exported):
+                # The empty table keeps every operation whole; what remains is functionalisation and inlining of
+                # subgraphs.
+                exported = exported.run_decompositions({})
         except Exception as error:  # torch.export lets through whatever the model or the tracer raised
             raise ExtractionError(
                 f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {_first_line(error)}. "
                 "Expected a forward() that takes these inputs and whose control flow depends on shapes alone; write "
                 "what depends on the values of tensors with torch.where"
             ) from error
-        if needs_functional_form(exported):
-            # The empty table keeps every operation whole; what remains is functionalisation and inlining of subgraphs.
-            exported = exported.run_decompositions({})
-    _check_static(exported)
+    _check_values(exported)
     _check_pure(exported)
     return exported
 
@@ -75,11 +76,19 @@ def _arguments(example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]
     )
 
 
-def _check_static(exported: ExportedProgram) -> None:
-    """Refuses sizes and numbers that are known only when the model runs: the device's program is fixed before."""
+def _check_values(exported: ExportedProgram) -> None:
+    """Refuses sizes and numbers that are known only when the model runs: the device's program is fixed before.
+
+    And operators that return lists of tensors inside of a tuple, for which IR has no name.
+    """
     for node in exported.graph.nodes:
         value = node.meta.get("val")
         for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, (tuple, list)):
+                raise ExtractionError(
+                    f"node '{node.name}' ({node.target}) returns lists inside of a tuple; expected tensors, or one "
+                    "list of them: leave it out of the model"
+                )
             shape = tuple(item.shape) if isinstance(item, torch.Tensor) else ()
             is_number = isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool))
             if is_number or not all(type(size) is int for size in shape):

@@ -11,17 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from npu_compiler.graph.fusion_patterns import linears_by_input, without_dead_nodes
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.graph.row_rules import Passage, Rows, passage
-from npu_compiler.graph.row_selection import Selection, selection_of, take
-from npu_compiler.ops.registry import definition
+from npu_compiler.graph.fusion_patterns import merged_linears
+from npu_compiler.graph.rewrite import Scene, sites, without_dead_nodes
+from npu_compiler.graph.row_selection import selection_of, take
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.registry import spelled, traits_of
+from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Rows, Selection
+from npu_compiler.ops.traits import Work
+from npu_compiler.ops.views import reshape
 
 __all__ = ["compute_asked_rows"]
 
-_PRODUCTS = ("linear", "attention", "convolution")
-_WORK = (*_PRODUCTS, "normalization", "reduction")
-_CHEAP = ("elementwise", "views")
+_HEAVY = (Work.ANCHOR, Work.ROWS)
+_CHEAP = (Work.ELEMENTWISE, Work.VIEW)
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,40 @@ def _operands(node: OpNode, found: Passage) -> Iterator[tuple[tuple[str, ...], i
             yield names if found.item is None else (names[found.item],), found.dims.get(parameter)
 
 
-def _family(node: OpNode) -> str:
-    entry = definition(node.op)
-    return "" if entry is None else entry.family
+def passage(node: OpNode, tensors: Mapping[str, TensorSpec], dim: int, rows: Rows) -> Passage | None:
+    """How a node gives only `rows` of dimension `dim` of its results.
+
+    Args:
+        node: It reads something and makes something.
+        tensors: Those that it reads and makes, whole.
+        dim: Counted from the front.
+        rows: Fewer than all.
+
+    Returns:
+        None where it cannot, or its op does not say how.
+    """
+    rule = traits_of(node.op).rows
+    if rule is None or any(0 in tensors[name].shape for name in (*node.tensors(), *node.outputs)):
+        return None
+    try:
+        found = rule(RowCall(node, tensors, dim, rows))
+    except MALFORMED:
+        return None
+    return found if found is not None and _names_rows(found, node, tensors, rows) else None
+
+
+def _names_rows(found: Passage, node: OpNode, tensors: Mapping[str, TensorSpec], rows: Rows) -> bool:
+    """Whether all dimensions that are to be read have as many positions as the result."""
+    for parameter, dim in found.dims.items():
+        value = node.inputs[parameter]
+        shapes = [tensors[name].shape for name in ((value,) if isinstance(value, str) else value)]
+        if not all(0 <= dim < len(shape) and shape[dim] == rows.size for shape in shapes):
+            return False
+    return True
+
+
+def _work(node: OpNode) -> Work:
+    return traits_of(node.op).work
 
 
 def _without_work(graph: IRGraph, demand: _Demand) -> Iterator[str]:
@@ -136,23 +169,23 @@ def _without_work(graph: IRGraph, demand: _Demand) -> Iterator[str]:
             for name in (*names, *node.outputs):
                 if dim is not None and demand.read.get(name) is not None:
                     roots[root(name)] = root(node.outputs[0])
-    worthy = {root(node.outputs[0]) for node in small if _family(node) in _WORK}
+    worthy = {root(node.outputs[0]) for node in small if _work(node) in _HEAVY}
     yield from (node.name for node in small if root(node.outputs[0]) not in worthy)
 
 
 def _epilogues(graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand) -> Iterator[str]:
     """Small nodes that alone read the whole result of a product: they are its epilogue, as long as they stay whole."""
     done: set[str] = set()  # tensors that hold the result of a small product, or of what follows one
-    whole = (node for node in graph.nodes if _family(node) in _PRODUCTS and node.name not in demand.small)
+    whole = (node for node in graph.nodes if _work(node) is Work.ANCHOR and node.name not in demand.small)
     ends = {name for node in whole for name in node.outputs}
     for node in graph.nodes:
         found = demand.small.get(node.name)
         if found is None:
             continue
         operands = list(node.tensors())
-        if _family(node) in _WORK or done.intersection(operands):
+        if _work(node) in _HEAVY or done.intersection(operands):
             done.update(node.outputs)
-        elif _family(node) in _CHEAP and any(
+        elif _work(node) in _CHEAP and any(
             name in ends and users[name] == [node] and name not in graph.outputs for name in operands
         ):
             ends.update(node.outputs)
@@ -163,7 +196,8 @@ def _better_merged(
     graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand, launch_flops: int
 ) -> Iterator[str]:
     """Small linears that save less than a launch where they leave the product of those that share their input."""
-    for members in linears_by_input(graph, users):
+    for site in sites(Scene(graph), merged_linears()):
+        members = [match.root for match in site]
         small = [node for node in members if node.name in demand.small]
         saved = sum(_saved(node, graph.tensors, demand) for node in small)
         if len(small) < len(members) and saved < launch_flops:
@@ -187,8 +221,8 @@ def _rewritten(graph: IRGraph, selections: Mapping[str, Selection], demand: _Dem
             writer.add_small(node)
         elif selection is not None and demand.read.get(selection.source) is not None:
             shape = {"shape": list(graph.tensors[node.outputs[0]].shape)}
-            reshape = replace(node, op="aten.reshape.default", inputs={"self": selection.source}, attrs=shape)
-            writer.nodes.append(reshape)
+            taken = replace(node, op=spelled(reshape), inputs={"self": selection.source}, attrs=shape)
+            writer.nodes.append(taken)
         else:
             writer.nodes.append(node)
     return without_dead_nodes(replace(graph, nodes=_in_order(writer.nodes), tensors=writer.tensors))

@@ -1,76 +1,56 @@
-"""Rewrites that change the algorithm: attention by one kernel, and linears that share an input by one product."""
+"""Rules that change the algorithm: attention by one kernel, and linears that share an input by one product."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from npu_compiler.artifact.recipes import WeightRecipe
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.graph.rewrite import Match, Pattern, find, pattern
-from npu_compiler.ops.registry import definition, kind_of
+from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.attention import scaled_dot_product_attention
+from npu_compiler.ops.registry import spelled, traits_of
+from npu_compiler.ops.traits import Work
+from npu_compiler.ops.views import slice_
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["ATTENTION", "fuse_attention", "linears_by_input", "merge_linears", "share_heads", "without_dead_nodes"]
-
-_SDPA = "aten.scaled_dot_product_attention.default"
+__all__ = ["fuse_attention", "merge_linears", "merged_linears", "share_heads"]
 
 
 def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled: str, masked: bool, cast: bool) -> Any:
     """``softmax(q @ k.T * scale + mask) @ v``, as models spell it out."""
     scores = ops.matmul(q, ops.transpose(k))
     if scaled:
-        scores = ops.mul(scores, scale) if scaled == "mul" else ops.div(scores, scale)
+        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
     if masked:
         scores = ops.add(scores, mask)
     weights = ops.softmax(scores)
     return ops.matmul(ops.cast(weights) if cast else weights, v)
 
 
-_FORMS = [
-    {"scaled": scaled, "masked": masked, "cast": cast}
-    for scaled, masked, cast in product(("mul", "div", ""), (True, False), (False, True))
-]
-ATTENTION: Mapping[Pattern, Mapping[str, Any]] = {
-    pattern("attention", attention, ("q", "k", "v", "scale", "mask"), **form): form for form in _FORMS
-}
-
-
-def fuse_attention(graph: IRGraph) -> IRGraph:
-    """Replaces attention that is spelled out by the op that computes it without storing its scores."""
-    replacements: dict[str, OpNode] = {}
-    gone: set[str] = set()
-    for form, match in find(graph, tuple(ATTENTION)):
-        node = _attention_node(graph, match, ATTENTION[form]) if isinstance(match, Match) else None
-        if node is not None and isinstance(match, Match):
-            replacements[node.name] = node
-            gone.update(inner.name for inner in match.nodes if inner is not match.root)
-    return replace(graph, nodes=tuple(replacements.get(n.name, n) for n in graph.nodes if n.name not in gone))
-
-
-def _attention_node(graph: IRGraph, match: Match, form: Mapping[str, Any]) -> OpNode | None:
-    values = match.values
-    scale = values.get("scale", 1.0)
-    mask = values.get("mask")
-    tensors = [values["q"], values["k"], values["v"]]
-    if isinstance(scale, str) or (form["masked"] and not isinstance(mask, str)) or not all(map(_is_name, tensors)):
-        return None
-    shapes = [graph.tensors[str(name)].shape for name in tensors]
+def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    values, form = match.values, match.form
+    scale, mask = values.get("scale", 1.0), values.get("mask")
+    tensors = match.names("q", "k", "v")
+    if tensors is None or (form["masked"] and not isinstance(mask, str)):
+        return ""  # a number in place of a tensor: other arithmetic that looks alike
+    if isinstance(scale, str):
+        return f"its scale '{scale}' is a tensor, expected a number"
+    shapes = [scene.shape(name) for name in tensors]
+    given = ", ".join(str(list(shape)) for shape in shapes)
     if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
-        return None
-    if isinstance(mask, str) and not _broadcasts(graph.tensors[mask].shape, (*shapes[0][:3], shapes[1][2])):
-        return None
-    inputs = {"query": str(values["q"]), "key": str(values["k"]), "value": str(values["v"])}
+        return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
+    if isinstance(mask, str) and not _broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
+        return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
+    inputs = dict(zip(("query", "key", "value"), tensors, strict=True))
     if isinstance(mask, str):
         inputs["attn_mask"] = mask
-    factor = 1 / float(scale) if form["scaled"] == "div" else float(scale)
-    return OpNode(match.root.name, _SDPA, inputs, {"scale": factor}, match.root.outputs)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str)
+    factor = 1 / float(scale) if form["scaled"] == "divided" else float(scale)
+    op = spelled(scaled_dot_product_attention)
+    return Replacement((OpNode(match.root.name, op, inputs, {"scale": factor}, match.root.outputs),))
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -78,91 +58,111 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(n in (1, size) for n, size in zip(padded, to, strict=True))
 
 
-def share_heads(graph: IRGraph) -> IRGraph:
-    """``attention(q, repeat(k), repeat(v))`` becomes attention whose heads share k and v, which are not repeated."""
-    producers = graph.producers()
-    nodes = []
-    for node in graph.nodes:
-        if kind_of(node.op) == "scaled_dot_product_attention":
-            sources = [_before_repeat(str(node.inputs[key]), graph, producers) for key in ("key", "value")]
-            if None not in sources:
-                inputs = {**node.inputs, "key": str(sources[0]), "value": str(sources[1])}
-                node = replace(node, inputs=inputs, attrs={**node.attrs, "enable_gqa": True})
-        nodes.append(node)
-    return without_dead_nodes(replace(graph, nodes=tuple(nodes)))
+ATTENTION = Rule(
+    "attention by one kernel",
+    tuple(
+        pattern(attention, ("q", "k", "v", "scale", "mask"), scaled=scaled, masked=masked, cast=cast)
+        for scaled, masked, cast in product(("multiplied", "divided", ""), (True, False), (False, True))
+    ),
+    _one_kernel,
+)
 
 
-def _before_repeat(name: str, graph: IRGraph, producers: Mapping[str, OpNode]) -> str | None:
-    """The [B, G, L, D] that unsqueeze, expand and reshape repeated into [B, G * n, L, D]."""
-    chain = []
-    for kinds in (("reshape", "view"), ("expand",), ("unsqueeze",)):
-        node = producers.get(name)
-        if node is None or kind_of(node.op) not in kinds:
-            return None
-        chain.append(graph.tensors[name].shape)
-        name = str(next(node.tensors()))
-    merged, repeated, lifted = chain
-    batch, heads, length, size = graph.tensors[name].shape if len(graph.tensors[name].shape) == 4 else (0, 0, 0, 0)
-    fits = (
+def fuse_attention(graph: IRGraph) -> IRGraph:
+    """Replaces attention that is spelled out by the op that computes it without storing its scores."""
+    return apply(graph, ATTENTION)
+
+
+def repeated_heads(ops: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """``attention(q, repeat(k), repeat(v))``, where [B, G, L, D] is repeated into [B, G * n, L, D]."""
+    many = (ops.shared(ops.reshape(ops.shared(ops.expand(ops.shared(ops.reshape(few)))))) for few in (k, v))
+    return ops.attention(q, *many, mask)
+
+
+def _shared_heads(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    node, few = match.root, match.names("k", "v")
+    if few is None or not all(
+        _is_repeated(name, str(node.inputs[key]), scene) for key, name in zip(_HEADS, few, strict=True)
+    ):
+        return ""
+    inputs = {**node.inputs, **dict(zip(_HEADS, few, strict=True))}
+    return Replacement((replace(node, inputs=inputs, attrs={**node.attrs, "enable_gqa": True}),))
+
+
+_HEADS = ("key", "value")
+
+
+def _is_repeated(few: str, many: str, scene: Scene) -> bool:
+    """Whether each head of `few` is repeated in place, so that those which are alike are neighbours in `many`."""
+    expanded = next(scene.producers[many].tensors())
+    lifted = next(scene.producers[expanded].tensors())
+    merged, repeated, single = (scene.shape(name) for name in (many, expanded, lifted))
+    batch, heads, length, size = scene.shape(few) if len(scene.shape(few)) == 4 else (0, 0, 0, 0)
+    return (
         len(repeated) == 5
-        and lifted == (batch, heads, 1, length, size)
+        and single == (batch, heads, 1, length, size)
         and repeated == (batch, heads, repeated[2], length, size)
         and merged == (batch, heads * repeated[2], length, size)
     )
-    return name if fits else None
 
 
-def without_dead_nodes(graph: IRGraph) -> IRGraph:
-    """Removes nodes whose result nobody reads."""
-    needed = set(graph.outputs)
-    nodes = []
-    for node in reversed(graph.nodes):
-        if needed.intersection(node.outputs):
-            nodes.append(node)
-            needed.update(node.tensors())
-    return replace(graph, nodes=tuple(reversed(nodes)))
+SHARED_HEADS = Rule(
+    "attention of shared heads", (pattern(repeated_heads, ("q", "k", "v", "mask"), ("mask",)),), _shared_heads
+)
 
 
-def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
-    """``[x @ a.T, x @ b.T]`` becomes ``split(x @ concat(a, b).T)``: the input is read once, by one kernel.
+def share_heads(graph: IRGraph) -> IRGraph:
+    """``attention(q, repeat(k), repeat(v))`` becomes attention whose heads share k and v, which are not repeated."""
+    return apply(graph, SHARED_HEADS)
+
+
+def a_linear(ops: Any, x: Any, weight: Any, bias: Any) -> Any:
+    """``x @ weight.T + bias``."""
+    return ops.linear(x, weight, bias)
+
+
+def _shared_input(match: Match, scene: Scene) -> Hashable:
+    names = match.names("x", "weight")
+    return None if names is None else (names[0], "bias" in match.values, scene.graph.tensors[names[1]].dtype.name)
+
+
+def _foreign_parameter(match: Match, scene: Scene) -> str:
+    """Why the parameters of a linear cannot be joined with others'."""
+    weights = scene.graph.weights
+    for name in match.names("weight", "bias") or ():
+        if name not in weights or not weights[name].is_plain:
+            return f"'{name}' is no tensor of the weight file"
+        if len(scene.users[name]) > 1:
+            return f"'{name}' is also read by '{next(u.name for u in scene.users[name] if u is not match.root)}'"
+    return ""
+
+
+def merged_linears(interleave: bool = False) -> Rule:
+    """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads.
 
     Args:
-        graph: Any graph.
         interleave: Whether two linears of the same width put their columns in turns, so that an epilogue has the two
             that belong together side by side (a gated activation).
     """
-    users = graph.users()
-    merged: dict[str, list[OpNode]] = {}
-    removed: set[str] = set()
-    tensors, weights = dict(graph.tensors), dict(graph.weights)
-    for members in linears_by_input(graph, users):
-        in_turns = interleave and _pairs(members, graph, users)
-        inputs, outputs = _merged_weights(members, graph, tensors, weights, in_turns)
-        first = members[0]
-        linear = OpNode(" + ".join(n.name for n in members), first.op, inputs, {}, (outputs,))
-        slices = list(_slices(members, outputs, tensors, in_turns))
-        merged[first.name] = [linear, *slices]
-        removed.update(node.name for node in members)
-    nodes = [n for node in graph.nodes for n in merged.get(node.name, [] if node.name in removed else [node])]
-    read = {name for node in nodes for name in node.tensors()} | set(graph.outputs)
-    kept = {name: recipe for name, recipe in weights.items() if name in read}
-    return replace(graph, nodes=tuple(nodes), tensors=tensors, weights=kept)
+
+    def merged(site: Sequence[Match], scene: Scene) -> Replacement | str:
+        members = [match.root for match in site]
+        in_turns = interleave and _pairs(members, scene.graph, scene.users)
+        tensors: dict[str, TensorSpec] = {}
+        weights: dict[str, WeightRecipe] = {}
+        inputs, output = _merged_weights(members, scene.graph, tensors, weights, in_turns)
+        linear = OpNode(" + ".join(n.name for n in members), members[0].op, inputs, {}, (output,))
+        slices = _slices(members, output, scene.graph.tensors, in_turns)
+        return Replacement((linear, *slices), tensors, weights)
+
+    patterns = (pattern(a_linear, ("x", "weight", "bias"), ("bias",)),)
+    return Rule("one product with others of its input", patterns, merged, _shared_input, 2, _foreign_parameter)
 
 
-def linears_by_input(graph: IRGraph, users: Mapping[str, list[OpNode]]) -> Iterator[list[OpNode]]:
-    """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads."""
-    groups: dict[tuple[str, bool, str], list[OpNode]] = {}
-    for node in graph.nodes:
-        if kind_of(node.op) != "linear":
-            continue
-        parameters = [str(value) for key, value in node.inputs.items() if key != "input"]
-        own = all(
-            name in graph.weights and len(users[name]) == 1 and graph.weights[name].is_plain for name in parameters
-        )
-        if own:
-            kind = graph.tensors[parameters[0]].dtype.name
-            groups.setdefault((str(node.inputs["input"]), "bias" in node.inputs, kind), []).append(node)
-    return (members for members in groups.values() if len(members) > 1)
+def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
+    """``[x @ a.T, x @ b.T]`` becomes ``split(x @ concat(a, b).T)``: the input is read once, by one kernel."""
+    return apply(graph, merged_linears(interleave))
 
 
 def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:
@@ -179,7 +179,7 @@ def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterat
     waiting, seen = [name], {name}
     while waiting:
         readers = users.get(waiting.pop(), [])
-        if not all((entry := definition(node.op)) is not None and entry.family == "elementwise" for node in readers):
+        if not all(traits_of(node.op).work is Work.ELEMENTWISE for node in readers):
             continue
         for node in readers:
             yield node.name
@@ -196,16 +196,16 @@ def _merged_weights(
 ) -> tuple[dict[str, str | tuple[str, ...]], str]:
     """Declares the merged weight, bias and output; gives the merged linear's inputs and the name of its output."""
     inputs: dict[str, str | tuple[str, ...]] = {"input": members[0].inputs["input"]}
-    transform = "interleave" if in_turns else "concatenate"
+    transform, given = "interleave" if in_turns else "concatenate", graph.weights
     for key in ("weight", "bias"):
         if key not in members[0].inputs:
             continue
         parts = [str(node.inputs[key]) for node in members]
-        name = f"{transform}({', '.join(weights[part].inputs[0].name for part in parts)})"
+        name = f"{transform}({', '.join(given[part].inputs[0].name for part in parts)})"
         spec = graph.tensors[parts[0]]
         shape = (sum(graph.tensors[part].shape[0] for part in parts), *spec.shape[1:])
         tensors[name] = TensorSpec(name, shape, spec.dtype)
-        sources = tuple(weights[part].inputs[0] for part in parts)
+        sources = tuple(given[part].inputs[0] for part in parts)
         weights[name] = WeightRecipe(BufferSpec(name, spec.dtype, spec.dtype, dense(shape)), sources, transform)
         inputs[key] = name
     output = graph.tensors[members[0].outputs[0]]
@@ -222,5 +222,5 @@ def _slices(members: list[OpNode], source: str, tensors: Mapping[str, TensorSpec
         width = tensors[node.outputs[0]].shape[-1]
         bounds = (number, 2 * width, 2) if in_turns else (start, start + width, 1)
         attrs = dict(zip(("dim", "start", "end", "step"), (-1, *bounds), strict=True))
-        yield OpNode(f"{node.name} of {source}", "aten.slice.Tensor", {"self": source}, attrs, node.outputs)
+        yield OpNode(f"{node.name} of {source}", spelled(slice_), {"self": source}, attrs, node.outputs)
         start += width

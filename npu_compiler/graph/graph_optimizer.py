@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.graph.asked_rows import compute_asked_rows
 from npu_compiler.graph.fusion_patterns import fuse_attention, merge_linears, share_heads
-from npu_compiler.graph.ir import IRGraph, OpNode, Renaming, TensorSpec
 from npu_compiler.graph.linear_spelling import spell_linears
-from npu_compiler.ops.registry import definition, is_in_place, kind_of
+from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
+from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
+from npu_compiler.ops.indexing import picked
+from npu_compiler.ops.registry import is_in_place, traits_of
+from npu_compiler.ops.traits import Memory
 from npu_compiler.tensor.layout import BufferSpec, dense
 
 __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionalize", "optimize"]
@@ -85,12 +89,10 @@ def _refuse_stale(stale: Mapping[str, OpNode], names: Iterable[str], use: str) -
 
 def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
     """Whether a node's results may be views of its first operand."""
-    entry = definition(node.op)
-    if entry is None or entry.kind == "clone":
-        return False
-    if entry.kind in ("to", "type_as"):
+    memory = traits_of(node.op).memory
+    if memory is Memory.OPERAND_OF_SAME_DTYPE:
         return tensors[next(node.tensors())].dtype == tensors[node.outputs[0]].dtype
-    return entry.family == "views" or entry.kind == "getitem"
+    return memory is Memory.OPERAND
 
 
 def eliminate_noops(graph: IRGraph) -> IRGraph:
@@ -121,27 +123,57 @@ def _without_unread(node: OpNode, read: Container[str]) -> OpNode:
 
 def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
     """The operand that the node's only result equals, element by element, if there is one."""
-    entry = definition(node.op)
-    if entry is None or len(node.outputs) != 1:
+    known = traits_of(node.op, node.attrs)
+    if len(node.outputs) != 1:
         return None
+    if known.picks:
+        return picked(node)
     source = next(node.tensors(), None)
-    if entry.kind == "getitem":
-        return _chosen(node)
-    if source is None or tensors[source].shape != tensors[node.outputs[0]].shape:
+    if source is None or not known.keeps_order:
         return None
-    if entry.kind == "dropout":
-        return None if node.attrs.get("train") and node.attrs.get("p") else source
-    same_dtype = tensors[source].dtype == tensors[node.outputs[0]].dtype
-    return source if same_dtype and entry.kind in _KEEP_ELEMENTS else None
+    given, made = tensors[source], tensors[node.outputs[0]]
+    return source if (given.shape, given.dtype) == (made.shape, made.dtype) else None
 
 
-def _chosen(node: OpNode) -> str | None:
-    """The tensor of a list that a node picks; the definition refuses an index that is out of range."""
-    items, index = node.inputs["self"], node.attrs["index"]
-    return items[index] if type(index) is int and -len(items) <= index < len(items) else None
+def normed_convolution(ops: Any, x: Any, w: Any, b: Any, gain: Any, shift: Any, centre: Any, variance: Any) -> Any:
+    """``batch_norm(conv(x, w) + b)``."""
+    return ops.batch_norm(ops.convolution(x, w, b), gain, shift, centre, variance)
 
 
-_KEEP_ELEMENTS = frozenset(("alias", "clone", "reshape", "view", "expand", "to", "to_copy"))
+def _folded(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    norm, convolution = match.nodes
+    names, by_channel = match.names("w", "b", "gain", "shift", "centre", "variance"), match.names(*_BY_CHANNEL)
+    if names is None or by_channel is None or norm.attrs.get("training"):
+        return ""
+    weights, shape = scene.graph.weights, scene.shape(names[0])
+    fits = len(shape) == 4 and all(scene.shape(name) == shape[:1] for name in by_channel)
+    if not fits or type(norm.attrs.get("eps", 1e-5)) not in (int, float):
+        return ""  # the definitions refuse it
+    if "shift" in match.values and "gain" not in match.values:
+        return "it shifts without scaling, for which there is no recipe"
+    strangers = [name for name in names if name not in weights or not weights[name].is_plain]
+    if strangers:
+        return f"'{strangers[0]}' is no tensor of the weight file"
+    tensors: dict[str, TensorSpec] = {}
+    made: dict[str, WeightRecipe] = {}
+    weight, bias = f"{norm.outputs[0]}.weight", f"{norm.outputs[0]}.bias"
+    _add_folded(match, scene.graph, weight, bias, tensors, made)
+    node = replace(
+        convolution,
+        name=f"{convolution.name} + {norm.name}",
+        inputs={"input": convolution.inputs["input"], "weight": weight, "bias": bias},
+        outputs=norm.outputs,
+    )
+    return Replacement((node,), tensors, made)
+
+
+_BY_CHANNEL = ("b", "gain", "shift", "centre", "variance")
+FOLDED_NORM = Rule(
+    "a convolution with the BatchNorm in its weights",
+    (pattern(normed_convolution, ("x", "w", *_BY_CHANNEL), ("b", "gain", "shift")),),
+    _folded,
+)
 
 
 def fold_batch_norms(graph: IRGraph) -> IRGraph:
@@ -150,89 +182,34 @@ def fold_batch_norms(graph: IRGraph) -> IRGraph:
     A BatchNorm stays as it is where the convolution's result has another reader, or where a tensor it would fold is not
     a weight.
     """
-    producers, users = graph.producers(), graph.users()
-    tensors, weights = dict(graph.tensors), dict(graph.weights)
-    folded: dict[str, OpNode] = {}  # by the name of the BatchNorm's node
-    dropped: set[str] = set()
-    for norm in graph.nodes:
-        convolution = _foldable(norm, graph, producers, users)
-        if convolution is None:
-            continue
-        weight, bias = f"{norm.outputs[0]}.weight", f"{norm.outputs[0]}.bias"
-        _add_folded(convolution, norm, weight, bias, tensors, weights)
-        folded[norm.name] = replace(
-            convolution,
-            name=f"{convolution.name} + {norm.name}",
-            inputs={"input": convolution.inputs["input"], "weight": weight, "bias": bias},
-            outputs=norm.outputs,
-        )
-        dropped.add(convolution.name)
-    nodes = tuple(folded.get(node.name, node) for node in graph.nodes if node.name not in dropped)
-    read = {name for node in nodes for name in node.tensors()} | set(graph.outputs)
-    return replace(graph, nodes=nodes, tensors=tensors, weights={k: v for k, v in weights.items() if k in read})
-
-
-def _foldable(
-    norm: OpNode, graph: IRGraph, producers: Mapping[str, OpNode], users: Mapping[str, list[OpNode]]
-) -> OpNode | None:
-    """The convolution that a BatchNorm can be folded into."""
-    if kind_of(norm.op) != "batch_norm" or len(norm.outputs) != 1:
-        return None
-    source = norm.inputs["input"]
-    convolution = producers.get(source) if isinstance(source, str) else None
-    if convolution is None or kind_of(convolution.op) != "conv2d" or norm.attrs.get("training"):
-        return None
-    if len(users[convolution.outputs[0]]) > 1 or convolution.outputs[0] in graph.outputs:
-        return None
-    statistics = [value for key, value in norm.inputs.items() if key != "input"]
-    parameters = [value for key, value in convolution.inputs.items() if key != "input"]
-    plain = all(
-        isinstance(n, str) and n in graph.weights and graph.weights[n].is_plain for n in statistics + parameters
-    )
-    fits = _fits(norm, convolution, graph.tensors) and type(norm.attrs.get("eps", 1e-5)) in (int, float)
-    only_shift = "bias" in norm.inputs and "weight" not in norm.inputs  # no recipe takes one without the other
-    tracked = "running_mean" in norm.inputs and "running_var" in norm.inputs
-    return convolution if plain and tracked and fits and not only_shift else None
-
-
-def _fits(norm: OpNode, convolution: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
-    """Whether each parameter has one value for every output of the convolution; where not, its definition says so."""
-    weight = tensors[str(convolution.inputs["weight"])].shape
-    by_channel = [value for key, value in norm.inputs.items() if key != "input"]
-    by_channel += [value for key, value in convolution.inputs.items() if key == "bias"]
-    return len(weight) == 4 and all(tensors[str(name)].shape == weight[:1] for name in by_channel)
+    return apply(graph, FOLDED_NORM)
 
 
 def _add_folded(
-    convolution: OpNode,
-    norm: OpNode,
+    match: Match,
+    graph: IRGraph,
     weight: str,
     bias: str,
     tensors: dict[str, TensorSpec],
     weights: dict[str, WeightRecipe],
 ) -> None:
     """Declares the folded weight and bias, with the recipes that make them."""
-    given = {key: value for key, value in norm.inputs.items() if isinstance(value, str)}
-    own = {key: value for key, value in convolution.inputs.items() if isinstance(value, str)}
-    eps = (("eps", float(norm.attrs.get("eps", 1e-5))),)
-    affine = [given[key] for key in ("weight", "bias") if key in given]
-    shape, kind = tensors[own["weight"]].shape, tensors[own["weight"]].dtype
+    given = {variable: str(value) for variable, value in match.values.items()}
+    eps = (("eps", float(match.root.attrs.get("eps", 1e-5))),)
+    affine = [given[key] for key in ("gain", "shift") if key in given]
+    shape, kind = graph.tensors[given["w"]].shape, graph.tensors[given["w"]].dtype
 
     def declare(name: str, size: tuple[int, ...], sources: list[str], transform: str) -> None:
         tensors[name] = TensorSpec(name, size, kind)
-        inputs = tuple(weights[source].inputs[0] for source in sources)
+        inputs = tuple(graph.weights[source].inputs[0] for source in sources)
         weights[name] = WeightRecipe(BufferSpec(name, kind, kind, dense(size)), inputs, transform, eps)
 
-    declare(weight, shape, [own["weight"], given["running_var"], *affine[:1]], "fold_weight")
-    statistics = [given["running_mean"], given["running_var"], *affine]
-    if "bias" in own:
-        declare(bias, shape[:1], [own["bias"], *statistics], "fold_given_bias")
+    declare(weight, shape, [given["w"], given["variance"], *affine[:1]], "fold_weight")
+    statistics = [given["centre"], given["variance"], *affine]
+    if "b" in given:
+        declare(bias, shape[:1], [given["b"], *statistics], "fold_given_bias")
     else:
         declare(bias, shape[:1], statistics, "fold_bias")
-
-
-_ANGLE_OPS = frozenset(("cos", "sin", "wrap_with_set_grad_enabled"))
-_ANGLE_BORDERS = frozenset(("linear", "conv2d", "addmm", "embedding", "embedding_bag"))
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
@@ -245,10 +222,10 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
         return graph
     exact: set[str] = set()
     for node in reversed(graph.nodes):
-        kind = kind_of(node.op)
-        if kind in _ANGLE_OPS or (exact.intersection(node.outputs) and kind not in _ANGLE_BORDERS):
+        known = traits_of(node.op)
+        if known.takes_angle or (exact.intersection(node.outputs) and not known.is_learned):
             exact.update(node.tensors())
-        if kind in _ANGLE_BORDERS:
+        if known.is_learned:
             exact.difference_update(node.outputs)
     tensors = {
         name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec

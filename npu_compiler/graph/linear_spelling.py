@@ -2,76 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from npu_compiler.graph.fusion_patterns import without_dead_nodes
-from npu_compiler.graph.ir import IRGraph, OpNode
-from npu_compiler.ops.registry import kind_of
+from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
+from npu_compiler.ir import IRGraph
+from npu_compiler.ops.linear import linear
+from npu_compiler.ops.registry import spelled
 
 __all__ = ["spell_linears"]
 
-_TRANSPOSITIONS = ("t", "transpose", "permute", "swapaxes")
-_RESHAPES = ("reshape", "view", "view_as", "flatten")
+
+def product_of_turned(ops: Any, x: Any, weight: Any, bias: Any, *, has_bias: bool) -> Any:
+    """``bias + x @ weight.T``."""
+    turned = ops.shared(ops.transpose(weight))
+    return ops.addmm(bias, x, turned) if has_bias else ops.mm(x, turned)
+
+
+def _as_linear(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    names = match.names("x", "weight", "bias")
+    if names is None or len(scene.shape(names[1])) != 2:
+        return ""
+    inputs = dict(zip(("input", "weight", "bias"), names, strict=False))
+    if "bias" in inputs and scene.shape(inputs["bias"]) != scene.shape(inputs["weight"])[:1]:
+        return ""
+    return Replacement((replace(match.root, op=spelled(linear), inputs=inputs, attrs={}),))
+
+
+LINEAR = Rule(
+    "a linear",
+    tuple(pattern(product_of_turned, ("x", "weight", "bias"), has_bias=has_bias) for has_bias in (True, False)),
+    _as_linear,
+)
+
+
+def linear_of_rows(ops: Any, x: Any, weight: Any, bias: Any) -> Any:
+    """A linear of some dimensions as one, which become several again."""
+    return ops.reshape(ops.linear(ops.shared(ops.reshape(x)), weight, bias))
+
+
+def _of_whole(site: Sequence[Match], scene: Scene) -> Replacement | str:
+    (match,) = site
+    back, inner = match.nodes
+    names = match.names("x", "weight", "bias")
+    if names is None:
+        return ""
+    given, rows = scene.shape(names[0]), scene.shape(str(inner.inputs["input"]))
+    columns = scene.shape(inner.outputs[0])[-1:]
+    if len(given) < 2 or given[-1] != rows[-1] or scene.shape(back.outputs[0]) != (*given[:-1], *columns):
+        return ""
+    return Replacement((replace(inner, inputs={**inner.inputs, "input": names[0]}, outputs=back.outputs),))
+
+
+OF_WHOLE = Rule("a linear of all dimensions", (pattern(linear_of_rows, ("x", "weight", "bias"), ("bias",)),), _of_whole)
 
 
 def spell_linears(graph: IRGraph) -> IRGraph:
     """Writes products by a transposed matrix as linears, which later passes merge and divide."""
-    producers, users = graph.producers(), graph.users()
-    replaced: dict[str, OpNode] = {}
-    for node in graph.nodes:
-        linear = _linear(node, graph, producers)
-        if linear is None:
-            continue
-        whole = _around_reshapes(linear, graph, producers, users)
-        replaced[node.name if whole is None else users[node.outputs[0]][0].name] = whole or linear
-    if not replaced:
-        return graph
-    return without_dead_nodes(replace(graph, nodes=tuple(replaced.get(node.name, node) for node in graph.nodes)))
-
-
-def _linear(node: OpNode, graph: IRGraph, producers: Mapping[str, OpNode]) -> OpNode | None:
-    """The linear that a product is, of rows as it has them."""
-    kind, inputs = kind_of(node.op), {key: str(value) for key, value in node.inputs.items()}
-    if kind not in ("mm", "addmm") or any(node.attrs.get(key, 1) != 1 for key in ("alpha", "beta")):
-        return None
-    rows, matrix = inputs["self" if kind == "mm" else "mat1"], inputs["mat2"]
-    made = producers.get(matrix)
-    if len(graph.tensors[matrix].shape) != 2 or made is None or not _transposes(made):
-        return None
-    parameters = {"weight": str(next(made.tensors()))}
-    if kind == "addmm":
-        if graph.tensors[inputs["self"]].shape != graph.tensors[matrix].shape[1:]:
-            return None
-        parameters["bias"] = inputs["self"]
-    return replace(node, op="aten.linear.default", inputs={"input": rows, **parameters}, attrs={})
-
-
-def _transposes(node: OpNode) -> bool:
-    """Whether a node that makes a matrix turns one around; the names of its dimensions differ by spelling."""
-    if kind_of(node.op) not in _TRANSPOSITIONS:
-        return False
-    if kind_of(node.op) == "t":
-        return True
-    given = [value for value in node.attrs.values() if value is not None]
-    dims = given[0] if len(given) == 1 else given
-    order = [dim % 2 for dim in dims] if all(type(dim) is int for dim in dims) else []
-    return order == [1, 0] or (kind_of(node.op) != "permute" and order == [0, 1])
-
-
-def _around_reshapes(
-    linear: OpNode, graph: IRGraph, producers: Mapping[str, OpNode], users: Mapping[str, list[OpNode]]
-) -> OpNode | None:
-    """The linear of what its rows were made from, where its only reader gives the rows that shape again."""
-    made, readers = producers.get(str(linear.inputs["input"])), users.get(linear.outputs[0], [])
-    if made is None or kind_of(made.op) not in _RESHAPES or len(readers) != 1 or linear.outputs[0] in graph.outputs:
-        return None
-    back = readers[0]
-    if kind_of(back.op) not in _RESHAPES or next(back.tensors()) != linear.outputs[0]:
-        return None
-    source = str(next(made.tensors()))
-    given, rows = graph.tensors[source].shape, graph.tensors[str(linear.inputs["input"])].shape
-    columns = graph.tensors[linear.outputs[0]].shape[-1:]
-    if len(given) < 2 or given[-1] != rows[-1] or graph.tensors[back.outputs[0]].shape != (*given[:-1], *columns):
-        return None
-    return replace(linear, inputs={**linear.inputs, "input": source}, outputs=back.outputs)
+    return apply(apply(graph, LINEAR), OF_WHOLE)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from npu_compiler.graph.ir_builder import IRBuilder, IRTensor
 from npu_compiler.graph.next_token import NO_NUMBER
+from npu_compiler.integers import ceil_div
 
 __all__ = ["PIVOTS", "SLOTS", "UNDECIDED", "as_matrix", "sampled_token_ir"]
 
@@ -19,7 +20,7 @@ UNDECIDED = -2  # chosen where the limits allow none of the drawn tokens, or it 
 def as_matrix(vocabulary: int) -> tuple[int, int]:
     """Rows and columns in which the tokens are looked at in their order; places behind the last one are empty."""
     columns = isqrt(vocabulary - 1) + 1
-    return -(-vocabulary // columns), columns
+    return ceil_div(vocabulary, columns), columns
 
 
 def sampled_token_ir(vocabulary: int, dtype: str, places: int, tries: int, limits: Sequence[str]) -> dict[str, Any]:

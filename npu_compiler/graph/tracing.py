@@ -7,9 +7,9 @@ from typing import Any
 
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.binding import Kind
-from npu_compiler.ops.registry import definition, kind_of
+from npu_compiler.ops.registry import definition, traits_of
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace, full
 from npu_compiler.tensor.trace import LayoutRule
 
@@ -108,9 +108,6 @@ def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor,
     return results[: len(node.outputs)]
 
 
-_IMAGE_OPS = frozenset(("conv2d", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm"))
-
-
 def _source_roles(graph: IRGraph) -> dict[str, str]:
     """Roles of the graph's inputs and weights: images where a convolution, a pooling or a BatchNorm reads them.
 
@@ -118,15 +115,11 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        kind = kind_of(node.op)
-        if kind in _IMAGE_OPS:
+        images = traits_of(node.op).images
+        if images:
             for key, value in node.inputs.items():
-                if not isinstance(value, str) or len(graph.tensors[value].shape) != 4:
-                    continue
-                if key in ("input", "self"):
-                    roles[value] = "image"
-                elif key == "weight" and kind == "conv2d":
-                    roles[value] = "conv_weight"
+                if key in images and isinstance(value, str) and len(graph.tensors[value].shape) == 4:
+                    roles[value] = images[key]
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None
         if output is not None and roles.get(output.name) == "image":

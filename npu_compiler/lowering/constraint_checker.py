@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from math import prod
 
 from npu_compiler.errors import UnsupportedOpError
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 
 __all__ = ["MAX_RANK", "check_constraints", "violation"]
 

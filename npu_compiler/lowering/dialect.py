@@ -56,7 +56,11 @@ class Dialect:
             return f"{text}f" if number >= 0 else f"({text}f)"
         if dtype == BOOL:
             return "true" if value else "false"
-        return f"{self.register(dtype)}({int(value)})"
+        register = self.register(dtype)
+        greatest = (1 << (31 if register == "int" else 63)) - 1
+        if value == -greatest - 1:  # whose magnitude is no literal of the type
+            return f"({register}(-{greatest}) - 1)"
+        return f"{register}({int(value)})"
 
     def call(self, fn: str, args: list[str], dtype: DType) -> str:
         """A function call on operands that are already text."""
@@ -107,8 +111,8 @@ class Printer:
     Every operation gets a variable of its own, so that the text nests no deeper however long a chain of operations is.
     """
 
-    def __init__(self, dialect: Dialect, names: LeafNames, indent: str = "    ") -> None:
-        self.dialect, self.names, self.indent = dialect, names, indent
+    def __init__(self, dialect: Dialect, names: LeafNames, indent: str = "    ", variable: str = "v") -> None:
+        self.dialect, self.names, self.indent, self.variable = dialect, names, indent, variable
         self.lines: list[str] = []
         self._known: dict[Expr, str] = {}
         self._by_text: dict[str, str] = {}
@@ -121,7 +125,7 @@ class Printer:
 
     def scope(self, indent: str) -> Printer:
         """A printer for a nested block: it knows what is known here, and what it learns stays there."""
-        inner = Printer(self.dialect, self.names, indent)
+        inner = Printer(self.dialect, self.names, indent, self.variable)
         inner._known, inner._by_text, inner._count = dict(self._known), dict(self._by_text), self._count
         inner._harmless = self._harmless
         return inner
@@ -148,6 +152,12 @@ class Printer:
                 stack.pop()
         return self._operand(expr)
 
+    def variable_of(self, expr: Expr) -> str:
+        """As `value`, but always a variable of its own, which nothing else changes."""
+        text, name = self.value(expr), self._new_name()
+        self.lines.append(f"{self.indent}{self.dialect.register(expr.dtype)} {name} = {text};")
+        return name
+
     def inline(self, expr: Expr) -> str:
         """Text that evaluates `expr`, which `is_small`, in place: a side of it that is not taken reads no memory."""
         known = self._at_hand(expr)
@@ -172,7 +182,7 @@ class Printer:
 
     def _new_name(self) -> str:
         self._count += 1
-        return f"v{self._count - 1}"
+        return f"{self.variable}{self._count - 1}"
 
     def _choose(self, expr: Expr) -> None:
         """One of two sides, of which the one not taken must not be evaluated: in one expression, or as a branch."""

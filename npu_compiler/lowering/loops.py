@@ -8,18 +8,18 @@ from math import prod
 from typing import NamedTuple
 
 from npu_compiler.artifact.plan import Argument
-from npu_compiler.lowering.dialect import Dialect, Printer
+from npu_compiler.lowering.dialect import Dialect, LeafNames, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operands import Operands, merge_rows
-from npu_compiler.tensor.expr import Call, Checked, Expr, Iota, Load, Reduce, reductions, walk
+from npu_compiler.tensor.expr import Call, Checked, Combination, Expr, Iota, Load, Slot, reductions, walk
 from npu_compiler.tensor.intervals import interval
-from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = [
     "Place",
     "RowPhase",
     "RowProgram",
+    "combine_text",
     "elementwise_body",
     "elementwise_operands",
     "flops_of",
@@ -27,6 +27,7 @@ __all__ = [
     "row_operands",
     "row_program",
     "scatter_place",
+    "state_names",
     "traffic_of",
 ]
 
@@ -75,22 +76,51 @@ class RowPhase:
     """One reduction of a row kernel.
 
     Attributes:
-        name: Variable that holds the finished result.
-        kind: ``sum``, ``max`` or ``min``.
-        register: Its type.
-        identity: The value that changes nothing.
+        name: Variable that holds the finished result; with several numbers in a state, what their names begin with.
+        combination: How two states become one.
+        registers: The type of each number of a state.
+        identity: Each number of the state that changes nothing.
         body: Statements of the loop over the column ``c``.
-        value: What each column contributes.
+        values: The numbers that each column contributes.
         extent: Columns.
     """
 
     name: str
-    kind: str
-    register: str
-    identity: str
+    combination: Combination
+    registers: tuple[str, ...]
+    identity: tuple[str, ...]
     body: str
-    value: str
+    values: tuple[str, ...]
     extent: int
+
+    def names(self, state: str) -> tuple[str, ...]:
+        """The variables that hold the numbers of a state."""
+        return state_names(state, len(self.registers))
+
+
+def state_names(state: str, count: int) -> tuple[str, ...]:
+    """The variables that hold the numbers of a state: the state's own name where it is one number."""
+    return (state,) if count == 1 else tuple(f"{state}_s{item}" for item in range(count))
+
+
+def combine_text(
+    combination: Combination, left: Sequence[str], right: Sequence[str], dialect: Dialect, indent: str
+) -> tuple[list[str], list[str]]:
+    """Statements, and the numbers of the state of both, which the numbers of one may be assigned in turn.
+
+    Args:
+        combination: How they are combined.
+        left, right: The numbers of two states.
+        dialect: The language.
+        indent: What each statement begins with.
+    """
+    if combination.function is not None:
+        return [], [dialect.call(combination.function, [*left, *right], combination.values[0].dtype)]
+    printer = Printer(dialect, LeafNames({}, {}, {}), indent, "w")
+    for slot, text in zip(combination.slots, (*left, *right), strict=True):
+        printer.define(slot, text)
+    values = [printer.variable_of(v) if isinstance(v, Slot) else printer.value(v) for v in combination.values]
+    return printer.lines, values
 
 
 @dataclass(frozen=True)
@@ -138,22 +168,22 @@ def row_program(group: Group, operands: Operands, dialect: Dialect, *, hoisting:
     printer = Printer(dialect, operands.names)
     for check in _uniform_checks(group, operands) if hoisting else ():
         printer.value(check)
-    phases = []
-    for number, node in enumerate(reductions(group.expr)):
-        inner = printer.scope("        ")
-        value = inner.value(node.arg)
-        name = f"r{number}"
-        identity = _identity(node, dialect)
-        phases.append(
-            RowPhase(
-                name, node.kind, dialect.register(node.dtype), identity, "\n".join(inner.lines), value, node.extent
-            )
-        )
-        printer.define(node, name)
+    phases: dict[object, RowPhase] = {}  # by what is walked over
+    for node in reductions(group.expr):
+        if node.row not in phases:
+            inner = printer.scope("        ")
+            values = tuple(map(inner.value, node.args))
+            registers = tuple(dialect.register(arg.dtype) for arg in node.args)
+            identity = tuple(dialect.literal(const.value, const.dtype) for const in node.combination.identity)
+            body = "\n".join(inner.lines)
+            name = f"r{len(phases)}"
+            phases[node.row] = RowPhase(name, node.combination, registers, identity, body, values, node.extent)
+        printer.define(node, phases[node.row].names(phases[node.row].name)[node.item])
     inner = printer.scope("        ")
     value = inner.value(group.expr)
     place = scatter_place(group, operands.output, inner)
-    return RowProgram("\n".join(printer.lines), tuple(phases), "\n".join(inner.lines), value, place, group.shape[-1])
+    head, body = "\n".join(printer.lines), "\n".join(inner.lines)
+    return RowProgram(head, tuple(phases.values()), body, value, place, group.shape[-1])
 
 
 def _uniform_checks(group: Group, operands: Operands) -> list[Checked]:
@@ -168,31 +198,24 @@ def _is_uniform(check: Checked) -> bool:
     return all(not view.strides or view.strides[-1] == 0 or view.shape[-1] == 1 for view in views)
 
 
-def _identity(node: Reduce, dialect: Dialect) -> str:
-    if node.kind == "sum":
-        return dialect.literal(0, node.dtype)
-    if node.dtype.is_float:
-        return dialect.literal(float("-inf" if node.kind == "max" else "inf"), node.dtype)
-    if node.dtype.is_integer:
-        register = dialect.register(node.dtype)
-        greatest = 2 ** (31 if register == "int" else 63) - 1
-        return f"({register}(-{greatest}) - 1)" if node.kind == "max" else f"{register}({greatest})"
-    raise OpRefusal(f"the {node.kind}imum of {node.dtype} is not supported")
-
-
 def flops_of(exprs: Sequence[Expr], positions: int) -> int:
     """Arithmetic of evaluating expressions at so many positions; a reduction counts over its extent."""
     total = 0
     for expr in exprs:
         inside: set[Expr] = set()
-        for reduce in reductions(expr):
-            own = [node for node in walk(reduce.arg) if isinstance(node, Call) and node.fn != "cast"]
+        for row in dict.fromkeys(reduce.row for reduce in reductions(expr)):
+            combination, args, extent = row
+            own = _calls(args)
             inside.update(own)
-            total += (len(own) + 1) * reduce.extent * positions
-        total += positions * sum(
-            isinstance(node, Call) and node.fn != "cast" and node not in inside for node in walk(expr)
-        )
+            total += (len(own) + len(_calls(combination.values))) * extent * positions
+        total += positions * sum(node not in inside for node in _calls([expr]))
     return total
+
+
+def _calls(exprs: Sequence[Expr]) -> list[Call]:
+    """The distinct operations of some expressions, but for conversions."""
+    nodes = dict.fromkeys(node for expr in exprs for node in walk(expr))
+    return [node for node in nodes if isinstance(node, Call) and node.fn != "cast"]
 
 
 def traffic_of(group: Group, tensors: Sequence[TracedTensor]) -> int:

@@ -231,7 +231,7 @@ def _inner_extents(exprs: Sequence[Expr]) -> dict[Leaf, int]:
     for expr in exprs:
         for node in walk(expr):
             if isinstance(node, Reduce):
-                for leaf in walk(node.arg):
+                for leaf in (leaf for arg in node.args for leaf in walk(arg)):
                     if isinstance(leaf, Load | Iota):
                         extents.setdefault(leaf, node.extent)  # the innermost reduction comes first
     return extents

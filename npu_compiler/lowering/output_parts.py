@@ -6,6 +6,7 @@ So does ``cat`` of many tensors: a choice among them by position, which is cut w
 from __future__ import annotations
 
 from npu_compiler.dtypes import BOOL
+from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.expr import Call, Const, Expr, Iota, leaves, reindex, substitute, walk
 from npu_compiler.tensor.view import View
 
@@ -44,7 +45,7 @@ def _halves(expr: Expr, view: View, most_reads: int) -> list[tuple[Expr, View]] 
     if not borders:
         return None
     choices = len(borders) + 1
-    first = -(-choices // most_reads) // 2 * most_reads or choices // 2
+    first = ceil_div(choices, most_reads) // 2 * most_reads or choices // 2
     border = borders[first - 1]
     halves = []
     for start, length in ((0, border), (border, view.shape[dim] - border)):
@@ -67,7 +68,7 @@ def _borders(expr: Expr, shape: tuple[int, ...]) -> dict[int, list[int]]:
         moving = [dim for dim, stride in enumerate(view.strides) if stride > 0 and shape[dim] > 1]
         if len(moving) != 1 or any(stride < 0 for stride in view.strides):
             continue
-        border = -(-(number - view.offset) // view.strides[moving[0]])
+        border = ceil_div(number - view.offset, view.strides[moving[0]])
         if 0 < border < shape[moving[0]]:
             found.setdefault(moving[0], set()).add(border)
     return {dim: sorted(borders) for dim, borders in found.items()}

@@ -9,8 +9,8 @@ from npu_compiler.artifact.plan import ExecutionPlan, Step
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import UnsupportedOpError
-from npu_compiler.graph.ir import IRGraph
 from npu_compiler.graph.tracing import trace_graph
+from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.grouping import Group, group
 from npu_compiler.lowering.operand_forms import with_operand_forms
 from npu_compiler.lowering.placement import Placement

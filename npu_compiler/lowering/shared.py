@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, traffic_of
 from npu_compiler.lowering.params import ParamStruct
@@ -73,7 +74,7 @@ def shared_launch(
         ids: Texts for the number of a block, and for that of a thread in it.
         assemble: Makes the kernel.
     """
-    counts = [-(-part.packs // threads) for part in parts]
+    counts = [ceil_div(part.packs, threads) for part in parts]
     ends = {f"end{number}": sum(counts[: number + 1]) for number in range(len(parts))}
     header = ParamStruct("Blocks", tuple(("int", name) for name in ends))
     members = "".join(f"    {part.struct} part{number};\n" for number, part in enumerate(parts))

@@ -10,6 +10,7 @@ from npu_compiler.ops import (
     normalization,
     reduction,
     rotary,
+    unlowered,
     views,
 )
 from npu_compiler.ops.registry import OpDefinition, definition, get_supported_ops
@@ -25,5 +26,6 @@ __all__ += [
     "normalization",
     "reduction",
     "rotary",
+    "unlowered",
     "views",
 ]

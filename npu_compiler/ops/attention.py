@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from collections.abc import Sequence
+from math import prod, sqrt
 from typing import Any
 
 from npu_compiler.dtypes import BOOL
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.rows import Passage, RowCall
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, broadcast_shapes
 
 
-@op("aten.scaled_dot_product_attention.default")
+def _attended_rows(call: RowCall) -> Passage | None:
+    """Rows of the queries and of the mask; or some of the batch, of all that has it."""
+    mask = call.broadcast("attn_mask") if "attn_mask" in call.node.inputs else {}
+    if call.dim == 0 and call.rank == 4:
+        return Passage({"query": 0, "key": 0, "value": 0} | mask)
+    if call.dim != call.rank - 2:
+        return None
+    if call.node.attrs.get("is_causal"):
+        last = call.shape("key")[-2] - 1
+        sees_all = call.rows.known is not None and min(call.rows.known) >= last
+        return Passage({"query": call.dim}, {"is_causal": False}) if sees_all else None
+    return Passage({"query": call.dim} | mask)
+
+
+def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
+    """Of both products, by the shapes of queries, keys and values."""
+    return 2 * (prod(operands[0]) + made) * operands[1][-2] if len(operands) > 2 else None
+
+
+@op(
+    "aten.scaled_dot_product_attention.default",
+    work=Work.ANCHOR,
+    rows=_attended_rows,
+    term=Term("attention", ("query", "key", "value", "attn_mask")),
+    flops=flops,
+)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

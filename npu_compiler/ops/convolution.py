@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 from npu_compiler.ops.indexing import pad
+from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.traits import Term, Work
+from npu_compiler.tensor.reducing import reduce
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor
+
+
+def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
+    """A multiplication and an addition for each number of a filter, by the shape of `weight`, the second operand."""
+    return 2 * made * prod(operands[1][1:]) if len(operands) > 1 else None
+
+
+filtering = partial(
+    op,
+    work=Work.ANCHOR,
+    images={"input": "image", "weight": "conv_weight"},
+    is_learned=True,
+    flops=flops,
+)
+image_filtering = partial(filtering, term=Term("convolution", ("input", "weight", "bias")))
+pooling = partial(op, work=Work.ANCHOR, images={"self": "image"})
 
 
 def _pair(value: Any, name: str) -> tuple[int, int]:
@@ -18,7 +39,7 @@ def _pair(value: Any, name: str) -> tuple[int, int]:
     return values[0], values[-1]
 
 
-@op("aten.conv2d.default")
+@image_filtering("aten.conv2d.default")
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -31,6 +52,8 @@ def conv2d(
     """Cross-correlation of [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O]."""
     if len(input.shape) != 4 or len(weight.shape) != 4:
         raise OpRefusal(f"given {len(input.shape)} dimensions, expected 4: [N, C, H, W]")
+    if not input.dtype.is_float:
+        raise OpRefusal(f"given {input.dtype}, expected floating point")
     strides, pads, dilations = _pair(stride, "stride"), _pair(padding, "padding"), _pair(dilation, "dilation")
     if min(strides) < 1 or min(dilations) < 1 or min(pads) < 0:
         raise OpRefusal(f"given stride={strides}, padding={pads}, dilation={dilations}: out of range")
@@ -51,7 +74,7 @@ def conv2d(
     return result if bias is None else result + bias.reshape((-1, 1, 1))
 
 
-@op("aten.conv2d.padding", kind="conv2d")
+@image_filtering("aten.conv2d.padding")
 def conv2d_padding(
     input: Tensor,
     weight: Tensor,
@@ -74,7 +97,7 @@ def conv2d_padding(
     return conv2d(input, weight, bias, stride, [t // 2 for t in total], dilation, groups)
 
 
-@op("aten.conv1d.default")
+@filtering("aten.conv1d.default")
 def conv1d(
     input: Tensor,
     weight: Tensor,
@@ -92,7 +115,7 @@ def conv1d(
     return result.reshape((*result.shape[:2], result.shape[3]))
 
 
-@op("aten.convolution.default", kind="conv2d")
+@image_filtering("aten.convolution.default")
 def convolution(
     input: Tensor,
     weight: Tensor,
@@ -150,7 +173,7 @@ def _windows(
     return {"out": out, "kernel": kernels, "stride": strides, "padding": pads, "dilation": dilations}
 
 
-@op("aten.max_pool2d.default")
+@pooling("aten.max_pool2d.default")
 def max_pool2d(
     self: Tensor,
     kernel_size: Any,
@@ -163,7 +186,7 @@ def max_pool2d(
     return _pool(self, "max", **_windows(self.shape[-2:], kernel_size, stride, padding, dilation, ceil_mode))
 
 
-@op("aten.avg_pool2d.default")
+@pooling("aten.avg_pool2d.default")
 def avg_pool2d(
     self: Tensor,
     kernel_size: Any,
@@ -180,12 +203,12 @@ def avg_pool2d(
     return _pool(self, "mean" if count_include_pad else "mean_valid", **windows)
 
 
-@op("aten.adaptive_avg_pool2d.default")
+@pooling("aten.adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[int]) -> Tensor:
     """Means over ``output_size`` windows; window `i` spans ``floor(i*n/out)`` to ``ceil((i+1)*n/out)``."""
     height, width = self.shape[-2:]
     out = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
     rows, columns = (n if o is None else o for n, o in zip((height, width), out, strict=True))
     if (rows, columns) == (1, 1):
-        return self.reduce("sum", (-2, -1), True, factor=1 / (height * width))
+        return reduce(self, total, (-2, -1), True, scale=1 / (height * width))[0]
     return _pool(self, "adaptive", (rows, columns))

@@ -6,7 +6,10 @@ from math import pi, sqrt
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, dtype
-from npu_compiler.ops.registry import op
+from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.registry import elementwise
+from npu_compiler.ops.rows import Passage, RowCall
+from npu_compiler.ops.traits import Memory, Term
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, full, where
 
 
@@ -15,29 +18,39 @@ def _float(x: Tensor) -> Tensor:
     return x if x.dtype.is_float else x.cast(FLOAT32)
 
 
+def _adds_unscaled(node: OpNode, graph: IRGraph) -> bool:
+    return bool(node.attrs.get("alpha", 1) == 1)
+
+
 def _scaled(other: Tensor | Number, alpha: Number) -> Tensor | Number:
     return other if alpha == 1 else other * alpha
 
 
-@op("aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar", "aten.add_.Scalar")
+@elementwise(
+    "aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar", "aten.add_.Scalar",
+    term=Term("add", ("self", "other"), commutes=True, holds=_adds_unscaled),
+)  # fmt: skip
 def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self + alpha * other``."""
     return self + _scaled(other, alpha)
 
 
-@op("aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar")
+@elementwise("aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar")
 def sub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self - alpha * other``."""
     return self - _scaled(other, alpha)
 
 
-@op("aten.rsub.Tensor", "aten.rsub.Scalar")
+@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar")
 def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``other - alpha * self``."""
     return apply("sub", other, self if alpha == 1 else self * alpha)
 
 
-@op("aten.mul.Tensor", "aten.mul_.Tensor", "aten.mul.Scalar", "aten.mul_.Scalar")
+@elementwise(
+    "aten.mul.Tensor", "aten.mul_.Tensor", "aten.mul.Scalar", "aten.mul_.Scalar",
+    term=Term("mul", ("self", "other"), commutes=True),
+)  # fmt: skip
 def mul(self: Tensor, other: Tensor | Number) -> Tensor:
     """``self * other``."""
     if self.dtype == BOOL and (isinstance(other, bool) or (isinstance(other, Tensor) and other.dtype == BOOL)):
@@ -45,13 +58,16 @@ def mul(self: Tensor, other: Tensor | Number) -> Tensor:
     return self * other
 
 
-@op("aten.div.Tensor", "aten.div_.Tensor", "aten.div.Scalar", "aten.div_.Scalar")
+@elementwise(
+    "aten.div.Tensor", "aten.div_.Tensor", "aten.div.Scalar", "aten.div_.Scalar",
+    term=Term("div", ("self", "other")),
+)  # fmt: skip
 def div(self: Tensor, other: Tensor | Number) -> Tensor:
     """``self / other``, in floating point."""
     return apply("div", _float(self), _float(other) if isinstance(other, Tensor) else float(other))
 
 
-@op("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode", kind="div_mode")
+@elementwise("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode")
 def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) -> Tensor:
     """``self / other``, as it is, rounded down (``floor``) or towards zero (``trunc``), in floating point."""
     quotient = div(self, other)
@@ -84,37 +100,37 @@ def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
     return where(apply("eq", divisor, 0), dividend / divisor, nearest)
 
 
-@op("aten.neg.default", "aten.neg_.default")
+@elementwise("aten.neg.default", "aten.neg_.default")
 def neg(self: Tensor) -> Tensor:
     """``-self``."""
     return -self
 
 
-@op("aten.abs.default", "aten.abs_.default")
+@elementwise("aten.abs.default", "aten.abs_.default")
 def absolute(self: Tensor) -> Tensor:
     """The absolute value."""
     return apply("abs", self)
 
 
-@op("aten.relu.default", "aten.relu_.default")
+@elementwise("aten.relu.default", "aten.relu_.default")
 def relu(self: Tensor) -> Tensor:
     """``max(self, 0)``; NaN stays NaN."""
     return where(self < 0, 0, self)
 
 
-@op("aten.sigmoid.default", "aten.sigmoid_.default")
+@elementwise("aten.sigmoid.default", "aten.sigmoid_.default")
 def sigmoid(self: Tensor) -> Tensor:
     """``1 / (1 + exp(-self))``."""
     return apply("quotient", 1, 1 + apply("exp", -_float(self)))
 
 
-@op("aten.silu.default", "aten.silu_.default")
+@elementwise("aten.silu.default", "aten.silu_.default")
 def silu(self: Tensor) -> Tensor:
     """``self / (1 + exp(-self))``."""
     return apply("quotient", self, 1 + apply("exp", -self))
 
 
-@op("aten.gelu.default", "aten.gelu_.default")
+@elementwise("aten.gelu.default", "aten.gelu_.default")
 def gelu(self: Tensor, approximate: str = "none") -> Tensor:
     """Gaussian error linear unit: by the error function, or by its tanh approximation."""
     if approximate == "none":
@@ -124,20 +140,20 @@ def gelu(self: Tensor, approximate: str = "none") -> Tensor:
     return self * 0.5 * (1 + apply("tanh", sqrt(2 / pi) * (self + 0.044715 * self * self * self)))
 
 
-@op("aten.hardtanh.default", "aten.hardtanh_.default")
+@elementwise("aten.hardtanh.default", "aten.hardtanh_.default")
 def hardtanh(self: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """`self` limited to [min_val, max_val]; ReLU6 is ``hardtanh(self, 0, 6)``."""
     return clamp(self, min_val, max_val)
 
 
-@op("aten.clamp.default", "aten.clamp_.default")
+@elementwise("aten.clamp.default", "aten.clamp_.default")
 def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """`self` limited to [min, max], either of which may be absent."""
     result = self if min is None else apply("max", self, min)
     return result if max is None else apply("min", result, max)
 
 
-@op("aten.clamp_min.default", "aten.clamp_min_.default")
+@elementwise("aten.clamp_min.default", "aten.clamp_min_.default")
 def clamp_min(self: Tensor, min: Number) -> Tensor:
     """`self`, and `min` where that is greater."""
     return clamp(self, min)
@@ -149,19 +165,19 @@ def _extremum(fn: str, a: Tensor, b: Tensor) -> Tensor:
     return where(apply("ne", b, b), b, result) if b.dtype.is_float else result
 
 
-@op("aten.maximum.default", "aten.max.other")
+@elementwise("aten.maximum.default", "aten.max.other")
 def maximum(self: Tensor, other: Tensor) -> Tensor:
     """The greater of two; NaN where either is."""
     return _extremum("max", self, other)
 
 
-@op("aten.minimum.default", "aten.min.other")
+@elementwise("aten.minimum.default", "aten.min.other")
 def minimum(self: Tensor, other: Tensor) -> Tensor:
     """The lesser of two; NaN where either is."""
     return _extremum("min", self, other)
 
 
-@op("aten.clamp.Tensor", "aten.clamp_.Tensor", kind="clamp_tensor")
+@elementwise("aten.clamp.Tensor", "aten.clamp_.Tensor")
 def clamp_tensor(self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     """`self` limited by two tensors, either of which may be absent; NaN where any is."""
     result = self if min is None else maximum(self, min)
@@ -178,6 +194,7 @@ _FUNCTIONS = {
     "tanh": "The hyperbolic tangent.",
     "erf": "The error function.",
 }
+_OF_ANGLES = ("sin", "cos")
 
 
 def _function(name: str, documentation: str) -> Any:
@@ -191,7 +208,9 @@ def _function(name: str, documentation: str) -> Any:
 
 
 for _name, _documentation in _FUNCTIONS.items():
-    op(f"aten.{_name}.default", f"aten.{_name}_.default")(_function(_name, _documentation))
+    elementwise(f"aten.{_name}.default", f"aten.{_name}_.default", takes_angle=_name in _OF_ANGLES)(
+        _function(_name, _documentation)
+    )
 
 
 def _rounding(name: str, documentation: str) -> Any:
@@ -202,11 +221,11 @@ def _rounding(name: str, documentation: str) -> Any:
     return compute
 
 
-op("aten.floor.default", "aten.floor_.default")(_rounding("floor", "The greatest integer not above `self`."))
-op("aten.ceil.default", "aten.ceil_.default")(_rounding("ceil", "The least integer not below `self`."))
+elementwise("aten.floor.default", "aten.floor_.default")(_rounding("floor", "The greatest integer not above `self`."))
+elementwise("aten.ceil.default", "aten.ceil_.default")(_rounding("ceil", "The least integer not below `self`."))
 
 
-@op("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
+@elementwise("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
 def pow_scalar(self: Tensor, exponent: Number) -> Tensor:
     """``self ** exponent``; small whole exponents and halves become products and roots."""
     base = _float(self) if isinstance(exponent, float) else self
@@ -238,7 +257,7 @@ def _is_negative(base: Tensor) -> Tensor:
     return apply("and", base < 0, base > float("-inf"))
 
 
-@op("aten.pow.Tensor_Tensor")
+@elementwise("aten.pow.Tensor_Tensor")
 def pow_tensor(self: Tensor, exponent: Tensor) -> Tensor:
     """``self ** exponent``; a negative base with a whole exponent keeps its sign rule."""
     base, power = _float(self), _float(exponent)
@@ -249,7 +268,7 @@ def pow_tensor(self: Tensor, exponent: Tensor) -> Tensor:
     return where(base < 0, negative, magnitude)
 
 
-@op("aten.pow.Scalar")
+@elementwise("aten.pow.Scalar")
 def pow_base(self: Number, exponent: Tensor) -> Tensor:
     """A positive number to the power of a tensor."""
     if not self > 0:
@@ -266,32 +285,32 @@ def _comparison(name: str) -> Any:
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    op(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name))
+    elementwise(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name))
 
 
 def _boolean(x: Tensor) -> Tensor:
     return x if x.dtype == BOOL else apply("ne", x, 0)
 
 
-@op("aten.logical_not.default")
+@elementwise("aten.logical_not.default")
 def logical_not(self: Tensor) -> Tensor:
     """True where `self` is zero."""
     return apply("not", _boolean(self))
 
 
-@op("aten.logical_and.default")
+@elementwise("aten.logical_and.default")
 def logical_and(self: Tensor, other: Tensor) -> Tensor:
     """True where both are nonzero."""
     return apply("and", _boolean(self), _boolean(other))
 
 
-@op("aten.logical_or.default")
+@elementwise("aten.logical_or.default")
 def logical_or(self: Tensor, other: Tensor) -> Tensor:
     """True where either is nonzero."""
     return apply("or", _boolean(self), _boolean(other))
 
 
-@op("aten.bitwise_not.default")
+@elementwise("aten.bitwise_not.default")
 def bitwise_not(self: Tensor) -> Tensor:
     """The complement; of booleans, the negation."""
     return apply("not", self) if self.dtype == BOOL else -self - 1
@@ -308,24 +327,34 @@ def _bitwise(name: str) -> Any:
 
 
 for _name in ("and", "or", "xor"):
-    op(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar", f"aten.__{_name}__.Tensor")(_bitwise(_name))
+    elementwise(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar", f"aten.__{_name}__.Tensor")(
+        _bitwise(_name)
+    )
 
 
-@op("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+@elementwise("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
 def where_(condition: Tensor, self: Tensor | Number, other: Tensor | Number) -> Tensor:
     """`self` where the condition holds, else `other`."""
     return where(condition, self, other)
 
 
-@op("aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor")
+@elementwise(
+    "aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor"
+)
 def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     """`value` where `mask` holds, else `self`."""
     filler = value if isinstance(value, Tensor) else full(self.trace, (), value, self.dtype)
     return where(mask, filler.cast(self.dtype), self)
 
 
-@op("aten._to_copy.default")
-@op("aten.to.dtype", "aten.to.dtype_layout", "aten.to.device")
+_CAST = Term("cast", ("self",))
+
+
+@elementwise("aten._to_copy.default", keeps_order=True, term=_CAST)
+@elementwise(
+    "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device",
+    memory=Memory.OPERAND_OF_SAME_DTYPE, keeps_order=True, term=_CAST,
+)  # fmt: skip
 def to(
     self: Tensor,
     device: Any = None,
@@ -340,7 +369,14 @@ def to(
     return self if dtype is None else _convert(self, dtype)
 
 
-@op("aten.type_as.default")
+def _rows_of_self(call: RowCall) -> Passage:
+    return Passage({"self": call.dim})  # of the other tensor only the data type is asked for
+
+
+@elementwise(
+    "aten.type_as.default",
+    memory=Memory.OPERAND_OF_SAME_DTYPE, keeps_order=True, rows=_rows_of_self, term=_CAST,
+)  # fmt: skip
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """The values in the data type of `other`."""
     return self.cast(other.dtype)

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, promote
+from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.rows import Passage, RowCall, Rows, Selection, apart_from_dim
+from npu_compiler.ops.traits import Memory
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, normalize_dim, where
 
 
-@op("getitem")
+def picked(node: OpNode) -> str | None:
+    """The tensor of a list that a node picks; the definition refuses an index that is out of range."""
+    items, index = tuple(node.tensors()), node.attrs.get("index")
+    return items[index] if type(index) is int and -len(items) <= index < len(items) else None
+
+
+def _rows_of_item(call: RowCall) -> Passage:
+    items = range(len(call.node.inputs["self"]))
+    return Passage({"self": call.dim}, item=items[int(call.node.attrs["index"])])
+
+
+@op("getitem", memory=Memory.OPERAND, picks=True, is_silent=True, rows=_rows_of_item)
 def getitem(self: Sequence[Tensor], index: int) -> Tensor:
     """One result of an op that has several."""
     return self[index]
 
 
-@op("aten._assert_tensor_metadata.default")
+@op("aten._assert_tensor_metadata.default", is_silent=True, asserts=True)
 def assert_tensor_metadata(
     a: Tensor, size: Any = None, stride: Any = None, dtype: Any = None, device: Any = None, layout: Any = None
 ) -> tuple[Tensor, ...]:
@@ -25,7 +39,13 @@ def assert_tensor_metadata(
     return ()
 
 
-@op("aten.cat.default", "aten.concat.default")
+def _rows_of_parts(call: RowCall) -> Passage | None:
+    parts = [call.tensors[name].shape for name in call.node.inputs["tensors"]]
+    fits = call.along() != call.dim and all(len(part) == call.rank for part in parts)
+    return Passage({"tensors": call.dim}) if fits else None
+
+
+@op("aten.cat.default", "aten.concat.default", rows=_rows_of_parts)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors one after another along `dim`."""
     parts = [t for t in tensors if t.shape != (0,)]  # PyTorch ignores empty vectors
@@ -49,7 +69,12 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return result
 
 
-@op("aten.stack.default")
+def _rows_of_stacked(call: RowCall) -> Passage | None:
+    new = call.along()
+    return None if new == call.dim else Passage({"tensors": call.dim - (call.dim > new)})
+
+
+@op("aten.stack.default", rows=_rows_of_stacked)
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new dimension."""
     dim = normalize_dim(dim, len(tensors[0].shape) + 1)
@@ -71,7 +96,46 @@ def diff(
     return result
 
 
-@op("aten.embedding.default")
+def _chosen(
+    node: OpNode, tensors: Mapping[str, TensorSpec], of: str, by: str, dim: int | None = None, wraps: bool = False
+) -> Selection | None:
+    """What a node takes by a tensor of positions; of dimensions of one position ahead, there is nothing to choose.
+
+    Args:
+        node: The node.
+        tensors: Those that it reads.
+        of, by: Parameters: what it takes positions of, and the positions, or a list of them for the leading dimensions.
+        dim: Along which, where it is not the last one that a list names.
+        wraps: Whether negative positions count from the end.
+    """
+    source, given = str(node.inputs[of]), node.inputs[by]
+    *ahead, index = (given,) if isinstance(given, str) else given
+    shape, positions = tensors[source].shape, tensors[index].shape
+    dim = len(ahead) if dim is None else dim % len(shape)
+    alone = all(shape[i : i + 1] == (1,) and tensors[name].shape in ((1,), positions) for i, name in enumerate(ahead))
+    fits = len(positions) == 1 and dim < len(shape) and alone and tensors[index].dtype.is_integer
+    if not fits or source in (index, *ahead):
+        return None
+    return Selection(source, dim, Rows(positions[0], shape[dim], index=index, wraps=wraps))
+
+
+def _embedded(node: OpNode, tensors: Mapping[str, TensorSpec]) -> Selection | None:
+    return _chosen(node, tensors, "weight", "indices")
+
+
+def _index_selected(node: OpNode, tensors: Mapping[str, TensorSpec]) -> Selection | None:
+    return _chosen(node, tensors, "self", "index", int(node.attrs["dim"]))
+
+
+def _indexed(node: OpNode, tensors: Mapping[str, TensorSpec]) -> Selection | None:
+    return _chosen(node, tensors, "self", "indices", wraps=True)
+
+
+def _rows_of_indices(call: RowCall) -> Passage | None:
+    return Passage({"indices": call.dim}) if call.dim < call.rank - 1 else None
+
+
+@op("aten.embedding.default", rows=_rows_of_indices, selects=_embedded, is_learned=True)
 def embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Tensor:
@@ -79,7 +143,7 @@ def embedding(
     return weight.gather(0, _indices(indices))
 
 
-@op("aten.index_select.default")
+@op("aten.index_select.default", rows=apart_from_dim, selects=_index_selected)
 def index_select(self: Tensor, dim: int, index: Tensor, _wraps: bool = False) -> Tensor:
     """Positions of a dimension by an integer tensor."""
     # _wraps is the compiler's own: this stands for rows that an `index` takes, where negative ones count from the end.
@@ -87,7 +151,7 @@ def index_select(self: Tensor, dim: int, index: Tensor, _wraps: bool = False) ->
     return self.gather(dim, places.within(self.shape[dim], wraps=True) if _wraps else places)
 
 
-@op("aten.index.Tensor")
+@op("aten.index.Tensor", selects=_indexed)
 def index(self: Tensor, indices: Sequence[Tensor]) -> Tensor:
     """``self[indices[0], indices[1], ...]``: integer tensors, broadcast together, for as many leading dimensions."""
     if len(indices) > len(self.shape):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from npu_compiler.dtypes import promote
+from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.rows import Passage, RowCall, RowRule
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, broadcast_shapes
 
 
@@ -20,7 +26,42 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return a.trace.anchor("matmul", (left, right), shape, dtype)
 
 
-@op("aten.linear.default")
+def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
+    """A multiplication and an addition for each column of the left matrix, the first operand."""
+    return 2 * made * operands[0][-1] if operands[0] else None
+
+
+def flops_beside_sum(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
+    """The same where the first operand is added, and the left matrix is the second."""
+    return 2 * made * operands[1][-1] if len(operands) == 3 else None
+
+
+def _multiplied(left: str, right: str, added: str = "") -> RowRule:
+    """Rows of the left matrix; of dimensions ahead of both matrices, those of each that has them."""
+
+    def rule(call: RowCall) -> Passage | None:
+        if call.dim == call.rank - 1 or min(len(call.shape(left)), len(call.shape(right))) < 2:
+            return None
+        dims = call.broadcast(left)
+        dims |= call.broadcast(right) if call.dim < call.rank - 2 else {}
+        return Passage(dims | (call.broadcast(added) if added else {}))
+
+    return rule
+
+
+def _rows_of_input(call: RowCall) -> Passage | None:
+    return Passage({"input": call.dim}) if call.dim < call.rank - 1 else None
+
+
+def _is_unscaled(node: OpNode, graph: IRGraph) -> bool:
+    return all(node.attrs.get(key, 1) == 1 for key in ("alpha", "beta"))
+
+
+_LINEAR = Term("linear", ("input", "weight", "bias"))
+multiplication = partial(op, work=Work.ANCHOR, flops=flops)
+
+
+@multiplication("aten.linear.default", rows=_rows_of_input, is_learned=True, term=_LINEAR)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``input @ weight.T + bias``, over the last dimension of `input`."""
     rows = input.reshape((-1, input.shape[-1])) if len(input.shape) > 2 else input
@@ -31,7 +72,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result.realize().reshape((*input.shape[:-1], weight.shape[0]))
 
 
-@op("aten.matmul.default")
+@multiplication("aten.matmul.default", rows=_multiplied("self", "other"), term=Term("matmul", ("self", "other")))
 def matmul(self: Tensor, other: Tensor) -> Tensor:
     """The product of vectors, matrices or batches of matrices, as numpy's ``@``."""
     if not self.shape or not other.shape:
@@ -50,7 +91,9 @@ def matmul(self: Tensor, other: Tensor) -> Tensor:
     return result.reshape(shape)
 
 
-@op("aten.mm.default", "aten.bmm.default")
+@multiplication(
+    "aten.mm.default", "aten.bmm.default", rows=_multiplied("self", "mat2"), term=Term("mm", ("self", "mat2"))
+)
 def mm(self: Tensor, mat2: Tensor) -> Tensor:
     """The product of two matrices, or of two batches of matrices."""
     if len(self.shape) != len(mat2.shape) or len(self.shape) not in (2, 3):
@@ -60,7 +103,13 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
     return product(self, mat2)
 
 
-@op("aten.addmm.default")
+@multiplication(
+    "aten.addmm.default",
+    rows=_multiplied("mat1", "mat2", "self"),
+    term=Term("addmm", ("self", "mat1", "mat2"), holds=_is_unscaled),
+    is_learned=True,
+    flops=flops_beside_sum,
+)
 def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * self + alpha * mat1 @ mat2``."""
     result = product(mat1, mat2)
@@ -69,7 +118,7 @@ def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Num
     return result if beta == 0 else result + (self if beta == 1 else self * beta)
 
 
-@op("aten.baddbmm.default")
+@multiplication("aten.baddbmm.default", rows=_multiplied("batch1", "batch2", "self"), flops=flops_beside_sum)
 def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * self + alpha * batch1 @ batch2``, for batches of matrices."""
     return addmm(self, batch1, batch2, beta, alpha)

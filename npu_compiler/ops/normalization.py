@@ -3,38 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from npu_compiler.dtypes import dtype
+from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.reduction import greatest, total
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.rows import Passage, RowCall, apart_from_dim
+from npu_compiler.ops.traits import Term, Work
+from npu_compiler.tensor.reducing import reduce
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, where
 
+normalization = partial(op, work=Work.ROWS)
 
-@op("aten.softmax.int", "aten._softmax.default")
+
+def _over_last(node: OpNode, graph: IRGraph) -> bool:
+    rank = len(graph.tensors[node.outputs[0]].shape)
+    return int(node.attrs["dim"]) % rank == rank - 1
+
+
+@normalization(
+    "aten.softmax.int", "aten._softmax.default",
+    rows=apart_from_dim, term=Term("softmax", ("self",), holds=_over_last),
+)  # fmt: skip
 def softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
     """``exp(self - max) / sum(exp(self - max))`` over `dim`, computed in float32."""
     x = _converted(self, dtype).move_last(dim)
-    shifted = apply("exp", x - x.reduce("max", (-1,), True))
-    return apply("quotient", shifted, shifted.reduce("sum", (-1,), True)).move_from_last(dim)
+    shifted = apply("exp", x - _greatest(x))
+    return apply("quotient", shifted, _total(shifted)).move_from_last(dim)
 
 
-@op("aten._safe_softmax.default")
+@normalization("aten._safe_softmax.default", rows=apart_from_dim)
 def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """The softmax over `dim`, and zeros where everything is minus infinity."""
     x = _converted(self, dtype).move_last(dim)
-    largest = x.reduce("max", (-1,), True)
+    largest = _greatest(x)
     shifted = apply("exp", x - largest)
-    result = apply("quotient", shifted, shifted.reduce("sum", (-1,), True))
+    result = apply("quotient", shifted, _total(shifted))
     return where(apply("eq", largest, float("-inf")), 0.0, result).move_from_last(dim)
 
 
-@op("aten.log_softmax.int", "aten._log_softmax.default")
+@normalization("aten.log_softmax.int", "aten._log_softmax.default", rows=apart_from_dim)
 def log_softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
     """The logarithm of the softmax over `dim`."""
     x = _converted(self, dtype).move_last(dim)
-    shifted = x - x.reduce("max", (-1,), True)
-    total = apply("exp", shifted).reduce("sum", (-1,), True)
-    return (shifted - apply("log", total)).move_from_last(dim)
+    shifted = x - _greatest(x)
+    return (shifted - apply("log", _total(apply("exp", shifted)))).move_from_last(dim)
+
+
+def _total(x: Tensor) -> Tensor:
+    return reduce(x, total, (-1,), True)[0]
+
+
+def _greatest(x: Tensor) -> Tensor:
+    return reduce(x, greatest, (-1,), True)[0]
 
 
 def _converted(x: Tensor, name: Any) -> Tensor:
@@ -52,14 +75,20 @@ def _flat_last(x: Tensor, normalized_shape: Sequence[int]) -> Tensor:
 def _standard(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """`x` brought to mean 0 and variance 1 over its last dimension; the mean, and one over the standard deviation."""
     size = x.shape[-1]
-    mean = x.reduce("sum", (-1,), True) * (1 / size)
+    mean = _total(x) * (1 / size)
     centred = x - mean
-    variance = (centred * centred).reduce("sum", (-1,), True) * (1 / size)
+    variance = _total(centred * centred) * (1 / size)
     scale = apply("rsqrt", variance + eps)
     return centred * scale, mean, scale
 
 
-@op("aten.layer_norm.default")
+def _rows_outside(call: RowCall) -> Passage | None:
+    """Rows of dimensions ahead of those that are normalised."""
+    inside = call.rank - len(call.node.attrs["normalized_shape"])
+    return Passage({"input": call.dim}) if call.dim < inside else None
+
+
+@normalization("aten.layer_norm.default", rows=_rows_outside)
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -72,7 +101,7 @@ def layer_norm(
     return native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
 
 
-@op("aten.native_layer_norm.default", kind="layer_norm")
+@normalization("aten.native_layer_norm.default", rows=_rows_outside)
 def native_layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,13 +112,13 @@ def native_layer_norm(
     return _affine(result, weight, bias).reshape(input.shape), mean.reshape(rows), scale.reshape(rows)
 
 
-@op("aten.rms_norm.default")
+@normalization("aten.rms_norm.default", rows=_rows_outside)
 def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: Any = None) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimensions."""
     return fused_rms_norm(input, normalized_shape, weight, eps)[0]
 
 
-@op("aten._fused_rms_norm.default", kind="rms_norm")
+@normalization("aten._fused_rms_norm.default", rows=_rows_outside)
 def fused_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: Any
 ) -> tuple[Tensor, Tensor]:
@@ -97,7 +126,7 @@ def fused_rms_norm(
     _check_parameters(normalized_shape, weight)
     x = _flat_last(input, normalized_shape)
     epsilon = eps if eps is not None else 2.0**-23  # float32's machine epsilon, in which PyTorch computes
-    scale = apply("rsqrt", (x * x).reduce("sum", (-1,), True) * (1 / x.shape[-1]) + epsilon)
+    scale = apply("rsqrt", _total(x * x) * (1 / x.shape[-1]) + epsilon)
     rows = (*input.shape[: len(input.shape) - len(normalized_shape)], *(1,) * len(normalized_shape))
     return _affine(x * scale, weight, None).reshape(input.shape), scale.reshape(rows)
 
@@ -127,7 +156,14 @@ def _by_channel(parameter: Tensor, x: Tensor) -> Tensor:
     return parameter.reshape((-1, *(1,) * (len(x.shape) - 2)))
 
 
-@op("aten.batch_norm.default")
+channel_norm = partial(
+    normalization,
+    images={"input": "image"},
+    term=Term("batch_norm", ("input", "weight", "bias", "running_mean", "running_var")),
+)
+
+
+@channel_norm("aten.batch_norm.default")
 def batch_norm(
     input: Tensor,
     weight: Tensor | None = None,
@@ -148,7 +184,7 @@ def batch_norm(
     return _affine_by_channel((input - _by_channel(running_mean, input)) * scale, weight, bias)
 
 
-@op("aten.native_batch_norm.default", kind="batch_norm")
+@channel_norm("aten.native_batch_norm.default")
 def native_batch_norm(
     input: Tensor,
     weight: Tensor | None,
@@ -166,7 +202,7 @@ def native_batch_norm(
     return result, running_mean, apply("rsqrt", running_var + eps)
 
 
-@op("aten._native_batch_norm_legit_no_training.default", kind="batch_norm")
+@channel_norm("aten._native_batch_norm_legit_no_training.default")
 def native_batch_norm_no_training(
     input: Tensor,
     weight: Tensor | None,
@@ -180,7 +216,7 @@ def native_batch_norm_no_training(
     return native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
-@op("aten.instance_norm.default")
+@normalization("aten.instance_norm.default")
 def instance_norm(
     input: Tensor,
     weight: Tensor | None,
@@ -201,7 +237,7 @@ def instance_norm(
     return _affine_by_channel(result.reshape(input.shape), weight, bias)
 
 
-@op("aten.group_norm.default")
+@normalization("aten.group_norm.default")
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -214,7 +250,7 @@ def group_norm(
     return _group_norm(input, num_groups, weight, bias, eps)[0]
 
 
-@op("aten.native_group_norm.default", kind="group_norm")
+@normalization("aten.native_group_norm.default")
 def native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

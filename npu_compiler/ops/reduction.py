@@ -1,36 +1,141 @@
-"""Sums, means and extrema over some dimensions."""
+"""Sums, products, means, extrema and their places over some dimensions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, INT32, INT64, UINT8, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.tensor.symbolic import Tensor, apply, full, normalize_dim
+from npu_compiler.ops.rows import Passage, RowCall
+from npu_compiler.ops.traits import Work
+from npu_compiler.tensor.reducing import State, highest, lowest, reduce, reduction
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, normalize_dim, where
+
+
+def _rows_kept(call: RowCall) -> Passage | None:
+    """Rows of what is left, where the op names what it reduces."""
+    dim, rank = call.node.attrs.get("dim"), len(call.shape("self"))
+    reduced = {int(d) % rank for d in ([dim] if isinstance(dim, int) else dim or ())}
+    if not reduced:
+        return None
+    kept = range(rank) if call.node.attrs.get("keepdim") else [d for d in range(rank) if d not in reduced]
+    own = kept[call.dim]
+    return None if own in reduced else Passage({"self": own})
+
+
+row_op = partial(op, work=Work.ROWS, rows=_rows_kept)
+
+
+@reduction(0)
+def total(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
+@reduction(1)
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return a * b
+
+
+@reduction(lowest, needs_elements=True)
+def greatest(a: Tensor, b: Tensor) -> Tensor:
+    return apply("max", a, b)
+
+
+@reduction(highest, needs_elements=True)
+def least(a: Tensor, b: Tensor) -> Tensor:
+    return apply("min", a, b)
+
+
+def _as_moments(element: Tensor, position: Tensor) -> State:
+    one, zero = (full(element.trace, (), value, element.dtype) for value in (1.0, 0.0))
+    return one, element, zero
+
+
+@reduction(0.0, 0.0, 0.0, lift=_as_moments)
+def moments(a: State, b: State) -> State:
+    """How many, their mean, and the sum of squared differences from it.
+
+    Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+    """
+    (n, mean_a, squares_a), (m, mean_b, squares_b) = a, b
+    count, apart = n + m, mean_b - mean_a
+    share = m / apply("max", count, 1.0)  # none of no elements
+    return count, mean_a + apart * share, squares_a + squares_b + apart * apart * n * share
+
+
+def _as_term(element: Tensor, position: Tensor) -> State:
+    return element, full(element.trace, (), 1.0, element.dtype)
+
+
+@reduction(lowest, 0.0, lift=_as_term, finish=lambda greatest, terms: (greatest + apply("log", terms),))
+def exponentials(a: State, b: State) -> State:
+    """The greatest exponent, and the sum of powers relative to that one, which never overflows.
+
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    most = apply("max", a[0], b[0])
+    parts = (where(apply("eq", x, most), terms, terms * apply("exp", x - most)) for x, terms in (a, b))
+    return most, next(parts) + next(parts)
+
+
+def _with_place(element: Tensor, position: Tensor) -> State:
+    return element, position.cast(INT32)
+
+
+def _value_and_place(value: Tensor, place: Tensor) -> State:
+    return value, place.cast(INT64)
+
+
+def _first(function: str, a: State, b: State) -> State:
+    """Which of two values with their places comes first in PyTorch's order: NaN, then the extremum, then the place."""
+    (x, i), (y, j) = a, b
+    ahead, same = apply(function, y, x), apply("eq", x, y)
+    if x.dtype.is_float:
+        x_is_nan, y_is_nan = apply("ne", x, x), apply("ne", y, y)
+        ahead = apply("or", ahead, apply("and", y_is_nan, apply("not", x_is_nan)))
+        same = apply("or", same, apply("and", x_is_nan, y_is_nan))
+    later = apply("or", ahead, apply("and", same, j < i))
+    return where(later, y, x), where(later, j, i)
+
+
+_extremum = partial(reduction, lift=_with_place, finish=_value_and_place, needs_elements=True)
+
+
+# A row whose extremum is the identity's has it everywhere, so first at 0: a place that no row is without.
+@_extremum(lowest, 0)
+def first_greatest(a: State, b: State) -> State:
+    return _first("gt", a, b)
+
+
+@_extremum(highest, 0)
+def first_least(a: State, b: State) -> State:
+    return _first("lt", a, b)
 
 
 def _dims(dim: Any) -> Sequence[int]:
     return () if dim is None else (dim,) if isinstance(dim, int) else dim
 
 
-@op("aten.sum.default", "aten.sum.dim_IntList")
+@row_op("aten.sum.default", "aten.sum.dim_IntList")
 def sum_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The sum over `dim`, or over all dimensions. Integers and booleans add up in int64."""
     kind = _accumulator(self, dtype)
-    return self.cast(kind).reduce("sum", _dims(dim), keepdim, kind)
+    return reduce(self, total, _dims(dim), keepdim, kind)[0]
 
 
-@op("aten.mean.default", "aten.mean.dim")
+@row_op("aten.mean.default", "aten.mean.dim")
 def mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The mean over `dim`, or over all dimensions."""
     rank = len(self.shape)
     dims = [normalize_dim(d, rank) for d in _dims(dim) if rank] or list(range(rank))
     kind = _accumulator(self, dtype) if self.dtype.is_float or dtype is not None else FLOAT32
     count = prod(self.shape[d] for d in dims)
-    total = self.reduce("sum", dims, keepdim, kind, 1 / count if count else None)
-    return total if count else full(self.trace, total.shape, float("nan"), kind)
+    (result,) = reduce(self, total, dims, keepdim, kind, 1 / count if count else None)
+    return result if count else full(self.trace, result.shape, float("nan"), kind)
 
 
 def _accumulator(x: Tensor, name: Any) -> DType:
@@ -39,49 +144,120 @@ def _accumulator(x: Tensor, name: Any) -> DType:
     return x.dtype if x.dtype.is_float else INT64
 
 
-@op("aten.amax.default")
+@row_op("aten.amax.default")
 def amax(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     """The maximum over `dim`, or over all dimensions."""
-    return self.reduce("max", _dims(dim), keepdim)
+    return reduce(self, greatest, _dims(dim), keepdim)[0]
 
 
-@op("aten.amin.default")
+@row_op("aten.amin.default")
 def amin(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     """The minimum over `dim`, or over all dimensions."""
-    return self.reduce("min", _dims(dim), keepdim)
+    return reduce(self, least, _dims(dim), keepdim)[0]
 
 
-@op("aten.max.default")
+@row_op("aten.max.default")
 def max_(self: Tensor) -> Tensor:
     """The maximum of all elements."""
-    return self.reduce("max", (), False)
+    return reduce(self, greatest, (), False)[0]
 
 
-@op("aten.min.default")
+@row_op("aten.min.default")
 def min_(self: Tensor) -> Tensor:
     """The minimum of all elements."""
-    return self.reduce("min", (), False)
+    return reduce(self, least, (), False)[0]
 
 
-@op("aten.any.default", "aten.any.dim")
+@row_op("aten.prod.default", "aten.prod.dim_int")
+def prod_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The product over `dim`, or over all dimensions. Integers and booleans multiply in int64."""
+    return reduce(self, product, _dims(dim), keepdim, _accumulator(self, dtype))[0]
+
+
+@row_op("aten.argmax.default")
+def argmax(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The place of the maximum, or of a NaN, along `dim` or in row-major order; the first of several."""
+    return reduce(self, first_greatest, _dims(dim), keepdim)[1]
+
+
+@row_op("aten.argmin.default")
+def argmin(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The place of the minimum, or of a NaN, along `dim` or in row-major order; the first of several."""
+    return reduce(self, first_least, _dims(dim), keepdim)[1]
+
+
+@row_op("aten.max.dim")
+def max_dim(self: Tensor, dim: int, keepdim: bool = False) -> State:
+    """The maximum over `dim`, and where it is."""
+    return reduce(self, first_greatest, (dim,), keepdim)
+
+
+@row_op("aten.min.dim")
+def min_dim(self: Tensor, dim: int, keepdim: bool = False) -> State:
+    """The minimum over `dim`, and where it is."""
+    return reduce(self, first_least, (dim,), keepdim)
+
+
+@row_op("aten.var.correction", "aten.var.default", "aten.var.dim")
+def var(self: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None) -> Tensor:
+    """The variance over `dim`, or over all dimensions: squared differences from the mean over ``n - correction``."""
+    return _variance(self, dim, unbiased, keepdim, correction)[0]
+
+
+@row_op("aten.std.correction", "aten.std.default", "aten.std.dim")
+def std(self: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None) -> Tensor:
+    """The root of the variance, see `var`."""
+    return _variance(self, dim, unbiased, keepdim, correction, is_root=True)[0]
+
+
+@row_op("aten.var_mean.correction", "aten.var_mean.default", "aten.var_mean.dim")
+def var_mean(
+    self: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None
+) -> State:
+    """The variance, see `var`, and the mean."""
+    return _variance(self, dim, unbiased, keepdim, correction)
+
+
+def _variance(x: Tensor, dim: Any, unbiased: bool, keepdim: bool, correction: Any, is_root: bool = False) -> State:
+    if not x.dtype.is_float:
+        raise OpRefusal(f"given {x.dtype}, expected floating point")
+    rank = len(x.shape)
+    count = prod(x.shape[d] for d in {normalize_dim(d, rank) for d in _dims(dim) if rank} or range(rank))
+    divisor = max(0.0, count - float(correction if correction is not None else unbiased))
+
+    def finish(number: Tensor, mean: Tensor, squares: Tensor) -> State:
+        variance = apply("div", squares, divisor)
+        known = mean if count else mean.with_expr(full(x.trace, (), float("nan"), mean.dtype).expr)
+        return apply("sqrt", variance) if is_root else variance, known
+
+    return reduce(x, replace(moments, finish=finish), _dims(dim), keepdim)
+
+
+@row_op("aten.logsumexp.default")
+def logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """The logarithm of the sum of ``e ** self`` over `dim`."""
+    return reduce(self if self.dtype.is_float else self.cast(FLOAT32), exponentials, _dims(dim), keepdim)[0]
+
+
+@row_op("aten.any.default", "aten.any.dim")
 def any_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether any element over `dim` is nonzero; of no elements, none is."""
     return _as_truth(_count("ne", self, _dims(dim), keepdim) > 0, self)
 
 
-@op("aten.all.default", "aten.all.dim")
+@row_op("aten.all.default", "aten.all.dim")
 def all_(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether all elements over `dim` are nonzero; of no elements, all are."""
     return _as_truth(_count("eq", self, _dims(dim), keepdim) <= 0, self)
 
 
-@op("aten.any.dims")
+@row_op("aten.any.dims")
 def any_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether any element over several dimensions is nonzero; over an empty list of them, whether each element is."""
     return _as_truth(apply("ne", self, False), self) if _is_empty(dim) else any_(self, dim, keepdim)
 
 
-@op("aten.all.dims")
+@row_op("aten.all.dims")
 def all_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether all elements over several dimensions are nonzero; over an empty list of them, whether each element is."""
     return _as_truth(apply("ne", self, False), self) if _is_empty(dim) else all_(self, dim, keepdim)
@@ -89,7 +265,7 @@ def all_dims(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
 
 def _count(comparison: str, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """How many elements over `dims` compare so with zero."""
-    return apply(comparison, x, False).cast(INT32).reduce("sum", dims, keepdim)
+    return reduce(apply(comparison, x, False).cast(INT32), total, dims, keepdim)[0]
 
 
 def _is_empty(dim: Any) -> bool:

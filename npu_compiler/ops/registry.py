@@ -2,18 +2,22 @@
 
 An op's definition is a function of symbolic tensors. Its parameters are named as in the ATen schema, so that the reader
 binds tensors and attributes by name. Annotations say what a parameter may be: ``Tensor``, ``Tensor | None``,
-``Tensor | Number``, ``Sequence[Tensor]``, or anything else for an attribute.
+``Tensor | Number``, ``Sequence[Tensor]``, or anything else for an attribute. What passes may know of it stands beside
+that, as traits: no name of an op is written anywhere but in `ops/` and where models come in.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ops.binding import Evidence, Kind, Parameter, bind_tensors
+from npu_compiler.ops.rows import broadcasting
+from npu_compiler.ops.traits import Memory, Traits, Work
 
 __all__ = [
     "BoundNode",
@@ -23,9 +27,11 @@ __all__ = [
     "definition",
     "get_supported_ops",
     "is_in_place",
-    "kind_of",
+    "spelled",
+    "terms",
+    "traits_of",
 ]
-__all__ += ["op"]
+__all__ += ["elementwise", "op", "unlowered", "view"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,20 +42,19 @@ class OpDefinition:
 
     Attributes:
         names: ATen names with overload; in-place variants are the same op.
-        kind: What it is, however it is spelled; passes ask for this, never for a name. The plain ATen name of the most
-            usual spelling, whose parameters all others share as far as passes look at them.
         family: Module it is defined in, for documentation.
         parameters: In the order of the ATen schema.
         function: Takes symbolic tensors and attributes by those names and gives the result, or a tuple of them.
         creates: The op makes a tensor out of no tensor; its function takes the trace as first argument.
+        traits: What passes may know of it.
     """
 
     names: tuple[str, ...]
-    kind: str
     family: str
     parameters: tuple[Parameter, ...]
     function: Callable[..., Any]
     creates: bool
+    traits: Traits
 
     @property
     def summary(self) -> str:
@@ -75,10 +80,12 @@ class BoundNode:
 
 _NON_FINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}  # JSON has no word for them
 _REGISTRY: dict[str, OpDefinition] = {}
+_SPELLED: dict[Callable[..., Any], str] = {}  # by an op's function: the first of its names
+_UNLOWERED: dict[str, Traits] = {}  # by plain name, of ops that have no definition
 
 
-def op(*names: str, kind: str = "") -> Callable[[F], F]:
-    """Registers a function as the definition of the ATen ops `names`, of the kind of the first unless one is given."""
+def op(*names: str, **traits: Any) -> Callable[[F], F]:
+    """Registers a function as the definition of the ATen ops `names`, with `traits` as `Traits` names them."""
 
     def register(function: F) -> F:
         parameters = []
@@ -91,9 +98,8 @@ def op(*names: str, kind: str = "") -> Callable[[F], F]:
             binds = next((k for k in Kind if k.value == annotation), Kind.ATTRIBUTE)
             parameters.append(Parameter(parameter.name, binds, parameter.default))
         family = function.__module__.rpartition(".")[2]
-        entry = OpDefinition(
-            names, kind or _plain_name(names[0]).strip("_"), family, tuple(parameters), function, creates
-        )
+        entry = OpDefinition(names, family, tuple(parameters), function, creates, Traits(**traits))
+        _SPELLED[function] = names[0]
         for name in names:
             _REGISTRY[name] = entry
         return function
@@ -101,15 +107,44 @@ def op(*names: str, kind: str = "") -> Callable[[F], F]:
     return register
 
 
+elementwise = partial(op, work=Work.ELEMENTWISE, rows=broadcasting)
+"""Registers an op that makes each element of the ones at its place."""
+
+view = partial(op, work=Work.VIEW, memory=Memory.OPERAND)
+"""Registers an op that gives the same elements another shape or order."""
+
+
+def unlowered(*names: str, **traits: Any) -> None:
+    """Says what passes may know of ops, by plain name, that have no definition and run on the CPU."""
+    _UNLOWERED.update(dict.fromkeys(names, Traits(**traits)))
+
+
 def definition(name: str) -> OpDefinition | None:
     """The definition of an ATen op, or None where the registry has none."""
     return _REGISTRY.get(name)
 
 
-def kind_of(name: str) -> str:
-    """What an op is, by its definition; of an op that has none, its plain name."""
+_NO_TRAITS = Traits()
+_NO_ATTRIBUTES: Mapping[str, Any] = {}
+
+
+def traits_of(name: str, attrs: Mapping[str, Any] = _NO_ATTRIBUTES) -> Traits:
+    """What passes may know of an ATen op that has these attributes."""
     entry = _REGISTRY.get(name)
-    return _plain_name(name).strip("_") if entry is None else entry.kind
+    known = _UNLOWERED.get(_plain_name(name).strip("_"), _NO_TRAITS) if entry is None else entry.traits
+    if known.unless and attrs.get(known.unless):
+        return replace(known, keeps_order=False, is_silent=False)
+    return known
+
+
+def terms() -> tuple[str, ...]:
+    """The operations of which equations are made, sorted."""
+    return tuple(sorted({entry.traits.term.name for entry in _REGISTRY.values() if entry.traits.term is not None}))
+
+
+def spelled(function: Callable[..., Any]) -> str:
+    """The ATen name of the op that a function defines, for passes that write nodes."""
+    return _SPELLED[function]
 
 
 def is_in_place(name: str) -> bool:

@@ -10,7 +10,7 @@ from npu_compiler.ops.registry import op
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply
 
 
-@op("wrap_with_set_grad_enabled")
+@op("wrap_with_set_grad_enabled", takes_angle=True)
 def rotary_angles(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Cosine and sine [..., S, 2F] of positions [..., S] times inverse frequencies [F], twice side by side.
 

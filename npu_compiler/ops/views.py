@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
-from npu_compiler.ops.registry import op
+from npu_compiler.integers import ceil_div
+from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.registry import spelled, view
+from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Turn, apart_from_dim, of_known_rows, turned
+from npu_compiler.ops.traits import Memory, Term
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, normalize_dim
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@op(
+
+@view(
     "aten.alias.default",
     "aten.detach.default",
     "aten.detach_.default",
     "aten.contiguous.default",
     "aten.lift_fresh.default",
+    keeps_order=True,
+    is_silent=True,
 )
 def alias(self: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself: memory format and aliasing change no value."""
     return self
 
 
-@op("aten.clone.default", "aten.lift_fresh_copy.default")
+@view("aten.clone.default", "aten.lift_fresh_copy.default", memory=Memory.OWN, keeps_order=True, is_silent=True)
 def clone(self: Tensor, memory_format: Any = None) -> Tensor:
     """The same elements in memory of their own."""
     return self
 
 
-@op("aten.dropout.default", "aten.dropout_.default", "aten.feature_dropout.default")
+@view(
+    "aten.dropout.default", "aten.dropout_.default", "aten.feature_dropout.default",
+    keeps_order=True, is_silent=True, unless="train",
+)  # fmt: skip
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """The tensor itself, in evaluation mode."""
     if train and p:
@@ -36,19 +48,100 @@ def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return input
 
 
-@op("aten.transpose.int")
+def _swapping(first: str, second: str) -> Turn:
+    """Two dimensions, which attributes name, exchanged."""
+
+    def turn(attrs: Mapping[str, Any], rank: int) -> Sequence[int]:
+        order = list(range(rank))
+        a, b = (int(attrs.get(key, 0)) % max(rank, 1) for key in (first, second))
+        order[a], order[b] = order[b], order[a]
+        return order
+
+    return turn
+
+
+def _reversed(attrs: Mapping[str, Any], rank: int) -> Sequence[int]:
+    return range(rank - 1, -1, -1)
+
+
+def _permuted(attrs: Mapping[str, Any], rank: int) -> Sequence[int]:
+    return [int(dim) % rank for dim in attrs["dims"]]
+
+
+def _moved(attrs: Mapping[str, Any], rank: int) -> Sequence[int]:
+    source, destination = (int(attrs[key]) % rank for key in ("source", "destination"))
+    order = [dim for dim in range(rank) if dim != source]
+    order.insert(destination, source)
+    return order
+
+
+def _turning(*names: str, turn: Turn) -> Callable[[F], F]:
+    """Registers an op that puts the dimensions of `self` in another order."""
+
+    def swaps_last(node: OpNode, graph: IRGraph) -> bool:
+        rank = len(graph.tensors[node.outputs[0]].shape)
+        try:
+            return rank > 1 and list(turn(node.attrs, rank)) == [*range(rank - 2), rank - 1, rank - 2]
+        except MALFORMED:
+            return False
+
+    return view(*names, turn=turn, rows=turned(turn), term=Term("transpose", ("self",), holds=swaps_last))
+
+
+def _reshaped_rows(call: RowCall) -> Passage | None:
+    """A dimension survives where one of the same size has as many elements in front of it, and so behind it."""
+    given, made, dim = call.shape("self"), call.output, call.dim
+    for own, size in enumerate(given):
+        if size == made[dim] and prod(given[:own]) == prod(made[:dim]):
+            return Passage({"self": own}, {"shape": call.resized()}, spelled(reshape))
+    return None
+
+
+_reshaping = partial(view, keeps_order=True, rows=_reshaped_rows, term=Term("reshape", ("self",)))
+
+
+def _expanded_rows(call: RowCall) -> Passage:
+    return Passage(call.broadcast("self"), {"size": call.resized()}, spelled(expand))
+
+
+_repeating = partial(view, keeps_order=True, rows=_expanded_rows, term=Term("expand", ("self",)))
+
+
+def _rows_of_one(call: RowCall) -> Passage:
+    """One position of another dimension, which is gone."""
+    gone = call.along(rank=call.rank + 1)
+    return Passage({"self": call.dim + (call.dim >= gone)})
+
+
+def _taken(attrs: Mapping[str, Any], size: int) -> range:
+    """Positions `start` to `end`, `step` apart, as Python counts them."""
+    return range(*slice(attrs.get("start"), attrs.get("end"), int(attrs.get("step", 1))).indices(size))
+
+
+def _taken_from(key: str) -> Callable[[Mapping[str, Any], int], range]:
+    """`length` positions, or one, from that on which an attribute names."""
+
+    def taken(attrs: Mapping[str, Any], size: int) -> range:
+        start = int(attrs[key])
+        start += size if start < 0 else 0
+        return range(start, start + int(attrs.get("length", 1)))
+
+    return taken
+
+
+@_turning("aten.transpose.int", turn=_swapping("dim0", "dim1"))
 def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
     """Two dimensions exchanged."""
     return self.swap(dim0, dim1)
 
 
-@op("aten.swapaxes.default")
+@_turning("aten.swapaxes.default", turn=_swapping("axis0", "axis1"))
 def swapaxes(self: Tensor, axis0: int, axis1: int) -> Tensor:
     """Two dimensions exchanged."""
     return self.swap(axis0, axis1)
 
 
-@op("aten.t.default", "aten.numpy_T.default")
+@_turning("aten.t.default", "aten.numpy_T.default", turn=_reversed)
 def t(self: Tensor) -> Tensor:
     """A matrix transposed; a vector as it is."""
     if len(self.shape) > 2:
@@ -56,13 +149,13 @@ def t(self: Tensor) -> Tensor:
     return self.swap(0, 1) if len(self.shape) == 2 else self
 
 
-@op("aten.permute.default")
+@_turning("aten.permute.default", turn=_permuted)
 def permute(self: Tensor, dims: Sequence[int]) -> Tensor:
     """The dimensions in another order."""
     return self.permute(dims)
 
 
-@op("aten.movedim.int")
+@_turning("aten.movedim.int", turn=_moved)
 def movedim(self: Tensor, source: int, destination: int) -> Tensor:
     """One dimension moved to another place."""
     rank = len(self.shape)
@@ -71,25 +164,25 @@ def movedim(self: Tensor, source: int, destination: int) -> Tensor:
     return self.permute(order)
 
 
-@op("aten.reshape.default")
+@_reshaping("aten.reshape.default")
 def reshape(self: Tensor, shape: Sequence[int]) -> Tensor:
     """Another shape of the same elements."""
     return self.reshape(shape)
 
 
-@op("aten.view.default", "aten._unsafe_view.default")
-def view(self: Tensor, size: Sequence[int]) -> Tensor:
+@_reshaping("aten.view.default", "aten._unsafe_view.default")
+def view_(self: Tensor, size: Sequence[int]) -> Tensor:
     """Another shape of the same elements."""
     return self.reshape(size)
 
 
-@op("aten.view_as.default", "aten.reshape_as.default")
+@_reshaping("aten.view_as.default", "aten.reshape_as.default")
 def view_as(self: Tensor, other: Tensor) -> Tensor:
     """The shape of another tensor."""
     return self.reshape(other.shape)
 
 
-@op("aten.flatten.using_ints")
+@_reshaping("aten.flatten.using_ints")
 def flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The dimensions from `start_dim` to `end_dim` as one."""
     if not self.shape:
@@ -100,7 +193,7 @@ def flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return self.reshape((*self.shape[:first], prod(self.shape[first : last + 1]), *self.shape[last + 1 :]))
 
 
-@op("aten.unflatten.int")
+@_reshaping("aten.unflatten.int")
 def unflatten(self: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """One dimension as several."""
     dim = normalize_dim(dim, len(self.shape))
@@ -110,14 +203,14 @@ def unflatten(self: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return self.reshape((*self.shape[:dim], *own, *self.shape[dim + 1 :]))
 
 
-@op("aten.unsqueeze.default", "aten.unsqueeze_.default")
+@_reshaping("aten.unsqueeze.default", "aten.unsqueeze_.default")
 def unsqueeze(self: Tensor, dim: int) -> Tensor:
     """A new dimension of size 1."""
     dim = normalize_dim(dim, len(self.shape) + 1)
     return self.reshape((*self.shape[:dim], 1, *self.shape[dim:]))
 
 
-@op("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+@_reshaping("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
 def squeeze(self: Tensor, dim: Any = None) -> Tensor:
     """Without the dimensions of size 1: all of them, or those that `dim` names."""
     rank = len(self.shape)
@@ -126,35 +219,35 @@ def squeeze(self: Tensor, dim: Any = None) -> Tensor:
     return self.reshape([size for d, size in enumerate(self.shape) if not (size == 1 and d in dropped)])
 
 
-@op("aten.expand.default")
+@_repeating("aten.expand.default")
 def expand(self: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
     """Repeated along dimensions of size 1, and along new leading ones."""
     return self.expand(size)
 
 
-@op("aten.expand_as.default")
+@_repeating("aten.expand_as.default")
 def expand_as(self: Tensor, other: Tensor) -> Tensor:
     """Repeated to the shape of another tensor."""
     return self.expand(other.shape)
 
 
-@op("aten.broadcast_to.default")
+@_repeating("aten.broadcast_to.default")
 def broadcast_to(self: Tensor, size: Sequence[int]) -> Tensor:
     """Repeated to a shape."""
     return self.expand(size)
 
 
-@op("aten.slice.Tensor")
+@view("aten.slice.Tensor", rows=apart_from_dim, selects=of_known_rows(_taken))
 def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     """Elements `start` to `end` of a dimension, `step` apart; negative bounds count from the end."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
     if step < 1:
         raise OpRefusal(f"given step={step}, expected at least 1")
     first, last, _ = slice(start, end, step).indices(size)
-    return self.slice(dim, first, max(0, -(-(last - first) // step)), step)
+    return self.slice(dim, first, max(0, ceil_div(last - first, step)), step)
 
 
-@op("aten.narrow.default")
+@view("aten.narrow.default", rows=apart_from_dim, selects=of_known_rows(_taken_from("start")))
 def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
     """`length` elements of a dimension."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
@@ -164,7 +257,7 @@ def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
     return self.slice(dim, first, length)
 
 
-@op("aten.select.int")
+@view("aten.select.int", rows=_rows_of_one, selects=of_known_rows(_taken_from("index")))
 def select(self: Tensor, dim: int, index: int) -> Tensor:
     """One position of a dimension, which is dropped."""
     dim = normalize_dim(dim, len(self.shape))
@@ -181,7 +274,7 @@ def _pieces(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     return tuple(x.slice(dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
 
-@op("aten.split.Tensor")
+@view("aten.split.Tensor", rows=apart_from_dim)
 def split(self: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of `split_size` along a dimension; the last may be smaller."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
@@ -190,20 +283,20 @@ def split(self: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     return _pieces(self, [min(split_size, size - start) for start in range(0, size, split_size)], dim)
 
 
-@op("aten.split_with_sizes.default")
+@view("aten.split_with_sizes.default", rows=apart_from_dim)
 def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of the given sizes along a dimension."""
     return _pieces(self, split_sizes, dim)
 
 
-@op("aten.chunk.default")
+@view("aten.chunk.default", rows=apart_from_dim)
 def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of equal size along a dimension."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
-    return split(self, max(1, -(-size // max(1, chunks))), dim)
+    return split(self, max(1, ceil_div(size, max(1, chunks))), dim)
 
 
-@op("aten.unbind.int")
+@view("aten.unbind.int", rows=_rows_of_one)
 def unbind(self: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Every position of a dimension as a tensor of its own."""
     size = self.shape[normalize_dim(dim, len(self.shape))]

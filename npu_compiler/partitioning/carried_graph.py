@@ -13,7 +13,7 @@ from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.frontend.evidence import Names, evidence_of
 from npu_compiler.frontend.ir_source import IRSource, load_json
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import bind, canonical, definition
 from npu_compiler.tensor.layout import BufferSpec, dense
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from npu_compiler.graph.ir import IRGraph, TensorSpec
+from npu_compiler.ir import IRGraph, TensorSpec
 from npu_compiler.partitioning.in_place import Chain
 from npu_compiler.partitioning.islands import find_islands
 from npu_compiler.partitioning.levels import components, levels

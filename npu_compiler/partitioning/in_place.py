@@ -11,14 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from npu_compiler.errors import IRError
-from npu_compiler.graph.ir import IRGraph, OpNode, Renaming
-from npu_compiler.ops.registry import definition, is_in_place, kind_of
+from npu_compiler.ir import IRGraph, OpNode, Renaming
+from npu_compiler.ops.indexing import picked
+from npu_compiler.ops.registry import is_in_place, traits_of
+from npu_compiler.ops.traits import Memory
 
 __all__ = ["Chain", "find_chains", "rename_changed"]
-
-_UNREGISTERED_VIEWS = frozenset(
-    ("adjoint", "as_strided", "diagonal", "H", "imag", "mH", "mT", "real", "swapdims", "T", "to", "unfold")
-) | {"view_as_complex", "view_as_real"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,8 @@ def _roots(graph: IRGraph) -> dict[str, str]:
     """For each tensor the one that owns its memory."""
     roots = {name: name for name in (*graph.inputs, *graph.weights)}
     for node in graph.nodes:
-        source = _source(node) if _is_view(node.op) or is_in_place(node.op) else None
+        may_share = traits_of(node.op).memory is not Memory.OWN or is_in_place(node.op)
+        source = _source(node) if may_share else None
         for name in node.outputs:
             roots[name] = name if source is None else roots[source]
     return roots
@@ -101,15 +100,7 @@ def _roots(graph: IRGraph) -> dict[str, str]:
 
 def _source(node: OpNode) -> str | None:
     """The tensor whose memory a view or an in-place op gives back."""
-    names = list(node.tensors())
-    index = node.attrs.get("index", 0) if node.op == "getitem" else 0
-    return names[index] if isinstance(index, int) and index < len(names) else None
-
-
-def _is_view(op: str) -> bool:
-    entry = definition(op)
-    known = entry is not None and entry.family == "views" and entry.kind != "clone"
-    return known or op == "getitem" or kind_of(op) in _UNREGISTERED_VIEWS
+    return picked(node) if traits_of(node.op).picks else next(node.tensors(), None)
 
 
 def _merged(chains: Iterable[Chain]) -> tuple[Chain, ...]:

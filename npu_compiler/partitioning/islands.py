@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from npu_compiler.artifact.describe import format_bytes
-from npu_compiler.graph.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.ops.registry import definition, kind_of
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
+from npu_compiler.ops.registry import definition, traits_of
 from npu_compiler.partitioning.placement import is_free
 
 __all__ = ["Island", "find_islands", "flops_of"]
@@ -125,16 +125,9 @@ def _nbytes(spec: TensorSpec) -> int:
 
 
 def flops_of(node: OpNode, tensors: Mapping[str, TensorSpec]) -> int:
-    """Floating-point operations of a node: those of a product where it is one, else one for each element it touches."""
+    """Floating-point operations of a node: as its op's traits say, else one for each element it touches."""
     operands = [tensors[name].shape for name in node.tensors()]
     made = sum(prod(tensors[name].shape) for name in node.outputs)
-    kind = kind_of(node.op)
-    if kind in ("linear", "matmul", "mm", "bmm", "mv", "dot") and operands[0]:
-        return 2 * made * operands[0][-1]
-    if kind in ("addmm", "baddbmm", "addbmm") and len(operands) == 3:
-        return 2 * made * operands[1][-1]
-    if kind.startswith("conv") and len(operands) > 1:
-        return 2 * made * prod(operands[1][1:])
-    if kind.startswith("scaled_dot_product") and len(operands) > 2:
-        return 2 * prod(operands[0]) * operands[1][-2] + 2 * made * operands[1][-2]
-    return max([made, *map(prod, operands)])
+    rule = traits_of(node.op).flops
+    flops = None if rule is None else rule(operands, made)
+    return max([made, *map(prod, operands)]) if flops is None else flops

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from npu_compiler.graph.ir import IRGraph, OpNode
+from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.op_support import Support
-from npu_compiler.ops.registry import definition, kind_of
+from npu_compiler.ops.registry import traits_of
+from npu_compiler.ops.traits import Work
 from npu_compiler.partitioning.in_place import Chain
 
 __all__ = ["Placement", "is_free", "place"]
@@ -25,8 +26,8 @@ class Placement:
 
 def is_free(node: OpNode) -> bool:
     """Whether a node computes nothing: a view, a no-op, a choice among results, or an assertion on shapes."""
-    entry = definition(node.op)
-    return _follows_silently(node) or (entry is not None and entry.family == "views")
+    known = traits_of(node.op, node.attrs)
+    return known.is_silent or known.work is Work.VIEW
 
 
 def place(graph: IRGraph, support: SupportRule, chains: Sequence[Chain]) -> list[Placement]:
@@ -66,7 +67,7 @@ def _producer(node: OpNode, maker: dict[str, int]) -> int | None:
 
 
 def _by_support(node: OpNode, support: SupportRule) -> Placement:
-    answer = Support(True) if _follows_silently(node) else support(node)
+    answer = Support(True) if traits_of(node.op, node.attrs).is_silent else support(node)
     return Placement(answer.ok, "" if answer.ok else answer.reason or "the target refuses it")
 
 
@@ -93,12 +94,3 @@ def _place_by_readers(
             placements[position] = Placement(False, reason)
         else:
             placements[position] = _by_support(node, support)
-
-
-_NO_OPS = frozenset(("alias", "clone", "dropout"))
-
-
-def _follows_silently(node: OpNode) -> bool:
-    """Whether it makes no sense to ask for a node's support: it has no arithmetic and no element order of its own."""
-    no_op = definition(node.op) is not None and kind_of(node.op) in _NO_OPS and not node.attrs.get("train")
-    return no_op or kind_of(node.op) in ("getitem", "assert_tensor_metadata")

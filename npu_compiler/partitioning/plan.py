@@ -9,7 +9,7 @@ from typing import Any
 
 from npu_compiler.artifact.describe import counted, format_bytes
 from npu_compiler.artifact.output_structure import Structure
-from npu_compiler.graph.ir import TensorSpec
+from npu_compiler.ir import TensorSpec
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "cpu_reasons", "direction", "endpoints"]
 __all__ += ["op_counts", "side", "summary"]

@@ -9,7 +9,7 @@ from npu_compiler.artifact.describe import counted
 from npu_compiler.compiler import compute_dtype
 from npu_compiler.frontend.ir_source import IRSource
 from npu_compiler.graph.graph_optimizer import assign_dtypes
-from npu_compiler.graph.ir import OpNode
+from npu_compiler.ir import OpNode
 from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
 from npu_compiler.partitioning.carried_graph import read_carried_graph

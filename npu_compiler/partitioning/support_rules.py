@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npu_compiler.errors import CompileError, IRError, UnsupportedOpError
-from npu_compiler.graph.ir import OpNode, TensorSpec
+from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.lowering.target import CodegenTarget
 from npu_compiler.op_support import Support, lowers
 from npu_compiler.ops.registry import bind

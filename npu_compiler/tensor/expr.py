@@ -17,7 +17,8 @@ from npu_compiler.dtypes import DType
 from npu_compiler.tensor.interning import Interned
 from npu_compiler.tensor.view import Step, View
 
-__all__ = ["FUNCTIONS", "Call", "Checked", "Const", "Expr", "Function", "Iota", "Load", "REDUCTIONS", "Reduce", "Ref"]
+__all__ = ["FUNCTIONS", "Call", "Checked", "Combination", "Const", "Expr", "Function", "Iota", "Load", "Reduce", "Ref"]
+__all__ += ["Slot"]
 __all__ += ["children", "has_reduce", "leaves", "reindex", "reductions", "substitute", "walk"]
 
 
@@ -90,13 +91,61 @@ class Call(_Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reduce(_Node):
-    """A reduction of `arg` over the last dimension, which is `extent` long; the result is the same all along it."""
+class Slot(_Node):
+    """A number of the states that a `Combination` combines."""
 
-    kind: str
-    arg: Expr
+    number: int
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Combination(Interned):
+    """How two states of a row become one; a state is a few numbers that say all that is wanted of some elements.
+
+    It is associative and commutative, but for rounding, so that threads may share a row in any way.
+
+    Attributes:
+        name: What it is called in kernels.
+        slots: The numbers of one state, then those of the other.
+        identity: Each number of the state that changes no other, the state of no elements.
+        values: Each number of the state of both, over `slots`.
+    """
+
+    name: str
+    slots: tuple[Slot, ...]
+    identity: tuple[Const, ...]
+    values: tuple[Expr, ...]
+
+    @property
+    def function(self) -> str | None:
+        """The function of `FUNCTIONS` that combines two numbers, where it is just one."""
+        call = self.values[0]
+        is_one = len(self.values) == 1 and isinstance(call, Call) and call.fn != "cast"
+        return call.fn if is_one and isinstance(call, Call) and call.args == self.slots else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduce(_Node):
+    """A reduction over the last dimension, which is `extent` long; the result is the same all along it.
+
+    Attributes:
+        combination: How elements become one.
+        args: Each number of an element's own state.
+        extent: How many elements.
+        dtype: Of the result.
+        item: Which number of the state of all elements it is.
+    """
+
+    combination: Combination
+    args: tuple[Expr, ...]
     extent: int
     dtype: DType
+    item: int = 0
+
+    @property
+    def row(self) -> tuple[Combination, tuple[Expr, ...], int]:
+        """What is the same for all numbers of one state, which one loop over the row computes."""
+        return self.combination, self.args, self.extent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +170,7 @@ class Checked(_Node):
     dtype: DType
 
 
-Expr = Const | Load | Iota | Call | Reduce | Checked
+Expr = Const | Load | Iota | Call | Reduce | Checked | Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +224,13 @@ FUNCTIONS: dict[str, Function] = {
     "where": Function("({0} ? {1} : {2})", np.where),
 }
 
-REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
-
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The expressions that `expr` is directly made of."""
     if isinstance(expr, Call):
         return expr.args
     if isinstance(expr, Reduce):
-        return (expr.arg,)
+        return expr.args
     if isinstance(expr, Load) and expr.index is not None:
         return (expr.index,)
     return (expr.index, expr.element) if isinstance(expr, Checked) else ()
@@ -191,14 +238,17 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> tuple[Expr, ...]:
     """Each distinct sub-expression once, operands before what uses them."""
-    try:
+    if hasattr(expr, "below"):
         return (*expr.below, expr)  # what is lowered is walked a dozen times in a row
-    except AttributeError:
-        pass
     found: dict[Expr, None] = {}
     stack = [expr]
     while stack:
-        missing = [child for child in children(stack[-1]) if child not in found]
+        node = stack[-1]
+        if hasattr(node, "below"):  # a part that was walked by itself: the same order, less what came before
+            found.update(dict.fromkeys(node.below))
+            missing = []
+        else:
+            missing = [child for child in children(node) if child not in found]
         if missing:
             stack.extend(reversed(missing))
         else:
@@ -239,7 +289,8 @@ def _with_children(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
         args = tuple([done[arg] for arg in node.args])
         return node if args == node.args else Call(node.fn, args, node.dtype)
     if isinstance(node, Reduce):
-        return Reduce(node.kind, done[node.arg], node.extent, node.dtype)
+        args = tuple([done[arg] for arg in node.args])
+        return node if args == node.args else replace(node, args=args)
     if isinstance(node, Load) and node.index is not None:
         return Load(node.ref, node.dtype, done[node.index], node.index_stride)
     if isinstance(node, Checked):

@@ -52,7 +52,7 @@ class _Interning(type):
         made = None
         if kwargs or len(args) < _required(cls):  # the constructor knows the places of names, and what to refuse
             made = type.__call__(cls, *args, **kwargs)
-            args = made.values()
+            args = made.parts()
         elif len(args) < len(cls.__match_args__):
             args += _defaults(cls)[len(args) :]
         key = cls.key(*args)
@@ -86,12 +86,12 @@ class Interned(metaclass=_Interning):
     __slots__ = ("__weakref__",)
     __match_args__: tuple[str, ...] = ()
 
-    def values(self) -> tuple[Any, ...]:
+    def parts(self) -> tuple[Any, ...]:
         """The fields, in order."""
         return tuple(getattr(self, name) for name in self.__match_args__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.values()
+        return type(self), self.parts()
 
     def __copy__(self: _T) -> _T:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from npu_compiler.dtypes import BOOL, DType
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, children, walk
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Slot, children, walk
 from npu_compiler.tensor.view import View
 
 __all__ = ["Interval", "interval", "view_bounds"]
@@ -22,7 +22,9 @@ def view_bounds(view: View) -> Interval:
     return view.offset + sum(min(0, reach) for reach in reaches), view.offset + sum(max(0, reach) for reach in reaches)
 
 
-def interval(expr: Expr, tensors: Mapping[int, Interval] | None = None) -> Interval | None:
+def interval(
+    expr: Expr, tensors: Mapping[int, Interval] | None = None, slots: Sequence[Interval | None] = ()
+) -> Interval | None:
     """Bounds of an expression of integers or booleans; None for another one.
 
     Arithmetic that may wrap around is bounded by its data type alone, and so are tensors.
@@ -30,6 +32,7 @@ def interval(expr: Expr, tensors: Mapping[int, Interval] | None = None) -> Inter
     Args:
         expr: The expression.
         tensors: Bounds of tensors, by their index in the trace, where they are known.
+        slots: Bounds of the numbers of either state, where `expr` is part of a combination.
     """
     stored = tensors or {}
     known: dict[Expr, Interval | None] = {}
@@ -37,6 +40,8 @@ def interval(expr: Expr, tensors: Mapping[int, Interval] | None = None) -> Inter
         limits = _limits(node.dtype)
         if limits is not None and isinstance(node, Load):
             found = stored.get(node.ref.tensor)
+        elif limits is not None and isinstance(node, Slot):
+            found = slots[node.number % len(slots)]
         else:
             found = None if limits is None else _bounds(node, [known[child] for child in children(node)])
         holds = found is not None and limits is not None and limits[0] <= found[0] and found[1] <= limits[1]
@@ -63,8 +68,16 @@ def _bounds(node: Expr, parts: Sequence[Interval | None]) -> Interval | None:
     if isinstance(node, Checked):
         return min(node.otherwise, 0), max(node.otherwise, node.extent - 1)
     if isinstance(node, Reduce):
-        return parts[0] if node.kind != "sum" else None
+        return _kept(node, parts)
     return _call_bounds(node, parts) if isinstance(node, Call) else None
+
+
+def _kept(reduce: Reduce, parts: Sequence[Interval | None]) -> Interval | None:
+    """Bounds of the elements, where a state within them combined with another such state is within them again."""
+    own = parts[reduce.item]
+    both = interval(reduce.combination.values[reduce.item], slots=parts)
+    stays = own is not None and both is not None and own[0] <= both[0] and both[1] <= own[1]
+    return own if stays and reduce.extent else None
 
 
 def _call_bounds(call: Call, parts: Sequence[Interval | None]) -> Interval | None:

@@ -16,6 +16,7 @@ from npu_compiler.errors import InputError
 
 __all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "dense", "layout_of"]
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TOO_LARGE_REMEDY = (
     "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that is "
     "meant, as in a mask"
@@ -55,13 +56,15 @@ class Layout:
     def is_padded(self) -> bool:
         return self.shape != self.alloc_shape
 
-    @property
+    @cached_property
     def is_row_major(self) -> bool:
         """Whether the elements lie in the order of the tensor's own, one beside the other."""
         return not self.is_padded and self.strides == dense(self.shape).strides
 
     def view(self, flat: NDArray[Any]) -> NDArray[Any]:
         """The tensor that a flat array of `size` elements holds, without the padding, as a view of it."""
+        if self.is_row_major:
+            return flat[: self.size].reshape(self.shape)
         stored = flat[: self.size].reshape([self.alloc_shape[dim] for dim in self.order])
         logical = stored.transpose(sorted(range(len(self.order)), key=self.order.__getitem__))
         window: tuple[Any, ...] = tuple(slice(0, n) for n in self.shape)
@@ -120,6 +123,16 @@ class BufferSpec:
         """Bytes of the buffer, padding included."""
         return self.layout.size * self.dtype.size
 
+    def places_as(self, other: BufferSpec) -> bool:
+        """Whether each element lies where `other` expects it, in the data type that it expects."""
+        if self is other:
+            return True
+        if (self.dtype, self.shape, self.nbytes) != (other.dtype, other.shape, other.nbytes):
+            return False
+        # The stride of a dimension of one element places nothing.
+        pairs = zip(self.shape, self.layout.strides, other.layout.strides, strict=True)
+        return all(extent <= 1 or stride == expected for extent, stride, expected in pairs)
+
     def encode(self, array: NDArray[Any]) -> NDArray[Any]:
         """Turns a host array into the flat array that the device's buffer holds.
 
@@ -167,7 +180,10 @@ class BufferSpec:
         Raises:
             InputError: A number that `dtype` cannot hold.
         """
-        if array.dtype.name == "bfloat16" != self.dtype.name:
+        if array.dtype == place.dtype:
+            place[...] = array
+            return
+        if array.dtype == _BFLOAT16:
             array = array.astype(np.float32)  # numpy notices an overflow only between its own types
         try:
             with np.errstate(over="raise"):
@@ -186,10 +202,12 @@ class BufferSpec:
 
     def check(self, array: NDArray[Any]) -> None:
         """Raises InputError where `encode` refuses an array."""
-        if tuple(array.shape) != self.shape:
+        if array.shape != self.shape:
             raise InputError(f"'{self.name}': given an array of shape {tuple(array.shape)}, expected {self.shape}")
         given = array.dtype
-        floats = self.dtype.is_float and (given.kind == "f" or given.name == "bfloat16")
+        if given == self.dtype.numpy:
+            return
+        floats = self.dtype.is_float and (given.kind == "f" or given == _BFLOAT16)
         if not floats and given not in (self.dtype.numpy, self.host_dtype.numpy):
             raise InputError(
                 f"'{self.name}': given an array of dtype {given}, expected {self.host_dtype}; convert it with "

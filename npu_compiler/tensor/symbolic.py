@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Ref, leaves, reindex
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex
 from npu_compiler.tensor.index_check import IndexCheck
 from npu_compiler.tensor.intervals import Interval, interval
 from npu_compiler.tensor.layout import Layout, dense
@@ -186,32 +186,6 @@ class Tensor:
         trailing = (1,) * (len(self.shape) - dim - 1)
         position = index.within(size).reshape((*index.shape, *trailing)).expand(sizes)
         return Tensor(self.trace, sizes, self.dtype, Load(rows.ref, self.dtype, position.expr, stride))
-
-    def reduce(
-        self, kind: str, dims: Sequence[int], keepdim: bool, dtype: DType | None = None, factor: float | None = None
-    ) -> Tensor:
-        """Sum, maximum or minimum over `dims`, all of them when `dims` is empty.
-
-        Args:
-            kind: ``sum``, ``max`` or ``min``.
-            dims: Dimensions to reduce.
-            keepdim: Whether they stay, with size 1.
-            dtype: Data type of the result, when it is another.
-            factor: What each element is multiplied by before, in registers: never stored in half precision.
-        """
-        rank = len(self.shape)
-        reduced = sorted({normalize_dim(d, rank) for d in dims} if rank else ()) or list(range(rank))
-        kept = [d for d in range(rank) if d not in reduced]
-        extent = prod(self.shape[d] for d in reduced)
-        if kind != "sum" and extent == 0:
-            raise OpRefusal(f"the {kind}imum of no elements (dims {list(dims)} of {list(self.shape)}) does not exist")
-        outer = tuple(self.shape[d] for d in kept)
-        flat = self.permute([*kept, *reduced]).reshape((*outer, extent))
-        result_dtype = dtype or self.dtype
-        argument = flat.cast(result_dtype) if factor is None else flat.cast(result_dtype) * factor
-        result = Tensor(self.trace, (*outer, 1), result_dtype, Reduce(kind, argument.expr, extent, result_dtype))
-        final = tuple(1 if d in reduced else self.shape[d] for d in range(rank)) if keepdim else outer
-        return result if final == result.shape else result.realize().reshape(final)
 
     def __add__(self, other: Tensor | Number) -> Tensor:
         return apply("add", self, other)

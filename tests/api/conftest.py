@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,3 +74,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     plan = npu_compiler.partition(npu_compiler.extract(mixed, torch.zeros(2, 8)).ir)
     x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
     return Made(module, extraction, program, plan, folder, x)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Dynamo keeps what it compiled by the code of functions."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        yield
+    torch._dynamo.reset()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-import warnings
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,19 +13,11 @@ import torch
 from npu_runtime import torch_backend
 from npu_runtime.torch_backend import npu
 from tests.support.decoders import config, import_transformers
+from tests.support.dynamo import close, compiled
+
+pytestmark = pytest.mark.usefixtures("fresh")
 
 Tensor = torch.Tensor
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Dynamo keeps what it compiled by the code of functions."""
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -36,8 +26,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     seen: list[tuple[Any, ...]] = []
     original = torch_backend._Compiled.__init__
 
-    def init(self: Any, graph: Any, args: Any, device: Any) -> None:
-        original(self, graph, args, device)
+    def init(self: Any, graph: Any, args: Any, *rest: Any) -> None:
+        original(self, graph, args, *rest)
         seen.append(tuple(tuple(args[index].shape) for index in self._inputs))
 
     monkeypatch.setattr(torch_backend._Compiled, "__init__", init)
@@ -52,14 +42,6 @@ class Net(torch.nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         return {"y": self.norm(self.layer(x) + self.shift), "rows": x.shape[0]}
-
-
-def compiled(function: Any) -> Any:
-    return torch.compile(function, backend=npu)
-
-
-def close(given: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(given, wanted, rtol=1e-2, atol=1e-2)
 
 
 def test_the_backend_is_where_pytorch_looks_for_it() -> None:

@@ -69,3 +69,26 @@ def test_no_target_parses_what_the_trace_holds_of_an_op() -> None:
     ]
     assert len(COMPILERS) > 1
     assert not found
+
+
+def is_negative(node: ast.expr) -> bool:
+    """Whether a minus comes first in a product."""
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        node = node.left
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def test_divisions_are_rounded_up_by_one_function() -> None:
+    """``ceil_div`` in place of the quotient of a negative number, negated."""
+    packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees([*packages, "benchmarks", "tests", "docs", "examples"])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and isinstance(node.operand, ast.BinOp)
+        and isinstance(node.operand.op, ast.FloorDiv)
+        and is_negative(node.operand.left)
+    ]
+    assert [place.partition(":")[0] for place in found] == ["npu_compiler/integers.py"]

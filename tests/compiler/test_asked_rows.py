@@ -16,7 +16,7 @@ from npu_compiler.errors import NPUError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.asked_rows import compute_asked_rows
 from npu_compiler.graph.graph_optimizer import eliminate_noops
-from npu_compiler.graph.ir import IRGraph
+from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value, overload_of
 
 BATCH, ROWS, WIDTH = 2, 8, 6

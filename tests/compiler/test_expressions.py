@@ -10,6 +10,7 @@ import torch
 
 from npu_compiler.dtypes import BOOL, FLOAT32
 from npu_compiler.ops import definition
+from npu_compiler.ops.reduction import total
 from npu_compiler.tensor.expr import (
     FUNCTIONS,
     Call,
@@ -23,16 +24,24 @@ from npu_compiler.tensor.expr import (
     reindex,
     substitute,
 )
+from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.view import View
 from tests.ops import elementwise_cases, indexing_cases, reduction_cases, views_cases
 from tests.ops.cases import Case
 from tests.support.evaluate import apply_definition, evaluate
 from tests.support.ir_builder import overload_of
+from tests.support.reference_target import ReferenceTarget
 
 CASES = [
     case
-    for module in (elementwise_cases, views_cases, reduction_cases, indexing_cases)
-    for case in module.CASES
+    for cases in (
+        elementwise_cases.CASES,
+        views_cases.CASES,
+        reduction_cases.CASES,
+        reduction_cases.MEANINGS,
+        indexing_cases.CASES,
+    )
+    for case in cases
     if not case.refusal and "index_copy" not in case.op
 ]
 
@@ -78,8 +87,11 @@ def _load(shape: tuple[int, ...], strides: tuple[int, ...]) -> Load:
     return Load(Ref(0, View(shape, strides)), FLOAT32)
 
 
+_SUM = total.combination((FLOAT32,), Trace(ReferenceTarget()))
+
+
 def test_a_sum_over_the_last_dimension() -> None:
-    total = Reduce("sum", _load((2, 3), (3, 1)), 3, FLOAT32)
+    total = Reduce(_SUM, (_load((2, 3), (3, 1)),), 3, FLOAT32)
     scaled = Call("div", (_load((2, 3), (3, 1)), total), FLOAT32)
     memory = np.arange(6.0)
     expected = memory.reshape(2, 3) / memory.reshape(2, 3).sum(1, keepdims=True)
@@ -97,7 +109,7 @@ def test_reindexing_applies_views_to_every_leaf() -> None:
 
 
 def test_reindexing_a_reduction_is_refused() -> None:
-    total = Reduce("sum", _load((2, 3), (3, 1)), 3, FLOAT32)
+    total = Reduce(_SUM, (_load((2, 3), (3, 1)),), 3, FLOAT32)
     assert reindex(total, (2, 1), (("permute", (1, 0)),)) is None
 
 

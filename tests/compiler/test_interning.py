@@ -13,12 +13,29 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import npu_compiler
 from benchmarks.compile_time import chain
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32, INT64, DType
 from npu_compiler.tensor import interning
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Ref, reductions, substitute, walk
+from npu_compiler.tensor.expr import (
+    Call,
+    Checked,
+    Combination,
+    Const,
+    Expr,
+    Iota,
+    Load,
+    Reduce,
+    Ref,
+    Slot,
+    children,
+    reductions,
+    substitute,
+    walk,
+)
 from npu_compiler.tensor.interning import Interned
 from npu_compiler.tensor.view import View
 from npu_runtime import Device
@@ -26,6 +43,8 @@ from tests.support.ir_builder import IRBuilder
 from tests.support.running import run_ir
 
 ROW = View((8,), (1,))
+SLOTS = (Slot(0, FLOAT32), Slot(1, FLOAT32))
+SUM = Combination("total", SLOTS, (Const(0.0, FLOAT32),), (Call("add", SLOTS, FLOAT32),))
 
 
 def load(tensor: int = 0) -> Load:
@@ -35,10 +54,10 @@ def load(tensor: int = 0) -> Load:
 def examples() -> Iterator[Interned]:
     """One object of each class, made anew."""
     x, position = load(), Iota(ROW, INT64)
-    yield from (FLOAT32, ROW, Ref(0, ROW), Const(1.5, FLOAT32), position, x)
+    yield from (*SLOTS, SUM, FLOAT32, ROW, Ref(0, ROW), Const(1.5, FLOAT32), position, x)
     yield Load(Ref(0, ROW), FLOAT32, position, 4)
     yield Call("add", (x, Const(0.5, FLOAT32)), FLOAT32)
-    yield Reduce("sum", x, 8, FLOAT32)
+    yield Reduce(SUM, (x,), 8, FLOAT32)
     yield Checked(position, position, 8, 4, 0, 1, INT64)
 
 
@@ -95,7 +114,7 @@ def _changes(node: Interned) -> Iterator[tuple[str, object]]:
 
 def test_rebuilt_by_equal_parts_it_is_the_same_node() -> None:
     x, one = load(), Const(1.0, FLOAT32)
-    expr = Call("add", (Call("mul", (x, one), FLOAT32), Reduce("sum", x, 8, FLOAT32)), FLOAT32)
+    expr = Call("add", (Call("mul", (x, one), FLOAT32), Reduce(SUM, (x,), 8, FLOAT32)), FLOAT32)
     assert substitute(expr, lambda node: None) is expr
     swapped = substitute(expr, lambda node: load(1) if node is x else None)
     assert swapped is not expr
@@ -103,7 +122,7 @@ def test_rebuilt_by_equal_parts_it_is_the_same_node() -> None:
 
 
 def test_a_walk_is_remembered_and_holds_nothing() -> None:
-    total = Reduce("sum", load(31), 8, FLOAT32)
+    total = Reduce(SUM, (load(31),), 8, FLOAT32)
     expr = Call("add", (total, total), FLOAT32)
     assert walk(expr) == walk(expr) == (load(31), total, expr)
     assert reductions(expr) == [total]
@@ -184,3 +203,24 @@ def test_a_column_is_read_where_it_is_summed_and_where_it_is_repeated() -> None:
     values, factor = (tensor.double() for tensor in given.values())
     expected = values * factor + factor + (values * factor).sum(1, keepdim=True)
     np.testing.assert_allclose(result, expected.numpy(), rtol=2e-3, atol=2e-2)
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_the_order_of_a_walk_does_not_depend_on_what_was_walked_before(data: st.DataObject) -> None:
+    """Operands first, from left to right, each node once; parts that were walked by themselves included."""
+    nodes: list[Expr] = [load(tensor) for tensor in range(3)]
+    for _ in range(data.draw(st.integers(1, 12))):
+        args = data.draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=3))
+        nodes.append(Call("add", tuple(args), FLOAT32))
+        if data.draw(st.booleans()):
+            walk(data.draw(st.sampled_from(nodes)))
+    order: dict[Expr, None] = {}
+
+    def visit(node: Expr) -> None:
+        for child in children(node):
+            visit(child)
+        order.setdefault(node)
+
+    visit(nodes[-1])
+    assert walk(nodes[-1]) == tuple(order)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_compiler.artifact.memory import ALIGNMENT, Lifetime, plan_arena
+from npu_compiler.integers import ceil_div
 
 _LIVES = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 12), st.integers(0, 6)),
@@ -14,7 +15,7 @@ _LIVES = st.lists(
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
 
 
 @given(_LIVES)

@@ -14,7 +14,7 @@ from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.fusion_patterns import merge_linears
 from npu_compiler.graph.graph_optimizer import assign_dtypes, eliminate_noops, fold_batch_norms, functionalize
-from npu_compiler.graph.ir import IRGraph
+from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value
 from tests.support.reference_target import plan_ir
 

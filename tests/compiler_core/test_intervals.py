@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import npu_compiler
 from npu_compiler.dtypes import BOOL, FLOAT32, INT8, INT32, INT64, UINT8, DType
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref
+from npu_compiler.ops.reduction import greatest, least, product, total
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Reduce, Ref
 from npu_compiler.tensor.intervals import interval, view_bounds
+from npu_compiler.tensor.reducing import Reduction
+from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.view import View
 from tests.support.evaluate import evaluate, positions
+from tests.support.ir_builder import IRBuilder
+from tests.support.reference_target import ReferenceTarget
 
 SHAPE = (3, 4)
 
@@ -81,3 +87,22 @@ def test_a_checked_index_is_inside() -> None:
     load = Load(Ref(0, View(SHAPE, (4, 1))), INT64)
     assert interval(Checked(load, iota(4, 1), 12, 7, 0, 0, INT64)) == (0, 6)
     assert interval(Checked(load, iota(4, 1), 12, 7, -1, 0, INT64)) == (-1, 6)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [(greatest, (0, 11)), (least, (0, 11)), (total, None), (product, None)]
+)
+def test_a_reduction_that_chooses_stays_within_its_elements(
+    reduction: Reduction, expected: tuple[int, int] | None
+) -> None:
+    combination = reduction.combination((INT64,), Trace(ReferenceTarget()))
+    limits = (-(2**63), 2**63 - 1)
+    assert interval(Reduce(combination, (iota(4, 1),), 4, INT64)) == (expected or limits)
+
+
+def test_the_place_of_an_extremum_is_inside_and_needs_no_check() -> None:
+    builder = IRBuilder()
+    x, table = builder.input("x", (5, 7)), builder.input("table", (7, 3))
+    place = builder.call("aten.argmax.default", x, 1)
+    program = npu_compiler.compile(builder.build(builder.call("aten.index_select.default", table, 0, place)))
+    assert not program.main.checks

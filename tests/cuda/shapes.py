@@ -73,4 +73,10 @@ def _convolutions() -> list[Case]:
     return found
 
 
-CASES = [*_products(), *_convolutions()]
+def _columns() -> list[Case]:
+    """Reductions along rows that lie side by side, of one number and of several."""
+    ops = (("argmax.default", 0), ("prod.dim_int", 1), ("var.correction", [0]))
+    return [case(op, floats(40, 5, 64, low=0.9, high=1.1), dim) for op, dim in ops]
+
+
+CASES = [*_products(), *_convolutions(), *_columns()]

@@ -13,6 +13,7 @@ from cuda_compiler.products.bulk_tilings import BULK_CANDIDATES, BulkTiling, bul
 from cuda_runtime.nvrtc import compile_kernel
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.integers import ceil_div
 from npu_runtime import Device
 from tests.cuda.kernels import kernels_for
 from tests.cuda.test_matvec import CUDAGraph
@@ -40,7 +41,7 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
 
     def use(tiling: BulkTiling) -> None:
         def chosen(m: int, n: int, k: int) -> tuple[BulkTiling, ...]:
-            return (replace(tiling, splits=min(tiling.splits, -(-k // 64))),)
+            return (replace(tiling, splits=min(tiling.splits, ceil_div(k, 64))),)
 
         monkeypatch.setattr(bulk, "bulk_tilings", chosen)
 
@@ -97,7 +98,7 @@ def test_chosen_tilings_are_sound(m: int, n: int, k: int) -> None:
     tilings = bulk_tilings(m, n, k)
     assert len(set(tilings)) == len(tilings) <= 3
     for tiling in tilings:
-        assert tiling.splits <= -(-k // 64)
+        assert tiling.splits <= ceil_div(k, 64)
 
 
 def test_other_devices_have_another_way() -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import npu_compiler
+import npu_runtime
 from npu_compiler import extract, partition
+from npu_compiler.errors import InputError
 from npu_runtime import DAGExecutor, Device, Generator
+from npu_runtime.backend import Traffic
 from npu_runtime.device_decoding import can_decode_on_device
 from npu_runtime.sampling import Sampler, Sampling
+from npu_runtime.torch_backend import npu
 from tests.partition.mixed import array, arrays_of, check_equal, check_mixed, sides
 from tests.support.decoders import check_greedy, make_decoder
 
@@ -46,6 +52,92 @@ def _input(rows: int, dtype: torch.dtype) -> torch.Tensor:
 def test_what_crosses_keeps_its_values(device: Device, rows: int, dtype: torch.dtype, rtol: float) -> None:
     plan = check_mixed(Layers(3, dtype), (_input(rows, dtype),), device, rtol, target="cuda")
     assert sides(plan).count("cpu") == 3
+
+
+class Residual(nn.Module):
+    """A cumulative sum on the CPU between two products on the device, of which the second reads `x` once more."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(x @ x, 0) / x.shape[0] @ x
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of PyTorch's tensors that are copied to the host."""
+    shapes: list[torch.Size] = []
+    original = torch.Tensor.cpu
+
+    def cpu(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if self.is_cuda:
+            shapes.append(self.shape)
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    return shapes
+
+
+def test_tensors_on_the_device_do_not_pass_through_the_host(device: Device, fetched: list[torch.Size]) -> None:
+    x = (torch.rand(64, 64) / 8).half()
+    plan = partition(extract(Residual().eval(), (x,)).ir, target="cuda")
+    assert sides(plan) == ["npu", "cpu", "npu"]
+    model, there = npu_runtime.load(plan, device=device), x.cuda()
+    for _ in range(3):  # what was captured before is not to copy either
+        uploads, downloads = (replace(t) for t in _traffic(device))
+        result = model(there)
+        up, down = (now.since(before) for now, before in zip(_traffic(device), (uploads, downloads), strict=True))
+        assert up.count <= 1  # what the CPU made
+        assert down.count <= 1  # what it reads
+        assert max(up.nbytes, down.nbytes) <= x.nbytes
+        assert not fetched
+        assert result.is_cuda
+        torch.testing.assert_close(result.cpu(), Residual()(x), rtol=2e-2, atol=2e-2)
+        fetched.clear()
+    cupy = pytest.importorskip("cupy")
+    assert isinstance(model(cupy.asarray(x.numpy())), cupy.ndarray)
+
+
+def test_a_compiled_module_in_partitions_copies_no_tensor(device: Device, fetched: list[torch.Size]) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(Residual().eval().cuda(), backend=npu)
+    for scale in (1.0, 0.5):
+        x = (torch.rand(64, 64, device="cuda") * scale / 8).half()
+        with torch.no_grad():
+            fast(x)
+            fetched.clear()
+            result = fast(x)
+        assert not fetched
+        assert result.is_cuda
+        torch.testing.assert_close(result, Residual()(x), rtol=2e-2, atol=2e-2)
+
+
+def test_a_tensor_given_for_a_state_is_not_updated(device: Device, fetched: list[torch.Size]) -> None:
+    class Cache(nn.Module):
+        def forward(
+            self, x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            updated = cache.index_copy(0, position, (x @ x)[:2])
+            return torch.cumsum(updated @ x, 0), updated
+
+    inputs = ((torch.rand(64, 64) / 8).half(), torch.zeros(16, 64).half(), torch.tensor([3, 7]))
+    model = npu_runtime.load(partition(extract(Cache().eval(), inputs).ir, target="cuda"), device=device)
+    given = [tensor.cuda() for tensor in inputs]
+    sums, updated = model(*given)
+    assert torch.Size((16, 64)) not in fetched
+    for result, wanted in zip((sums, updated), Cache()(*inputs), strict=True):
+        torch.testing.assert_close(result.cpu(), wanted, rtol=2e-2, atol=2e-2)
+    assert not given[1].any()
+
+
+def test_an_input_too_large_for_the_device_is_told(device: Device) -> None:
+    x = torch.full((64, 64), 1e6)
+    executor = DAGExecutor(partition(extract(Residual().eval(), (x,)).ir, target="cuda"), device)
+    for given in (x.numpy(), x.cuda()):
+        with pytest.raises(InputError, match="float16"):
+            executor.execute({"x": given})
+
+
+def _traffic(device: Device) -> tuple[Traffic, Traffic]:
+    return device.backend.transfers.uploads, device.backend.transfers.downloads
 
 
 def test_runs_in_threads(device: Device) -> None:

@@ -49,6 +49,7 @@ PRODUCTS = [
 _IMAGE, _KERNEL = floats(1, 3, 9, 8), floats(5, 3, 3, 3)
 CONVOLUTIONS = [
     case("conv2d.default", _IMAGE, _KERNEL),
+    refused("expected floating point", "conv2d.default", integers(1, 3, 9, 8), integers(5, 3, 3, 3)),
     case("conv2d.default", _IMAGE, _KERNEL, floats(5), (1, 1), (1, 1)),
     case("conv2d.default", floats(2, 3, 9, 8), _KERNEL, floats(5), (2, 1), (0, 2), (1, 1)),
     case("conv2d.default", floats(2, 3, 9, 8), _KERNEL, None, (1, 1), (2, 2), (2, 2)),

@@ -69,6 +69,81 @@ EXTREMA = [
     *(case(f"{name}.default", MATRIX) for name in ("max", "min")),
 ]
 
+PRODUCTS = [
+    case("prod.dim_int", floats(5, 40, low=0.8, high=1.2), 1),
+    case("prod.dim_int", floats(5, 40, low=0.8, high=1.2), 0, True),
+    case("prod.dim_int", floats(2, 1500, low=0.99, high=1.01), 1),
+    case("prod.dim_int", values(2.0, NAN, 0.0), 0),
+    case("prod.dim_int", integers(4, 500, low=-3, high=4), 1),  # which wraps around
+    case("prod.default", floats(4, 6)),
+]
+_TIES = integers(4, 300, low=0, high=3)
+PLACES = [
+    case("argmax.default", MATRIX, 1),
+    case("argmax.default", MATRIX, 0, True),
+    case("argmax.default", LONG, 1),
+    case("argmax.default", HOLES),
+    case("argmax.default", _WIDE, 1),
+    case("argmax.default", _TIES, 1),
+    case("argmin.default", _TIES, 0),
+    case("argmin.default", values(1.0, NAN, NAN, 9.0), 0),
+    *(refused("of bool", op, booleans(4, 5), 1) for op in ("argmax.default", "argmin.default")),
+    case("max.dim", MATRIX, 1),
+    case("min.dim", _TIES, -1, True),
+]
+
+VARIANCES = [
+    case("var.correction", MATRIX, [1]),
+    case("var.correction", floats(40, 6, low=100, high=101), [0], correction=0, keepdim=True),
+    case("var.correction", LONG, [1], correction=2.5),
+    case("std.correction", CUBE, [0, 2]),
+    case("var_mean.correction", MATRIX, [1], correction=1),
+    case("var_mean.dim", CUBE, [-1], False, True),
+    *(case(f"{op}.default", MATRIX) for op in ("var", "std", "var_mean")),
+]
+
+LOGARITHMS = [
+    case("logsumexp.default", MATRIX, [1]),
+    case("logsumexp.default", floats(40, 6, low=-90, high=90), [0], True),
+    case("logsumexp.default", LONG, [0, 1]),
+]
+
+# What needs no kernel of its own to be seen: these are evaluated, not run.
+MEANINGS = [
+    case("prod.dim_int", floats(3, 5, 40, low=-1.2, high=-0.8), 1, True),
+    case("prod.default", floats()),
+    case("prod.dim_int", values(INF, -2.0), 0, True),
+    case("prod.dim_int", floats(3, 0), 1),
+    case("prod.default", integers(3, 4, low=-2, high=3)),
+    case("prod.dim_int", integers(4, 5, dtype="int32"), 0),
+    case("prod.dim_int", booleans(4, 5), 1),
+    case("prod.dim_int", integers(4, 5, low=1, high=4), 1, dtype=torch.float32),
+    *(
+        case(op, *args)
+        for op in ("argmax.default", "argmin.default")
+        for args in (
+            (MATRIX, -1, True), (CUBE, 1), (TURNED, 2), (LONG,), (MATRIX, None, True), (floats(4, 1), 1), (floats(),),
+            (floats(7), 0), (HOLES,), (values(-INF, -INF), 0), (values(INF, INF), 0), (values(1.0, NAN, NAN, 9.0), 0),
+            (values(2.0, 5.0, 1.0, 5.0, 1.0),), (_TIES, 1), (_TIES,), (_WIDE, 1),
+            (integers(4, 5, dtype="int32"), 1, True), (integers(3, 40, dtype="uint8", low=0, high=9), 1),
+        )
+    ),
+    *(
+        case(op, *args)
+        for op in ("var", "std", "var_mean")
+        for op, *args in (
+            (f"{op}.default", MATRIX), (f"{op}.default", MATRIX, False), (f"{op}.dim", CUBE, [1], False, True),
+            (f"{op}.dim", CUBE, [-1]), (f"{op}.correction", floats(5, 1), [1]), (f"{op}.correction", floats(), None),
+            (f"{op}.correction", values(1.0, NAN, 2.0), [0]), (f"{op}.dim", floats(3, 0), [1]),
+        )
+    ),
+    *(
+        case("logsumexp.default", operand, [0])
+        for operand in (values(-INF, -INF), values(INF, 1.0), values(1.0, NAN), floats(0, 3), integers(4, 3), HOLES)
+    ),
+    *(case(op, *args) for op in ("max.dim", "min.dim") for args in ((CUBE, 0, True), (HOLES, 0), (_TIES, 1))),
+]  # fmt: skip
+
 _MASK = integers(4, 6, low=0, high=2)
 TRUTHS = [
     *(case(f"{name}.default", operand) for name in ("any", "all") for operand in (booleans(4, 6), floats(3))),
@@ -155,4 +230,4 @@ NATIVE = [
     case("native_group_norm.default", _FOUR, None, None, 2, 6, 20, 2, 1e-3),
 ]
 
-CASES = [*SUMS, *EXTREMA, *TRUTHS, *SOFTMAX, *LAYERS, *BATCHES, *NATIVE]
+CASES = [*SUMS, *EXTREMA, *PRODUCTS, *PLACES, *VARIANCES, *LOGARITHMS, *TRUTHS, *SOFTMAX, *LAYERS, *BATCHES, *NATIVE]

@@ -299,3 +299,20 @@ def test_runs_do_not_disturb_each_other() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(1, 60)))
+
+
+def test_arguments_are_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors, lists with and without gaps, keyword arguments and in-place operators that get a copy."""
+
+    def function(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        changed = torch.ops.aten.relu_(x - 1)
+        return torch.cat([x, changed, x])[:, i], F.scaled_dot_product_attention(x, x, changed, scale=0.3)
+
+    plan = cpu_plan(extract(Function(function), (X, INDEX)).ir)
+    program = CPUProgram(plan.partitions[0])
+    monkeypatch.setattr("npu_runtime.aten_call.bind_tensors", lambda *args: pytest.fail("bound once more"))
+    names = [spec.name for spec in plan.inputs]
+    for scale in (1.0, 2.0):
+        results = program.run(dict(zip(names, ((X * scale).numpy(), INDEX.numpy()), strict=True)))
+        for tensor, wanted in zip(plan.output_tensors, function(X * scale, INDEX), strict=True):
+            torch.testing.assert_close(results[tensor], wanted, rtol=0, atol=0)

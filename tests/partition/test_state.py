@@ -15,7 +15,7 @@ from npu_compiler import extract, partition
 from npu_compiler.errors import InputError
 from npu_runtime import Backend, DAGExecutor, Device, MetalBackend, NPUBuffer
 from npu_runtime.dag_run import DAGRun
-from npu_runtime.executor import Executor
+from npu_runtime.dag_schedule import DeviceStep
 from tests.partition.mixed import array, arrays_of, check_equal
 
 SIZE = 32
@@ -138,10 +138,10 @@ def test_a_buffer_in_two_places_at_once(cached: DAGExecutor, device: Device, mon
     started, go_on = Event(), Event()
     original = DAGRun.on_device
 
-    def slow(self: DAGRun, part: Any, executor: Executor, weights: Any) -> None:
+    def slow(self: DAGRun, step: DeviceStep, weights: Any) -> None:
         started.set()
         assert go_on.wait(60)
-        original(self, part, executor, weights)
+        original(self, step, weights)
 
     monkeypatch.setattr(DAGRun, "on_device", slow)
     with ThreadPoolExecutor(1) as pool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npu_compiler.integers import ceil_div
 from software_gpu.library import Execution, generate
 from software_gpu.source import preprocess
 from software_gpu.toolchain import toolchain_for
@@ -42,7 +43,7 @@ def emulate(case: Case, dtype: np.dtype[Any], execution: Execution, level: str, 
     subprocess.run([*linker, "-static", entry, "-o", str(program), *map(str, objects)], check=True)
     arguments = [a if isinstance(a, bytes) else a.astype(dtype).tobytes() for a in case.arguments]
     grid = case.grid or tuple(g * t for g, t in zip(case.groups, case.threads, strict=True))
-    groups = tuple(-(-g // t) for g, t in zip(grid, case.threads, strict=True))
+    groups = tuple(ceil_div(g, t) for g, t in zip(grid, case.threads, strict=True))
     head = np.array([*groups, *case.threads, *grid, len(arguments)], np.uint32).tobytes()
     given = head + b"".join(np.uint64(len(content)).tobytes() + content for content in arguments)
     command = [str(EMULATOR), "-cpu", PROCESSORS[level], str(program)]

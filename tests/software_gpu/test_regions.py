@@ -90,6 +90,32 @@ kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]]
     assert not y[250:].any()
 
 
+def test_lanes_exchange_several_values_in_one_loop() -> None:
+    """What one exchange gave is used beside what the next one gave: the highest value, and who has it first."""
+    x = np.random.default_rng(0).integers(0, 9, 128).astype(np.float32)
+    source = (
+        HEAD
+        + """
+kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+  float best = x[i];
+  int place = int(i);
+  for (ushort distance = 16; distance > 0; distance /= 2) {
+    float other = simd_shuffle_xor(best, distance);
+    int there = simd_shuffle_xor(place, distance);
+    bool later = (other > best) | ((other == best) & (there < place));
+    float value = (later ? other : best);
+    int where = (later ? there : place);
+    best = value;
+    place = where;
+  }
+  y[i] = float(place);
+}"""
+    )
+    assert "region" in compile_library(source, {}).kernels["k"].entries
+    _, y = run(source, "k", [x, np.zeros(128, np.float32)], (4, 1, 1), (32, 1, 1))
+    np.testing.assert_array_equal(y, np.repeat(x.reshape(4, 32).argmax(1) + 32 * np.arange(4), 32))
+
+
 UNSPLIT = {
     "barrier in a loop that threads leave at different times": """
   for (uint i = 0; i < (tid < 128 ? 2u : 3u); ++i) {

@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 
 from npu_compiler.dtypes import FLOAT32, dtype
 from npu_compiler.ops import definition
-from npu_compiler.tensor.expr import FUNCTIONS, REDUCTIONS, Call, Checked, Const, Expr, Iota, Load, Reduce
+from npu_compiler.tensor.expr import (
+    FUNCTIONS,
+    Call,
+    Checked,
+    Combination,
+    Const,
+    Expr,
+    Iota,
+    Load,
+    Reduce,
+    Slot,
+)
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.symbolic import Tensor, Trace
 from npu_compiler.tensor.trace import Anchor, Map
@@ -68,8 +79,8 @@ def evaluate(expr: Expr, shape: tuple[int, ...], memory: Memory) -> Array:
 
 
 class _Evaluation:
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, memory: Memory, state: Sequence[Array] = ()) -> None:
+        self.memory, self.state = memory, state
         self._known: dict[tuple[Expr, tuple[int, ...]], Array] = {}
 
     def value(self, expr: Expr, shape: tuple[int, ...]) -> Array:
@@ -91,9 +102,10 @@ class _Evaluation:
             return read_view(self.memory(expr.ref.tensor), where)
         if isinstance(expr, Reduce):
             inner = (*shape[:-1], expr.extent)
-            argument = np.broadcast_to(self.value(expr.arg, inner), inner)
-            result: Array = REDUCTIONS[expr.kind](argument, axis=-1, keepdims=True)
-            return result.astype(_numpy(expr.dtype))
+            state = [np.broadcast_to(self.value(arg, inner), inner) for arg in expr.args]
+            return _reduced(expr.combination, state)[expr.item].astype(_numpy(expr.dtype))
+        if isinstance(expr, Slot):
+            return self.state[expr.number]
         if isinstance(expr, Checked):
             return self._checked(expr, shape)
         args = [self.value(arg, shape) for arg in expr.args]
@@ -109,6 +121,24 @@ class _Evaluation:
         if wrong.any():
             raise IndexFault(expr.check, int(element[wrong][0]), int(index[wrong][0]))
         return np.where(inside, index, expr.otherwise)
+
+
+def _reduced(combination: Combination, state: list[Array]) -> list[Array]:
+    """The state of each row [..., 1] by the numbers of its elements [..., n]: halves are combined until one is left."""
+    if not state[0].shape[-1]:
+        alone = zip(state, combination.identity, strict=True)
+        return [np.full((*numbers.shape[:-1], 1), const.value, numbers.dtype) for numbers, const in alone]
+    while state[0].shape[-1] > 1:
+        half = state[0].shape[-1] // 2
+        left, right = ([numbers[..., start : start + half] for numbers in state] for start in (0, half))
+        steps = _Evaluation(_no_memory, [*left, *right])
+        both = [np.broadcast_to(steps.value(value, left[0].shape), left[0].shape) for value in combination.values]
+        state = [np.concatenate([b, s[..., 2 * half :]], -1) for b, s in zip(both, state, strict=True)]
+    return state
+
+
+def _no_memory(tensor: int) -> Array:
+    raise AssertionError("a combination reads no tensor")
 
 
 def _converted(value: Array, expr: Call) -> Array:

@@ -21,8 +21,10 @@ from npu_compiler.dtypes import ALL, FLOAT16
 from npu_compiler.errors import InputError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.planner import plan_graph
+from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
@@ -57,7 +59,7 @@ class ReferenceTarget(CodegenTarget):
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":
             batch, channels, height, width = shape
-            padded = -(-channels // _CHANNEL_ALIGNMENT) * _CHANNEL_ALIGNMENT
+            padded = ceil_div(channels, _CHANNEL_ALIGNMENT) * _CHANNEL_ALIGNMENT
             return Layout(shape, (batch, padded, height, width), (0, 2, 3, 1))
         return Layout(shape, shape, (2, 3, 1, 0)) if role == "conv_weight" else dense(shape)
 
@@ -178,10 +180,17 @@ def _conv(conv: Convolution, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x, w, None, conv.windows.stride, conv.windows.padding, conv.windows.dilation, conv.groups)
 
 
+def _attend(problem: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
+    keys, values = (each.repeat_interleave(problem.shared, 1) for each in (k, v))
+    added = mask[0] if mask else None
+    return F.scaled_dot_product_attention(q, keys, values, added, 0.0, problem.causal, scale=problem.scale)
+
+
 _PROBLEMS: Mapping[type[Problem], Callable[..., torch.Tensor]] = {
     Product: _matmul,
     Convolution: _conv,
     Pooling: _pool,
+    Attention: _attend,
 }
 
 

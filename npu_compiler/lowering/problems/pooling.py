@@ -8,6 +8,7 @@ from enum import Enum
 from math import prod
 from typing import Self
 
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
 from npu_compiler.lowering.problems.windows import IMAGE_DIMS, Windows
@@ -58,7 +59,7 @@ class Pooling(Problem):
         reduction = anchor.attrs["reduction"]
         adaptive = reduction == "adaptive"
         if adaptive:
-            height, width = (-(-n // out) for n, out in zip(image.shape[2:], result.shape[2:], strict=True))
+            height, width = (ceil_div(n, out) for n, out in zip(image.shape[2:], result.shape[2:], strict=True))
             windows = Windows((height, width), (1, 1), (0, 0), (1, 1))
         else:
             windows = Windows(*(anchor.attrs[name] for name in ("kernel", "stride", "padding", "dilation")))
