@@ -57,7 +57,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     found = Positions(operands, tuple(lines), extents, "c")
     storage = METAL.storage[group.output.dtype.name]
     store = f"        {program.place.condition}out[{program.place.address}] = {storage}({program.value});"
-    phases = phases_text(program, threads, METAL)
+    phases = phases_text(program, threads)
     kernel = _kernel("rows", group, found, threads=threads, phases=phases, body=f"{program.body}\n{store}")
     grid = (min(rows, MAX_GRID), ceil_div(rows, MAX_GRID), 1)
     return [map_call(group, lowering, found, kernel, grid, (threads, 1, 1))]

@@ -33,7 +33,7 @@ def vector_prologue(operand: Computed, lowering: Lowering) -> Prologue:
     operands = row_operands(vector, lowering.tensors, (*("0" for _ in operand.shape[:-1]), "c"), _PREFIX)
     program = row_program(vector, operands, METAL, hoisting=False)
     statements = [
-        phases_text(program, 32 * PROLOGUE_SIMDGROUPS, METAL),
+        phases_text(program, 32 * PROLOGUE_SIMDGROUPS),
         "for (int c = lane; c < p.k; c += ROW_THREADS) {",
         program.body,
         f"x[c] = vector_t({program.value}); }}",
