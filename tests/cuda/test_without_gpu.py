@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import npu_compiler
 from cuda_compiler import compile_subgraph, is_cuda_op_supported
 from cuda_compiler.target import CUDATarget
 from cuda_compiler.tiles.tiling import CANDIDATES, ranked_tilings
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
-from npu_compiler.artifact.plan import KernelSource
+from npu_compiler.artifact.plan import KernelCall, KernelSource, options_of
 from npu_compiler.errors import DeviceError, MissingDependencyError
 from npu_runtime import Device
 from tests.ops.cases import case, floats
@@ -126,3 +128,13 @@ def test_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatc
     monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *_: b"code")
     monkeypatch.setattr(kernel_cache, "nvrtc_version", lambda: (12, 9))
     assert kernel_cache.compiled_kernels([KernelSource("k", "text")], 90) == [b"code"]
+
+
+@pytest.mark.parametrize(("outputs", "grid"), [(64, (132, 1, 1)), (128, (66, 2, 1)), (192, (44, 3, 1))])
+def test_overlapping_windows_fill_all_multiprocessors(outputs: int, grid: tuple[int, int, int]) -> None:
+    module = torch.nn.Conv2d(64, outputs, 3, padding=1, bias=False).eval()
+    ir = npu_compiler.extract(module, torch.zeros(64, 64, 56, 56), model_name="overlap").ir
+    plan = npu_compiler.compile(ir, target="cuda").main
+    calls = [call for step in plan.steps for option in options_of(step) for call in option.calls]
+    found = [c.grid for c in calls if isinstance(c, KernelCall) and plan.kernels[c.kernel].entry == "conv2d_overlap"]
+    assert found == [grid]
