@@ -11,6 +11,7 @@ from npu_compiler.ir import TensorSpec
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
+from npu_runtime.executor import check_input_names
 from npu_runtime.host_tensors import as_array, described, is_array, on_host
 
 __all__ = ["GivenInputs", "InputChecker"]
@@ -49,13 +50,7 @@ class InputChecker:
         Raises:
             InputError: An input is missing, not expected, or not what the model declares.
         """
-        if inputs.keys() != self._declared.keys():
-            missing, unknown = self._declared.keys() - inputs.keys(), inputs.keys() - self._declared.keys()
-            raise InputError(
-                f"given the inputs {_names(inputs)}, expected {_names(self._declared)}"
-                + (f"; missing: {_names(missing)}" if missing else "")
-                + (f"; not expected: {_names(unknown)}" if unknown else "")
-            )
+        check_input_names(inputs, self._declared)
         values: dict[str, Any] = {}
         buffers, tensors = [], []
         for name, value in inputs.items():
@@ -118,7 +113,3 @@ def _is_float(kind: str) -> bool:
         return dtype(kind).is_float
     except IRError:
         return False
-
-
-def _names(names: object) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"  # type: ignore[call-overload]

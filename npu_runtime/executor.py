@@ -22,7 +22,7 @@ from npu_runtime.state_guard import exclusive_use
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
-__all__ = ["Executor", "choose_function"]
+__all__ = ["Executor", "check_input_names", "choose_function"]
 
 
 class _FixedMemory(NamedTuple):
@@ -283,13 +283,7 @@ class Executor:
 
     def _check_inputs(self, inputs: Mapping[str, NPUBuffer]) -> None:
         expected = self._inputs
-        if inputs.keys() != expected.keys():
-            missing, unknown = expected.keys() - inputs.keys(), inputs.keys() - expected.keys()
-            raise InputError(
-                f"given the inputs {_names(inputs)}, expected {_names(expected)}"
-                + (f"; missing: {_names(missing)}" if missing else "")
-                + (f"; not expected: {_names(unknown)}" if unknown else "")
-            )
+        check_input_names(inputs, expected)
         for name, spec in expected.items():
             self._check_buffer(f"input '{name}'", inputs[name], spec)
         for source in self._state.values():
@@ -343,6 +337,17 @@ class Executor:
     def _weights_checked(self, weights: Weights) -> None:
         """What weights that a run can use mean for the runs to come."""
         self._weights = weights
+
+
+def check_input_names(given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Refuses inputs of which some are missing or not expected."""
+    if given.keys() != expected.keys():
+        missing, unknown = expected.keys() - given.keys(), given.keys() - expected.keys()
+        raise InputError(
+            f"given the inputs {_names(given)}, expected {_names(expected)}"
+            + (f"; missing: {_names(missing)}" if missing else "")
+            + (f"; not expected: {_names(unknown)}" if unknown else "")
+        )
 
 
 def check_program_type(program: object) -> None:
