@@ -9,7 +9,7 @@ from math import prod
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
-from cuda_compiler.skeleton import assemble, pointer_parameters
+from cuda_compiler.skeleton import KERNELS, pointer_parameters
 from cuda_compiler.states import (
     COLUMNS,
     identity,
@@ -23,15 +23,25 @@ from cuda_compiler.states import (
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import AXES, Positions, map_call, unpack
+from npu_compiler.lowering.params import ints
+from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import leaves, reductions, walk
 
 __all__ = ["lower_columns", "rows_side_by_side"]
 
+COLUMN_KERNEL = KernelTemplate(
+    "columns",
+    params=ints("packs"),
+    macros=("LANES", "SLICES"),
+    threads=lambda macros: macros["LANES"] * macros["SLICES"],
+    before=("column_reductions.cuh",),
+)
 _LANES = 32  # packs of a block
 _MAX_SLICES = 8
 _BUSY_THREADS = 512  # of a multiprocessor
@@ -64,10 +74,10 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     if size > 1:
         statements.append(f"    {axes[-1]} *= {size};")
     found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
-    macros = {**map_macros(group, operands), "LANES": _LANES, "SLICES": slices}
-    generated = _compute_rows(group, found, program, loads, size)
-    kernel = assemble("columns", found.struct(), macros, generated, before=("column_reductions.cuh",))
-    return [map_call(group, lowering, found, kernel, (ceil_div(packs, _LANES), 1, 1), (_LANES * slices, 1, 1))]
+    fused = Epilogue(group, found, _compute_rows(group, found, program, loads, size), map_macros(group, operands))
+    macros = {"LANES": _LANES, "SLICES": slices}
+    launch = Launch(COLUMN_KERNEL, (ceil_div(packs, _LANES), 1, 1), {"packs": packs}, macros)
+    return [KERNELS.launch(launch, fused, lowering)]
 
 
 def _without_single_columns(group: Group, operands: Operands) -> Operands:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
-from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.operands import Operands, merge_groups
 from npu_compiler.tensor.expr import Expr
@@ -28,19 +26,14 @@ class ElementFunction:
         register: Type of its result.
         lines: Its statements.
         value: Its result.
-        inputs: What it reads.
-        parameters, arguments: The pointers it takes, with types and without, each with a comma after it.
-        fields: Members of the struct ``p`` that it reads.
+        operands: What it reads.
     """
 
     name: str
     register: str
     lines: tuple[str, ...]
     value: str
-    inputs: tuple[Argument, ...]
-    parameters: str
-    arguments: str
-    fields: dict[str, int]
+    operands: Operands
 
     def text(self, parameters: str) -> str:
         """The function, taking all of `parameters`."""
@@ -69,13 +62,4 @@ def element_function(
     operands = Operands.resolve([expr], nowhere, tensors, _POSITIONS, each, prefix=prefix)
     printer = Printer(CUDA, operands.names)
     value = printer.value(expr)
-    return ElementFunction(
-        name,
-        CUDA.register(expr.dtype),
-        tuple(printer.lines),
-        value,
-        tuple(argument for argument, _ in operands.pointers),
-        pointer_parameters(operands),
-        pointer_arguments(operands),
-        dict(operands.fields),
-    )
+    return ElementFunction(name, CUDA.register(expr.dtype), tuple(printer.lines), value, operands)

@@ -6,27 +6,30 @@ from math import prod
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import epilogue, pack_size
-from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
+from cuda_compiler.skeleton import KERNELS, pointer_arguments, pointer_parameters
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import elementwise_operands
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import AXES, Positions, map_call, unpack
+from npu_compiler.lowering.params import ints
+from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["MAP_THREADS", "elementwise_positions", "lower_elementwise", "map_macros"]
+__all__ = ["ELEMENTWISE", "MAP_THREADS", "elementwise_positions", "lower_elementwise", "map_macros"]
 
 MAP_THREADS = 256
+ELEMENTWISE = KernelTemplate("elementwise", params=ints("packs"), threads=MAP_THREADS)
 
 
 def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     """One thread a pack of neighbouring elements."""
     found, size = elementwise_positions(group, lowering)
-    generated = epilogue(group, found, size, "int index, ", "index, ")
-    kernel = assemble("elementwise", found.struct(), map_macros(group, found.operands), generated)
-    blocks = ceil_div(found.extents["packs"], MAP_THREADS)
-    return [map_call(group, lowering, found, kernel, (blocks, 1, 1), (MAP_THREADS, 1, 1))]
+    text = epilogue(group, found, size, "int index, ", "index, ")
+    launch = Launch(ELEMENTWISE, (ceil_div(found.extents["packs"], MAP_THREADS), 1, 1), found.extents)
+    return [KERNELS.launch(launch, Epilogue(group, found, text, map_macros(group, found.operands)), lowering)]
 
 
 def elementwise_positions(group: Group, lowering: Lowering) -> tuple[Positions, int]:

@@ -10,18 +10,30 @@ from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
-from cuda_compiler.skeleton import assemble, pointer_arguments, pointer_parameters
+from cuda_compiler.skeleton import KERNELS, pointer_arguments, pointer_parameters
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
-from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
+from npu_compiler.lowering.loops import RowPhase, RowProgram, flops_of, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.positions import AXES, Positions, map_call, unpack
+from npu_compiler.lowering.params import ints
+from npu_compiler.lowering.positions import AXES, Positions, unpack
+from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.tensor.expr import reductions
 
-__all__ = ["VectorFunction", "lower_rows", "vector_function"]
+__all__ = ["ROW_KERNEL", "lower_rows", "vector_prologue"]
+
+ROW_KERNEL = KernelTemplate(
+    "rows",
+    params=ints("rows"),
+    macros=("ROW_THREADS", "BLOCK_THREADS"),
+    threads=lambda macros: macros["BLOCK_THREADS"],
+    before=("row_reductions.cuh",),
+)
 
 _MAX_THREADS = 512
 _MAX_ITEMS = 8  # packs of a row that a thread keeps in registers
@@ -65,55 +77,47 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
     statements = unpack("row", axes, operands.sizes[:-1])
     found = Positions(packed, tuple(statements), {"rows": rows}, "c")
-    macros = {
-        **map_macros(group, operands),
-        "ROW_THREADS": shape.threads,
-        "BLOCK_THREADS": shape.block,
-    }
-    generated = _compute_row(group, found, program, loads, shape)
-    kernel = assemble("rows", found.struct(), macros, generated, before=("row_reductions.cuh",))
-    grid = (ceil_div(rows, shape.rows_per_block), 1, 1)
-    return [map_call(group, lowering, found, kernel, grid, (shape.block, 1, 1))]
+    fused = Epilogue(
+        group, found, _compute_row(group, found, program, loads, shape), map_macros(group, operands)
+    )
+    launch = Launch(
+        ROW_KERNEL,
+        grid=(ceil_div(rows, shape.rows_per_block), 1, 1),
+        values={"rows": rows},
+        macros={"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block},
+    )
+    return [KERNELS.launch(launch, fused, lowering)]
 
 
-@dataclass(frozen=True)
-class VectorFunction:
-    """A device function ``compute_row`` that computes one row.
-
-    Attributes:
-        text: The function.
-        inputs: What it reads.
-        macros: What the kernel that calls it needs to be told.
-        values: Its parameters.
-    """
-
-    text: str
-    inputs: tuple[Argument, ...]
-    macros: dict[str, object]
-    values: dict[str, int]
-
-
-def vector_function(group: Group, lowering: Lowering, threads: int, prefix: str) -> VectorFunction:
-    """The function by which a block of threads computes the only row of a group.
+def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks: int, prefix: str) -> Prologue:
+    """A device function ``compute_row`` by which each block of threads computes an operand, one row.
 
     Args:
-        group: What to compute; all its dimensions but the last are 1.
+        operand: The operand.
         lowering: Where the trace's tensors are.
-        threads: Threads of the block.
-        prefix: Tells the names of its operands from those of others in the same kernel.
+        threads: Threads of a block.
+        blocks: Blocks that do it.
+        prefix: Tells the names of what it reads from those of others in the same kernel.
     """
+    group = operand.row
     positions = (*("0" for _ in group.shape[:-1]), "c")
     operands = row_operands(group, lowering.tensors, positions, prefix)
     shape = _block_shape(group, operands, threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
     text = _compute_row(group, Positions(packed, (), {}, "c"), row_program(group, packed, CUDA), loads, shape)
-    macros: dict[str, object] = {
-        "ROW_THREADS": threads,
-        "VECTOR_PARAMETERS": pointer_parameters(operands),
-        "VECTOR_ARGUMENTS": pointer_arguments(operands),
-    }
-    return VectorFunction(text, tuple(argument for argument, _ in operands.pointers), macros, dict(operands.fields))
+    return Prologue(
+        (operands,),
+        values=dict(operands.fields),
+        macros={
+            "ROW_THREADS": threads,
+            "VECTOR_PARAMETERS": pointer_parameters(operands),
+            "VECTOR_ARGUMENTS": pointer_arguments(operands),
+        },
+        text=text,
+        files=ROW_KERNEL.before,
+        flops=blocks * flops_of([operand.expr], group.shape[-1]),
+    )
 
 
 def _shape(group: Group, operands: Operands, rows: int) -> _Shape:

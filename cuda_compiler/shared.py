@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import MAP_THREADS, elementwise_positions
 from cuda_compiler.packing import epilogue
-from cuda_compiler.skeleton import assemble
+from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.shared import Part, SharedText, shared_launch
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate
 
-__all__ = ["lower_shared"]
+__all__ = ["SHARED", "lower_shared"]
 
+SHARED = KernelTemplate("shared", macros=("SHARED_PARAMETERS", "SHARED_ARGUMENTS"), threads=MAP_THREADS)
 _IDS = ("int(blockIdx.x)", "int(threadIdx.x)")
 
 
@@ -41,4 +43,4 @@ def _kernel(text: SharedText) -> KernelSource:
         "SHARED_PARAMETERS": ", ".join(declared) + ",",
         "SHARED_ARGUMENTS": "".join(f"{name}, " for _, name in text.pointers),
     }
-    return assemble("shared", None, macros, "\n".join((text.declarations, compute, "{", text.calls, "}")))
+    return KERNELS.unit(SHARED, macros, "", (text.declarations, compute, "{", text.calls, "}"))

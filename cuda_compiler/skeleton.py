@@ -1,54 +1,61 @@
-"""Assembles kernel texts: the shared header, the parameter struct, generated parts and a file of `kernels/`."""
+"""How kernels are written for CUDA: how texts are put together, and how pointers are printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 
 from cuda_compiler.dialect import CUDA
 from npu_compiler.artifact.plan import KernelSource
+from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["QUIET_CHECK", "assemble", "kernel_file", "pointer_arguments", "pointer_parameters"]
+__all__ = ["KERNELS", "QUIET_CHECK", "pointer_arguments", "pointer_parameters"]
 
 QUIET_CHECK = "quiet_index"
 """As `CHECK`, without a record of the fault (checks.cuh)."""
 
 
-@cache
-def kernel_file(name: str) -> str:
-    """The text of a file of `kernels/`."""
-    return files("cuda_compiler").joinpath("kernels", name).read_text(encoding="utf-8")
+class _CUDAKernels(KernelWriter):
+    """What is generated stands behind the files that it builds on, and ahead of those that build on it."""
+
+    package = "cuda_compiler"
+
+    def source(self, launch: Launch, params: ParamStruct, fused: Epilogue | None) -> KernelSource:
+        template, prologue = launch.template, launch.prologue
+        own = [text for text in (launch.text, "" if prologue is None else prologue.text) if text]
+        before = template.before if prologue is None else (*template.before, *prologue.files)
+        told: Mapping[str, object] = {} if fused is None else fused.macros
+        if fused is not None:
+            own = [fused.text, *(own or ([""] if fused.group.problem is not None else []))]
+        return self.unit(
+            template,
+            {**told, **launch.defined},
+            params.declaration,
+            own or [""],
+            [self.file(name) for name in before],
+            [self.file(name) for name in (*template.files, *launch.files)],
+        )
+
+    def unit(
+        self,
+        template: KernelTemplate,
+        macros: Mapping[str, object],
+        declaration: str,
+        generated: Sequence[str],
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> KernelSource:
+        """A whole translation unit: the shared header, and the texts in the order of the arguments."""
+        checks = [self.file("checks.cuh")] if any(CHECK in text for text in generated) else []
+        parts = (definitions(macros), declaration, *checks, *before, *generated, *after)
+        entry = template.entry
+        return KernelSource(entry, self.file("common.cuh"), *parts, self.file(f"{entry}.cuh"))
 
 
-def assemble(
-    entry: str,
-    params: ParamStruct | None,
-    macros: Mapping[str, object],
-    generated: str,
-    *,
-    before: Iterable[str] = (),
-    after: Iterable[str] = (),
-) -> KernelSource:
-    """A whole translation unit.
-
-    Args:
-        entry: The kernel, which is in the file of that name.
-        params: Its parameter struct; None where the generated text declares it.
-        macros: What the files expect to be defined.
-        generated: Functions that the files call.
-        before: Files that the generated functions build on.
-        after: Files that build on them, and the kernel's file on those.
-    """
-    defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
-    declaration = "" if params is None else params.declaration
-    checks = ["checks.cuh"] if CHECK in generated else []  # where indices are checked
-    texts = [kernel_file("common.cuh"), defined, declaration, *map(kernel_file, (*checks, *before)), generated]
-    texts += map(kernel_file, (*after, f"{entry}.cuh"))
-    return KernelSource(entry, "\n".join(texts))
+KERNELS = _CUDAKernels()
 
 
 def pointer_parameters(operands: Operands) -> str:

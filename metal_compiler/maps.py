@@ -7,10 +7,11 @@ from math import prod
 
 from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
-from metal_compiler.skeleton import assemble, fill, pointer_parameters
+from metal_compiler.skeleton import KERNELS, pointer_types
 from metal_compiler.tiles.tiling import MAX_GRID
 from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import (
     elementwise_body,
@@ -18,13 +19,23 @@ from npu_compiler.lowering.loops import (
     row_operands,
     row_program,
 )
-from npu_compiler.lowering.positions import AXES, Positions, map_call, unpack
+from npu_compiler.lowering.params import ints
+from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.shared import Part, SharedText, shared_launch
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
 
 _THREADS = 256
+ELEMENTWISE = KernelTemplate("elementwise", params=ints("size_x", "size_y", "size_z"), filled=True)
+ROWS = KernelTemplate(
+    "rows",
+    params=ints("rows", "width"),
+    macros=("threads", "phases"),
+    threads=lambda blanks: blanks["threads"],
+    filled=True,
+)
 
 
 def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
@@ -32,7 +43,8 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     operands = elementwise_operands(group, lowering.tensors, AXES)
     axes = AXES[len(AXES) - len(operands.sizes) :]
     outer, (height, width) = operands.sizes[:-2], (1, 1, *operands.sizes)[-2:]
-    extents = {"size_x": width, "size_y": height, "size_z": prod(outer)}
+    sizes = {"size_x": width, "size_y": height, "size_z": prod(outer)}
+    extents = dict(sizes)
     lines = unpack("int(position.z)", axes[:-2], outer, extents)
     if len(axes) > 1:
         lines.append(f"    int {axes[-2]} = int(position.y);")
@@ -41,8 +53,8 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
     block_x = min(_THREADS, _power_of_two(width))
     block_y = min(_THREADS // block_x, _power_of_two(height))
     grid = (ceil_div(width, block_x), ceil_div(height, block_y), prod(outer))
-    kernel = _kernel("elementwise", group, found, body=elementwise_body(group, operands, METAL))
-    return [map_call(group, lowering, found, kernel, grid, (block_x, block_y, 1))]
+    launch = Launch(ELEMENTWISE, grid, sizes, block=(block_x, block_y, 1))
+    return [KERNELS.launch(launch, Epilogue(group, found, elementwise_body(group, operands, METAL)), lowering)]
 
 
 def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
@@ -52,28 +64,15 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     rows = prod(operands.sizes[:-1])
     longest = max(program.width, *(phase.extent for phase in program.phases))
     threads = 32 if longest <= 128 else 128 if longest <= 1024 else 256
-    extents = {"rows": rows, "width": program.width, **phase_extents(program)}
+    sizes = {"rows": rows, "width": program.width}
+    extents = {**sizes, **phase_extents(program)}
     lines = unpack("row", AXES[len(AXES) - len(operands.sizes) + 1 :], operands.sizes[:-1], extents)
     found = Positions(operands, tuple(lines), extents, "c")
     storage = METAL.storage[group.output.dtype.name]
     store = f"        {program.place.condition}out[{program.place.address}] = {storage}({program.value});"
-    phases = phases_text(program, threads)
-    kernel = _kernel("rows", group, found, threads=threads, phases=phases, body=f"{program.body}\n{store}")
     grid = (min(rows, MAX_GRID), ceil_div(rows, MAX_GRID), 1)
-    return [map_call(group, lowering, found, kernel, grid, (threads, 1, 1))]
-
-
-def _kernel(entry: str, group: Group, found: Positions, **parts: object) -> KernelSource:
-    """A kernel of a skeleton that stores a group's results."""
-    body = fill(
-        f"{entry}.metal",
-        storage=METAL.storage[group.output.dtype.name],
-        pointers=pointer_parameters(found.operands, 1),
-        params=1 + len(found.operands.pointers),
-        positions="\n".join(found.statements),
-        **parts,
-    )
-    return assemble(entry, found.struct(), body)
+    launch = Launch(ROWS, grid, sizes, {"threads": threads, "phases": phases_text(program, threads)})
+    return [KERNELS.launch(launch, Epilogue(group, found, f"{program.body}\n{store}"), lowering)]
 
 
 def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
@@ -89,9 +88,8 @@ def _part(group: Group, number: int, lowering: Lowering) -> Part:
     extents = {"packs": prod(operands.sizes)}
     lines = unpack("index", axes, operands.sizes, extents)
     found = Positions(operands, tuple(lines), extents, axes[-1])
-    pointers = [METAL.pointer_to(dtype) for _, dtype in operands.pointers]
-    kinds = (f"device {METAL.storage[group.output.dtype.name]}*", *pointers)
-    names = ("out", *(f"e{i}" for i in range(len(pointers))))
+    kinds = (f"device {METAL.storage[group.output.dtype.name]}*", *pointer_types(operands))
+    names = ("out", *(f"e{i}" for i in range(len(operands.pointers))))
     declared = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, names, strict=True))
     head = f"inline void part{number}(int index, {declared}, constant Part{number}& p)"
     body = [head, "{", *lines, elementwise_body(group, operands, METAL), "}"]
@@ -100,9 +98,9 @@ def _part(group: Group, number: int, lowering: Lowering) -> Part:
 
 
 def _shared_kernel(text: SharedText) -> KernelSource:
-    bound = (f"    {kind} {name} [[buffer({i})]],\n" for i, (kind, name) in enumerate(text.pointers))
-    parts = {"declarations": text.declarations, "pointers": "".join(bound), "params": len(text.pointers)}
-    return assemble("shared", None, fill("shared.metal", **parts, calls=text.calls))
+    bound = "".join(f"    {kind} {name} [[buffer({i})]],\n" for i, (kind, name) in enumerate(text.pointers))
+    blanks = {"declarations": text.declarations, "pointers": bound, "params": len(text.pointers), "calls": text.calls}
+    return KERNELS.filled("shared", "", blanks)
 
 
 def _power_of_two(n: int) -> int:

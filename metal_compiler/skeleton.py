@@ -1,44 +1,93 @@
-"""Assembles kernel texts: the shared header, the parameter struct, and a skeleton of `kernels/`."""
+"""How kernels are written for Metal: how texts are put together, and how pointers and bindings are printed."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
+from collections.abc import Mapping
 from string import Template
 
 from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import KernelSource
+from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.templates import Launch
 
-__all__ = ["assemble", "fill", "kernel_file", "pointer_parameters"]
-
-
-@cache
-def kernel_file(name: str) -> str:
-    """The text of a file of `kernels/`."""
-    return files("metal_compiler").joinpath("kernels", name).read_text(encoding="utf-8")
+__all__ = ["KERNELS", "pointer_types"]
 
 
-def assemble(entry: str, params: ParamStruct | None, body: str, definitions: str = "") -> KernelSource:
-    """A translation unit: `common.metal`, definitions, the parameter struct unless `body` has it, and the kernel.
+class _MetalKernels(KernelWriter):
+    """All bindings are numbered: the inputs, the output, what the epilogue reads, what a prologue reads, parameters."""
 
-    Where indices are checked, the function for that stands behind `common.metal`.
-    """
-    declaration = "" if params is None else params.declaration
-    files = ["common.metal", *(["checks.metal"] if any(CHECK in part for part in (definitions, body)) else [])]
-    return KernelSource(entry, "\n".join((*map(kernel_file, files), definitions, declaration, body)))
+    package = "metal_compiler"
+    prologue_last = True
+
+    def source(self, launch: Launch, params: ParamStruct, fused: Epilogue | None) -> KernelSource:
+        template = launch.template
+        if template.filled and fused is not None:
+            return self.filled(template.entry, params.declaration, {**launch.macros, **_blanks(fused)})
+        defined = definitions({**launch.macros, **(_stored(launch) if fused is None else _told(launch, fused))})
+        functions = [] if fused is None else [fused.text]
+        files = map(self.file, (*template.files, f"{template.entry}.metal"))
+        return self._unit(template.entry, defined, params.declaration, *functions, *files)
+
+    def filled(self, entry: str, declaration: str, blanks: Mapping[str, object]) -> KernelSource:
+        """A skeleton with its placeholders filled in, behind the declaration of its parameters."""
+        return self._unit(entry, "", declaration, Template(self.file(f"{entry}.metal")).substitute(blanks))
+
+    def _unit(self, entry: str, *parts: str) -> KernelSource:
+        checks = [self.file("checks.metal")] if any(CHECK in part for part in parts) else []
+        return KernelSource(entry, self.file("common.metal"), *checks, *parts)
 
 
-def fill(skeleton: str, **parts: object) -> str:
-    """A skeleton with its ``$placeholders`` filled in."""
-    return Template(kernel_file(skeleton)).substitute({key: str(value) for key, value in parts.items()})
+KERNELS = _MetalKernels()
 
 
-def pointer_parameters(operands: Operands, first: int) -> str:
+def pointer_types(operands: Operands) -> list[str]:
+    """Types of the operands' pointers."""
+    return [METAL.pointer_to(dtype) for _, dtype in operands.pointers]
+
+
+def _pointer_parameters(operands: Operands, first: int) -> str:
     """Kernel parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), bound from `first` on."""
-    lines = []
-    for number, (_, dtype) in enumerate(operands.pointers):
-        lines.append(f"    {METAL.pointer_to(dtype)} {operands.prefix}e{number} [[buffer({first + number})]],\n")
-    return "".join(lines)
+    names = (f"{operands.prefix}e{number} [[buffer({first + number})]]" for number in range(len(operands.pointers)))
+    return "".join(f"    {kind} {name},\n" for kind, name in zip(pointer_types(operands), names, strict=True))
+
+
+def _blanks(fused: Epilogue) -> dict[str, object]:
+    """What every skeleton is filled with."""
+    operands = fused.found.operands
+    return {
+        "storage": METAL.storage[fused.group.output.dtype.name],
+        "pointers": _pointer_parameters(operands, 1),
+        "params": 1 + len(operands.pointers),
+        "positions": "\n".join(fused.found.statements),
+        "body": fused.text,
+    }
+
+
+def _told(launch: Launch, fused: Epilogue) -> dict[str, object]:
+    """What the files need to be told of output, epilogue and prologue."""
+    operands, output, prologue = fused.found.operands, len(launch.inputs), launch.prologue
+    behind = output + 1 + len(operands.pointers)
+    before = [] if prologue is None else prologue.operands
+    types = pointer_types(operands)
+    return {
+        "PAIRS": fused.group.pairs,
+        "OUT_BUFFER": output,
+        "EPILOGUE_BUFFERS": _pointer_parameters(operands, output + 1).replace("\n", " "),
+        "EPILOGUE_PARAMETERS": "".join(f"{kind} e{number}, " for number, kind in enumerate(types)),
+        "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(types))),
+        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE_BUFFERS": "".join(_pointer_parameters(read, behind) for read in before).replace("\n", " "),
+        "PARAMS_BUFFER": behind + sum(len(read.pointers) for read in before),
+        "out_t": METAL.storage[fused.group.output.dtype.name],
+        "result_t": METAL.register(fused.group.expr.dtype),
+        **({} if prologue is None else prologue.macros),
+    }
+
+
+def _stored(launch: Launch) -> dict[str, object]:
+    """What a file that stores its results by itself needs to be told: where its outputs are bound."""
+    bound = (*launch.outputs, "params")
+    return {f"{name.upper()}_BUFFER": number for number, name in enumerate(bound, len(launch.inputs))}

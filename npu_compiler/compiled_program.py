@@ -170,16 +170,14 @@ def is_program_file(path: str | os.PathLike[str]) -> bool:
 def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:
     """The distinct lines of all kernels, which have most in common; and by digest each kernel's entry and its lines."""
     lines: dict[str, int] = {}
-    blocks: dict[str, list[int]] = {}  # lines without an empty one among them, which kernels share as a whole
+    parts: dict[str, list[int]] = {}  # which kernels share as a whole
     sources: dict[str, list[object]] = {}
     for digest, kernel in sorted(kernels.items()):
         own: list[int] = []
-        for place, block in enumerate(kernel.text.split("\n\n")):
-            if place:
-                own.append(lines.setdefault("", len(lines)))
-            numbers = blocks.get(block)
+        for part in kernel.parts:
+            numbers = parts.get(part)
             if numbers is None:
-                numbers = blocks[block] = [lines.setdefault(line, len(lines)) for line in block.split("\n")]
+                numbers = parts[part] = [lines.setdefault(line, len(lines)) for line in part.split("\n")]
             own += numbers
         sources[digest] = [kernel.entry, own]
     return list(lines), sources

@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
-from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.sizes import padded, size_macros
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.attention.mask import MASK_MACROS, MASK_PARAMS, MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.sizes import SIZE_MACROS, padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import pack_size
-from cuda_compiler.skeleton import QUIET_CHECK
+from cuda_compiler.skeleton import QUIET_CHECK, pointer_arguments, pointer_parameters
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.tensor.expr import Expr, Iota, Load, walk
 from npu_compiler.tensor.trace import Scatter
 from npu_compiler.tensor.view import View
 
-__all__ = ["DECODE_REQUIRES", "lower_decode", "loads_fresh"]
+__all__ = ["ATTENTION_DECODE", "DECODE_REQUIRES", "lower_decode", "loads_fresh"]
 
 DECODE_REQUIRES = "sm_90"
 
@@ -47,9 +49,26 @@ _BLOCKS = 112  # that the device holds at once, one a multiprocessor, in whole c
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _ENOUGH = 1  # pieces for each warp of another cluster
 _PLACE = "_place"  # ends the names of functions that say where a fresh row of a cache goes
-_FILES = (
-    *("mask.cuh", "tensor_cores.cuh"),
-    *("attention_blocks.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh"),
+
+ATTENTION_DECODE = KernelTemplate(
+    "attention_decode",
+    params=ints(
+        "rows", *(f"{kept}_{step}" for kept in "kv" for step in ("batch", "head", "row", "step")), *MASK_PARAMS
+    ),
+    macros=(
+        *SIZE_MACROS,
+        *("OWN_ROWS", "K_ROW", "V_ROW", "BLOCK", "TILES", "WARPS", "DEPTH", "CLUSTER", "CLUSTERS", "RESULT_TILES"),
+        *("ALONE", "ENOUGH", "MASK_HEADS", *MASK_MACROS, "FRESH", "KEPT_T", "EARLY"),
+        *("OPERAND_PARAMETERS", "OPERAND_ARGUMENTS"),
+    ),
+    inputs=("fresh", "k", "v", "mask", "states", "parts"),
+    threads=32 * _WARPS,
+    shared_bytes=None,
+    files=(
+        *("mask.cuh", "tensor_cores.cuh"),
+        *("attention_blocks.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh"),
+    ),
+    computed="fresh",
 )
 
 
@@ -135,32 +154,26 @@ def lower_decode(
     if division.clusters > 1:
         parts = Argument(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
-    caches = [replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v)]
-    inputs = [argument for function in functions for argument in function.inputs]
-    fields = {name: value for function in functions for name, value in function.fields.items()}
+    k, v = (replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v))
     reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    return anchor_launch(
-        KernelText(
-            "attention_decode",
-            values={**_values(problem), **fields},
-            macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
-            generated=_text(functions),
-            parts=_FILES,
-        ),
-        LaunchShape(
-            blocks=division.clusters * division.cluster,
-            threads=32 * _WARPS,
-            layers=tiles,
-            shared_bytes=division.shared_bytes,
-            cluster=division.cluster,
-            hurries=early,
-        ),
-        Epilogue(reading, positions, size),
-        lowering,
-        inputs=(*inputs, *caches, mask.argument, blocks.states, parts),
+    launch = Launch(
+        ATTENTION_DECODE,
+        grid=(division.clusters * division.cluster, 1, tiles),
+        values=_values(problem),
+        macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
+        inputs={"k": k, "v": v, "mask": mask.argument, "states": blocks.states, "parts": parts},
         flops=problem.flops,
+        prologue=Prologue(
+            tuple(function.operands for function in functions),
+            {name: value for function in functions for name, value in function.operands.fields},
+            text=_text(functions),
+        ),
+        shared_bytes=division.shared_bytes,
+        cluster=division.cluster,
+        hurries=early,
     )
+    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
 
 
 def _fresh_rows(problem: Attention) -> int | None:
@@ -226,7 +239,7 @@ def _text(functions: Sequence[ElementFunction]) -> str:
     Places are needed early, by every thread. A branch that records a fault would have all of them wait for the index
     there, so that this is left to a function ``report_...`` of its own, which one thread calls at the end.
     """
-    parameters = "".join(function.parameters for function in functions)
+    parameters = "".join(pointer_parameters(function.operands) for function in functions)
     texts = []
     for function in functions:
         text = function.text(parameters)
@@ -241,8 +254,8 @@ def _operand_macros(functions: Sequence[ElementFunction], fresh: int) -> dict[st
     return {
         "FRESH": fresh,
         "KEPT_T": "tile_t" if fresh else "const tile_t",
-        "OPERAND_PARAMETERS": "".join(function.parameters for function in functions),
-        "OPERAND_ARGUMENTS": "".join(function.arguments for function in functions),
+        "OPERAND_PARAMETERS": "".join(pointer_parameters(function.operands) for function in functions),
+        "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in functions),
     }
 
 

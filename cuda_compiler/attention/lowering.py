@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
-from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_states
+from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
-from cuda_compiler.attention.sizes import operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import OPERAND_PARAMS, SIZE_MACROS, operand_values, padded, size_macros
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
@@ -17,22 +17,37 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, c
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 
-__all__ = ["lower_attention"]
+__all__ = ["ATTENTION", "lower_attention"]
 
 _CHUNK = 8  # elements of 16 bytes
 _SLOTS = 3  # as in attention_tile.cuh
 _SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
 _ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
-_FILES = (
-    *("mask.cuh", "tensor_cores.cuh"),
-    *("attention_blocks.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh"),
+
+ATTENTION = KernelTemplate(
+    "attention",
+    params=ints(*OPERAND_PARAMS),
+    macros=(
+        *SIZE_MACROS,
+        *("BLOCK", "WARPS_M", "WARPS_L", "SPLITS", "SPLIT_TILES", "ALONE_TILES", "Q_CHUNK", "K_CHUNK", "V_CHUNK"),
+        *("CAUSAL", "STATE_ROWS", *MASK_MACROS, "RESULT_TILES", "STATES_READY"),
+    ),
+    inputs=("q", "k", "v", "mask", "states", "parts"),
+    threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
+    shared_bytes=None,
+    files=(
+        *("mask.cuh", "tensor_cores.cuh"),
+        *("attention_blocks.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh"),
+    ),
 )
 
 
@@ -118,25 +133,24 @@ def _lower_tiles(
         rows = tiles * division.splits * division.tile_rows
         parts = Argument(lowering.scratch(rows * (division.width + 2) * FLOAT32.size), writes=True)
     mask = problem.k if problem.mask is None else problem.mask
-    return anchor_launch(
-        KernelText(
-            "attention",
-            values=operand_values(problem, division.state_rows),
-            macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
-            parts=_FILES,
-        ),
-        LaunchShape(
-            blocks=division.row_tiles,
-            threads=32 * division.warps_m * division.warps_l,
-            splits=division.splits,
-            layers=problem.batch * problem.groups,
-            shared_bytes=division.shared_bytes,
-        ),
-        Epilogue(group, positions, min(2, pack_size(group, positions.operands, group.shape[-1]))),
-        lowering,
-        inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, states, parts),
+    launch = Launch(
+        ATTENTION,
+        grid=(division.row_tiles, division.splits, problem.batch * problem.groups),
+        values=operand_values(problem, division.state_rows),
+        macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
+        inputs={
+            "q": problem.q.argument,
+            "k": problem.k.argument,
+            "v": problem.v.argument,
+            "mask": mask.argument,
+            "states": states,
+            "parts": parts,
+        },
         flops=problem.flops,
+        shared_bytes=division.shared_bytes,
     )
+    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
+    return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
 
 
 def _check(problem: Attention) -> None:

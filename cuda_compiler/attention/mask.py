@@ -5,24 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.skeleton import assemble
+from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.view import View
 
-__all__ = ["MaskBlocks", "mask_macros", "mask_states", "mask_values"]
-
-_STATE_FIELDS = ("state_batch", "state_head", "state_parts")
+__all__ = ["MASK_MACROS", "MASK_PARAMS", "MASK_STATES", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
 
 _MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
 _CHUNK_BYTES = 16  # that a thread reads at a time
+
+_PLACES = ("mask_batch", "mask_head", "mask_row", "mask_step")
+MASK_PARAMS = (*_PLACES, "state_batch", "state_head", "state_parts")
+MASK_MACROS = ("mask_t", "MASK", "MASK_CLOSED")
+MASK_STATES = KernelTemplate(
+    "mask_states",
+    params=ints("rows", "length", "heads", *_PLACES),
+    macros=(*MASK_MACROS, "STATE_ROWS", "BLOCK", "CHUNK"),
+    inputs=("mask",),
+    outputs=("states",),
+    threads=_THREADS,
+    files=("mask.cuh",),
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,7 @@ def mask_macros(problem: Attention) -> dict[str, object]:
 def mask_values(problem: Attention, state_rows: int) -> dict[str, int]:
     """Parameters that say where a mask's numbers and the states of its blocks lie; zeros without a mask."""
     if problem.mask is None:
-        return dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_step", *_STATE_FIELDS), 0)
+        return dict.fromkeys(MASK_PARAMS, 0)
     _, heads = _distinct(problem.mask.view)
     return {
         **problem.strides("mask"),
@@ -105,19 +117,14 @@ def _launch(
 ) -> KernelCall:
     _, heads = _distinct(mask.view)
     values = {"rows": problem.rows, "length": problem.length, "heads": heads, **problem.strides("mask")}
-    struct = ParamStruct("Params", tuple(("int", name) for name in values))
     most = _CHUNK_BYTES // mask.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
     macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
-    return KernelCall(
-        label=f"open blocks of {mask.tensor.name}",
-        kernel=lowering.kernel(assemble("mask_states", struct, macros, "", after=("mask.cuh",))),
-        args=(mask.argument, states),
-        params=struct.pack(values),
-        grid=grid,
-        block=(_THREADS, 1, 1),
-        nbytes=grid[2] * problem.rows * problem.length * mask.dtype.size,
+    launch = Launch(
+        MASK_STATES, grid, values, macros, inputs={"mask": mask.argument}, outputs={"states": states}
     )
+    nbytes = grid[2] * problem.rows * problem.length * mask.dtype.size
+    return KERNELS.launch_alone(launch, f"open blocks of {mask.tensor.name}", nbytes, lowering)
 
 
 def _distinct(mask: View) -> tuple[int, int]:

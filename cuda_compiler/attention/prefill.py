@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
-from cuda_compiler.attention.mask import MaskBlocks, mask_macros
-from cuda_compiler.attention.sizes import operand_values, size_macros
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
+from cuda_compiler.attention.sizes import OPERAND_PARAMS, SIZE_MACROS, operand_values, size_macros
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
@@ -14,19 +14,34 @@ from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["is_for_warpgroups", "lower_prefill"]
+__all__ = ["ATTENTION_PREFILL", "is_for_warpgroups", "lower_prefill"]
 
 _PANEL = 64  # columns that lie side by side in shared memory
 _MAX_SIZE = 128
 _CHUNK = 8  # elements of 16 bytes
 _SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
-_FILES = (
-    *("mask.cuh", "tensor_cores.cuh", "warpgroups.cuh"),
-    *("attention_blocks.cuh", "attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
+
+ATTENTION_PREFILL = KernelTemplate(
+    "attention_prefill",
+    params=ints(*OPERAND_PARAMS),
+    macros=(
+        *SIZE_MACROS,
+        *("LAYERS", "RESULT_TILES", "BLOCK", "STAGES", "WARPGROUPS_M", "WARPGROUPS_L", "SPLITS", "SPLIT_TILES"),
+        *("CAUSAL", "MASK_STEP", *MASK_MACROS, "STATE_ROWS", "STATE_BLOCK", "STATES_READY"),
+    ),
+    inputs=("q", "k", "v", "mask", "states", "parts"),
+    threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
+    shared_bytes=None,
+    files=(
+        *("mask.cuh", "tensor_cores.cuh", "warpgroups.cuh"),
+        *("attention_blocks.cuh", "attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
+    ),
 )
 
 
@@ -62,10 +77,6 @@ class _Division:
         """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
         blocks = ceil_div(self.problem.length, self.block)
         return max(1, min(MULTIPROCESSORS // self.tiles, blocks // _SPLIT_TILES))
-
-    @property
-    def threads(self) -> int:
-        return 128 * (1 + self.warpgroups_m * self.warpgroups_l)
 
     @property
     def shared_bytes(self) -> int:
@@ -111,27 +122,30 @@ def lower_prefill(
         warpgroup_product(division.block, dtype, "multiply_keys"),
         warpgroup_product(problem.value_size, dtype, "multiply_values", a_in_registers=True, b_along_columns=True),
     ]
-    return anchor_launch(
-        KernelText(
-            "attention_prefill",
-            values=operand_values(problem, blocks.rows),
-            macros={
-                **_macros(division),
-                "STATE_ROWS": blocks.rows,
-                "STATE_BLOCK": blocks.positions,
-                "STATES_READY": int(blocks.ready),
-            },
-            generated="\n".join(products),
-            parts=_FILES,
-        ),
-        LaunchShape(
-            blocks=division.tiles, threads=division.threads, splits=division.splits, shared_bytes=division.shared_bytes
-        ),
-        Epilogue(group, positions, pack_size(group, positions.operands, group.shape[-1])),
-        lowering,
-        inputs=(problem.q.argument, problem.k.argument, problem.v.argument, mask.argument, blocks.states, parts),
+    launch = Launch(
+        ATTENTION_PREFILL,
+        grid=(division.tiles, division.splits, 1),
+        values=operand_values(problem, blocks.rows),
+        macros={
+            **_macros(division),
+            "STATE_ROWS": blocks.rows,
+            "STATE_BLOCK": blocks.positions,
+            "STATES_READY": int(blocks.ready),
+        },
+        inputs={
+            "q": problem.q.argument,
+            "k": problem.k.argument,
+            "v": problem.v.argument,
+            "mask": mask.argument,
+            "states": blocks.states,
+            "parts": parts,
+        },
         flops=problem.flops,
+        text="\n".join(products),
+        shared_bytes=division.shared_bytes,
     )
+    size = pack_size(group, positions.operands, group.shape[-1])
+    return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
 
 
 def _divide(problem: Attention) -> _Division:

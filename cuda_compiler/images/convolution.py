@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import (
     CHUNK,
@@ -20,23 +20,51 @@ from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Tiling
 from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["loads_convolution", "lower_conv2d"]
+__all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d"]
 
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
 _PLAIN_THREADS = 128
+
+CONV2D = KernelTemplate(
+    "conv2d",
+    params=ints("rows", "tiles_m"),
+    macros=(
+        *TILE_MACROS,
+        *("ADDED", "tile_t", "A_ALONG_K", "B_ALONG_K", "B_CONSTANT", "COLUMNS", "OUT_HEIGHT", "OUT_WIDTH"),
+    ),
+    inputs=("image", "weight", "added_image?", "added_weight?", "partial"),
+    shared_bytes=None,
+)
+CONV2D_PLAIN = KernelTemplate(
+    "conv2d_plain",
+    params=ints(
+        *("height", "width", "out_height", "out_width", "image_stride", "y_stride", "x_stride", "channel_stride"),
+        *("results", "outputs", "group_outputs", "w_output", "w_channel", "w_y", "w_x"),
+    ),
+    macros=(
+        *("a_t", "b_t", "TAPS_Y", "TAPS_X", "STEP_Y", "STEP_X", "PAD_Y", "PAD_X", "DILATION_Y", "DILATION_X"),
+        *("CHANNELS", "PIXEL_STRIDE", "HEIGHT", "WIDTH"),
+    ),
+    inputs=("image", "weight"),
+    threads=_PLAIN_THREADS,
+)
 
 
 def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[Step]:
@@ -116,7 +144,7 @@ def _tiled_options(
     large = geometry["CHANNELS"] != CHUNK
     moved = bytes_of_a_result(conv, group, lowering)
     tilings = close_tilings(conv.pixels, conv.outputs, depth, conv.groups, moved, warpgroups=large)
-    fused = Epilogue(group, found, pack_size(group, found.operands, conv.outputs))
+    fused = anchor_epilogue(group, found, pack_size(group, found.operands, conv.outputs))
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
     given = (conv, fused, lowering, image, "\n".join(structs))
@@ -151,23 +179,22 @@ def _lower_tiled(
         "OUT_WIDTH": conv.shape[3],
     }
     weight = conv.weight.argument
-    added = [operand.argument for part in summed[1:] for operand in part.operands]
-    return anchor_launch(
-        KernelText(
-            "conv2d",
-            values={"rows": conv.pixels, "tiles_m": tiles_m},
-            macros=macros,
-            generated=f"{structs}\n{product_function(tiling, conv.image.dtype)}",
-            parts=tiling.files,
-        ),
-        LaunchShape(
-            blocks=tiling.grid(tiles), threads=tiling.threads, splits=tiling.splits, shared_bytes=tiling.shared_bytes
-        ),
-        fused,
-        lowering,
-        inputs=(image, weight, *added, partial_argument(tiling, tiles, weight, lowering)),
+    inputs = {"image": image, "weight": weight}
+    for part in summed[1:]:
+        inputs |= {"added_image": part.image.argument, "added_weight": part.weight.argument}
+    launch = Launch(
+        CONV2D,
+        grid=(tiling.grid(tiles), tiling.splits, 1),
+        values={"rows": conv.pixels, "tiles_m": tiles_m},
+        macros=macros,
+        inputs={**inputs, "partial": partial_argument(tiling, tiles, weight, lowering)},
         flops=sum(part.flops for part in summed),
+        text=f"{structs}\n{product_function(tiling, conv.image.dtype)}",
+        files=tiling.files,
+        block=(tiling.threads, 1, 1),
+        shared_bytes=tiling.shared_bytes,
     )
+    return anchor_launch(launch, fused, lowering)
 
 
 def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
@@ -189,11 +216,12 @@ def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lo
         "a_t": CUDA.storage[conv.image.dtype.name],
         "b_t": CUDA.storage[conv.weight.dtype.name],
     }
-    return anchor_launch(
-        KernelText("conv2d_plain", values=values, macros=macros),
-        LaunchShape(blocks=ceil_div(prod(conv.shape), _PLAIN_THREADS), threads=_PLAIN_THREADS),
-        Epilogue(group, found, 1),
-        lowering,
-        inputs=[operand.argument for operand in conv.operands],
+    launch = Launch(
+        CONV2D_PLAIN,
+        grid=(ceil_div(prod(conv.shape), _PLAIN_THREADS), 1, 1),
+        values=values,
+        macros=macros,
+        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
         flops=conv.flops,
     )
+    return anchor_launch(launch, anchor_epilogue(group, found, 1), lowering)

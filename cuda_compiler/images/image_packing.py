@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from math import prod
 
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.skeleton import assemble
+from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.operands import MAX_ELEMENTS
-from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
     "CHUNK",
+    "PACK_CHANNELS",
     "along_axes",
     "chunks_follow_steps",
     "is_packed_image",
@@ -28,6 +30,15 @@ __all__ = [
 CHUNK = 8  # elements that are copied at a time: 16 bytes
 _FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
 _PACK_THREADS = 256
+
+PACK_CHANNELS = KernelTemplate(
+    "pack_channels",
+    params=ints("image_stride", "channel_stride", "y_stride", "x_stride", "pixels"),
+    macros=("a_t", "PIECE", "PIECES", "CHANNELS", "FIRST", "PACKED_WIDTH", "WIDTH", "HEIGHT"),
+    inputs=("image",),
+    outputs=("packed",),
+    threads=_PACK_THREADS,
+)
 
 
 def along_axes(**pairs: tuple[int, int]) -> dict[str, int]:
@@ -105,17 +116,17 @@ def pack_image(
         "WIDTH": given_width,
         "HEIGHT": height,
     }
-    struct = ParamStruct("Params", tuple(("int", name) for name in values))
-    launch = KernelCall(
-        label=f"channels of {image.tensor.name}",
-        kernel=lowering.kernel(assemble("pack_channels", struct, macros, "")),
-        args=(image.argument, result),
-        params=struct.pack(values),
+    launch = Launch(
+        PACK_CHANNELS,
         grid=(ceil_div(pixels * (channels // piece), _PACK_THREADS), 1, 1),
-        block=(_PACK_THREADS, 1, 1),
-        nbytes=(pixels * channels + prod(image.shape)) * image.dtype.size,
+        values=values,
+        macros=macros,
+        inputs={"image": image.argument},
+        outputs={"packed": result},
     )
-    return launch, Argument(result.buffer), packed
+    nbytes = (pixels * channels + prod(image.shape)) * image.dtype.size
+    call = KERNELS.launch_alone(launch, f"channels of {image.tensor.name}", nbytes, lowering)
+    return call, Argument(result.buffer), packed
 
 
 def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cuda_compiler.anchors import LaunchShape
 from cuda_compiler.images.image_packing import CHUNK, is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
@@ -13,6 +12,7 @@ from cuda_compiler.images.window_tiles import (
     fits_window_tiles,
     tiles_of,
     window_launch,
+    window_template,
 )
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES
@@ -23,11 +23,18 @@ from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["fits_overlaps", "lower_overlaps"]
+__all__ = ["CONV2D_OVERLAP", "fits_overlaps", "lower_overlaps"]
 
 _GROUPS = 2  # warpgroups of a block: one multiplies while the other one stores
 _MAX_STEPS = 36  # of 16 products: their weights stay in registers
 _LEAST_ROUNDS = 4  # tiles of a warpgroup that make up for the weights' way to the registers
+
+CONV2D_OVERLAP = window_template(
+    "conv2d_overlap",
+    ("CHANNELS", "DILATION_X", "GROUPS", "LINE", "LINES", "PLANE_BYTES", "GROUP_BYTES"),
+    threads=_GROUPS * GROUP_THREADS,
+    shared_bytes=lambda macros: macros["GROUPS"] * macros["GROUP_BYTES"],
+)
 
 
 def fits_overlaps(conv: Convolution, group: Group, found: Positions) -> bool:
@@ -53,12 +60,8 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "PLANE_BYTES": _plane(conv),
         "GROUP_BYTES": _group_bytes(conv),
     }
-    shape = LaunchShape(
-        blocks=min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv)),
-        threads=_GROUPS * GROUP_THREADS,
-        shared_bytes=_GROUPS * _group_bytes(conv),
-    )
-    return window_launch("conv2d_overlap", conv, group, found, lowering, macros, shape, TILE_X * TILE_Y)
+    blocks = min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv))
+    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, blocks, TILE_X * TILE_Y)
 
 
 def _blocks(conv: Convolution) -> int:

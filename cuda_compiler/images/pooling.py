@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import PACK_SIZES, pack_size
@@ -13,14 +13,28 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["lower_pool2d"]
+__all__ = ["POOL2D", "lower_pool2d"]
 
 _THREADS = 128
+POOL2D = KernelTemplate(
+    "pool2d",
+    params=ints("groups"),
+    macros=(
+        *("a_t", "PACKS", "ALONG_Y", "ALONG_X", "UNROLL_Y", "UNROLL_X", "MAXIMUM", "ADAPTIVE", "DIVISOR", "PAIR_TYPE?"),
+        *("TAPS_Y", "TAPS_X", "STEP_Y", "STEP_X", "PAD_Y", "PAD_X", "DILATION_Y", "DILATION_X"),
+        *("HEIGHT", "WIDTH", "OUT_HEIGHT", "OUT_WIDTH"),
+        *("IMAGE_STRIDE", "CHANNEL_STRIDE", "Y_STRIDE", "X_STRIDE"),
+    ),
+    inputs=("image",),
+    threads=_THREADS,
+)
 _PAIR_TYPES = {FLOAT16: '"f16x2"', BFLOAT16: '"bf16x2"'}
 _BUSY_THREADS = 1024  # of a multiprocessor
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read
@@ -50,16 +64,15 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
     }
     if pool.maximum and image.dtype in _PAIR_TYPES and size > 1:
         macros["PAIR_TYPE"] = _PAIR_TYPES[image.dtype]
-    return [
-        anchor_launch(
-            KernelText("pool2d", values={"groups": groups}, macros=macros),
-            LaunchShape(blocks=ceil_div(groups * packs, _THREADS), threads=_THREADS),
-            Epilogue(group, found, size),
-            lowering,
-            inputs=[image.argument],
-            flops=pool.flops,
-        )
-    ]
+    launch = Launch(
+        POOL2D,
+        grid=(ceil_div(groups * packs, _THREADS), 1, 1),
+        values={"groups": groups},
+        macros=macros,
+        inputs={"image": image.argument},
+        flops=pool.flops,
+    )
+    return [anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
 
 
 def _along(pool: Pooling, size: int) -> tuple[int, int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import element_functions, pack_size
@@ -14,12 +13,14 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Amount, KernelTemplate, Launch
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
-__all__ += ["fits_window_tiles", "tiles_of", "window_launch"]
+__all__ += ["fits_window_tiles", "tiles_of", "window_launch", "window_template"]
 
 TILE_X, TILE_Y = 8, 16  # results; 8 neighbours are what tensor cores read at a time
 OUTPUTS, GROUP_THREADS = 64, 128
@@ -61,45 +62,63 @@ def _geometry(conv: Convolution) -> dict[str, object]:
     }
 
 
+def window_template(entry: str, macros: Sequence[str], threads: int, shared_bytes: Amount) -> KernelTemplate:
+    """The template of a kernel that computes such tiles.
+
+    Args:
+        entry: The kernel.
+        macros: What it expects beside what is common to these kernels.
+        threads, shared_bytes: Of a block.
+    """
+    return KernelTemplate(
+        entry,
+        params=ints("tiles"),
+        macros=(
+            *("HEIGHT", "WIDTH", "TAPS_Y", "TAPS_X", "DILATION_Y", "PAD_Y", "PAD_X"),
+            *("COLUMNS", "OUT_HEIGHT", "OUT_WIDTH", "tile_t", "TILE_X", "TILE_Y", "STAGED_BYTES"),
+            *macros,
+        ),
+        inputs=("image", "weight"),
+        threads=threads,
+        shared_bytes=shared_bytes,
+        files=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
+    )
+
+
 def window_launch(
-    entry: str,
+    template: KernelTemplate,
     conv: Convolution,
-    group: Group,
-    found: Positions,
+    fused: tuple[Group, Positions],
     lowering: Lowering,
     macros: Mapping[str, object],
-    shape: LaunchShape,
+    blocks: int,
     columns: int,
 ) -> KernelCall:
     """A launch of one of the kernels that compute such tiles.
 
     Args:
-        entry: The kernel.
+        template: The kernel.
         conv: What to compute.
-        group: The same, with its epilogue.
-        found: The operands of that.
+        fused: The same, with its epilogue, and the operands of that.
         lowering: Where the trace's tensors are.
-        macros: What the kernel expects beside the geometry of image and taps.
-        shape: How it is launched for each 64 output channels.
+        macros: What the kernel expects beside what is common to these kernels.
+        blocks: Blocks for each 64 output channels.
         columns: Results of one product, whose weights are in registers.
     """
+    group, found = fused
     dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": TILE_X, "TILE_Y": TILE_Y, "STAGED_BYTES": _STAGED_BYTES}
     generated = (
         element_functions(group, found, "int batch, int row, int col, "),
         warpgroup_product(columns, dtype.name, a_in_registers=True),
     )
-    return anchor_launch(
-        KernelText(
-            entry,
-            values={"tiles": tiles_of(conv)},
-            macros={**_geometry(conv), **common, **macros},
-            generated="\n".join(generated),
-            parts=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
-        ),
-        replace(shape, splits=ceil_div(conv.shape[1], OUTPUTS)),
-        Epilogue(group, found, _CHUNK),
-        lowering,
-        inputs=[operand.argument for operand in conv.operands],
+    launch = Launch(
+        template,
+        grid=(blocks, ceil_div(conv.shape[1], OUTPUTS), 1),
+        values={"tiles": tiles_of(conv)},
+        macros={**_geometry(conv), **common, **macros},
+        inputs={"image": conv.image.argument, "weight": conv.weight.argument},
         flops=conv.flops,
+        text="\n".join(generated),
     )
+    return anchor_launch(launch, anchor_epilogue(group, found, _CHUNK), lowering)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cuda_compiler.anchors import LaunchShape
 from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
@@ -14,6 +13,7 @@ from cuda_compiler.images.window_tiles import (
     fits_window_tiles,
     tiles_of,
     window_launch,
+    window_template,
 )
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
@@ -23,12 +23,22 @@ from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["fits_windows", "lower_windows"]
+__all__ = ["CONV2D_WINDOW", "fits_windows", "lower_windows"]
 
 _BLOCKS = 3  # that share a multiprocessor
 _MAX_CHANNELS = 4  # two pixels of so many make 16 bytes
 _MAX_STEPS = 16  # of 16 products: their weights stay in registers
 _MAX_WORDS = 24  # of a tile's pixels that a thread has on their way
+
+CONV2D_WINDOW = window_template(
+    "conv2d_window",
+    (
+        *("CHANNELS", "CONTIGUOUS", "IMAGE_STRIDE", "CHANNEL_STRIDE", "Y_STRIDE", "X_STRIDE", "WEIGHT_TAPS_X"),
+        *("STEP_Y", "BLOCKS", "BEFORE", "PAIRS", "LINE", "LINES", "WINDOW_BYTES"),
+    ),
+    threads=GROUP_THREADS,
+    shared_bytes=lambda macros: macros["WINDOW_BYTES"] + RESULT_BYTES,
+)
 
 
 @dataclass(frozen=True)
@@ -78,12 +88,8 @@ def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: L
         "LINES": window.lines,
         "WINDOW_BYTES": window.nbytes,
     }
-    shape = LaunchShape(
-        blocks=min(tiles_of(conv), _BLOCKS * MULTIPROCESSORS),
-        threads=GROUP_THREADS,
-        shared_bytes=window.nbytes + RESULT_BYTES,
-    )
-    return window_launch("conv2d_window", conv, group, found, lowering, macros, shape, TILE_X * TILE_Y // 2)
+    blocks = min(tiles_of(conv), _BLOCKS * MULTIPROCESSORS)
+    return window_launch(CONV2D_WINDOW, conv, (group, found), lowering, macros, blocks, TILE_X * TILE_Y // 2)
 
 
 def _window(conv: Convolution) -> _Window:

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
 from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, TensorMap
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["bulk_options"]
+__all__ = ["MATMUL_BULK", "bulk_options"]
 
 _ROWS = 65  # fewer are what one warpgroup multiplies at a time
 _GROUP = 32  # columns whose lines are ordered together
 _TAKEN = 8  # neighbours of a row that a thread has
-_FILES = "tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh", "bulk_tile.cuh", "bulk_store.cuh"
+
+MATMUL_BULK = KernelTemplate(
+    "matmul_bulk",
+    params=ints("m", "n", "k", "tiles_m", "tiles_n"),
+    macros=("TILE_M", "TILE_N", "STAGES", "TURNS", "SPLITS", "PANEL", "B_CONSTANT"),
+    inputs=("a", "b"),
+    shared_bytes=None,
+    files=("tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh", "bulk_tile.cuh", "bulk_store.cuh"),
+)
 
 
 def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not _suits(found):
         return []
-    fused = Epilogue(
+    fused = anchor_epilogue(
         group, positions, min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
     )
     return [
@@ -44,26 +55,18 @@ def _suits(found: Product) -> bool:
 def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTiling) -> KernelCall:
     """The launch of one tiling."""
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
-    macros = {**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)}
-    return anchor_launch(
-        KernelText(
-            "matmul_bulk",
-            values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
-            macros=macros,
-            generated=warpgroup_product(tiling.columns, found.a.dtype.name),
-            parts=_FILES,
-        ),
-        LaunchShape(
-            blocks=tiling.blocks(tiles_m * tiles_n),
-            threads=tiling.threads,
-            splits=tiling.splits,
-            shared_bytes=tiling.shared_bytes,
-        ),
-        fused,
-        lowering,
-        inputs=(_rows_argument(found, tiling), _columns_argument(found, tiling)),
+    launch = Launch(
+        MATMUL_BULK,
+        grid=(tiling.blocks(tiles_m * tiles_n), tiling.splits, 1),
+        values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
+        macros={**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)},
+        inputs={"a": _rows_argument(found, tiling), "b": _columns_argument(found, tiling)},
         flops=found.flops,
+        text=warpgroup_product(tiling.columns, found.a.dtype.name),
+        block=(tiling.threads, 1, 1),
+        shared_bytes=tiling.shared_bytes,
     )
+    return anchor_launch(launch, fused, lowering)
 
 
 def _rows_argument(found: Product, tiling: BulkTiling) -> Argument:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import pack_size
@@ -13,17 +13,37 @@ from cuda_compiler.products.bulk import bulk_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.product import are_along_k, fits_tiles, offset_function
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import Call, Load
 
-__all__ = ["lower_matmul"]
+__all__ = ["MATMUL", "MATMUL_PLAIN", "lower_matmul"]
+
+_PARAMS = ints("m", "n", "k", "a_row", "a_k", "b_col", "b_k", "tiles_m", "tiles_n")
+MATMUL = KernelTemplate(
+    "matmul",
+    params=_PARAMS,
+    macros=(*TILE_MACROS, "tile_t", "A_ALONG_K", "B_ALONG_K", "B_CONSTANT"),
+    inputs=("a", "b", "partial"),
+    shared_bytes=None,
+)
+MATMUL_PLAIN = KernelTemplate(
+    "matmul_plain",
+    params=_PARAMS,
+    macros=("a_t", "b_t", "A_ALONG_K", "B_ALONG_K"),
+    inputs=("a", "b"),
+    threads=256,
+)
 
 _PLAIN_SIDE = 64
 _LIBRARY_ROWS, _LIBRARY_COLUMNS = 256, 1024
@@ -51,7 +71,7 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         options.append(CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering))))
     if options:  # there is a quicker way, but not on every device
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.by_warpgroups))
-    fused = Epilogue(
+    fused = anchor_epilogue(
         group, positions, min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
     )
     options += [option_of(_lower_tiled(found, fused, lowering, tiling), tiling) for tiling in tilings]
@@ -147,22 +167,23 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
         "B_ALONG_K": int(found.b.k == 1),
         "B_CONSTANT": int(found.b.is_constant),
     }
-    return anchor_launch(
-        KernelText(
-            "matmul",
-            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
-            macros=macros,
-            generated="\n".join((_offsets(found), product_function(tiling, found.a.dtype))),
-            parts=tiling.files,
-        ),
-        LaunchShape(
-            blocks=tiling.grid(tiles), threads=tiling.threads, splits=tiling.splits, shared_bytes=tiling.shared_bytes
-        ),
-        fused,
-        lowering,
-        inputs=(found.a.argument, found.b.argument, partial_argument(tiling, tiles, found.b.argument, lowering)),
+    launch = Launch(
+        MATMUL,
+        grid=(tiling.grid(tiles), tiling.splits, 1),
+        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+        macros=macros,
+        inputs={
+            "a": found.a.argument,
+            "b": found.b.argument,
+            "partial": partial_argument(tiling, tiles, found.b.argument, lowering),
+        },
         flops=found.flops,
+        text="\n".join((_offsets(found), product_function(tiling, found.a.dtype))),
+        files=tiling.files,
+        block=(tiling.threads, 1, 1),
+        shared_bytes=tiling.shared_bytes,
     )
+    return anchor_launch(launch, fused, lowering)
 
 
 def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
@@ -173,16 +194,13 @@ def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Po
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
     }
-    return anchor_launch(
-        KernelText(
-            "matmul_plain",
-            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
-            macros=macros,
-            generated=_offsets(found),
-        ),
-        LaunchShape(blocks=tiles_m * tiles_n * found.batches, threads=256),
-        Epilogue(group, positions, 1),
-        lowering,
-        inputs=[found.a.argument, found.b.argument],
+    launch = Launch(
+        MATMUL_PLAIN,
+        grid=(tiles_m * tiles_n * found.batches, 1, 1),
+        values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+        macros=macros,
+        inputs={"a": found.a.argument, "b": found.b.argument},
         flops=found.flops,
+        text=_offsets(found),
     )
+    return anchor_launch(launch, anchor_epilogue(group, positions, 1), lowering)

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.product import offset_function
-from cuda_compiler.rows import vector_function
+from cuda_compiler.rows import vector_prologue
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import flops_of
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Computed, is_vector
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import Load
 
-__all__ = ["as_vectors", "lower_vectors", "loads_vector"]
+__all__ = ["MATVEC", "as_vectors", "lower_vectors", "loads_vector"]
 
 _MAX_VECTORS = 8
 _WARPS = 8
@@ -33,6 +34,19 @@ _HELD_BYTES = 32 * _WARPS * _IN_FLIGHT * 16  # of a matrix that one block has on
 _SHARE_COST = 2  # of putting the parts of several warps together, in loads
 _MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
 _PREFIX = "v"
+
+MATVEC = KernelTemplate(
+    "matvec",
+    params=ints("outputs", "chunks", "batches", "matrix_row", "vector_row"),
+    macros=(
+        *("matrix_t", "vector_t", "COMMON", "VECTORS", "OUTPUTS", "LANES", "WARPS_K", "DEPTH", "LOAD"),
+        *("BY_ROW", "STAGED", "MATRIX_CONSTANT", "HURRIES"),
+        *("PROLOGUE", "VECTOR_PARAMETERS", "VECTOR_ARGUMENTS?", "ROW_THREADS?"),
+    ),
+    inputs=("matrix", "vector"),
+    threads=32 * _WARPS,
+    computed="vector",
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,6 @@ def lower_vectors(
     shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), computed is not None)
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = ceil_div(vectors.outputs, shape.outputs)
-    prologue = None if computed is None else vector_function(computed.row, lowering, 32 * _WARPS, _PREFIX)
     blocks_each = _blocks_each(vectors, found)
     hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
@@ -116,9 +129,8 @@ def lower_vectors(
         "STAGED": int(staged),
         "MATRIX_CONSTANT": int(matrix.is_constant),
         "HURRIES": int(hurries),
-        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE": int(computed is not None),
         "VECTOR_PARAMETERS": "const vector_t* vector, ",
-        **({} if prologue is None else prologue.macros),
     }
     values = {
         "outputs": vectors.outputs,
@@ -126,26 +138,23 @@ def lower_vectors(
         "batches": batches,
         "matrix_row": matrix.along,
         "vector_row": vector.along,
-        **({} if prologue is None else prologue.values),
     }
     operands = (("matrix", matrix), ("vector", vector))
     functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
     blocks = min(chunks * batches, MULTIPROCESSORS * blocks_each)
-    read = (vector.argument,) if prologue is None else prologue.inputs
-    return anchor_launch(
-        KernelText(
-            "matvec",
-            values=values,
-            macros=macros,
-            generated="\n".join(functions if prologue is None else (*functions, prologue.text)),
-            before=() if prologue is None else ("row_reductions.cuh",),
-        ),
-        LaunchShape(blocks=blocks, threads=32 * _WARPS, hurries=hurries),
-        Epilogue(group, positions, store),
-        lowering,
-        inputs=(matrix.argument, *read),
-        flops=found.flops + (0 if computed is None else blocks * flops_of([computed.expr], found.k)),
+    prologue = None if computed is None else vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)
+    launch = Launch(
+        MATVEC,
+        grid=(blocks, 1, 1),
+        values=values,
+        macros=macros,
+        inputs={"matrix": matrix.argument} if prologue else {"matrix": matrix.argument, "vector": vector.argument},
+        flops=found.flops,
+        text="\n".join(functions),
+        prologue=prologue,
+        hurries=hurries,
     )
+    return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
 
 
 def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _Shape:

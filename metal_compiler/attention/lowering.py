@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from metal_compiler.anchors import KernelText, anchor_kernel
+from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
-from metal_compiler.skeleton import assemble, kernel_file
+from metal_compiler.skeleton import KERNELS
 from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
-from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["ATTENTION_FIELDS", "COMBINE_FIELDS", "lower_attention"]
+__all__ = ["ATTENTION", "ATTENTION_COMBINE", "ATTENTION_PART", "lower_attention"]
 
-ATTENTION_FIELDS = (
-    *("rows", "length", "heads", "groups", "part", "all_rows"),
-    *("q_batch", "q_head", "q_row", "q_step"),
-    *("k_batch", "k_head", "k_row", "k_step"),
-    *("v_batch", "v_head", "v_row", "v_step"),
-    *("mask_batch", "mask_head", "mask_row"),
+ATTENTION = KernelTemplate(
+    "attention",
+    params=ints(
+        *("rows", "length", "heads", "groups", "part", "all_rows"),
+        *("q_batch", "q_head", "q_row", "q_step"),
+        *("k_batch", "k_head", "k_row", "k_step"),
+        *("v_batch", "v_head", "v_row", "v_step"),
+        *("mask_batch", "mask_head", "mask_row"),
+    ),
+    macros=(
+        *("q_t", "k_t", "v_t", "tile_t", "HEAD_SIZE", "VALUE_SIZE", "TILE_M", "TILE_N", "BLOCK", "SIMDGROUPS"),
+        *("DIRECT", "K_CHUNK", "V_CHUNK", "SCALE", "CAUSAL", "MASK", "MASK_STEP?", "mask_t?", "PARTIAL"),
+    ),
+    inputs=("q", "k", "v", "mask?"),
+    threads=lambda macros: 32 * macros["SIMDGROUPS"],
+    files=("store.metal", "tile.metal"),
 )
-COMBINE_FIELDS = ("rows", "all_rows", "parts")
+ATTENTION_PART = replace(ATTENTION, files=("tile.metal",), outputs=("out", "part_rows"))
+ATTENTION_COMBINE = KernelTemplate(
+    "attention_combine",
+    params=ints("rows", "all_rows", "parts"),
+    macros=("VALUE_SIZE",),
+    inputs=("part_sums", "part_rows"),
+    threads=TILE_THREADS,
+    files=("store.metal",),
+)
 
 _FEW_ROWS = 16  # so many that threadgroup memory holds their scores for large blocks
 _LONG = 4096  # positions from which on they are shared out
@@ -73,16 +92,15 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     division = _divide(problem)
     if division.parts > 1:
         return _lower_parts(division, group, lowering)
-    inputs = _inputs(problem)
-    text = KernelText(
-        "attention",
-        len(inputs),
-        ATTENTION_FIELDS,
-        {**_definitions(division), "PARTIAL": 0},
-        ("store.metal", "tile.metal"),
+    launch = Launch(
+        ATTENTION,
+        grid=_grid(division),
+        values=_values(division),
+        macros={**_macros(division), "PARTIAL": 0},
+        inputs=_inputs(problem),
+        flops=problem.flops,
     )
-    kernel = anchor_kernel(text, group, lowering)
-    return [kernel.launch(inputs, _values(division), _grid(division), 32 * division.simdgroups, problem.flops)]
+    return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
 
 
 def _divide(problem: Attention) -> _Division:
@@ -123,13 +141,14 @@ def _parts(length: int, threadgroups: int) -> int:
     return max(1, min(length // _MIN_PART, _ENOUGH_THREADGROUPS // threadgroups))
 
 
-def _inputs(problem: Attention) -> list[Argument]:
-    return [operand.argument for operand in problem.operands]
+def _inputs(problem: Attention) -> dict[str, Argument]:
+    operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask}
+    return {name: operand.argument for name, operand in operands.items() if operand is not None}
 
 
-def _definitions(division: _Division) -> dict[str, object]:
+def _macros(division: _Division) -> dict[str, object]:
     problem, tile = division.problem, division.tile
-    definitions: dict[str, object] = {
+    macros: dict[str, object] = {
         "q_t": METAL.storage[problem.q.dtype.name],
         "k_t": METAL.storage[problem.k.dtype.name],
         "v_t": METAL.storage[problem.v.dtype.name],
@@ -149,10 +168,10 @@ def _definitions(division: _Division) -> dict[str, object]:
     }
     if problem.mask is not None:
         kind = problem.mask.dtype
-        definitions["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED
-        definitions["MASK_STEP"] = problem.mask.strides[3]
-        definitions["mask_t"] = METAL.storage[kind.name]
-    return definitions
+        macros["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED
+        macros["MASK_STEP"] = problem.mask.strides[3]
+        macros["mask_t"] = METAL.storage[kind.name]
+    return macros
 
 
 def _values(division: _Division) -> dict[str, int]:
@@ -183,27 +202,25 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
     problem, grid = division.problem, _grid(division)
     part_rows = grid[2] * division.all_rows
     scratch = lowering.scratch(part_rows * (problem.value_size + 2) * FLOAT32.size)
-    sums, rows = scratch, part_rows * problem.value_size * FLOAT32.size
-    inputs = _inputs(problem)
-    bindings = {name: len(inputs) + i for i, name in enumerate(("OUT_BUFFER", "PART_ROWS_BUFFER", "PARAMS_BUFFER"))}
-    macros = {"GENERATED": "", **_definitions(division), "PARTIAL": 1, **bindings}
-    defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    params = ParamStruct("Params", tuple(("int", name) for name in ATTENTION_FIELDS))
-    body = "\n".join(map(kernel_file, ("tile.metal", "attention.metal")))
-    first = KernelCall(
-        label=" + ".join(group.nodes),
-        kernel=lowering.kernel(assemble("attention", params, body, defined)),
-        args=(*inputs, Argument(sums, writes=True), Argument(scratch, rows, writes=True)),
-        params=params.pack(_values(division)),
+    rows = part_rows * problem.value_size * FLOAT32.size
+    part = Launch(
+        ATTENTION_PART,
         grid=grid,
-        block=(32 * division.simdgroups, 1, 1),
+        values=_values(division),
+        macros={**_macros(division), "PARTIAL": 1},
+        inputs=_inputs(problem),
+        outputs={"out": Argument(scratch, writes=True), "part_rows": Argument(scratch, rows, writes=True)},
         flops=problem.flops,
-        nbytes=traffic_of(group, lowering.tensors),
     )
-    text = KernelText("attention_combine", 2, COMBINE_FIELDS, {"VALUE_SIZE": problem.value_size}, ("store.metal",))
-    combine = anchor_kernel(text, group, lowering)
-    values = {"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]}
-    threads = division.all_rows * ceil_div(problem.value_size, GROUP)
-    flops = 4 * part_rows * problem.value_size
-    arguments = [Argument(sums), Argument(scratch, rows)]
-    return [first, combine.launch(arguments, values, (ceil_div(threads, TILE_THREADS), 1, 1), TILE_THREADS, flops)]
+    combine = Launch(
+        ATTENTION_COMBINE,
+        grid=(ceil_div(division.all_rows * ceil_div(problem.value_size, GROUP), TILE_THREADS), 1, 1),
+        values={"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]},
+        macros={"VALUE_SIZE": problem.value_size},
+        inputs={"part_sums": Argument(scratch), "part_rows": Argument(scratch, rows)},
+        flops=4 * part_rows * problem.value_size,
+    )
+    return [
+        KERNELS.launch_alone(part, " + ".join(group.nodes), traffic_of(group, lowering.tensors), lowering),
+        anchor_launch(combine, anchor_epilogue(group, lowering), lowering),
+    ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import KernelText, anchor_kernel
+from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.images.geometry import (
-    IMAGE_FIELDS,
+    IMAGE_PARAMS,
     THREADS,
-    WINDOW_FIELDS,
+    WINDOW_PARAMS,
     channels_per_thread,
     thread_groups,
     window_values,
@@ -25,25 +25,41 @@ from metal_compiler.tiles.tiling import (
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.view import collapse
 
-__all__ = ["CONV2D_FIELDS", "DIRECT_FIELDS", "lower_conv2d"]
+__all__ = ["CONV2D", "CONV2D_DIRECT", "lower_conv2d"]
 
-CONV2D_FIELDS = (
-    *("pixels", "columns", "depth", "channels"),
-    *IMAGE_FIELDS,
-    *WINDOW_FIELDS,
-    *("weight_row", "weight_col", "weight_columns"),
+CONV2D = KernelTemplate(
+    "conv2d",
+    params=ints(
+        *("pixels", "columns", "depth", "channels"),
+        *IMAGE_PARAMS,
+        *WINDOW_PARAMS,
+        *("weight_row", "weight_col", "weight_columns"),
+    ),
+    macros=("a_t", "b_t", "tile_t", "TILE_M", "TILE_N", "TILE_K", "A_CHUNK", "B_CHUNK"),
+    inputs=("image", "weight"),
+    threads=TILE_THREADS,
+    files=("store.metal", "tile.metal"),
 )
-DIRECT_FIELDS = (
-    *("pixels", "chunks", "outputs", "group_outputs", "group_inputs"),
-    *IMAGE_FIELDS,
-    *WINDOW_FIELDS,
-    *("weight_y", "weight_x", "weight_input", "weight_output"),
+CONV2D_DIRECT = KernelTemplate(
+    "conv2d_direct",
+    params=ints(
+        *("pixels", "chunks", "outputs", "group_outputs", "group_inputs"),
+        *IMAGE_PARAMS,
+        *WINDOW_PARAMS,
+        *("weight_y", "weight_x", "weight_input", "weight_output"),
+    ),
+    macros=("a_t", "b_t", "CHANNELS", "DEPTHWISE"),
+    inputs=("image", "weight"),
+    threads=THREADS,
+    files=("store.metal",),
 )
 
 _MIN_TILED_OUTPUTS = 16  # output channels of a group from which on a tile is worth it
@@ -70,44 +86,51 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering)
     tile = tile_dtype(image.dtype, weight.dtype)
     rows, width = tile_rows(conv.pixels), tile_columns(conv.outputs)
     readable = weight.readable(0) if conv.groups == 1 else conv.outputs
-    definitions = {
-        "a_t": METAL.storage[image.dtype.name],
-        "b_t": METAL.storage[weight.dtype.name],
-        "tile_t": METAL.storage[tile.name],
-        "TILE_M": rows,
-        "TILE_N": width,
-        "TILE_K": tile_depth(tile),
-        "A_CHUNK": chunk_of(image.dtype, tile, image.strides[1], (*image.across(1), conv.channels)),
-        "B_CHUNK": chunk_of(weight.dtype, tile, weight.strides[0], (weight.offset, row_stride, readable)),
-    }
-    text = KernelText("conv2d", 2, CONV2D_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering)
-    values = {
-        "pixels": conv.pixels, "columns": conv.outputs, "depth": conv.depth, "channels": conv.channels,
-        **image_values(image, conv.shape), **window_values(conv.windows),
-        "weight_row": row_stride, "weight_col": weight.strides[0], "weight_columns": readable,
-    }  # fmt: skip
-    grid = (ceil_div(conv.pixels, rows), ceil_div(conv.outputs, width), conv.groups)
-    return kernel.launch([image.argument, weight.argument], values, grid, TILE_THREADS, conv.flops)
+    launch = Launch(
+        CONV2D,
+        grid=(ceil_div(conv.pixels, rows), ceil_div(conv.outputs, width), conv.groups),
+        values={
+            "pixels": conv.pixels, "columns": conv.outputs, "depth": conv.depth, "channels": conv.channels,
+            **image_values(image, conv.shape), **window_values(conv.windows),
+            "weight_row": row_stride, "weight_col": weight.strides[0], "weight_columns": readable,
+        },
+        macros={
+            "a_t": METAL.storage[image.dtype.name],
+            "b_t": METAL.storage[weight.dtype.name],
+            "tile_t": METAL.storage[tile.name],
+            "TILE_M": rows,
+            "TILE_N": width,
+            "TILE_K": tile_depth(tile),
+            "A_CHUNK": chunk_of(image.dtype, tile, image.strides[1], (*image.across(1), conv.channels)),
+            "B_CHUNK": chunk_of(weight.dtype, tile, weight.strides[0], (weight.offset, row_stride, readable)),
+        },
+        inputs={"image": image.argument, "weight": weight.argument},
+        flops=conv.flops,
+    )  # fmt: skip
+    return anchor_launch(launch, anchor_epilogue(group, lowering), lowering)
 
 
 def _direct(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
     image, weight = conv.image, conv.weight
     readable = weight.strides[0] == 1 and weight.readable(0) % GROUP == 0
     per_thread = channels_per_thread(image) if readable else 1
-    definitions = {
-        "a_t": METAL.storage[image.dtype.name],
-        "b_t": METAL.storage[weight.dtype.name],
-        "CHANNELS": per_thread,
-        "DEPTHWISE": int(conv.outputs == conv.channels == 1),
-    }
-    text = KernelText("conv2d_direct", 2, DIRECT_FIELDS, definitions, ("store.metal",))
-    kernel = anchor_kernel(text, group, lowering)
     groups, counts = thread_groups(conv.shape, per_thread)
     output, inputs, y, x = weight.strides
-    values = {
-        **counts, "outputs": conv.shape[1], "group_outputs": conv.outputs, "group_inputs": conv.channels,
-        **image_values(image, conv.shape), **window_values(conv.windows),
-        "weight_y": y, "weight_x": x, "weight_input": inputs, "weight_output": output,
-    }  # fmt: skip
-    return kernel.launch([image.argument, weight.argument], values, (groups, 1, 1), THREADS, conv.flops)
+    launch = Launch(
+        CONV2D_DIRECT,
+        grid=(groups, 1, 1),
+        values={
+            **counts, "outputs": conv.shape[1], "group_outputs": conv.outputs, "group_inputs": conv.channels,
+            **image_values(image, conv.shape), **window_values(conv.windows),
+            "weight_y": y, "weight_x": x, "weight_input": inputs, "weight_output": output,
+        },
+        macros={
+            "a_t": METAL.storage[image.dtype.name],
+            "b_t": METAL.storage[weight.dtype.name],
+            "CHANNELS": per_thread,
+            "DEPTHWISE": int(conv.outputs == conv.channels == 1),
+        },
+        inputs={"image": image.argument, "weight": weight.argument},
+        flops=conv.flops,
+    )  # fmt: skip
+    return anchor_launch(launch, anchor_epilogue(group, lowering), lowering)

@@ -7,49 +7,6 @@
 // read. A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they
 // are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups.
 // Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
-#ifndef GENERATED // by itself: half operands, 32 rows, a mask of booleans, no epilogue
-#include "common.metal"
-typedef half q_t;
-typedef half k_t;
-typedef half v_t;
-typedef half tile_t;
-typedef bool mask_t;
-typedef half out_t;
-typedef float result_t;
-#define HEAD_SIZE 64
-#define VALUE_SIZE 64
-#define TILE_M 32
-#define TILE_N 64
-#define BLOCK 32
-#define SIMDGROUPS 4
-#define DIRECT 0
-#define K_CHUNK 8
-#define V_CHUNK 8
-#define SCALE 0.125f
-#define CAUSAL 0
-#define MASK 1
-#define MASK_STEP 1
-#define PARTIAL 0
-#define EPILOGUE_BUFFERS
-#define EPILOGUE_PARAMETERS
-#define EPILOGUE_ARGUMENTS
-#define OUT_BUFFER 4
-#define PARAMS_BUFFER 5
-struct Params {
-    int rows, length, heads, groups, part, all_rows;
-    int q_batch, q_head, q_row, q_step;
-    int k_batch, k_head, k_row, k_step;
-    int v_batch, v_head, v_row, v_step;
-    int mask_batch, mask_head, mask_row;
-};
-METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-METAL_FUNC int output_index(int batch, int row, int col, constant Params& p)
-{
-    return (batch * p.rows + row) * VALUE_SIZE + col;
-}
-#include "store.metal"
-#include "tile.metal"
-#endif
 
 // Kinds of MASK.
 #define MASK_NONE 0

@@ -1,25 +1,6 @@
 // Puts together what `attention.metal` made of several parts of the positions: the sums of each part weigh as much as
 // its largest score allows. A thread computes GROUP neighbouring results.
 // Grid: groups of results, 1, 1. Block: 128.
-#ifndef GENERATED // by itself: half results without epilogue
-#include "common.metal"
-typedef half out_t;
-typedef float result_t;
-#define VALUE_SIZE 64
-#define EPILOGUE_BUFFERS
-#define EPILOGUE_PARAMETERS
-#define EPILOGUE_ARGUMENTS
-#define PARAMS_BUFFER 3
-struct Params {
-    int rows, all_rows, parts;
-};
-METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-METAL_FUNC int output_index(int batch, int row, int col, constant Params& p)
-{
-    return (batch * p.rows + row) * VALUE_SIZE + col;
-}
-#include "store.metal"
-#endif
 
 constant constexpr int GROUPS = (VALUE_SIZE + GROUP - 1) / GROUP;
 

@@ -1,35 +1,6 @@
 // Convolution of channels-last images as a tiled product (implicit GEMM): a row is an output pixel of the batch, a column
 // an output channel of a group, and k runs over kernel rows, kernel columns and the group's input channels.
 // Grid: tiles of pixels, tiles of channels, groups. Block: 128.
-#ifndef GENERATED // by itself: half images without epilogue
-#include "common.metal"
-typedef half a_t;
-typedef half b_t;
-typedef half tile_t;
-typedef half out_t;
-typedef float result_t;
-#define TILE_M 64
-#define TILE_N 64
-#define TILE_K 32
-#define A_CHUNK 8
-#define B_CHUNK 8
-#define EPILOGUE_BUFFERS
-#define EPILOGUE_PARAMETERS
-#define EPILOGUE_ARGUMENTS
-#define PARAMS_BUFFER 3
-struct Params {
-    int pixels, columns, depth, channels;
-    int out_height, out_width, height, width;
-    int image_stride, y_stride, x_stride, channel_stride;
-    int kernel_height, kernel_width, step_y, step_x, pad_y, pad_x, dilation_y, dilation_x;
-    int weight_row, weight_col, weight_columns;
-    int o_stride1;
-};
-METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
-#include "store.metal"
-#include "tile.metal"
-#endif
 
 constant constexpr int A_PITCH = TILE_K + PAD, B_PITCH = TILE_N + PAD;
 constant constexpr int A_BYTES = staged_bytes(TILE_M, TILE_K), B_BYTES = staged_bytes(TILE_K, TILE_N);

@@ -1,30 +1,6 @@
 // Convolution without tiles: for depthwise convolutions and small groups, which would leave a tile mostly empty, and for
 // weights of any strides. A thread computes CHANNELS neighbouring output channels of a pixel.
 // Grid: threads in x. Block: 64.
-#ifndef GENERATED // by itself: depthwise on half images without epilogue
-#include "common.metal"
-typedef half a_t;
-typedef half b_t;
-typedef half out_t;
-typedef float result_t;
-#define CHANNELS 8
-#define DEPTHWISE 1
-#define EPILOGUE_BUFFERS
-#define EPILOGUE_PARAMETERS
-#define EPILOGUE_ARGUMENTS
-#define PARAMS_BUFFER 3
-struct Params {
-    int pixels, chunks, outputs, group_outputs, group_inputs;
-    int out_height, out_width, height, width;
-    int image_stride, y_stride, x_stride, channel_stride;
-    int kernel_height, kernel_width, step_y, step_x, pad_y, pad_x, dilation_y, dilation_x;
-    int weight_y, weight_x, weight_input, weight_output;
-    int o_stride1;
-};
-METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
-#include "store.metal"
-#endif
 
 // Strides of neighbouring channels are known to be 1 where a thread has several.
 #if CHANNELS > 1

@@ -1,34 +1,5 @@
 // Tiled matrix product: out[batch, row, col] = epilogue(sum over k of a[batch, row, k] * b[batch, k, col]).
 // Grid: tiles of rows, tiles of columns, batch. Block: 128.
-#ifndef GENERATED // by itself: half matrices without epilogue
-#include "common.metal"
-typedef half a_t;
-typedef half b_t;
-typedef half tile_t;
-typedef half out_t;
-typedef float result_t;
-#define TILE_M 64
-#define TILE_N 64
-#define TILE_K 32
-#define A_ALONG_K 1
-#define A_CHUNK 8
-#define B_ALONG_K 0
-#define B_CHUNK 8
-#define EPILOGUE_BUFFERS
-#define EPILOGUE_PARAMETERS
-#define EPILOGUE_ARGUMENTS
-#define PARAMS_BUFFER 3
-struct Params {
-    int m, n, k;
-    int a_row, a_k, b_k, b_col;
-    int batch_base, batch_start, batch_inner;
-    int a_outer, a_inner, b_outer, b_inner;
-};
-METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return (batch * p.m + row) * p.n + col; }
-#include "store.metal"
-#include "tile.metal"
-#endif
 
 // A staged operand has rows along the dimension that is not contiguous in memory: of A either [row][k] or [k][row], of B
 // either [k][col] or [col][k]. What does not lie as a matrix wants it is transposed on its way into the matrix.

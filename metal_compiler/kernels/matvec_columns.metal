@@ -2,29 +2,6 @@
 // matrix[batch, i, k] * vector[batch, k]). A lane computes CHUNK neighbouring sums, each simdgroup every eighth k. Where
 // PAIRS is 2, two neighbouring sums make one result.
 // Grid: groups of sums, 1, batch. Block: 256.
-#ifndef GENERATED // by itself: half operands without epilogue, the results one row
-#include "common.metal"
-typedef half matrix_t;
-typedef half vector_t;
-typedef half out_t;
-#define CHUNK 4
-#define ROW(i) 0
-#define COL(i) i
-#define PAIRS 1
-#define OUT_BUFFER 2
-#define EPILOGUE_BUFFERS
-#define EPILOGUE_PARAMETERS
-#define EPILOGUE_ARGUMENTS
-#define PARAMS_BUFFER 3
-struct Params {
-    int outputs, k;
-    int matrix_row, matrix_k, vector_k;
-    int batch_base, batch_start, batch_inner;
-    int matrix_outer, matrix_inner, vector_outer, vector_inner;
-};
-METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return batch * p.outputs + col; }
-#endif
 
 constant constexpr int SLICES = 8;
 constant constexpr int WIDTH = 32 * CHUNK;

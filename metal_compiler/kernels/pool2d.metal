@@ -1,29 +1,5 @@
 // Pooling of images: a thread computes CHANNELS neighbouring channels of an output pixel.
 // Grid: threads in x. Block: 64.
-#ifndef GENERATED // by itself: the maximum over windows of half images, without epilogue
-#include "common.metal"
-typedef half a_t;
-typedef half out_t;
-typedef float result_t;
-#define CHANNELS 8
-#define MAXIMUM 1
-#define ADAPTIVE 0
-#define DIVISOR 1.0f
-#define EPILOGUE_BUFFERS
-#define EPILOGUE_PARAMETERS
-#define EPILOGUE_ARGUMENTS
-#define PARAMS_BUFFER 2
-struct Params {
-    int pixels, chunks, channels;
-    int out_height, out_width, height, width;
-    int image_stride, y_stride, x_stride, channel_stride;
-    int kernel_height, kernel_width, step_y, step_x, pad_y, pad_x, dilation_y, dilation_x;
-    int o_stride1;
-};
-METAL_FUNC float epilogue(float value, int batch, int row, int col, constant Params& p) { return value; }
-METAL_FUNC int output_index(int batch, int row, int col, constant Params& p) { return row * p.o_stride1 + col; }
-#include "store.metal"
-#endif
 
 // The channel stride is known to be 1 where a thread has several.
 #if CHANNELS > 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from metal_compiler.anchors import AnchorKernel, KernelText, anchor_kernel
+from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from metal_compiler.tiles.tiling import (
@@ -22,24 +22,49 @@ from metal_compiler.tiles.tiling import (
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import DType
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
-__all__ = ["MATMUL_FIELDS", "MATVEC_FIELDS", "lower_matmul"]
+__all__ = ["MATMUL", "MATVEC", "MATVEC_COLUMNS", "lower_matmul"]
 
-_BATCH_FIELDS = ("batch_base", "batch_start", "batch_inner")
-MATMUL_FIELDS = (
-    *("m", "n", "k", "a_row", "a_k", "b_k", "b_col"),
-    *_BATCH_FIELDS,
-    *("a_outer", "a_inner", "b_outer", "b_inner"),
-)
-MATVEC_FIELDS = (
+_BATCH_PARAMS = ("batch_base", "batch_start", "batch_inner")
+_MATVEC_PARAMS = ints(
     *("outputs", "k", "matrix_row", "matrix_k", "vector_k"),
-    *_BATCH_FIELDS,
+    *_BATCH_PARAMS,
     *("matrix_outer", "matrix_inner", "vector_outer", "vector_inner"),
+)
+_MATVEC_MACROS = ("matrix_t", "vector_t", "ROW(i)", "COL(i)", "CHUNK")
+MATMUL = KernelTemplate(
+    "matmul",
+    params=ints(
+        *("m", "n", "k", "a_row", "a_k", "b_k", "b_col"),
+        *_BATCH_PARAMS,
+        *("a_outer", "a_inner", "b_outer", "b_inner"),
+    ),
+    macros=(
+        *("a_t", "b_t", "tile_t", "TILE_M", "TILE_N", "TILE_K"),
+        *("A_ALONG_K", "A_CHUNK", "B_ALONG_K", "B_CHUNK"),
+    ),
+    inputs=("a", "b"),
+    threads=TILE_THREADS,
+    files=("store.metal", "tile.metal"),
+)
+MATVEC = KernelTemplate(
+    "matvec",
+    params=_MATVEC_PARAMS,
+    macros=(*_MATVEC_MACROS, "SIMDGROUPS", "ROUNDS", "COMPUTE_VECTOR?", "VECTOR_CAPACITY?"),
+    inputs=("matrix", "vector"),
+    threads=lambda macros: 32 * macros["SIMDGROUPS"],
+    computed="vector",
+)
+MATVEC_COLUMNS = KernelTemplate(
+    "matvec_columns", params=_MATVEC_PARAMS, macros=_MATVEC_MACROS, inputs=("matrix", "vector"), threads=256
 )
 
 _VECTOR = 4  # elements of a vector load in the matrix-vector kernels
@@ -57,6 +82,18 @@ class _Batches:
     b_offset: int
     base: int
     start: int
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How a kernel is used for every part of the batch; `names` are what it calls `a` and `b`."""
+
+    template: KernelTemplate
+    macros: Mapping[str, object]
+    values: Mapping[str, int]
+    grid: tuple[int, int]
+    names: tuple[str, str]
+    prologue: Prologue | None = None
 
 
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
@@ -96,7 +133,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
     rows, columns = tile_rows(found.m), tile_columns(found.n)
     a_along_k = a.k == 1 or a.along != 1
     b_along_k = b.k == 1 and b.along != 1
-    definitions = {
+    macros = {
         "a_t": METAL.storage[a.dtype.name],
         "b_t": METAL.storage[b.dtype.name],
         "tile_t": METAL.storage[tile.name],
@@ -108,14 +145,12 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
         "B_ALONG_K": int(b_along_k),
         "B_CHUNK": _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
     }
-    text = KernelText("matmul", 2, MATMUL_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering)
     values = {
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
     }  # fmt: skip
     grid = (ceil_div(found.m, rows), ceil_div(found.n, columns))
-    return _launches(kernel, found, ("a", "b"), values, grid, TILE_THREADS)
+    return _launches(_Use(MATMUL, macros, values, grid, ("a", "b")), found, anchor_epilogue(group, lowering), lowering)
 
 
 def _tile_chunk(operand: Matrix, tile: DType, along_k: bool, extent: int) -> int:
@@ -129,23 +164,21 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
     is_row = found.m == 1
     matrix, vector = (found.b, found.a) if is_row else (found.a, found.b)
     outputs = found.n if is_row else found.m
-    definitions: dict[str, object] = {
+    values = {
+        "outputs": outputs, "k": found.k,
+        "matrix_row": matrix.along, "matrix_k": matrix.k, "vector_k": vector.k,
+    }  # fmt: skip
+    macros: dict[str, object] = {
         "matrix_t": METAL.storage[matrix.dtype.name],
         "vector_t": METAL.storage[vector.dtype.name],
         "ROW(i)": "0" if is_row else "i",
         "COL(i)": "i" if is_row else "0",
     }
-    values = {
-        "outputs": outputs, "k": found.k,
-        "matrix_row": matrix.along, "matrix_k": matrix.k, "vector_k": vector.k,
-    }  # fmt: skip
     names = ("vector", "matrix") if is_row else ("matrix", "vector")
     if matrix.k != 1:
         chunk = _VECTOR if matrix.has_chunks(_VECTOR, outputs, along_k=False) else 1
-        definitions["CHUNK"] = chunk
-        text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
-        kernel = anchor_kernel(text, group, lowering)
-        return _launches(kernel, found, names, values, (ceil_div(outputs, 32 * chunk), 1), 256)
+        use = _Use(MATVEC_COLUMNS, {**macros, "CHUNK": chunk}, values, (ceil_div(outputs, 32 * chunk), 1), names)
+        return _launches(use, found, anchor_epilogue(group, lowering), lowering)
     aligned = [*matrix.across(along_k=True), found.k]
     if isinstance(vector.operand, Computed):
         prologue = vector_prologue(vector.operand, lowering)
@@ -155,32 +188,28 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
         prologue, simdgroups, rounds = None, _SIMDGROUPS, 1
         aligned += [vector.offset, *vector.batch]
     chunk = _VECTOR if are_chunks(_VECTOR, values["vector_k"], aligned) else 1
-    definitions |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
-    text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
-    kernel = anchor_kernel(text, group, lowering, prologue)
-    width = simdgroups * rounds * _SIMDGROUP_SUMS
-    return _launches(kernel, found, names, values, (ceil_div(outputs, width), 1), 32 * simdgroups)
+    macros |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
+    grid = (ceil_div(outputs, simdgroups * rounds * _SIMDGROUP_SUMS), 1)
+    use = _Use(MATVEC, macros, values, grid, names, prologue)
+    return _launches(use, found, anchor_epilogue(group, lowering), lowering)
 
 
-def _launches(
-    kernel: AnchorKernel,
-    found: Product,
-    names: tuple[str, str],
-    values: dict[str, int],
-    grid: tuple[int, int],
-    threads: int,
-) -> list[KernelCall]:
-    """The launches that cover the batch. `names` are what the kernel calls `a` and `b`; a matrix is bound first."""
+def _launches(use: _Use, found: Product, fused: Epilogue, lowering: Lowering) -> list[KernelCall]:
+    """The launches that cover the batch."""
     launches = []
     for batches in _batches(found):
-        arguments = [found.a.operand.argument_at(batches.a_offset), found.b.operand.argument_at(batches.b_offset)]
-        if names[1] == "matrix":
-            arguments.reverse()
-        if isinstance(found.a.operand, Computed):
-            arguments.pop()
-        flops = 2 * batches.count * found.m * found.n * found.k
-        parameters = {**values, **_batch_values(found, batches, *names)}
-        launches.append(
-            kernel.launch(arguments, parameters, (*grid, batches.count), threads, flops, batches.count / found.batches)
+        inputs = {use.names[1]: found.b.operand.argument_at(batches.b_offset)}
+        if use.prologue is None:
+            inputs[use.names[0]] = found.a.operand.argument_at(batches.a_offset)
+        launch = Launch(
+            use.template,
+            grid=(*use.grid, batches.count),
+            values={**use.values, **_batch_values(found, batches, *use.names)},
+            macros=use.macros,
+            inputs=inputs,
+            flops=2 * batches.count * found.m * found.n * found.k,
+            prologue=use.prologue,
+            share=batches.count / found.batches,
         )
+        launches.append(anchor_launch(launch, fused, lowering))
     return launches

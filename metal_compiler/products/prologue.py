@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import Prologue
 from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
 from npu_compiler.lowering.grouping import Group
@@ -10,6 +9,7 @@ from npu_compiler.lowering.loops import flops_of, row_operands, row_program
 from npu_compiler.lowering.problems.forms import Computed, is_vector
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Prologue
 
 __all__ = ["PROLOGUE_SIMDGROUPS", "loads_vector", "vector_prologue"]
 
@@ -38,9 +38,9 @@ def vector_prologue(operand: Computed, lowering: Lowering) -> Prologue:
         program.body,
         f"x[c] = vector_t({program.value}); }}",
     ]
-    definitions = {
+    macros = {
         "COMPUTE_VECTOR": " ".join(" ".join(statements).split()),
         "VECTOR_CAPACITY": next(most for most in _CAPACITIES if k * size <= most) // size,
     }
     values = {**phase_extents(program), **dict(operands.fields)}
-    return Prologue(operands, values, definitions, flops_of([operand.expr], k))
+    return Prologue((operands,), values, macros, flops=flops_of([operand.expr], k))

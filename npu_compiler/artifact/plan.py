@@ -61,17 +61,41 @@ class Buffer:
     nbytes: int
 
 
-@dataclass(frozen=True)
 class KernelSource:
-    """A kernel as text: `text` is a whole translation unit, `entry` the function in it."""
+    """A kernel as text: a whole translation unit, and `entry`, the function in it.
 
-    entry: str
-    text: str
+    The text is given in parts, which are lines on their own: kernels have most of these in common, so that a text is
+    put together only for who reads it as a whole. How it is divided makes no difference between kernels.
+
+    Attributes:
+        entry: Name of the kernel.
+        parts: The text, without the ends of lines between the parts.
+    """
+
+    def __init__(self, entry: str, *parts: str) -> None:
+        self.entry, self.parts = entry, parts
+        self._length = sum(map(len, parts)) + len(parts)
+
+    @cached_property
+    def text(self) -> str:
+        """The whole text."""
+        return "\n".join(self.parts)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of entry and text, in hexadecimal."""
         return hashlib.sha256(f"{self.entry}\0{self.text}".encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KernelSource) or (self.entry, self._length) != (other.entry, other._length):
+            return False
+        return self.parts == other.parts or self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash((self.entry, self._length))
+
+    def __repr__(self) -> str:
+        return f"KernelSource({self.entry!r}, {self.text!r})"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from npu_compiler.errors import CompileError
 
-__all__ = ["ParamStruct"]
+__all__ = ["ParamStruct", "ints"]
 
 _FORMATS = {"int": "i", "uint": "I", "float": "f"}
+
+
+def ints(*names: str) -> tuple[tuple[str, str], ...]:
+    """Fields of type int."""
+    return tuple(("int", name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class ParamStruct:
     name: str
     fields: tuple[tuple[str, str], ...]
 
-    @property
+    @cached_property
     def declaration(self) -> str:
         """The C++ definition, with a check that the compiler lays it out as `pack` does."""
         lines = "".join(f"    {kind} {name};\n" for kind, name in self.fields)

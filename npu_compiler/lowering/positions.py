@@ -10,7 +10,7 @@ from npu_compiler.artifact.plan import Argument, KernelCall, KernelSource
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
 from npu_compiler.lowering.operands import Operands, merge_groups
-from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 
@@ -45,7 +45,7 @@ class Positions:
 
     def struct(self, name: str = "Params") -> ParamStruct:
         """A struct of these parameters alone."""
-        return ParamStruct(name, tuple(("int", field) for field in self.values))
+        return ParamStruct(name, ints(*self.values))
 
     def arguments(self, group: Group) -> tuple[Argument, ...]:
         """What a kernel that computes a group binds for it: the output, then the operands."""

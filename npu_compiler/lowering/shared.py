@@ -10,7 +10,7 @@ from npu_compiler.artifact.plan import KernelCall, KernelSource
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, traffic_of
-from npu_compiler.lowering.params import ParamStruct
+from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
 
@@ -76,7 +76,7 @@ def shared_launch(
     """
     counts = [ceil_div(part.packs, threads) for part in parts]
     ends = {f"end{number}": sum(counts[: number + 1]) for number in range(len(parts))}
-    header = ParamStruct("Blocks", tuple(("int", name) for name in ends))
+    header = ParamStruct("Blocks", ints(*ends))
     members = "".join(f"    {part.struct} part{number};\n" for number, part in enumerate(parts))
     params = f"{header.declaration}struct Params {{\n    Blocks blocks;\n{members}}};"
     pointers = [(kind, f"p{number}_{i}") for number, part in enumerate(parts) for i, kind in enumerate(part.kinds)]

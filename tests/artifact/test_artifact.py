@@ -18,6 +18,7 @@ from npu_compiler.artifact.plan import (
     CallOption,
     ExecutionPlan,
     KernelCall,
+    KernelSource,
     LibraryCall,
     Role,
     TensorMap,
@@ -188,7 +189,7 @@ def test_a_line_that_the_file_does_not_hold_is_refused(number: int) -> None:
 
 def test_kernels_share_their_lines() -> None:
     plan = axpy_plan()
-    kernels = tuple(replace(plan.kernels[0], text=f"{plan.kernels[0].text}// {number}\n") for number in range(99))
+    kernels = tuple(KernelSource("axpy", f"{plan.kernels[0].text}// {number}\n") for number in range(99))
     program = replace(axpy_program(), functions={"main": replace(plan, kernels=kernels)})
     assert CompiledProgram.from_bytes(program.to_bytes()) == program
     assert len(program.to_bytes()) < 20 * len(axpy_program().to_bytes())

@@ -153,7 +153,7 @@ def test_a_kernel_that_does_not_compile(device: Device) -> None:
 
 def test_a_kernel_that_is_not_there(device: Device) -> None:
     program = _addition()
-    missing = replace(program.main.kernels[0], entry="missing")
+    missing = KernelSource("missing", program.main.kernels[0].text)
     with pytest.raises(DeviceError, match="'missing'"):
         CUDAExecutor(replace(program, functions={"main": replace(program.main, kernels=(missing,))}), device)
     assert _adds(device)

@@ -1,0 +1,149 @@
+"""Launches of kernel files, with what is generated for a group: what all languages have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
+from importlib.resources import files
+from math import prod
+
+from npu_compiler.artifact.plan import Argument, KernelCall, KernelSource
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of, traffic_of
+from npu_compiler.lowering.params import ParamStruct, ints
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+
+__all__ = ["Epilogue", "KernelWriter", "definitions"]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a kernel does for a group with its own results, between register and memory; without a problem, all it does.
+
+    It is printed once for all kernels that a device may choose from.
+
+    Attributes:
+        group: What to compute.
+        found: Its operands.
+        text: The functions that compute and store results.
+        macros: What any kernel's file needs to be told of them.
+    """
+
+    group: Group
+    found: Positions
+    text: str
+    macros: Mapping[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Mapping[str, int]:
+        """The parameters of the functions."""
+        return self.found.values
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What a kernel binds for the group: the output, then the operands."""
+        return self.found.arguments(self.group)
+
+    @cached_property
+    def flops(self) -> int:
+        """Its arithmetic."""
+        return flops_of([self.group.expr], prod(self.group.shape))
+
+
+_NO_PROLOGUE = Prologue((), {})
+
+
+class KernelWriter(ABC):
+    """Makes launches of a target's kernel files.
+
+    Attributes:
+        package: The target's package, whose folder ``kernels`` holds the files.
+        prologue_last: Whether what a prologue reads is bound behind what the epilogue reads, and so are its parameters;
+            else it takes the place of the input that it computes.
+    """
+
+    package: str
+    prologue_last: bool = False
+
+    def file(self, name: str) -> str:
+        """The text of a kernel file."""
+        return _file(self.package, name)
+
+    @abstractmethod
+    def source(self, launch: Launch, params: ParamStruct, fused: Epilogue | None) -> KernelSource:
+        """A whole translation unit.
+
+        Args:
+            launch: What the kernel's file is given.
+            params: The parameter struct.
+            fused: What the kernel does with its results; None where its file stores them by itself.
+        """
+
+    def launch(self, launch: Launch, fused: Epilogue, lowering: Lowering) -> KernelCall:
+        """A launch that computes a group."""
+        prologue = launch.prologue or _NO_PROLOGUE
+        first, last = (fused, prologue) if self.prologue_last else (prologue, fused)
+        values = {**launch.values, **first.values, **last.values}
+        params = _struct(launch.template, tuple(values))
+        return KernelCall(
+            label=" + ".join(fused.group.nodes),
+            kernel=lowering.kernel(self.source(launch, params, fused), launch.hurries),
+            args=self._arguments(launch, fused),
+            params=params.pack(values),
+            grid=launch.grid,
+            block=launch.threads,
+            flops=launch.flops + round((fused.flops + prologue.flops) * launch.share),
+            nbytes=round(traffic_of(fused.group, lowering.tensors) * launch.share),
+            shared_bytes=launch.shared,
+            cluster=(launch.cluster, 1, 1),
+        )
+
+    def launch_alone(self, launch: Launch, label: str, nbytes: int, lowering: Lowering) -> KernelCall:
+        """A launch of a kernel for which nothing is generated, which stores its results to the launch's outputs."""
+        params = _struct(launch.template, tuple(launch.values))
+        return KernelCall(
+            label=label,
+            kernel=lowering.kernel(self.source(launch, params, None)),
+            args=(*self._inputs(launch), *launch.outputs.values()),
+            params=params.pack(launch.values),
+            grid=launch.grid,
+            block=launch.threads,
+            flops=launch.flops,
+            nbytes=nbytes,
+            shared_bytes=launch.shared,
+        )
+
+    def _arguments(self, launch: Launch, fused: Epilogue) -> tuple[Argument, ...]:
+        behind = launch.prologue.arguments if launch.prologue is not None and self.prologue_last else ()
+        return (*self._inputs(launch), *fused.arguments, *behind)
+
+    def _inputs(self, launch: Launch) -> list[Argument]:
+        """What is bound before the output, in the order of the template."""
+        found: list[Argument] = []
+        for name in launch.template.input_names:
+            if name in launch.inputs:
+                found.append(launch.inputs[name])
+            elif name == launch.template.computed and launch.prologue is not None and not self.prologue_last:
+                found += launch.prologue.arguments
+        return found
+
+
+@cache
+def _file(package: str, name: str) -> str:
+    return files(package).joinpath("kernels", name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1024)  # most launches of a template have the same parameters
+def _struct(template: KernelTemplate, names: tuple[str, ...]) -> ParamStruct:
+    """The parameters that a template declares, then what else there is among `names`."""
+    own = {name for _, name in template.params}
+    return ParamStruct("Params", (*template.params, *ints(*(name for name in names if name not in own))))
+
+
+def definitions(macros: Mapping[str, object]) -> str:
+    """The lines that define macros."""
+    return "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
