@@ -77,9 +77,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
     statements = unpack("row", axes, operands.sizes[:-1])
     found = Positions(packed, tuple(statements), {"rows": rows}, "c")
-    fused = Epilogue(
-        group, found, _compute_row(group, found, program, loads, shape), map_macros(group, operands)
-    )
+    fused = Epilogue(group, found, _compute_row(group, found, program, loads, shape), map_macros(group, operands))
     launch = Launch(
         ROW_KERNEL,
         grid=(ceil_div(rows, shape.rows_per_block), 1, 1),

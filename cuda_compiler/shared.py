@@ -8,7 +8,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import MAP_THREADS, elementwise_positions
 from cuda_compiler.packing import epilogue
 from cuda_compiler.skeleton import KERNELS
-from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.shared import Part, SharedText, shared_launch
 from npu_compiler.lowering.target import Lowering
@@ -23,7 +23,7 @@ _IDS = ("int(blockIdx.x)", "int(threadIdx.x)")
 def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
     """One launch, whose blocks are shared out among the groups in order."""
     parts = [_part(group, number, lowering) for number, group in enumerate(groups)]
-    return [shared_launch(parts, lowering, MAP_THREADS, _IDS, _kernel)]
+    return [shared_launch(parts, lowering, KERNELS, SHARED, _IDS, _printed)]
 
 
 def _part(group: Group, number: int, lowering: Lowering) -> Part:
@@ -35,12 +35,12 @@ def _part(group: Group, number: int, lowering: Lowering) -> Part:
     return Part(group, found, text, f"part{number}::Params", f"part{number}::finish", kinds)
 
 
-def _kernel(text: SharedText) -> KernelSource:
-    """The kernel, whose device function ``compute`` hands a block to the group it belongs to."""
+def _printed(text: SharedText) -> tuple[dict[str, object], str]:
+    """The device function ``compute`` hands a block to the group it belongs to."""
     declared = [f"{kind} {name}" for kind, name in text.pointers]
     compute = f"__device__ __forceinline__ void compute({', '.join(declared)}, const Params& p)"
-    macros = {
+    macros: dict[str, object] = {
         "SHARED_PARAMETERS": ", ".join(declared) + ",",
         "SHARED_ARGUMENTS": "".join(f"{name}, " for _, name in text.pointers),
     }
-    return KERNELS.unit(SHARED, macros, "", (text.declarations, compute, "{", text.calls, "}"))
+    return macros, "\n".join((text.declarations, compute, "{", text.calls, "}"))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from cuda_compiler.dialect import CUDA
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.params import ParamStruct
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import Launch
 
 __all__ = ["KERNELS", "QUIET_CHECK", "pointer_arguments", "pointer_parameters"]
 
@@ -23,36 +20,23 @@ class _CUDAKernels(KernelWriter):
 
     package = "cuda_compiler"
 
-    def source(self, launch: Launch, params: ParamStruct, fused: Epilogue | None) -> KernelSource:
+    def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:
         template, prologue = launch.template, launch.prologue
         own = [text for text in (launch.text, "" if prologue is None else prologue.text) if text]
         before = template.before if prologue is None else (*template.before, *prologue.files)
-        told: Mapping[str, object] = {} if fused is None else fused.macros
+        macros = launch.defined
         if fused is not None:
+            macros = {**fused.macros, **macros}
             own = [fused.text, *(own or ([""] if fused.group.problem is not None else []))]
-        return self.unit(
-            template,
-            {**told, **launch.defined},
-            params.declaration,
-            own or [""],
-            [self.file(name) for name in before],
-            [self.file(name) for name in (*template.files, *launch.files)],
+        checks = ["checks.cuh"] if any(CHECK in text for text in own) else []
+        after = (*template.files, *launch.files, f"{template.entry}.cuh")
+        return KernelSource(
+            template.entry,
+            *(self.file("common.cuh"), definitions(macros), declaration),
+            *map(self.file, (*checks, *before)),
+            *(own or [""]),
+            *map(self.file, after),
         )
-
-    def unit(
-        self,
-        template: KernelTemplate,
-        macros: Mapping[str, object],
-        declaration: str,
-        generated: Sequence[str],
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
-    ) -> KernelSource:
-        """A whole translation unit: the shared header, and the texts in the order of the arguments."""
-        checks = [self.file("checks.cuh")] if any(CHECK in text for text in generated) else []
-        parts = (definitions(macros), declaration, *checks, *before, *generated, *after)
-        entry = template.entry
-        return KernelSource(entry, self.file("common.cuh"), *parts, self.file(f"{entry}.cuh"))
 
 
 KERNELS = _CUDAKernels()

@@ -29,8 +29,7 @@ def anchor_epilogue(group: Group, lowering: Lowering) -> Epilogue:
     values = "float value, float value1" if group.pairs == 2 else "float value"
     pointers = "".join(f"{kind} e{number}, " for number, kind in enumerate(pointer_types(operands)))
     lines = [
-        f"METAL_FUNC {METAL.register(group.expr.dtype)} epilogue("
-        f"{values}, {positions}, {pointers}constant Params& p)",
+        f"METAL_FUNC {METAL.register(group.expr.dtype)} epilogue({values}, {positions}, {pointers}constant Params& p)",
         "{",
         *found.statements,
         *printer.lines,

@@ -9,7 +9,7 @@ from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
 from metal_compiler.skeleton import KERNELS, pointer_types
 from metal_compiler.tiles.tiling import MAX_GRID
-from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
@@ -28,6 +28,8 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
 
 _THREADS = 256
+_IDS = ("int(group.x)", "int(thread_index)")
+
 ELEMENTWISE = KernelTemplate("elementwise", params=ints("size_x", "size_y", "size_z"), filled=True)
 ROWS = KernelTemplate(
     "rows",
@@ -36,6 +38,7 @@ ROWS = KernelTemplate(
     threads=lambda blanks: blanks["threads"],
     filled=True,
 )
+SHARED = KernelTemplate("shared", macros=("declarations", "pointers", "params", "calls"), threads=_THREADS, filled=True)
 
 
 def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
@@ -78,7 +81,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
 def lower_shared(groups: Sequence[Group], lowering: Lowering) -> list[KernelCall]:
     """Several elementwise groups in one launch: each has its own threadgroups, of one element a thread."""
     parts = [_part(group, number, lowering) for number, group in enumerate(groups)]
-    return [shared_launch(parts, lowering, _THREADS, ("int(group.x)", "int(thread_index)"), _shared_kernel)]
+    return [shared_launch(parts, lowering, KERNELS, SHARED, _IDS, _printed)]
 
 
 def _part(group: Group, number: int, lowering: Lowering) -> Part:
@@ -97,10 +100,10 @@ def _part(group: Group, number: int, lowering: Lowering) -> Part:
     return Part(group, found, text, f"Part{number}", f"part{number}", kinds)
 
 
-def _shared_kernel(text: SharedText) -> KernelSource:
+def _printed(text: SharedText) -> tuple[dict[str, object], str]:
     bound = "".join(f"    {kind} {name} [[buffer({i})]],\n" for i, (kind, name) in enumerate(text.pointers))
-    blanks = {"declarations": text.declarations, "pointers": bound, "params": len(text.pointers), "calls": text.calls}
-    return KERNELS.filled("shared", "", blanks)
+    parts = {"declarations": text.declarations, "pointers": bound, "params": len(text.pointers), "calls": text.calls}
+    return parts, ""
 
 
 def _power_of_two(n: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from string import Template
 
 from metal_compiler.dialect import METAL
@@ -10,7 +9,6 @@ from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.params import ParamStruct
 from npu_compiler.lowering.templates import Launch
 
 __all__ = ["KERNELS", "pointer_types"]
@@ -22,22 +20,17 @@ class _MetalKernels(KernelWriter):
     package = "metal_compiler"
     prologue_last = True
 
-    def source(self, launch: Launch, params: ParamStruct, fused: Epilogue | None) -> KernelSource:
-        template = launch.template
-        if template.filled and fused is not None:
-            return self.filled(template.entry, params.declaration, {**launch.macros, **_blanks(fused)})
-        defined = definitions({**launch.macros, **(_stored(launch) if fused is None else _told(launch, fused))})
-        functions = [] if fused is None else [fused.text]
-        files = map(self.file, (*template.files, f"{template.entry}.metal"))
-        return self._unit(template.entry, defined, params.declaration, *functions, *files)
-
-    def filled(self, entry: str, declaration: str, blanks: Mapping[str, object]) -> KernelSource:
-        """A skeleton with its placeholders filled in, behind the declaration of its parameters."""
-        return self._unit(entry, "", declaration, Template(self.file(f"{entry}.metal")).substitute(blanks))
-
-    def _unit(self, entry: str, *parts: str) -> KernelSource:
-        checks = [self.file("checks.metal")] if any(CHECK in part for part in parts) else []
-        return KernelSource(entry, self.file("common.metal"), *checks, *parts)
+    def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:
+        template, name = launch.template, f"{launch.template.entry}.metal"
+        if template.filled:
+            blanks = launch.macros if fused is None else {**launch.macros, **_blanks(fused)}
+            parts = ["", declaration, Template(self.file(name)).substitute(blanks)]
+        else:
+            defined = {**launch.macros, **(_stored(launch) if fused is None else _told(launch, fused))}
+            functions = [] if fused is None else [fused.text]
+            parts = [definitions(defined), declaration, *functions, *map(self.file, (*template.files, name))]
+        checks = ["checks.metal"] if any(CHECK in part for part in parts) else []
+        return KernelSource(template.entry, *map(self.file, ("common.metal", *checks)), *parts)
 
 
 KERNELS = _MetalKernels()

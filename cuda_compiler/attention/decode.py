@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.attention.mask import MASK_MACROS, MASK_PARAMS, MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.sizes import SIZE_MACROS, padded, size_macros
+from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, padded, size_macros
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK, pointer_arguments, pointer_parameters
@@ -53,7 +53,8 @@ _PLACE = "_place"  # ends the names of functions that say where a fresh row of a
 ATTENTION_DECODE = KernelTemplate(
     "attention_decode",
     params=ints(
-        "rows", *(f"{kept}_{step}" for kept in "kv" for step in ("batch", "head", "row", "step")), *MASK_PARAMS
+        *("rows", "k_batch", "k_head", "v_batch", "v_head"),
+        *("mask_batch", "mask_head", "mask_row", "mask_step", "state_batch", "state_head"),
     ),
     macros=(
         *SIZE_MACROS,
@@ -160,7 +161,7 @@ def lower_decode(
     launch = Launch(
         ATTENTION_DECODE,
         grid=(division.clusters * division.cluster, 1, tiles),
-        values=_values(problem),
+        values=ATTENTION_DECODE.values_among(operand_values(problem, problem.rows)),
         macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
         inputs={"k": k, "v": v, "mask": mask.argument, "states": blocks.states, "parts": parts},
         flops=problem.flops,
@@ -279,8 +280,3 @@ def _macros(division: _Division) -> dict[str, object]:
         "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
         **mask_macros(problem),
     }
-
-
-def _values(problem: Attention) -> dict[str, int]:
-    rows = {"rows": problem.rows}
-    return {**rows, **problem.strides("k", "v"), **mask_values(problem, problem.rows)}

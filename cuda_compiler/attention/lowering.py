@@ -8,7 +8,7 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
-from cuda_compiler.attention.sizes import OPERAND_PARAMS, SIZE_MACROS, operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, padded, size_macros
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
@@ -35,7 +35,11 @@ _ALONE_TILES = 4  # that one block of threads computes sooner than several would
 
 ATTENTION = KernelTemplate(
     "attention",
-    params=ints(*OPERAND_PARAMS),
+    params=ints(
+        *("rows", "q_batch", "q_head", "q_row", "q_step"),
+        *("k_batch", "k_head", "k_row", "k_step", "v_batch", "v_head", "v_row", "v_step"),
+        *("mask_batch", "mask_head", "mask_row", "mask_step", "state_batch", "state_head", "state_parts"),
+    ),
     macros=(
         *SIZE_MACROS,
         *("BLOCK", "WARPS_M", "WARPS_L", "SPLITS", "SPLIT_TILES", "ALONE_TILES", "Q_CHUNK", "K_CHUNK", "V_CHUNK"),

@@ -17,19 +17,19 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.view import View
 
-__all__ = ["MASK_MACROS", "MASK_PARAMS", "MASK_STATES", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
+__all__ = ["MASK_MACROS", "MASK_STATES", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
 
 _MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
 _CHUNK_BYTES = 16  # that a thread reads at a time
 
 _PLACES = ("mask_batch", "mask_head", "mask_row", "mask_step")
-MASK_PARAMS = (*_PLACES, "state_batch", "state_head", "state_parts")
+_PARAMS = (*_PLACES, "state_batch", "state_head", "state_parts")
 MASK_MACROS = ("mask_t", "MASK", "MASK_CLOSED")
 MASK_STATES = KernelTemplate(
     "mask_states",
     params=ints("rows", "length", "heads", *_PLACES),
-    macros=(*MASK_MACROS, "STATE_ROWS", "BLOCK", "CHUNK"),
+    macros=("mask_t", "MASK_CLOSED", "STATE_ROWS", "BLOCK", "CHUNK"),
     inputs=("mask",),
     outputs=("states",),
     threads=_THREADS,
@@ -68,7 +68,7 @@ def mask_macros(problem: Attention) -> dict[str, object]:
 def mask_values(problem: Attention, state_rows: int) -> dict[str, int]:
     """Parameters that say where a mask's numbers and the states of its blocks lie; zeros without a mask."""
     if problem.mask is None:
-        return dict.fromkeys(MASK_PARAMS, 0)
+        return dict.fromkeys(_PARAMS, 0)
     _, heads = _distinct(problem.mask.view)
     return {
         **problem.strides("mask"),
@@ -120,9 +120,8 @@ def _launch(
     most = _CHUNK_BYTES // mask.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
     macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
-    launch = Launch(
-        MASK_STATES, grid, values, macros, inputs={"mask": mask.argument}, outputs={"states": states}
-    )
+    del macros["MASK"]  # which says how it is added
+    launch = Launch(MASK_STATES, grid, values, macros, inputs={"mask": mask.argument}, outputs={"states": states})
     nbytes = grid[2] * problem.rows * problem.length * mask.dtype.size
     return KERNELS.launch_alone(launch, f"open blocks of {mask.tensor.name}", nbytes, lowering)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
-from cuda_compiler.attention.sizes import OPERAND_PARAMS, SIZE_MACROS, operand_values, size_macros
+from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, size_macros
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
@@ -29,7 +29,10 @@ _SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
 
 ATTENTION_PREFILL = KernelTemplate(
     "attention_prefill",
-    params=ints(*OPERAND_PARAMS),
+    params=ints(
+        *("rows", "q_batch", "q_head", "q_row", "k_batch", "k_head", "k_row", "v_batch", "v_head", "v_row"),
+        *("mask_batch", "mask_head", "mask_row", "state_batch", "state_head", "state_parts"),
+    ),
     macros=(
         *SIZE_MACROS,
         *("LAYERS", "RESULT_TILES", "BLOCK", "STAGES", "WARPGROUPS_M", "WARPGROUPS_L", "SPLITS", "SPLIT_TILES"),
@@ -125,7 +128,7 @@ def lower_prefill(
     launch = Launch(
         ATTENTION_PREFILL,
         grid=(division.tiles, division.splits, 1),
-        values=operand_values(problem, blocks.rows),
+        values=ATTENTION_PREFILL.values_among(operand_values(problem, blocks.rows)),
         macros={
             **_macros(division),
             "STATE_ROWS": blocks.rows,

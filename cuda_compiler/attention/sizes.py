@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from cuda_compiler.attention.mask import MASK_PARAMS, mask_values
+from cuda_compiler.attention.mask import mask_values
 from cuda_compiler.dialect import CUDA
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.attention import Attention
 
-__all__ = ["OPERAND_PARAMS", "SIZE_MACROS", "operand_values", "padded", "size_macros"]
+__all__ = ["SIZE_MACROS", "operand_values", "padded", "size_macros"]
 
 
 SIZE_MACROS = ("tile_t", "HEAD_SIZE", "VALUE_SIZE", "GROUPS", "SHARED", "LENGTH", "SCALE")
-OPERAND_PARAMS = (
-    "rows",
-    *(f"{operand}_{step}" for operand in "qkv" for step in ("batch", "head", "row", "step")),
-    *MASK_PARAMS,
-)
 
 
 def padded(size: int) -> int:

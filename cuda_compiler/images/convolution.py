@@ -60,7 +60,7 @@ CONV2D_PLAIN = KernelTemplate(
     ),
     macros=(
         *("a_t", "b_t", "TAPS_Y", "TAPS_X", "STEP_Y", "STEP_X", "PAD_Y", "PAD_X", "DILATION_Y", "DILATION_X"),
-        *("CHANNELS", "PIXEL_STRIDE", "HEIGHT", "WIDTH"),
+        "CHANNELS",
     ),
     inputs=("image", "weight"),
     threads=_PLAIN_THREADS,
@@ -209,9 +209,9 @@ def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lo
         "w_y": w_y,
         "w_x": w_x,
     }
+    windows = conv.windows
     macros = {
-        **_geometry(conv),
-        **along_axes(TAPS=conv.windows.kernel),
+        **along_axes(STEP=windows.stride, PAD=windows.padding, DILATION=windows.dilation, TAPS=windows.kernel),
         "CHANNELS": conv.channels,
         "a_t": CUDA.storage[conv.image.dtype.name],
         "b_t": CUDA.storage[conv.weight.dtype.name],

@@ -40,7 +40,7 @@ CONV2D = KernelTemplate(
     params=ints(
         *("pixels", "columns", "depth", "channels"),
         *IMAGE_PARAMS,
-        *WINDOW_PARAMS,
+        *(name for name in WINDOW_PARAMS if name != "kernel_height"),  # the depth says how many taps there are
         *("weight_row", "weight_col", "weight_columns"),
     ),
     macros=("a_t", "b_t", "tile_t", "TILE_M", "TILE_N", "TILE_K", "A_CHUNK", "B_CHUNK"),
@@ -89,11 +89,11 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering)
     launch = Launch(
         CONV2D,
         grid=(ceil_div(conv.pixels, rows), ceil_div(conv.outputs, width), conv.groups),
-        values={
+        values=CONV2D.values_among({
             "pixels": conv.pixels, "columns": conv.outputs, "depth": conv.depth, "channels": conv.channels,
             **image_values(image, conv.shape), **window_values(conv.windows),
             "weight_row": row_stride, "weight_col": weight.strides[0], "weight_columns": readable,
-        },
+        }),
         macros={
             "a_t": METAL.storage[image.dtype.name],
             "b_t": METAL.storage[weight.dtype.name],

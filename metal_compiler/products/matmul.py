@@ -34,11 +34,7 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 __all__ = ["MATMUL", "MATVEC", "MATVEC_COLUMNS", "lower_matmul"]
 
 _BATCH_PARAMS = ("batch_base", "batch_start", "batch_inner")
-_MATVEC_PARAMS = ints(
-    *("outputs", "k", "matrix_row", "matrix_k", "vector_k"),
-    *_BATCH_PARAMS,
-    *("matrix_outer", "matrix_inner", "vector_outer", "vector_inner"),
-)
+_MATVEC_BATCH = (*_BATCH_PARAMS, "matrix_outer", "matrix_inner", "vector_outer", "vector_inner")
 _MATVEC_MACROS = ("matrix_t", "vector_t", "ROW(i)", "COL(i)", "CHUNK")
 MATMUL = KernelTemplate(
     "matmul",
@@ -57,14 +53,18 @@ MATMUL = KernelTemplate(
 )
 MATVEC = KernelTemplate(
     "matvec",
-    params=_MATVEC_PARAMS,
+    params=ints("outputs", "k", "matrix_row", "vector_k", *_MATVEC_BATCH),
     macros=(*_MATVEC_MACROS, "SIMDGROUPS", "ROUNDS", "COMPUTE_VECTOR?", "VECTOR_CAPACITY?"),
     inputs=("matrix", "vector"),
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
     computed="vector",
 )
 MATVEC_COLUMNS = KernelTemplate(
-    "matvec_columns", params=_MATVEC_PARAMS, macros=_MATVEC_MACROS, inputs=("matrix", "vector"), threads=256
+    "matvec_columns",
+    params=ints("outputs", "k", "matrix_row", "matrix_k", "vector_k", *_MATVEC_BATCH),
+    macros=_MATVEC_MACROS,
+    inputs=("matrix", "vector"),
+    threads=256,
 )
 
 _VECTOR = 4  # elements of a vector load in the matrix-vector kernels
@@ -164,10 +164,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
     is_row = found.m == 1
     matrix, vector = (found.b, found.a) if is_row else (found.a, found.b)
     outputs = found.n if is_row else found.m
-    values = {
-        "outputs": outputs, "k": found.k,
-        "matrix_row": matrix.along, "matrix_k": matrix.k, "vector_k": vector.k,
-    }  # fmt: skip
+    values = {"outputs": outputs, "k": found.k, "matrix_row": matrix.along, "vector_k": vector.k}
     macros: dict[str, object] = {
         "matrix_t": METAL.storage[matrix.dtype.name],
         "vector_t": METAL.storage[vector.dtype.name],
@@ -177,6 +174,7 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
     names = ("vector", "matrix") if is_row else ("matrix", "vector")
     if matrix.k != 1:
         chunk = _VECTOR if matrix.has_chunks(_VECTOR, outputs, along_k=False) else 1
+        values["matrix_k"] = matrix.k
         use = _Use(MATVEC_COLUMNS, {**macros, "CHUNK": chunk}, values, (ceil_div(outputs, 32 * chunk), 1), names)
         return _launches(use, found, anchor_epilogue(group, lowering), lowering)
     aligned = [*matrix.across(along_k=True), found.k]

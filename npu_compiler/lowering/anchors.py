@@ -74,12 +74,12 @@ class KernelWriter(ABC):
         return _file(self.package, name)
 
     @abstractmethod
-    def source(self, launch: Launch, params: ParamStruct, fused: Epilogue | None) -> KernelSource:
+    def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:
         """A whole translation unit.
 
         Args:
             launch: What the kernel's file is given.
-            params: The parameter struct.
+            declaration: That of the parameter struct.
             fused: What the kernel does with its results; None where its file stores them by itself.
         """
 
@@ -91,7 +91,7 @@ class KernelWriter(ABC):
         params = _struct(launch.template, tuple(values))
         return KernelCall(
             label=" + ".join(fused.group.nodes),
-            kernel=lowering.kernel(self.source(launch, params, fused), launch.hurries),
+            kernel=lowering.kernel(self.source(launch, params.declaration, fused), launch.hurries),
             args=self._arguments(launch, fused),
             params=params.pack(values),
             grid=launch.grid,
@@ -107,7 +107,7 @@ class KernelWriter(ABC):
         params = _struct(launch.template, tuple(launch.values))
         return KernelCall(
             label=label,
-            kernel=lowering.kernel(self.source(launch, params, None)),
+            kernel=lowering.kernel(self.source(launch, params.declaration)),
             args=(*self._inputs(launch), *launch.outputs.values()),
             params=params.pack(launch.values),
             grid=launch.grid,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
-from npu_compiler.artifact.plan import Argument, KernelCall, KernelSource
+from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import flops_of, output_argument, traffic_of
+from npu_compiler.lowering.loops import output_argument
 from npu_compiler.lowering.operands import Operands, merge_groups
 from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.tensor.symbolic import OpRefusal
 
-__all__ = ["AXES", "Positions", "epilogue_positions", "map_call", "unpack"]
+__all__ = ["AXES", "Positions", "epilogue_positions", "unpack"]
 
 AXES = tuple(f"i{axis}" for axis in range(8))
 """Names of the positions along the dimensions of an iteration space."""
@@ -110,24 +109,3 @@ def epilogue_positions(group: Group, lowering: Lowering, result: str, sized: boo
         axes, sizes = [AXES[dim] for dim in part], [group.shape[dim] for dim in part]
         statements += unpack(position, axes, sizes, extents if sized else None)
     return Positions(operands, tuple(statements), extents, names[-1])
-
-
-def map_call(
-    group: Group,
-    lowering: Lowering,
-    found: Positions,
-    kernel: KernelSource,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-) -> KernelCall:
-    """The launch of a kernel that computes a group without a problem, whose parameters are those of its positions."""
-    return KernelCall(
-        label=" + ".join(group.nodes),
-        kernel=lowering.kernel(kernel),
-        args=found.arguments(group),
-        params=found.struct().pack(found.values),
-        grid=grid,
-        block=block,
-        flops=flops_of([group.expr], prod(group.shape)),
-        nbytes=traffic_of(group, lowering.tensors),
-    )

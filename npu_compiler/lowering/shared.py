@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from npu_compiler.artifact.plan import KernelCall, KernelSource
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, traffic_of
 from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["Part", "SharedText", "shared_launch"]
 
@@ -61,19 +63,23 @@ class SharedText:
 def shared_launch(
     parts: Sequence[Part],
     lowering: Lowering,
-    threads: int,
+    writer: KernelWriter,
+    template: KernelTemplate,
     ids: tuple[str, str],
-    assemble: Callable[[SharedText], KernelSource],
+    print_text: Callable[[SharedText], tuple[Mapping[str, object], str]],
 ) -> KernelCall:
     """One launch, whose blocks are shared out among the parts in order.
 
     Args:
         parts: The parts.
         lowering: Where the trace's tensors are.
-        threads: Threads of a block.
+        writer: Writes the kernel.
+        template: Its template, whose threads are a number.
         ids: Texts for the number of a block, and for that of a thread in it.
-        assemble: Makes the kernel.
+        print_text: Gives the macros and the functions of the kernel.
     """
+    threads = template.threads
+    assert isinstance(threads, int)
     counts = [ceil_div(part.packs, threads) for part in parts]
     ends = {f"end{number}": sum(counts[: number + 1]) for number in range(len(parts))}
     header = ParamStruct("Blocks", ints(*ends))
@@ -81,14 +87,16 @@ def shared_launch(
     params = f"{header.declaration}struct Params {{\n    Blocks blocks;\n{members}}};"
     pointers = [(kind, f"p{number}_{i}") for number, part in enumerate(parts) for i, kind in enumerate(part.kinds)]
     text = SharedText("\n".join([*(part.text for part in parts), params]), tuple(pointers), _calls(parts, threads, ids))
+    macros, functions = print_text(text)
+    launch = Launch(template, (sum(counts), 1, 1), macros=macros, text=functions)
     packed = [part.positions.struct(part.struct).pack(part.positions.values) for part in parts]
     return KernelCall(
         label="; ".join(" + ".join(part.group.nodes) for part in parts),
-        kernel=lowering.kernel(assemble(text)),
+        kernel=lowering.kernel(writer.source(launch, "")),
         args=tuple(argument for part in parts for argument in part.positions.arguments(part.group)),
         params=header.pack(ends) + b"".join(packed),
-        grid=(sum(counts), 1, 1),
-        block=(threads, 1, 1),
+        grid=launch.grid,
+        block=launch.threads,
         flops=sum(flops_of([part.group.expr], prod(part.group.shape)) for part in parts),
         nbytes=sum(traffic_of(part.group, lowering.tensors) for part in parts),
     )

@@ -62,6 +62,10 @@ class KernelTemplate:
         if launch.prologue is not None and not self.computed:
             raise CompileError(f"the kernel '{self.entry}' was given a prologue, and its template has no place for one")
 
+    def values_among(self, known: Mapping[str, int]) -> dict[str, int]:
+        """Those of some numbers that are parameters of the kernel: of a problem more is known than each kernel asks."""
+        return {name: known[name] for _, name in self.params if name in known}
+
     @cached_property
     def input_names(self) -> tuple[str, ...]:
         """The inputs, in order."""

@@ -187,6 +187,15 @@ def test_a_line_that_the_file_does_not_hold_is_refused(number: int) -> None:
         CompiledProgram.from_bytes(repack(fields))
 
 
+def test_how_a_text_is_divided_makes_no_difference() -> None:
+    whole, parts = KernelSource("k", "a\nb\n\nc"), KernelSource("k", "a", "b\n", "c")
+    assert whole == parts
+    assert hash(whole) == hash(parts)
+    assert (whole.text, whole.digest) == (parts.text, parts.digest)
+    assert whole != KernelSource("k", "a\nb\n\nd")
+    assert whole != KernelSource("l", "a\nb\n\nc")
+
+
 def test_kernels_share_their_lines() -> None:
     plan = axpy_plan()
     kernels = tuple(KernelSource("axpy", f"{plan.kernels[0].text}// {number}\n") for number in range(99))

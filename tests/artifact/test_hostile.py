@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from npu_compiler.artifact.plan import Argument, ExecutionPlan
+from npu_compiler.artifact.plan import Argument, ExecutionPlan, KernelSource
 from npu_compiler.dtypes import FLOAT16, FLOAT32
 from npu_compiler.errors import KernelCompileError, NPUError
 from npu_compiler.tensor.layout import BufferSpec, dense
@@ -145,7 +145,7 @@ SIZES = {
     "an output that is a smaller input": with_plan(
         lambda plan: replace(plan, inputs=(*plan.inputs, _SMALL), state=(("out", "small"),))
     ),
-    "a kernel of another name": with_plan(lambda plan: replace(plan, kernels=(replace(AXPY, entry="../../axpy"),))),
+    "a kernel of another name": with_plan(lambda plan: replace(plan, kernels=(KernelSource("../../axpy", AXPY.text),))),
 }
 
 
