@@ -9,7 +9,7 @@ from math import prod
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
-from cuda_compiler.skeleton import KERNELS, pointer_parameters
+from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import (
     COLUMNS,
     identity,
@@ -23,7 +23,7 @@ from cuda_compiler.states import (
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue
+from npu_compiler.lowering.anchors import Epilogue, pointer_parameters
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -110,7 +110,7 @@ def _compute_rows(group: Group, found: Positions, program: RowProgram, loads: Se
     lines = [
         *state_functions(program.phases, COLUMNS),
         f"__device__ __forceinline__ void compute_rows(int pack, int slice, bool alive, {storage}* out, "
-        f"{pointer_parameters(found.operands)}const Params& p)",
+        f"{pointer_parameters(found.operands, CUDA)}const Params& p)",
         "{",
         *found.statements,
     ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
+from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.operands import Operands, merge_groups
 from npu_compiler.tensor.expr import Expr
@@ -39,7 +40,7 @@ class ElementFunction:
         """The function, taking all of `parameters`."""
         positions = ", ".join(f"int {name}" for name in _POSITIONS)
         head = f"__device__ __forceinline__ {self.register} {self.name}({positions}, {parameters}const Params& p)"
-        return "\n".join([head, "{", *self.lines, f"    return {self.value};", "}"])
+        return function(head, self.lines, self.value)
 
 
 def element_function(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.guards import Guard, conditions, is_uniform
-from cuda_compiler.skeleton import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import Printer, is_small
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
@@ -132,7 +132,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
     storage = CUDA.storage[group.output.dtype.name]
     loads = packed_loads(found.operands, [group.expr], size)
     operands = with_packs(found.operands, loads, "fetched.")
-    pointers, passed = f"{pointer_parameters(operands)}const Params& p", f"{pointer_arguments(operands)}p"
+    pointers, passed = f"{pointer_parameters(operands, CUDA)}const Params& p", f"{pointer_arguments(operands)}p"
     value = "value, " if values else ""
     inline = "__device__ __forceinline__"
     packs = {f"x{number}": load for number, load in enumerate(loads)}
@@ -203,21 +203,16 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, found.operands.names)
     result = printer.value(group.expr)
-    inline = "__device__ __forceinline__"
-    lines = [
-        f"{inline} {storage} element(float sum, {positions}{pointer_parameters(found.operands)}const Params& p)",
-        "{",
-        *found.statements,
-        *printer.lines,
-        f"    return {storage}({result});",
-        "}",
-        f"{inline} long long place({positions}const Params& p)",
-        "{",
-        *found.statements,
-        f"    return {found.operands.output};",
-        "}",
-    ]
-    return "\n".join(lines)
+    inline, statements = "__device__ __forceinline__", found.statements
+    pointers = pointer_parameters(found.operands, CUDA)
+    element = f"{inline} {storage} element(float sum, {positions}{pointers}const Params& p)"
+    place = f"{inline} long long place({positions}const Params& p)"
+    return "\n".join(
+        (
+            function(element, (*statements, *printer.lines), f"{storage}({result})"),
+            function(place, statements, found.operands.output),
+        )
+    )
 
 
 def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> list[str]:

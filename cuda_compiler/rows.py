@@ -10,11 +10,11 @@ from cuda_compiler.columns import lower_columns, rows_side_by_side
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
-from cuda_compiler.skeleton import KERNELS, pointer_arguments, pointer_parameters
+from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue
+from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, flops_of, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -109,7 +109,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
         values=dict(operands.fields),
         macros={
             "ROW_THREADS": threads,
-            "VECTOR_PARAMETERS": pointer_parameters(operands),
+            "VECTOR_PARAMETERS": pointer_parameters(operands, CUDA),
             "VECTOR_ARGUMENTS": pointer_arguments(operands),
         },
         text=text,
@@ -154,7 +154,7 @@ def _compute_row(
     lines = [
         *state_functions(program.phases, ROWS),
         f"__device__ __forceinline__ void compute_row(int row, int lane, {storage}* out, "
-        f"{pointer_parameters(found.operands)}const Params& p)",
+        f"{pointer_parameters(found.operands, CUDA)}const Params& p)",
         "{",
         *found.statements,
         *([program.head] if program.head else []),

@@ -1,15 +1,13 @@
-"""How kernels are written for CUDA: how texts are put together, and how pointers are printed."""
+"""How the texts of kernels are put together for CUDA."""
 
 from __future__ import annotations
 
-from cuda_compiler.dialect import CUDA
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
 from npu_compiler.lowering.dialect import CHECK
-from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.templates import Launch
 
-__all__ = ["KERNELS", "QUIET_CHECK", "pointer_arguments", "pointer_parameters"]
+__all__ = ["KERNELS", "QUIET_CHECK"]
 
 QUIET_CHECK = "quiet_index"
 """As `CHECK`, without a record of the fault (checks.cuh)."""
@@ -40,15 +38,3 @@ class _CUDAKernels(KernelWriter):
 
 
 KERNELS = _CUDAKernels()
-
-
-def pointer_parameters(operands: Operands) -> str:
-    """Parameters for the operands' pointers ``e0``, ``e1``..., each with a comma after it."""
-    return "".join(
-        f"{CUDA.pointer_to(dtype)} {operands.prefix}e{number}, " for number, (_, dtype) in enumerate(operands.pointers)
-    )
-
-
-def pointer_arguments(operands: Operands) -> str:
-    """The pointers themselves, each with a comma after it."""
-    return "".join(f"{operands.prefix}e{number}, " for number in range(len(operands.pointers)))

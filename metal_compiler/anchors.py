@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from metal_compiler.dialect import METAL
-from metal_compiler.skeleton import KERNELS, pointer_types
-from npu_compiler.lowering.anchors import Epilogue
+from metal_compiler.skeleton import KERNELS
+from npu_compiler.lowering.anchors import Epilogue, function, pointer_parameters
 from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import epilogue_positions
@@ -27,18 +27,11 @@ def anchor_epilogue(group: Group, lowering: Lowering) -> Epilogue:
     result = printer.value(group.expr)
     positions = "int batch, int row, int col"
     values = "float value, float value1" if group.pairs == 2 else "float value"
-    pointers = "".join(f"{kind} e{number}, " for number, kind in enumerate(pointer_types(operands)))
-    lines = [
-        f"METAL_FUNC {METAL.register(group.expr.dtype)} epilogue({values}, {positions}, {pointers}constant Params& p)",
-        "{",
-        *found.statements,
-        *printer.lines,
-        f"    return {result};",
-        "}",
-        f"METAL_FUNC int output_index({positions}, constant Params& p)",
-        "{",
-        *found.statements,
-        f"    return {operands.output};",
-        "}",
-    ]
-    return Epilogue(group, found, "\n".join(lines))
+    pointers, kind = pointer_parameters(operands, METAL), METAL.register(group.expr.dtype)
+    epilogue = f"METAL_FUNC {kind} epilogue({values}, {positions}, {pointers}constant Params& p)"
+    output_index = f"METAL_FUNC int output_index({positions}, constant Params& p)"
+    functions = (
+        function(epilogue, (*found.statements, *printer.lines), result),
+        function(output_index, found.statements, operands.output),
+    )
+    return Epilogue(group, found, "\n".join(functions))

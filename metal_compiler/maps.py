@@ -7,11 +7,11 @@ from math import prod
 
 from metal_compiler.dialect import METAL
 from metal_compiler.row_phases import phase_extents, phases_text
-from metal_compiler.skeleton import KERNELS, pointer_types
+from metal_compiler.skeleton import KERNELS
 from metal_compiler.tiles.tiling import MAX_GRID
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import Epilogue
+from npu_compiler.lowering.anchors import Epilogue, pointer_parameters
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import (
     elementwise_body,
@@ -91,10 +91,10 @@ def _part(group: Group, number: int, lowering: Lowering) -> Part:
     extents = {"packs": prod(operands.sizes)}
     lines = unpack("index", axes, operands.sizes, extents)
     found = Positions(operands, tuple(lines), extents, axes[-1])
-    kinds = (f"device {METAL.storage[group.output.dtype.name]}*", *pointer_types(operands))
-    names = ("out", *(f"e{i}" for i in range(len(operands.pointers))))
-    declared = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, names, strict=True))
-    head = f"inline void part{number}(int index, {declared}, constant Part{number}& p)"
+    out = f"device {METAL.storage[group.output.dtype.name]}*"
+    kinds = (out, *(METAL.pointer_to(dtype) for _, dtype in operands.pointers))
+    pointers = pointer_parameters(operands, METAL)
+    head = f"inline void part{number}(int index, {out} out, {pointers}constant Part{number}& p)"
     body = [head, "{", *lines, elementwise_body(group, operands, METAL), "}"]
     text = "\n".join((found.struct(f"Part{number}").declaration, *body))
     return Part(group, found, text, f"Part{number}", f"part{number}", kinds)

@@ -6,12 +6,12 @@ from string import Template
 
 from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import KernelSource
-from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
+from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.templates import Launch
 
-__all__ = ["KERNELS", "pointer_types"]
+__all__ = ["KERNELS"]
 
 
 class _MetalKernels(KernelWriter):
@@ -36,15 +36,10 @@ class _MetalKernels(KernelWriter):
 KERNELS = _MetalKernels()
 
 
-def pointer_types(operands: Operands) -> list[str]:
-    """Types of the operands' pointers."""
-    return [METAL.pointer_to(dtype) for _, dtype in operands.pointers]
-
-
-def _pointer_parameters(operands: Operands, first: int) -> str:
+def _bound(operands: Operands, first: int) -> str:
     """Kernel parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), bound from `first` on."""
-    names = (f"{operands.prefix}e{number} [[buffer({first + number})]]" for number in range(len(operands.pointers)))
-    return "".join(f"    {kind} {name},\n" for kind, name in zip(pointer_types(operands), names, strict=True))
+    kinds = (METAL.pointer_to(dtype) for _, dtype in operands.pointers)
+    return "".join(f"    {kind} {operands.prefix}e{i} [[buffer({first + i})]],\n" for i, kind in enumerate(kinds))
 
 
 def _blanks(fused: Epilogue) -> dict[str, object]:
@@ -52,7 +47,7 @@ def _blanks(fused: Epilogue) -> dict[str, object]:
     operands = fused.found.operands
     return {
         "storage": METAL.storage[fused.group.output.dtype.name],
-        "pointers": _pointer_parameters(operands, 1),
+        "pointers": _bound(operands, 1),
         "params": 1 + len(operands.pointers),
         "positions": "\n".join(fused.found.statements),
         "body": fused.text,
@@ -64,15 +59,14 @@ def _told(launch: Launch, fused: Epilogue) -> dict[str, object]:
     operands, output, prologue = fused.found.operands, len(launch.inputs), launch.prologue
     behind = output + 1 + len(operands.pointers)
     before = [] if prologue is None else prologue.operands
-    types = pointer_types(operands)
     return {
         "PAIRS": fused.group.pairs,
         "OUT_BUFFER": output,
-        "EPILOGUE_BUFFERS": _pointer_parameters(operands, output + 1).replace("\n", " "),
-        "EPILOGUE_PARAMETERS": "".join(f"{kind} e{number}, " for number, kind in enumerate(types)),
-        "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(types))),
+        "EPILOGUE_BUFFERS": _bound(operands, output + 1).replace("\n", " "),
+        "EPILOGUE_PARAMETERS": pointer_parameters(operands, METAL),
+        "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
         "PROLOGUE": int(prologue is not None),
-        "PROLOGUE_BUFFERS": "".join(_pointer_parameters(read, behind) for read in before).replace("\n", " "),
+        "PROLOGUE_BUFFERS": "".join(_bound(read, behind) for read in before).replace("\n", " "),
         "PARAMS_BUFFER": behind + sum(len(read.pointers) for read in before),
         "out_t": METAL.storage[fused.group.output.dtype.name],
         "result_t": METAL.register(fused.group.expr.dtype),

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, padded, size_macros
+from cuda_compiler.dialect import CUDA
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import pack_size
-from cuda_compiler.skeleton import QUIET_CHECK, pointer_arguments, pointer_parameters
+from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.params import ints
@@ -240,7 +242,7 @@ def _text(functions: Sequence[ElementFunction]) -> str:
     Places are needed early, by every thread. A branch that records a fault would have all of them wait for the index
     there, so that this is left to a function ``report_...`` of its own, which one thread calls at the end.
     """
-    parameters = "".join(pointer_parameters(function.operands) for function in functions)
+    parameters = "".join(pointer_parameters(function.operands, CUDA) for function in functions)
     texts = []
     for function in functions:
         text = function.text(parameters)
@@ -255,7 +257,7 @@ def _operand_macros(functions: Sequence[ElementFunction], fresh: int) -> dict[st
     return {
         "FRESH": fresh,
         "KEPT_T": "tile_t" if fresh else "const tile_t",
-        "OPERAND_PARAMETERS": "".join(pointer_parameters(function.operands) for function in functions),
+        "OPERAND_PARAMETERS": "".join(pointer_parameters(function.operands, CUDA) for function in functions),
         "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in functions),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.problems.product import Matrix, Product
 
 __all__ = ["are_along_k", "fits_tiles", "offset_function"]
@@ -31,10 +32,10 @@ def are_along_k(found: Product) -> bool:
 
 def offset_function(name: str, batch: Sequence[int], strides: Sequence[int]) -> str:
     """A device function ``name_offset`` that gives where an operand begins, from the position in the batch."""
-    lines = [f"__device__ __forceinline__ long long {name}_offset(int batch, const Params& p)", "{"]
-    terms = []
+    lines, terms = [], []
     for dim in range(len(batch) - 1, 0, -1):
         lines += [f"    int i{dim} = batch % {batch[dim]};", f"    batch /= {batch[dim]};"]
         terms.append(f"(long long)i{dim} * {strides[dim]}")
     terms.append(f"(long long)batch * {strides[0]}")
-    return "\n".join([*lines, f"    return {' + '.join(terms)};", "}"])
+    head = f"__device__ __forceinline__ long long {name}_offset(int batch, const Params& p)"
+    return function(head, lines, " + ".join(terms))

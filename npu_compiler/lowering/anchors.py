@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from importlib.resources import files
 from math import prod
 
 from npu_compiler.artifact.plan import Argument, KernelCall, KernelSource
+from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, traffic_of
+from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
-__all__ = ["Epilogue", "KernelWriter", "definitions"]
+__all__ = ["Epilogue", "KernelWriter", "definitions", "function", "pointer_arguments", "pointer_parameters"]
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,19 @@ def _struct(template: KernelTemplate, names: tuple[str, ...]) -> ParamStruct:
 def definitions(macros: Mapping[str, object]) -> str:
     """The lines that define macros."""
     return "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
+
+
+def function(head: str, statements: Iterable[str], result: str) -> str:
+    """A function that returns a result after some statements."""
+    return "\n".join([head, "{", *statements, f"    return {result};", "}"])
+
+
+def pointer_parameters(operands: Operands, dialect: Dialect) -> str:
+    """Parameters for the operands' pointers ``e0``, ``e1``... (after their prefix), each with a comma after it."""
+    kinds = (dialect.pointer_to(dtype) for _, dtype in operands.pointers)
+    return "".join(f"{kind} {operands.prefix}e{number}, " for number, kind in enumerate(kinds))
+
+
+def pointer_arguments(operands: Operands) -> str:
+    """The pointers themselves, each with a comma after it."""
+    return "".join(f"{operands.prefix}e{number}, " for number in range(len(operands.pointers)))
