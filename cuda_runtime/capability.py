@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from math import prod
 
 from cuda_runtime.library import is_installed
-from npu_compiler.artifact.plan import CallChoice
+from npu_compiler.artifact.plan import CallChoice, CallOption, KernelCall
 from npu_compiler.errors import DeviceError
 
-__all__ = ["architecture_name", "fitting_options", "meets"]
+__all__ = ["architecture_name", "filled_share", "fitting_options", "meets"]
 
 _LIBRARY = "cublas"
 _REQUIREMENT = re.compile(r"sm_([0-9]+)([0-9])(a?)")
+_RESERVED_BYTES = 1 << 10  # of shared memory, for each block
 _WITH_EXTENSIONS = frozenset({90})  # instructions that no later capability has belong to an architecture of its own
 
 
@@ -52,3 +55,22 @@ def fitting_options(choice: CallChoice, capability: int) -> list[int]:
         DeviceError: As `meets` does.
     """
     return [index for index, option in enumerate(choice.options) if meets(option.requires, capability)]
+
+
+def filled_share(option: CallOption, attributes: Mapping[str, int]) -> float:
+    """How much of a device an option's largest launch fills, from 0 to 1, by its blocks' threads and shared memory.
+
+    Args:
+        option: The option.
+        attributes: Of the device, by CuPy's names for them.
+    """
+    whole = attributes["MultiProcessorCount"]
+    launches = [call for call in option.calls if isinstance(call, KernelCall)]
+    return min(1.0, max((_filled(call, attributes) / whole for call in launches), default=1.0))
+
+
+def _filled(call: KernelCall, attributes: Mapping[str, int]) -> float:
+    """Multiprocessors that a launch fills."""
+    threads = prod(call.block) / attributes["MaxThreadsPerMultiProcessor"]
+    memory = (call.shared_bytes + _RESERVED_BYTES) / attributes["MaxSharedMemoryPerMultiprocessor"]
+    return prod(call.grid) * max(threads, memory)

@@ -99,13 +99,25 @@ class Device:
         name, _ = _open_best(target)
         return cls(name)
 
-    def sibling(self) -> Device:
+    def sibling(self, overlapping: int = 1) -> Device:
         """The same device, for executors whose runs overlap with those of this one's.
 
         Buffers and weights of the one serve on the other. On CUDA a sibling has a stream of its own; devices that do
         one thing at a time give themselves.
+
+        Args:
+            overlapping: How many executors will keep the device busy at once. With 2 and more, what a program leaves to
+                the device is chosen for the work that all of them get done, where tuning has timed the options, and no
+                longer for the time of one run by itself, which then takes longer.
+
+        Raises:
+            InputError: It is less than 1.
         """
-        backend = self.backend.sibling()
+        if not isinstance(overlapping, int) or overlapping < 1:
+            raise InputError(
+                f"given {overlapping!r:.60} for overlapping, expected how many executors run at once, 1 or more"
+            )
+        backend = self.backend.sibling(overlapping)
         return self if backend is self.backend else Device(backend)
 
     def __repr__(self) -> str:
