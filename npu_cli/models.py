@@ -17,7 +17,8 @@ from npu_compiler.artifact.describe import counted
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, WeightError
 from npu_compiler.ir import TensorSpec
-from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights
+from npu_model import DAGExecutor
+from npu_runtime import Device, Executor, NPUBuffer, load_weights
 
 __all__ = ["Model", "open_model"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from npu_runtime import torch_backend
-from npu_runtime.torch_backend import npu
+from npu_model import torch_backend
+from npu_model.torch_backend import npu
 from tests.support.decoders import config, import_transformers
 from tests.support.dynamo import close, compiled
 

@@ -23,12 +23,12 @@ from npu_compiler.compiler import compile as compile_program
 from npu_compiler.errors import DeviceError, ExtractionError, InputError, NPUError
 from npu_compiler.frontend.extraction import extract
 from npu_compiler.partitioner import partition
+from npu_model.graph_effects import Effects, find_effects, overlap
+from npu_model.model import Model, load
+from npu_model.weight_watch import WeightWatch
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
-from npu_runtime.graph_effects import Effects, find_effects, overlap
 from npu_runtime.host_tensors import to_torch
-from npu_runtime.model import Model, load
-from npu_runtime.weight_watch import WeightWatch
 
 __all__ = ["npu"]
 
