@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_compiler.artifact.extensions import cluster_of
 from cuda_runtime.kernel_cache import cache_directory, write_entry
 from npu_compiler.artifact.plan import Call, CallChoice, KernelCall, KernelSource
 
@@ -81,7 +82,7 @@ def choice_digest(choice: CallChoice, kernels: Sequence[KernelSource]) -> str:
 
 def _work(call: Call, kernels: Sequence[KernelSource]) -> tuple[object, ...]:
     if isinstance(call, KernelCall):
-        shape = (call.grid, call.block, call.cluster, call.shared_bytes)
+        shape = (call.grid, call.block, cluster_of(call), call.shared_bytes)
         return kernels[call.kernel].digest, call.params, *shape
     return call.routine, sorted(call.attrs.items())
 
