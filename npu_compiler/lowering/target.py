@@ -20,7 +20,7 @@ from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = ["CodegenTarget", "LowerProblem", "Lowering", "target_named", "target_names"]
 
-_GROUP = "npu.targets"
+_GROUP, _DEFAULTS = "npu.targets", "npu.defaults"
 _Record = TypeVar("_Record")
 
 
@@ -131,18 +131,27 @@ def target_names() -> tuple[str, ...]:
     return tuple(entry_points_of(_GROUP))
 
 
-def target_named(name: str) -> CodegenTarget:
+def target_named(name: str | None = None) -> CodegenTarget:
     """The target of a name; its package is imported only now.
+
+    Args:
+        name: What it is called; when omitted, the one that the entry point ``target`` in ``npu.defaults`` names.
 
     Raises:
         CompileError: There is no such target, or what its package calls one is none.
         MissingDependencyError: Its package is not installed.
     """
+    if name is None:
+        return _target("target", _DEFAULTS)
     if not isinstance(name, str) or name not in target_names():
         raise CompileError(f"given the target {name!r:.60}, expected one of {', '.join(target_names())}")
-    target = load(_GROUP, name)
+    return _target(name, _GROUP)
+
+
+def _target(entry: str, group: str) -> CodegenTarget:
+    target = load(group, entry)
     if not (isinstance(target, type) and issubclass(target, CodegenTarget)):
         raise CompileError(
-            f"the entry point '{name}' in '{_GROUP}' names {target!r:.80}, expected a subclass of CodegenTarget"
+            f"the entry point '{entry}' in '{group}' names {target!r:.80}, expected a subclass of CodegenTarget"
         )
     return target()

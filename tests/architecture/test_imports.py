@@ -19,11 +19,11 @@ MAY_IMPORT = {
     "metal_compiler": {"npu_compiler"},
     "cuda_compiler": {"npu_compiler"},
     "npu_runtime": {"npu_compiler"},
-    "metal_runtime": {"npu_compiler", "npu_runtime"},
+    "metal_runtime": {"npu_compiler", "npu_runtime", "software_gpu"},
     "cuda_runtime": {"npu_compiler", "npu_runtime", "cuda_compiler"},  # of its compiler, what its programs hold
     "npu_model": {"npu_compiler", "npu_runtime"},
     "npu_text": {"npu_compiler", "npu_runtime", "npu_model"},
-    "npu_cli": {"npu_compiler", "npu_runtime", "npu_model", "npu_text", "cuda_runtime", "software_gpu"},
+    "npu_cli": {"npu_compiler", "npu_runtime", "npu_model", "npu_text"},
 }
 
 # The names that users know: `npu_runtime` looks them up in the layers above when someone asks for them.
