@@ -232,7 +232,7 @@ class Executor:
         self._check_inputs(inputs)
         self._check_weights(weights)
         self._check_outputs(outputs)
-        _check_apart(outputs, inputs)
+        self._check_apart(outputs, inputs)
         states = {name: inputs[source] for name, source in self._state.items()}
         memory = self._memory(inputs, {**outputs, **states}, weights)
         return BoundPlan(self._prepared, memory, self._lock, self._faults.look, self._backend.record)
@@ -315,6 +315,20 @@ class Executor:
         for name, spec in specs.items():
             self._check_buffer(f"output '{name}'", outputs[name], spec)
 
+    def _check_apart(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Refuses memory for an output that an input or another output has."""
+        taken = [(f"input '{name}'", self._memory_of(value)) for name, value in inputs.items()]
+        for name, value in outputs.items():
+            own = self._memory_of(value)
+            other = next((what for what, memory in taken if memory.nbytes and memory.overlaps(own)), None)
+            if other is not None:
+                raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
+            taken.append((f"output '{name}'", own))
+
+    def _memory_of(self, value: Any) -> Any:
+        """Where an input or output lies: something with `nbytes` and `overlaps`, as a `DeviceBuffer` has them."""
+        return value.data
+
     def _check_buffer(self, what: str, given: object, spec: BufferSpec) -> None:
         remedy = "NPUBuffer.from_numpy(array, device, spec=spec) with the spec from program.input_specs"
         if not isinstance(given, NPUBuffer):
@@ -393,16 +407,6 @@ def choose_function(program: CompiledProgram, function: str | None) -> Execution
     if not isinstance(function, str) or function not in program.functions:
         raise InputError(f"given the function {function!r:.60}, expected one of {_names(program.functions)}")
     return program.functions[function]
-
-
-def _check_apart(outputs: Mapping[str, NPUBuffer], inputs: Mapping[str, NPUBuffer]) -> None:
-    """Refuses memory for an output that an input or another output has."""
-    taken = [(f"input '{name}'", buffer.data) for name, buffer in inputs.items()]
-    for name, buffer in outputs.items():
-        other = next((what for what, data in taken if data.nbytes and data.overlaps(buffer.data)), None)
-        if other is not None:
-            raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
-        taken.append((f"output '{name}'", buffer.data))
 
 
 def _names(names: object) -> str:
