@@ -22,8 +22,9 @@ from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan
 from npu_runtime.buffer import NPUBuffer, is_device_tensor, is_host_array
+from npu_runtime.call_checks import choose_function
 from npu_runtime.device import Device
-from npu_runtime.executor import Executor, choose_function
+from npu_runtime.executor import Executor
 from npu_runtime.host_tensors import as_array
 from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights

@@ -110,7 +110,8 @@ class CompiledProgram:
             origin: Where the bytes come from, for error messages.
 
         Raises:
-            ProgramFormatError: Truncated, altered, of another version, or not an artifact at all.
+            ProgramFormatError: Truncated, altered, of another version, or not an artifact at all; or it holds what only
+                a target has that no installed package knows.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ProgramFormatError(

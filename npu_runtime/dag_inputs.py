@@ -10,8 +10,8 @@ from npu_compiler.errors import InputError, IRError
 from npu_compiler.ir import TensorSpec
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer, is_device_tensor
+from npu_runtime.call_checks import check_input_names
 from npu_runtime.device import Device
-from npu_runtime.executor import check_input_names
 from npu_runtime.host_tensors import as_array, described, is_array
 
 __all__ = ["GivenInputs", "InputChecker"]

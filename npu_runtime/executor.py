@@ -8,13 +8,14 @@ from typing import Any, NamedTuple, Self
 
 from numpy.typing import NDArray
 
-from npu_compiler.artifact.plan import ExecutionPlan, Role
+from npu_compiler.artifact.plan import Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.array_calls import OwnMemory
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer, is_host_array
+from npu_runtime.call_checks import check_input_names, check_mapping, check_program_type, choose_function, names_of
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord
 from npu_runtime.host_tensors import as_array, is_array
@@ -23,7 +24,7 @@ from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
-__all__ = ["Executor", "check_input_names", "choose_function"]
+__all__ = ["Executor"]
 
 
 class _FixedMemory(NamedTuple):
@@ -127,7 +128,7 @@ class Executor:
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
-        _check_mapping(inputs, self._inputs)
+        check_mapping(inputs, self._inputs)
         with self._lock:
             given = self._received(inputs)
             buffers, outputs = self._bind(given, weights)
@@ -149,7 +150,7 @@ class Executor:
         Raises:
             NPUError: As `run` does.
         """
-        _check_mapping(inputs, self._inputs)
+        check_mapping(inputs, self._inputs)
         with self._lock:
             own, given = self._own, self._received(inputs)
             self._check_inputs(given)
@@ -200,7 +201,7 @@ class Executor:
         Raises:
             InputError: An array does not fit its input.
         """
-        _check_mapping(inputs, self._inputs)
+        check_mapping(inputs, self._inputs)
         return {name: self._adopted(name, value) for name, value in inputs.items()}
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
@@ -311,7 +312,7 @@ class Executor:
     def _check_outputs(self, outputs: Mapping[str, NPUBuffer]) -> None:
         specs = {spec.name: spec for spec in self.plan.outputs if spec.name not in self._state}
         if outputs.keys() != specs.keys():
-            raise InputError(f"given memory for the outputs {_names(outputs)}, expected {_names(specs)}")
+            raise InputError(f"given memory for the outputs {names_of(outputs)}, expected {names_of(specs)}")
         for name, spec in specs.items():
             self._check_buffer(f"output '{name}'", outputs[name], spec)
 
@@ -366,51 +367,6 @@ class Executor:
     def _weights_checked(self, weights: Weights) -> None:
         """What weights that a run can use mean for the runs to come."""
         self._weights = weights
-
-
-def check_input_names(given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuses inputs of which some are missing or not expected."""
-    if given.keys() != expected.keys():
-        missing, unknown = expected.keys() - given.keys(), given.keys() - expected.keys()
-        raise InputError(
-            f"given the inputs {_names(given)}, expected {_names(expected)}"
-            + (f"; missing: {_names(missing)}" if missing else "")
-            + (f"; not expected: {_names(unknown)}" if unknown else "")
-        )
-
-
-def check_program_type(program: object) -> None:
-    """Refuses what is no compiled program, such as a path."""
-    if not isinstance(program, CompiledProgram):
-        raise InputError(
-            f"given a {type(program).__name__} as program, expected a CompiledProgram; CompiledProgram.load(path) "
-            "reads one and npu_compiler.compile(ir) makes one"
-        )
-
-
-def _check_mapping(inputs: object, names: object) -> None:
-    if not isinstance(inputs, Mapping):
-        raise InputError(
-            f"given a {type(inputs).__name__} as inputs, expected a mapping of names to buffers or arrays; "
-            f"the inputs are {_names(names)}"
-        )
-
-
-def choose_function(program: CompiledProgram, function: str | None) -> ExecutionPlan:
-    """The plan of a program's function; of ``main``, or of the only one, where no name is given.
-
-    Raises:
-        InputError: The program has no such function.
-    """
-    if function is None:
-        return program.main
-    if not isinstance(function, str) or function not in program.functions:
-        raise InputError(f"given the function {function!r:.60}, expected one of {_names(program.functions)}")
-    return program.functions[function]
-
-
-def _names(names: object) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"  # type: ignore[call-overload]
 
 
 def _described(spec: BufferSpec) -> str:
