@@ -282,7 +282,7 @@ class Call:
         """
         for place, each in self._inputs:
             each.receive(values[place])
-        key = outputs.key, results is not None
+        key = outputs.key, results
         if key in self._graphs:
             graph = self._graphs[key]
         else:

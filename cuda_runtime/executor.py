@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
 __all__ = ["CUDAExecutor"]
+
+_MOST_RESULTS = 16  # ways in which outputs are fetched; each has memory of its own
 
 
 class CUDAExecutor(Executor):
@@ -79,7 +81,8 @@ class CUDAExecutor(Executor):
         self._calls = Calls(self.plan, self._prepared, self._workspace, self._cuda, self._faults, self._check_buffer)
         self._own_outputs = [spec for spec in self.plan.outputs if spec.name not in self._state]
         self._ring = OutputRing(self._new_outputs)
-        self._copied: tuple[OutputSet, Results] | None = None  # outputs that are copied before the next run
+        self._own_set: OutputSet | None = None
+        self._results: dict[tuple[object, tuple[str, ...]], Results | None] = {}
         self._in_flight = InFlight(self._cuda)
         self._latest: tuple[Any, object] | None = None
 
@@ -129,17 +132,41 @@ class CUDAExecutor(Executor):
                 self._wait()
             return made
 
-    def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
-        """As `Executor.compute`; small outputs reach the host in the same submission."""
+    def run_and_fetch(
+        self,
+        inputs: Mapping[str, Any],
+        weights: Weights | None,
+        fetched: Collection[str],
+        kept: Collection[str] = (),
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NPUBuffer]]:
+        """As `Executor.run_and_fetch`; small outputs reach the host in the same submission."""
         if self._tunes:
             self.tune(inputs, weights)
         with self._turn:
-            if self._copied is None:
-                tensors = self._new_outputs()
-                self._copied = OutputSet("copied", tensors), Results(self._cuda, tensors)
-            self._launch(inputs, weights, *self._copied, waits=True)
+            outputs = self._ring.take() if kept else self._fetched_only()
+            results = None if outputs is None else self._results_of(outputs, fetched)
+            made = self._launch(inputs, weights, outputs, results, waits=True)
             self._wait()
-            return self._copied[1].arrays()
+            arrays = {} if results is None else results.arrays()
+            return (
+                {name: arrays[name] if name in arrays else made[name].to_numpy() for name in fetched},
+                {name: made[name] for name in kept},
+            )
+
+    def _fetched_only(self) -> OutputSet:
+        """Memory for outputs that are copied before the next run."""
+        if self._own_set is None:
+            self._own_set = OutputSet("fetched", self._new_outputs())
+        return self._own_set
+
+    def _results_of(self, outputs: OutputSet, fetched: Collection[str]) -> Results | None:
+        names = tuple([name for name in fetched if name in outputs.tensors])
+        key = outputs.key, names
+        if key not in self._results:
+            if len(self._results) == _MOST_RESULTS:
+                del self._results[next(iter(self._results))]
+            self._results[key] = Results(self._cuda, {name: outputs.tensors[name] for name in names}) if names else None
+        return self._results[key]
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], weights: Weights | None = None) -> BoundPlan:
         """As `Executor.bind`; tensors of other libraries on this device are taken, too, where they lie as the program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Self
 
@@ -150,21 +150,44 @@ class Executor:
         Raises:
             NPUError: As `run` does.
         """
+        return self.run_and_fetch(inputs, weights, [s.name for s in self.plan.outputs if s.name not in self._state])[0]
+
+    def run_and_fetch(
+        self,
+        inputs: Mapping[str, Any],
+        weights: Weights | None,
+        fetched: Collection[str],
+        kept: Collection[str] = (),
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NPUBuffer]]:
+        """Runs once, and gives some of the outputs as arrays on the host, and some as they are on the device.
+
+        Args:
+            inputs: As for `run`.
+            weights: As for `run`.
+            fetched: Names of the outputs to bring to the host.
+            kept: Names of those to give as buffers, as `run` does; the same ones may be asked for as both.
+
+        Raises:
+            NPUError: As `run` does.
+        """
         check_mapping(inputs, self._inputs)
         with self._lock:
             own, given = self._own, self._received(inputs)
             self._check_inputs(given)
             self._check_weights(weights)
-            outputs = {spec.name: own.output(spec.name) or self._output(spec, given) for spec in self.plan.outputs}
+            outputs = {
+                spec.name: (None if spec.name in kept else own.output(spec.name)) or self._output(spec, given)
+                for spec in self.plan.outputs
+            }
             memory = self._memory(given, outputs, weights)
             with self._updating(given):
                 self._prepared.run(memory)
             self._faults.look()
-            return {
-                name: own.array(name) if own.output(name) is output else output.to_numpy()
-                for name, output in outputs.items()
-                if name not in self._state
-            }
+            arrays = {name: self._fetched(name, outputs[name]) for name in fetched}
+            return arrays, {name: outputs[name] for name in kept}
+
+    def _fetched(self, name: str, output: NPUBuffer) -> NDArray[Any]:
+        return self._own.array(name) if self._own.output(name) is output else output.to_numpy()
 
     def _own_memory(self) -> OwnMemory:
         updated = {*self._state, *self._state.values()}
