@@ -18,13 +18,14 @@ from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, CUDADevice, Flag, VisibleBuffer
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.recording import CUDARecording
-from cuda_runtime.tuning_results import OptionTimes, TuningResults
+from cuda_runtime.tuning_results import TuningResults
 from npu_compiler.artifact.memory import ALIGNMENT
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelSource
 from npu_compiler.dtypes import BFLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer, Transfers
+from npu_runtime.tuning import OptionTimes
 
 __all__ = ["SMALL_BYTES", "CUDABackend"]
 

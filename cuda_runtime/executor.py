@@ -11,20 +11,22 @@ from cuda_runtime.backend import CUDABackend
 from cuda_runtime.call import Results
 from cuda_runtime.calls import Calls
 from cuda_runtime.device import CUDABuffer
-from cuda_runtime.given import Given, recognized, span
+from cuda_runtime.given import Given, Span, recognized, span
 from cuda_runtime.in_flight import InFlight
 from cuda_runtime.output_ring import OutputRing, OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor
-from cuda_runtime.tuning import Tuner, Tuning
+from cuda_runtime.tuning import Tuner
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan
-from npu_runtime.buffer import NPUBuffer, is_host_array
+from npu_runtime.buffer import NPUBuffer, is_device_tensor, is_host_array
+from npu_runtime.call_checks import choose_function
 from npu_runtime.device import Device
-from npu_runtime.executor import Executor, choose_function
-from npu_runtime.host_tensors import as_array, is_array, on_host
+from npu_runtime.executor import Executor
+from npu_runtime.host_tensors import as_array
+from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
@@ -298,25 +300,21 @@ class CUDAExecutor(Executor):
     def _checked_outputs(self, outputs: Mapping[str, NPUBuffer], inputs: Mapping[str, Any]) -> OutputSet:
         self._check_outputs(outputs)
         tensors = {spec.name: CUDATensor(self.device, outputs[spec.name].data, spec) for spec in self._own_outputs}
-        taken = [(f"input '{name}'", span(value)) for name, value in inputs.items()]
-        for name, tensor in tensors.items():
-            own = span(tensor)
-            other = next((what for what, each in taken if each.start < own.stop and own.start < each.stop), None)
-            if other is not None:
-                raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
-            taken.append((f"output '{name}'", own))
+        self._check_apart(tensors, inputs)
         return OutputSet(tuple(tensor.data.pointer for tensor in tensors.values()), tensors)
+
+    def _memory_of(self, value: Any) -> Span:
+        return span(value)
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
         spec = self._inputs.get(name)
-        on_device = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
-        if spec is None or isinstance(value, NPUBuffer) or not on_device or on_host(value):
+        if spec is None or not is_device_tensor(value):
             return super()._adopted(name, value)
         return CUDATensor.adopt(value, self.device, spec, self._calls.overflow)
 
     def _shared(self, what: str, value: Any, spec: BufferSpec | None) -> Any:
         """A tensor of another library, on this device, in its own memory; anything else as it is, to be checked."""
-        if spec is None or isinstance(value, NPUBuffer) or not is_array(value) or on_host(value):
+        if spec is None or not is_device_tensor(value):
             return value
         tensor = CUDATensor.sharing(value, self.device, spec)
         if tensor is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from npu_compiler.partitioner import Partition, PartitionPlan
+from npu_compiler.partitioning.plan import Partition, PartitionPlan
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.executor import Executor
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from cuda_runtime.backend import CUDABackend
-from cuda_runtime.tuning import Tuner, Tuning
-from cuda_runtime.tuning_results import OptionTimes, TuningResults, choice_digest, tuning_directory
+from cuda_runtime.tuning import Tuner
+from cuda_runtime.tuning_results import TuningResults, choice_digest, tuning_directory
 from npu_cli.main import main
 from npu_compiler.artifact.plan import CallChoice, CallOption, ExecutionPlan, KernelCall, LibraryCall
 from npu_compiler.errors import DeviceError, InputError
 from npu_runtime import Device
+from npu_runtime.tuning import OptionTimes, Tuning
 from tests.cuda.choices import choice_program
 
 
