@@ -185,7 +185,7 @@ def ask_all(conversions: Iterable[Conversion], stream: Any, overflow: Any) -> No
 
 
 class _Part(NamedTuple):
-    """A tensor that a kernel converts: the address of its own flag or 0, the kernel's description of it, and its size."""
+    """A tensor that a kernel converts: the address of its own flag or 0, what the kernel is told of it, and its size."""
 
     kernel: Kernel
     flag: int
