@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from cuda_compiler.early_launches import EarlyLaunch, kernel_number
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
 from npu_compiler.lowering.dialect import CHECK
+from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 
 __all__ = ["KERNELS", "QUIET_CHECK"]
@@ -35,6 +37,9 @@ class _CUDAKernels(KernelWriter):
             *(own or [""]),
             *map(self.file, after),
         )
+
+    def number(self, launch: Launch, source: KernelSource, lowering: Lowering) -> int:
+        return kernel_number(source, lowering, isinstance(launch, EarlyLaunch) and launch.hurries)
 
 
 KERNELS = _CUDAKernels()

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, padded, size_macros
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
@@ -28,14 +30,12 @@ from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.lowering.templates import KernelTemplate, Prologue
 from npu_compiler.tensor.expr import Expr, Iota, Load, walk
 from npu_compiler.tensor.trace import Scatter
 from npu_compiler.tensor.view import View
 
-__all__ = ["ATTENTION_DECODE", "DECODE_REQUIRES", "lower_decode", "loads_fresh"]
-
-DECODE_REQUIRES = "sm_90"
+__all__ = ["ATTENTION_DECODE", "lower_decode", "loads_fresh"]
 
 _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
@@ -160,7 +160,7 @@ def lower_decode(
     k, v = (replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v))
     reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    launch = Launch(
+    launch = EarlyLaunch(
         ATTENTION_DECODE,
         grid=(division.clusters * division.cluster, 1, tiles),
         values=ATTENTION_DECODE.values_among(operand_values(problem, problem.rows)),
@@ -173,7 +173,7 @@ def lower_decode(
             text=_text(functions),
         ),
         shared_bytes=division.shared_bytes,
-        cluster=division.cluster,
+        extension=cluster_along_x(division.cluster),
         hurries=early,
     )
     return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)

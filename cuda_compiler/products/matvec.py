@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.product import offset_function
 from cuda_compiler.rows import vector_prologue
@@ -21,7 +22,7 @@ from npu_compiler.lowering.problems.forms import Computed, is_vector
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate
 from npu_compiler.tensor.expr import Load
 
 __all__ = ["MATVEC", "as_vectors", "lower_vectors", "loads_vector"]
@@ -143,7 +144,7 @@ def lower_vectors(
     functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
     blocks = min(chunks * batches, MULTIPROCESSORS * blocks_each)
     prologue = None if computed is None else vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)
-    launch = Launch(
+    launch = EarlyLaunch(
         MATVEC,
         grid=(blocks, 1, 1),
         values=values,

@@ -85,6 +85,10 @@ class KernelWriter(ABC):
             fused: What the kernel does with its results; None where its file stores them by itself.
         """
 
+    def number(self, launch: Launch, source: KernelSource, lowering: Lowering) -> int:
+        """The number that a `KernelCall` knows a kernel by."""
+        return lowering.kernel(source)
+
     def launch(self, launch: Launch, fused: Epilogue, lowering: Lowering) -> KernelCall:
         """A launch that computes a group."""
         prologue = launch.prologue or _NO_PROLOGUE
@@ -93,7 +97,7 @@ class KernelWriter(ABC):
         params = _struct(launch.template, tuple(values))
         return KernelCall(
             label=" + ".join(fused.group.nodes),
-            kernel=lowering.kernel(self.source(launch, params.declaration, fused), launch.hurries),
+            kernel=self.number(launch, self.source(launch, params.declaration, fused), lowering),
             args=self._arguments(launch, fused),
             params=params.pack(values),
             grid=launch.grid,
@@ -101,7 +105,7 @@ class KernelWriter(ABC):
             flops=launch.flops + round((fused.flops + prologue.flops) * launch.share),
             nbytes=round(traffic_of(fused.group, lowering.tensors) * launch.share),
             shared_bytes=launch.shared,
-            cluster=(launch.cluster, 1, 1),
+            extension=launch.extension,
         )
 
     def launch_alone(self, launch: Launch, label: str, nbytes: int, lowering: Lowering) -> KernelCall:
@@ -109,7 +113,7 @@ class KernelWriter(ABC):
         params = _struct(launch.template, tuple(launch.values))
         return KernelCall(
             label=label,
-            kernel=lowering.kernel(self.source(launch, params.declaration)),
+            kernel=self.number(launch, self.source(launch, params.declaration), lowering),
             args=(*self._inputs(launch), *launch.outputs.values()),
             params=params.pack(launch.values),
             grid=launch.grid,

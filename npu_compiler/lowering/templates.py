@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from npu_compiler.artifact.extension import LaunchExtension
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.errors import CompileError
 from npu_compiler.lowering.operands import Operands
@@ -148,8 +149,7 @@ class Launch:
         prologue: What computes the template's `computed` input.
         block: Threads of a block in x, y and z, where the template leaves that open.
         shared_bytes: Dynamic shared memory of a block, where the template leaves that open.
-        cluster: Neighbouring blocks in x that run at once and reach each other's shared memory.
-        hurries: Whether the next launch may begin before this one has waited.
+        extension: What only the target's launches have.
         share: The part of a group's results that it computes.
 
     Raises:
@@ -168,8 +168,7 @@ class Launch:
     prologue: Prologue | None = None
     block: tuple[int, int, int] | None = None
     shared_bytes: int | None = None
-    cluster: int = 1
-    hurries: bool = False
+    extension: LaunchExtension | None = None
     share: float = 1.0
 
     def __post_init__(self) -> None:
