@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,14 +54,31 @@ class KernelTemplate:
         """Compares what a launch gives with what is declared here.
 
         Raises:
-            CompileError: A parameter, a macro or an input is missing or unknown, or there is no place for the prologue.
+            CompileError: A parameter, a macro or a binding is missing or unknown, or the prologue has no place.
         """
-        self._compare("parameter", launch.values, self._param_names)
-        self._compare("macro", launch.defined, self._macro_names)
-        self._compare("input", launch.inputs, self._input_names[launch.prologue is not None])
-        self._compare("output", launch.outputs, self._output_names)
         if launch.prologue is not None and not self.computed:
             raise CompileError(f"the kernel '{self.entry}' was given a prologue, and its template has no place for one")
+        inputs = launch.inputs.keys() if launch.prologue is None else {*launch.inputs, self.computed}
+        given = launch.values.keys(), launch.defined.keys(), inputs, launch.outputs.keys()
+        for (kind, (needed, known)), names in zip(self._declared.items(), given, strict=True):
+            if not needed <= names <= known:
+                odd = [f"without the {kind} '{name}'" for name in sorted(needed - names)]
+                odd += [f"with the {kind} '{name}'" for name in sorted(names - known)]
+                declared = ", ".join(sorted(known)) or "none"
+                raise CompileError(f"the kernel '{self.entry}' was given {', '.join(odd)}; it declares {declared}")
+
+    @cached_property
+    def _declared(self) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+        """What each launch must give and what it may give, in the order of what is given."""
+        params = [name for _, name in self.params]
+        kinds = {"parameter": params, "macro": self.macros, "input": self.inputs, "output": self.outputs}
+        return {
+            kind: (
+                frozenset(name for name in names if not name.endswith("?")),
+                frozenset(name.removesuffix("?") for name in names),
+            )
+            for kind, names in kinds.items()
+        }
 
     def values_among(self, known: Mapping[str, int]) -> dict[str, int]:
         """Those of some numbers that are parameters of the kernel: of a problem more is known than each kernel asks."""
@@ -71,39 +88,6 @@ class KernelTemplate:
     def input_names(self) -> tuple[str, ...]:
         """The inputs, in order."""
         return tuple(name.removesuffix("?") for name in self.inputs)
-
-    @cached_property
-    def _param_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        return _needed_and_known(name for _, name in self.params)
-
-    @cached_property
-    def _macro_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        return _needed_and_known(self.macros)
-
-    @cached_property
-    def _input_names(self) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
-        """Without a prologue, and with one."""
-        return _needed_and_known(self.inputs), _needed_and_known(name for name in self.inputs if name != self.computed)
-
-    @cached_property
-    def _output_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        return _needed_and_known(self.outputs)
-
-    def _compare(self, kind: str, given: Mapping[str, object], names: tuple[frozenset[str], frozenset[str]]) -> None:
-        needed, known = names
-        keys = given.keys()
-        if needed <= keys <= known:
-            return
-        missing, unknown = sorted(needed - keys), sorted(keys - known)
-        odd = [f"without the {kind} '{name}'" for name in missing] + [f"with the {kind} '{name}'" for name in unknown]
-        raise CompileError(
-            f"the kernel '{self.entry}' was given {', '.join(odd)}; its template declares {', '.join(sorted(known))}"
-        )
-
-
-def _needed_and_known(names: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
-    given = tuple(names)
-    return frozenset(n for n in given if not n.endswith("?")), frozenset(n.removesuffix("?") for n in given)
 
 
 @dataclass(frozen=True)
@@ -187,12 +171,10 @@ class Launch:
     @property
     def shared(self) -> int:
         """Dynamic shared memory of a block."""
-        if self.shared_bytes is not None:
-            return self.shared_bytes
-        return self._amount("shared_bytes", self.template.shared_bytes)
+        own = self.shared_bytes
+        return self._amount("shared_bytes", self.template.shared_bytes if own is None else own)
 
     def _amount(self, name: str, amount: Amount) -> int:
         if amount is None:
-            entry = self.template.entry
-            raise CompileError(f"the kernel '{entry}' was given no {name}, which its template leaves to each launch")
+            raise CompileError(f"the kernel '{self.template.entry}' was given no {name}, which its template leaves open")
         return amount(self.macros) if callable(amount) else amount
