@@ -27,7 +27,6 @@ from npu_compiler.lowering.anchors import Epilogue, pointer_parameters
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -37,10 +36,10 @@ __all__ = ["lower_columns", "rows_side_by_side"]
 
 COLUMN_KERNEL = KernelTemplate(
     "columns",
-    params=ints("packs"),
-    macros=("LANES", "SLICES"),
+    params="int packs",
+    macros="LANES SLICES",
     threads=lambda macros: macros["LANES"] * macros["SLICES"],
-    before=("column_reductions.cuh",),
+    before="column_reductions.cuh",
 )
 _LANES = 32  # packs of a block
 _MAX_SLICES = 8

@@ -13,7 +13,6 @@ from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_p
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import elementwise_operands
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -21,7 +20,7 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["ELEMENTWISE", "MAP_THREADS", "elementwise_positions", "lower_elementwise", "map_macros"]
 
 MAP_THREADS = 256
-ELEMENTWISE = KernelTemplate("elementwise", params=ints("packs"), threads=MAP_THREADS)
+ELEMENTWISE = KernelTemplate("elementwise", params="int packs", threads=MAP_THREADS)
 
 
 def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:

@@ -18,7 +18,6 @@ from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_p
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, flops_of, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.target import Lowering
@@ -29,10 +28,10 @@ __all__ = ["ROW_KERNEL", "lower_rows", "vector_prologue"]
 
 ROW_KERNEL = KernelTemplate(
     "rows",
-    params=ints("rows"),
-    macros=("ROW_THREADS", "BLOCK_THREADS"),
+    params="int rows",
+    macros="ROW_THREADS BLOCK_THREADS",
     threads=lambda macros: macros["BLOCK_THREADS"],
-    before=("row_reductions.cuh",),
+    before="row_reductions.cuh",
 )
 
 _MAX_THREADS = 512
@@ -113,7 +112,7 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
             "VECTOR_ARGUMENTS": pointer_arguments(operands),
         },
         text=text,
-        files=ROW_KERNEL.before,
+        files=(ROW_KERNEL.before,),
         flops=blocks * flops_of([operand.expr], group.shape[-1]),
     )
 

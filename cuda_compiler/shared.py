@@ -16,7 +16,7 @@ from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["SHARED", "lower_shared"]
 
-SHARED = KernelTemplate("shared", macros=("SHARED_PARAMETERS", "SHARED_ARGUMENTS"), threads=MAP_THREADS)
+SHARED = KernelTemplate("shared", macros="SHARED_PARAMETERS SHARED_ARGUMENTS", threads=MAP_THREADS)
 _IDS = ("int(blockIdx.x)", "int(threadIdx.x)")
 
 

@@ -23,13 +23,13 @@ class _CUDAKernels(KernelWriter):
     def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:
         template, prologue = launch.template, launch.prologue
         own = [text for text in (launch.text, "" if prologue is None else prologue.text) if text]
-        before = template.before if prologue is None else (*template.before, *prologue.files)
+        before = [*template.before.split(), *(() if prologue is None else prologue.files)]
         macros = launch.defined
         if fused is not None:
             macros = {**fused.macros, **macros}
             own = [fused.text, *(own or ([""] if fused.group.problem is not None else []))]
         checks = ["checks.cuh"] if any(CHECK in text for text in own) else []
-        after = (*template.files, *launch.files, f"{template.entry}.cuh")
+        after = (*template.files.split(), *launch.files, f"{template.entry}.cuh")
         return KernelSource(
             template.entry,
             *(self.file("common.cuh"), definitions(macros), declaration),

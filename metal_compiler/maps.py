@@ -19,7 +19,6 @@ from npu_compiler.lowering.loops import (
     row_operands,
     row_program,
 )
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import AXES, Positions, unpack
 from npu_compiler.lowering.shared import Part, SharedText, shared_launch
 from npu_compiler.lowering.target import Lowering
@@ -30,15 +29,15 @@ __all__ = ["lower_elementwise", "lower_rows", "lower_shared"]
 _THREADS = 256
 _IDS = ("int(group.x)", "int(thread_index)")
 
-ELEMENTWISE = KernelTemplate("elementwise", params=ints("size_x", "size_y", "size_z"), filled=True)
+ELEMENTWISE = KernelTemplate("elementwise", params="int size_x, size_y, size_z", filled=True)
 ROWS = KernelTemplate(
     "rows",
-    params=ints("rows", "width"),
-    macros=("threads", "phases"),
+    params="int rows, width",
+    macros="threads phases",
     threads=lambda blanks: blanks["threads"],
     filled=True,
 )
-SHARED = KernelTemplate("shared", macros=("declarations", "pointers", "params", "calls"), threads=_THREADS, filled=True)
+SHARED = KernelTemplate("shared", macros="declarations pointers params calls", threads=_THREADS, filled=True)
 
 
 def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:

@@ -28,7 +28,7 @@ class _MetalKernels(KernelWriter):
         else:
             defined = {**launch.macros, **(_stored(launch) if fused is None else _told(launch, fused))}
             functions = [] if fused is None else [fused.text]
-            parts = [definitions(defined), declaration, *functions, *map(self.file, (*template.files, name))]
+            parts = [definitions(defined), declaration, *functions, *map(self.file, (*template.files.split(), name))]
         checks = ["checks.metal"] if any(CHECK in part for part in parts) else []
         return KernelSource(template.entry, *map(self.file, ("common.metal", *checks)), *parts)
 

@@ -12,19 +12,18 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
-from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
-from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Scattered
@@ -54,22 +53,19 @@ _PLACE = "_place"  # ends the names of functions that say where a fresh row of a
 
 ATTENTION_DECODE = KernelTemplate(
     "attention_decode",
-    params=ints(
-        *("rows", "k_batch", "k_head", "v_batch", "v_head"),
-        *("mask_batch", "mask_head", "mask_row", "mask_step", "state_batch", "state_head"),
+    params=(
+        "int rows, k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, "
+        "state_head"
     ),
     macros=(
-        *SIZE_MACROS,
-        *("OWN_ROWS", "K_ROW", "V_ROW", "BLOCK", "TILES", "WARPS", "DEPTH", "CLUSTER", "CLUSTERS", "RESULT_TILES"),
-        *("ALONE", "ENOUGH", "MASK_HEADS", *MASK_MACROS, "FRESH", "KEPT_T", "EARLY"),
-        *("OPERAND_PARAMETERS", "OPERAND_ARGUMENTS"),
+        f"{SIZE_MACROS} OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
+        f"ENOUGH MASK_HEADS {MASK_MACROS} FRESH KEPT_T EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
     ),
-    inputs=("fresh", "k", "v", "mask", "states", "parts"),
+    inputs="fresh k v mask states parts",
     threads=32 * _WARPS,
     shared_bytes=None,
     files=(
-        *("mask.cuh", "tensor_cores.cuh"),
-        *("attention_blocks.cuh", "attention_common.cuh", "attention_warp.cuh", "attention_cluster.cuh"),
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh attention_cluster.cuh"
     ),
     computed="fresh",
 )
@@ -153,11 +149,10 @@ def lower_decode(
     functions = _functions(problem, lowering)
     early = blocks.ready and all(_is_kept(operand, lowering) for operand in (problem.k, problem.v))
     tiles = problem.batch * problem.groups
-    parts = problem.k.argument
-    if division.clusters > 1:
-        parts = Argument(lowering.scratch(tiles * division.clusters * division.results * FLOAT32.size), writes=True)
-    mask = problem.k if problem.mask is None else problem.mask
-    k, v = (replace(operand.argument, writes=fresh > 0) for operand in (problem.k, problem.v))
+    results = tiles * division.clusters * division.results if division.clusters > 1 else 0
+    inputs = bindings(problem, blocks.states, results * FLOAT32.size, lowering)
+    del inputs["q"]
+    caches = {name: replace(inputs[name], writes=fresh > 0) for name in ("k", "v")}
     reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     launch = EarlyLaunch(
@@ -165,7 +160,7 @@ def lower_decode(
         grid=(division.clusters * division.cluster, 1, tiles),
         values=ATTENTION_DECODE.values_among(operand_values(problem, problem.rows)),
         macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
-        inputs={"k": k, "v": v, "mask": mask.argument, "states": blocks.states, "parts": parts},
+        inputs={**inputs, **caches},
         flops=problem.flops,
         prologue=Prologue(
             tuple(function.operands for function in functions),

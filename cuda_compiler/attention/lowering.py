@@ -9,7 +9,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
-from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, padded, size_macros
+from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.early_launches import is_settled
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
@@ -18,7 +18,6 @@ from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, c
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Scattered
@@ -36,22 +35,19 @@ _ALONE_TILES = 4  # that one block of threads computes sooner than several would
 
 ATTENTION = KernelTemplate(
     "attention",
-    params=ints(
-        *("rows", "q_batch", "q_head", "q_row", "q_step"),
-        *("k_batch", "k_head", "k_row", "k_step", "v_batch", "v_head", "v_row", "v_step"),
-        *("mask_batch", "mask_head", "mask_row", "mask_step", "state_batch", "state_head", "state_parts"),
+    params=(
+        "int rows, q_batch, q_head, q_row, q_step, k_batch, k_head, k_row, k_step, v_batch, v_head, v_row, "
+        "v_step, mask_batch, mask_head, mask_row, mask_step, state_batch, state_head, state_parts"
     ),
     macros=(
-        *SIZE_MACROS,
-        *("BLOCK", "WARPS_M", "WARPS_L", "SPLITS", "SPLIT_TILES", "ALONE_TILES", "Q_CHUNK", "K_CHUNK", "V_CHUNK"),
-        *("CAUSAL", "STATE_ROWS", *MASK_MACROS, "RESULT_TILES", "STATES_READY"),
+        f"{SIZE_MACROS} BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
+        f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY"
     ),
-    inputs=("q", "k", "v", "mask", "states", "parts"),
+    inputs="q k v mask states parts",
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(
-        *("mask.cuh", "tensor_cores.cuh"),
-        *("attention_blocks.cuh", "attention_common.cuh", "attention_tile.cuh", "attention_store.cuh"),
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_tile.cuh attention_store.cuh"
     ),
 )
 
@@ -133,24 +129,14 @@ def _lower_tiles(
     """The launch that every GPU can run; `ready` if the states were written before the launch ahead of it."""
     problem = division.problem
     tiles = division.row_tiles * problem.batch * problem.groups
-    parts = problem.k.argument
-    if division.splits > 1:
-        rows = tiles * division.splits * division.tile_rows
-        parts = Argument(lowering.scratch(rows * (division.width + 2) * FLOAT32.size), writes=True)
-    mask = problem.k if problem.mask is None else problem.mask
+    rows = tiles * division.splits * division.tile_rows if division.splits > 1 else 0
+    parts_bytes = rows * (division.width + 2) * FLOAT32.size
     launch = Launch(
         ATTENTION,
         grid=(division.row_tiles, division.splits, problem.batch * problem.groups),
         values=operand_values(problem, division.state_rows),
         macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
-        inputs={
-            "q": problem.q.argument,
-            "k": problem.k.argument,
-            "v": problem.v.argument,
-            "mask": mask.argument,
-            "states": states,
-            "parts": parts,
-        },
+        inputs=bindings(problem, states, parts_bytes, lowering),
         flops=problem.flops,
         shared_bytes=division.shared_bytes,
     )

@@ -9,7 +9,6 @@ from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
@@ -23,17 +22,17 @@ _MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
 _CHUNK_BYTES = 16  # that a thread reads at a time
 
-_PLACES = ("mask_batch", "mask_head", "mask_row", "mask_step")
-_PARAMS = (*_PLACES, "state_batch", "state_head", "state_parts")
-MASK_MACROS = ("mask_t", "MASK", "MASK_CLOSED")
+_PLACES = "mask_batch, mask_head, mask_row, mask_step"
+_PARAMS = f"{_PLACES}, state_batch, state_head, state_parts"
+MASK_MACROS = "mask_t MASK MASK_CLOSED"
 MASK_STATES = KernelTemplate(
     "mask_states",
-    params=ints("rows", "length", "heads", *_PLACES),
-    macros=("mask_t", "MASK_CLOSED", "STATE_ROWS", "BLOCK", "CHUNK"),
-    inputs=("mask",),
-    outputs=("states",),
+    params=f"int rows, length, heads, {_PLACES}",
+    macros="mask_t MASK_CLOSED STATE_ROWS BLOCK CHUNK",
+    inputs="mask",
+    outputs="states",
     threads=_THREADS,
-    files=("mask.cuh",),
+    files="mask.cuh",
 )
 
 
@@ -68,7 +67,7 @@ def mask_macros(problem: Attention) -> dict[str, object]:
 def mask_values(problem: Attention, state_rows: int) -> dict[str, int]:
     """Parameters that say where a mask's numbers and the states of its blocks lie; zeros without a mask."""
     if problem.mask is None:
-        return dict.fromkeys(_PARAMS, 0)
+        return dict.fromkeys(_PARAMS.split(", "), 0)
     _, heads = _distinct(problem.mask.view)
     return {
         **problem.strides("mask"),

@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
-from cuda_compiler.attention.sizes import SIZE_MACROS, operand_values, size_macros
+from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
-from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.target import Lowering
@@ -29,21 +28,20 @@ _SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
 
 ATTENTION_PREFILL = KernelTemplate(
     "attention_prefill",
-    params=ints(
-        *("rows", "q_batch", "q_head", "q_row", "k_batch", "k_head", "k_row", "v_batch", "v_head", "v_row"),
-        *("mask_batch", "mask_head", "mask_row", "state_batch", "state_head", "state_parts"),
+    params=(
+        "int rows, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, mask_batch, "
+        "mask_head, mask_row, state_batch, state_head, state_parts"
     ),
     macros=(
-        *SIZE_MACROS,
-        *("LAYERS", "RESULT_TILES", "BLOCK", "STAGES", "WARPGROUPS_M", "WARPGROUPS_L", "SPLITS", "SPLIT_TILES"),
-        *("CAUSAL", "MASK_STEP", *MASK_MACROS, "STATE_ROWS", "STATE_BLOCK", "STATES_READY"),
+        f"{SIZE_MACROS} LAYERS RESULT_TILES BLOCK STAGES WARPGROUPS_M WARPGROUPS_L SPLITS SPLIT_TILES CAUSAL "
+        f"MASK_STEP {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY"
     ),
-    inputs=("q", "k", "v", "mask", "states", "parts"),
+    inputs="q k v mask states parts",
     threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
     shared_bytes=None,
     files=(
-        *("mask.cuh", "tensor_cores.cuh", "warpgroups.cuh"),
-        *("attention_blocks.cuh", "attention_ring.cuh", "attention_rows.cuh", "attention_finish.cuh"),
+        "mask.cuh tensor_cores.cuh warpgroups.cuh attention_blocks.cuh "
+        "attention_ring.cuh attention_rows.cuh attention_finish.cuh"
     ),
 )
 
@@ -116,10 +114,7 @@ def lower_prefill(
         blocks: What each block of the mask does.
     """
     division = _divide(problem)
-    parts = problem.k.argument
-    if division.splits > 1:
-        parts = Argument(lowering.scratch(division.parts_bytes()), writes=True)
-    mask = problem.k if problem.mask is None else problem.mask
+    parts_bytes = division.parts_bytes() if division.splits > 1 else 0
     dtype = problem.q.dtype.name
     products = [
         warpgroup_product(division.block, dtype, "multiply_keys"),
@@ -135,14 +130,7 @@ def lower_prefill(
             "STATE_BLOCK": blocks.positions,
             "STATES_READY": int(blocks.ready),
         },
-        inputs={
-            "q": problem.q.argument,
-            "k": problem.k.argument,
-            "v": problem.v.argument,
-            "mask": mask.argument,
-            "states": blocks.states,
-            "parts": parts,
-        },
+        inputs=bindings(problem, blocks.states, parts_bytes, lowering),
         flops=problem.flops,
         text="\n".join(products),
         shared_bytes=division.shared_bytes,

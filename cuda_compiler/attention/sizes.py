@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from cuda_compiler.attention.mask import mask_values
 from cuda_compiler.dialect import CUDA
+from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.target import Lowering
 
-__all__ = ["SIZE_MACROS", "operand_values", "padded", "size_macros"]
+__all__ = ["SIZE_MACROS", "bindings", "operand_values", "padded", "size_macros"]
 
 
-SIZE_MACROS = ("tile_t", "HEAD_SIZE", "VALUE_SIZE", "GROUPS", "SHARED", "LENGTH", "SCALE")
+SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE"
 
 
 def padded(size: int) -> int:
@@ -35,3 +37,17 @@ def size_macros(problem: Attention) -> dict[str, object]:
 def operand_values(problem: Attention, state_rows: int) -> dict[str, int]:
     """Parameters that say how many rows there are, and where the operands, the mask and its blocks' states lie."""
     return {"rows": problem.rows, **problem.strides("q", "k", "v"), **mask_values(problem, state_rows)}
+
+
+def bindings(problem: Attention, states: Argument, parts_bytes: int, lowering: Lowering) -> dict[str, Argument]:
+    """What an attention kernel binds: the operands, the states of the mask's blocks, and where its parts are left.
+
+    Args:
+        problem: The attention; a mask that it has not is never read, nor are parts where there are none.
+        states: Of each block of the mask.
+        parts_bytes: What blocks that share positions leave for each other.
+        lowering: Where the trace's tensors are.
+    """
+    operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask or problem.k}
+    parts = Argument(lowering.scratch(parts_bytes), writes=True) if parts_bytes else problem.k.argument
+    return {**{name: operand.argument for name, operand in operands.items()}, "states": states, "parts": parts}

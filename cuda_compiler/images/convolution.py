@@ -28,7 +28,6 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
@@ -44,25 +43,19 @@ _PLAIN_THREADS = 128
 
 CONV2D = KernelTemplate(
     "conv2d",
-    params=ints("rows", "tiles_m"),
-    macros=(
-        *TILE_MACROS,
-        *("ADDED", "tile_t", "A_ALONG_K", "B_ALONG_K", "B_CONSTANT", "COLUMNS", "OUT_HEIGHT", "OUT_WIDTH"),
-    ),
-    inputs=("image", "weight", "added_image?", "added_weight?", "partial"),
+    params="int rows, tiles_m",
+    macros=f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH",
+    inputs="image weight added_image? added_weight? partial",
     shared_bytes=None,
 )
 CONV2D_PLAIN = KernelTemplate(
     "conv2d_plain",
-    params=ints(
-        *("height", "width", "out_height", "out_width", "image_stride", "y_stride", "x_stride", "channel_stride"),
-        *("results", "outputs", "group_outputs", "w_output", "w_channel", "w_y", "w_x"),
+    params=(
+        "int height, width, out_height, out_width, image_stride, y_stride, x_stride, channel_stride, results, "
+        "outputs, group_outputs, w_output, w_channel, w_y, w_x"
     ),
-    macros=(
-        *("a_t", "b_t", "TAPS_Y", "TAPS_X", "STEP_Y", "STEP_X", "PAD_Y", "PAD_X", "DILATION_Y", "DILATION_X"),
-        "CHANNELS",
-    ),
-    inputs=("image", "weight"),
+    macros="a_t b_t TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X CHANNELS",
+    inputs="image weight",
     threads=_PLAIN_THREADS,
 )
 

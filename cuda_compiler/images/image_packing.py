@@ -10,7 +10,6 @@ from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.operands import MAX_ELEMENTS
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -33,10 +32,10 @@ _PACK_THREADS = 256
 
 PACK_CHANNELS = KernelTemplate(
     "pack_channels",
-    params=ints("image_stride", "channel_stride", "y_stride", "x_stride", "pixels"),
-    macros=("a_t", "PIECE", "PIECES", "CHANNELS", "FIRST", "PACKED_WIDTH", "WIDTH", "HEIGHT"),
-    inputs=("image",),
-    outputs=("packed",),
+    params="int image_stride, channel_stride, y_stride, x_stride, pixels",
+    macros="a_t PIECE PIECES CHANNELS FIRST PACKED_WIDTH WIDTH HEIGHT",
+    inputs="image",
+    outputs="packed",
     threads=_PACK_THREADS,
 )
 

@@ -31,7 +31,7 @@ _LEAST_ROUNDS = 4  # tiles of a warpgroup that make up for the weights' way to t
 
 CONV2D_OVERLAP = window_template(
     "conv2d_overlap",
-    ("CHANNELS", "DILATION_X", "GROUPS", "LINE", "LINES", "PLANE_BYTES", "GROUP_BYTES"),
+    "CHANNELS DILATION_X GROUPS LINE LINES PLANE_BYTES GROUP_BYTES",
     threads=_GROUPS * GROUP_THREADS,
     shared_bytes=lambda macros: macros["GROUPS"] * macros["GROUP_BYTES"],
 )

@@ -13,7 +13,6 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.pooling import Pooling
@@ -25,14 +24,13 @@ __all__ = ["POOL2D", "lower_pool2d"]
 _THREADS = 128
 POOL2D = KernelTemplate(
     "pool2d",
-    params=ints("groups"),
+    params="int groups",
     macros=(
-        *("a_t", "PACKS", "ALONG_Y", "ALONG_X", "UNROLL_Y", "UNROLL_X", "MAXIMUM", "ADAPTIVE", "DIVISOR", "PAIR_TYPE?"),
-        *("TAPS_Y", "TAPS_X", "STEP_Y", "STEP_X", "PAD_Y", "PAD_X", "DILATION_Y", "DILATION_X"),
-        *("HEIGHT", "WIDTH", "OUT_HEIGHT", "OUT_WIDTH"),
-        *("IMAGE_STRIDE", "CHANNEL_STRIDE", "Y_STRIDE", "X_STRIDE"),
+        "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? TAPS_Y TAPS_X STEP_Y "
+        "STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
+        "CHANNEL_STRIDE Y_STRIDE X_STRIDE"
     ),
-    inputs=("image",),
+    inputs="image",
     threads=_THREADS,
 )
 _PAIR_TYPES = {FLOAT16: '"f16x2"', BFLOAT16: '"bf16x2"'}

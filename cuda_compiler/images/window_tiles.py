@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
@@ -13,7 +13,6 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
@@ -62,7 +61,7 @@ def _geometry(conv: Convolution) -> dict[str, object]:
     }
 
 
-def window_template(entry: str, macros: Sequence[str], threads: int, shared_bytes: Amount) -> KernelTemplate:
+def window_template(entry: str, macros: str, threads: int, shared_bytes: Amount) -> KernelTemplate:
     """The template of a kernel that computes such tiles.
 
     Args:
@@ -70,18 +69,15 @@ def window_template(entry: str, macros: Sequence[str], threads: int, shared_byte
         macros: What it expects beside what is common to these kernels.
         threads, shared_bytes: Of a block.
     """
+    common = "HEIGHT WIDTH TAPS_Y TAPS_X DILATION_Y PAD_Y PAD_X COLUMNS OUT_HEIGHT OUT_WIDTH tile_t"
     return KernelTemplate(
         entry,
-        params=ints("tiles"),
-        macros=(
-            *("HEIGHT", "WIDTH", "TAPS_Y", "TAPS_X", "DILATION_Y", "PAD_Y", "PAD_X"),
-            *("COLUMNS", "OUT_HEIGHT", "OUT_WIDTH", "tile_t", "TILE_X", "TILE_Y", "STAGED_BYTES"),
-            *macros,
-        ),
-        inputs=("image", "weight"),
+        params="int tiles",
+        macros=f"{common} TILE_X TILE_Y STAGED_BYTES {macros}",
+        inputs="image weight",
         threads=threads,
         shared_bytes=shared_bytes,
-        files=("tensor_cores.cuh", "warpgroups.cuh", "window_tile.cuh"),
+        files="tensor_cores.cuh warpgroups.cuh window_tile.cuh",
     )
 
 

@@ -33,8 +33,8 @@ _MAX_WORDS = 24  # of a tile's pixels that a thread has on their way
 CONV2D_WINDOW = window_template(
     "conv2d_window",
     (
-        *("CHANNELS", "CONTIGUOUS", "IMAGE_STRIDE", "CHANNEL_STRIDE", "Y_STRIDE", "X_STRIDE", "WEIGHT_TAPS_X"),
-        *("STEP_Y", "BLOCKS", "BEFORE", "PAIRS", "LINE", "LINES", "WINDOW_BYTES"),
+        "CHANNELS CONTIGUOUS IMAGE_STRIDE CHANNEL_STRIDE Y_STRIDE X_STRIDE WEIGHT_TAPS_X STEP_Y BLOCKS BEFORE "
+        "PAIRS LINE LINES WINDOW_BYTES"
     ),
     threads=GROUP_THREADS,
     shared_bytes=lambda macros: macros["WINDOW_BYTES"] + RESULT_BYTES,

@@ -14,7 +14,6 @@ from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
@@ -28,11 +27,11 @@ _TAKEN = 8  # neighbours of a row that a thread has
 
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
-    params=ints("m", "n", "k", "tiles_m", "tiles_n"),
-    macros=("TILE_M", "TILE_N", "STAGES", "TURNS", "SPLITS", "PANEL", "B_CONSTANT"),
-    inputs=("a", "b"),
+    params="int m, n, k, tiles_m, tiles_n",
+    macros="TILE_M TILE_N STAGES TURNS SPLITS PANEL B_CONSTANT",
+    inputs="a b",
     shared_bytes=None,
-    files=("tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh", "bulk_tile.cuh", "bulk_store.cuh"),
+    files="tensor_cores.cuh warpgroups.cuh bulk_copies.cuh bulk_tile.cuh bulk_store.cuh",
 )
 
 

@@ -21,7 +21,6 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
@@ -30,19 +29,19 @@ from npu_compiler.tensor.expr import Call, Load
 
 __all__ = ["MATMUL", "MATMUL_PLAIN", "lower_matmul"]
 
-_PARAMS = ints("m", "n", "k", "a_row", "a_k", "b_col", "b_k", "tiles_m", "tiles_n")
+_PARAMS = "int m, n, k, a_row, a_k, b_col, b_k, tiles_m, tiles_n"
 MATMUL = KernelTemplate(
     "matmul",
     params=_PARAMS,
-    macros=(*TILE_MACROS, "tile_t", "A_ALONG_K", "B_ALONG_K", "B_CONSTANT"),
-    inputs=("a", "b", "partial"),
+    macros=f"{TILE_MACROS} tile_t A_ALONG_K B_ALONG_K B_CONSTANT",
+    inputs="a b partial",
     shared_bytes=None,
 )
 MATMUL_PLAIN = KernelTemplate(
     "matmul_plain",
     params=_PARAMS,
-    macros=("a_t", "b_t", "A_ALONG_K", "B_ALONG_K"),
-    inputs=("a", "b"),
+    macros="a_t b_t A_ALONG_K B_ALONG_K",
+    inputs="a b",
     threads=256,
 )
 

@@ -16,7 +16,6 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Computed, is_vector
 from npu_compiler.lowering.problems.operand import Operand
@@ -38,13 +37,12 @@ _PREFIX = "v"
 
 MATVEC = KernelTemplate(
     "matvec",
-    params=ints("outputs", "chunks", "batches", "matrix_row", "vector_row"),
+    params="int outputs, chunks, batches, matrix_row, vector_row",
     macros=(
-        *("matrix_t", "vector_t", "COMMON", "VECTORS", "OUTPUTS", "LANES", "WARPS_K", "DEPTH", "LOAD"),
-        *("BY_ROW", "STAGED", "MATRIX_CONSTANT", "HURRIES"),
-        *("PROLOGUE", "VECTOR_PARAMETERS", "VECTOR_ARGUMENTS?", "ROW_THREADS?"),
+        "matrix_t vector_t COMMON VECTORS OUTPUTS LANES WARPS_K DEPTH LOAD BY_ROW STAGED MATRIX_CONSTANT "
+        "HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
-    inputs=("matrix", "vector"),
+    inputs="matrix vector",
     threads=32 * _WARPS,
     computed="vector",
 )

@@ -13,7 +13,6 @@ from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
@@ -23,29 +22,26 @@ __all__ = ["ATTENTION", "ATTENTION_COMBINE", "ATTENTION_PART", "lower_attention"
 
 ATTENTION = KernelTemplate(
     "attention",
-    params=ints(
-        *("rows", "length", "heads", "groups", "part", "all_rows"),
-        *("q_batch", "q_head", "q_row", "q_step"),
-        *("k_batch", "k_head", "k_row", "k_step"),
-        *("v_batch", "v_head", "v_row", "v_step"),
-        *("mask_batch", "mask_head", "mask_row"),
+    params=(
+        "int rows, length, heads, groups, part, all_rows, q_batch, q_head, q_row, q_step, k_batch, k_head, "
+        "k_row, k_step, v_batch, v_head, v_row, v_step, mask_batch, mask_head, mask_row"
     ),
     macros=(
-        *("q_t", "k_t", "v_t", "tile_t", "HEAD_SIZE", "VALUE_SIZE", "TILE_M", "TILE_N", "BLOCK", "SIMDGROUPS"),
-        *("DIRECT", "K_CHUNK", "V_CHUNK", "SCALE", "CAUSAL", "MASK", "MASK_STEP?", "mask_t?", "PARTIAL"),
+        "q_t k_t v_t tile_t HEAD_SIZE VALUE_SIZE TILE_M TILE_N BLOCK SIMDGROUPS DIRECT K_CHUNK V_CHUNK SCALE "
+        "CAUSAL MASK MASK_STEP? mask_t? PARTIAL"
     ),
-    inputs=("q", "k", "v", "mask?"),
+    inputs="q k v mask?",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
-    files=("store.metal", "tile.metal"),
+    files="store.metal tile.metal",
 )
-ATTENTION_PART = replace(ATTENTION, files=("tile.metal",), outputs=("out", "part_rows"))
+ATTENTION_PART = replace(ATTENTION, files="tile.metal", outputs="out part_rows")
 ATTENTION_COMBINE = KernelTemplate(
     "attention_combine",
-    params=ints("rows", "all_rows", "parts"),
-    macros=("VALUE_SIZE",),
-    inputs=("part_sums", "part_rows"),
+    params="int rows, all_rows, parts",
+    macros="VALUE_SIZE",
+    inputs="part_sums part_rows",
     threads=TILE_THREADS,
-    files=("store.metal",),
+    files="store.metal",
 )
 
 _FEW_ROWS = 16  # so many that threadgroup memory holds their scores for large blocks

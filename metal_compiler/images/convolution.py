@@ -25,7 +25,6 @@ from metal_compiler.tiles.tiling import (
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.windows import image_values
@@ -37,29 +36,25 @@ __all__ = ["CONV2D", "CONV2D_DIRECT", "lower_conv2d"]
 
 CONV2D = KernelTemplate(
     "conv2d",
-    params=ints(
-        *("pixels", "columns", "depth", "channels"),
-        *IMAGE_PARAMS,
-        *(name for name in WINDOW_PARAMS if name != "kernel_height"),  # the depth says how many taps there are
-        *("weight_row", "weight_col", "weight_columns"),
+    params=(  # the depth says how many lines of taps there are
+        f"int pixels, columns, depth, channels, {IMAGE_PARAMS}, {WINDOW_PARAMS.removeprefix('kernel_height, ')}, "
+        "weight_row, weight_col, weight_columns"
     ),
-    macros=("a_t", "b_t", "tile_t", "TILE_M", "TILE_N", "TILE_K", "A_CHUNK", "B_CHUNK"),
-    inputs=("image", "weight"),
+    macros="a_t b_t tile_t TILE_M TILE_N TILE_K A_CHUNK B_CHUNK",
+    inputs="image weight",
     threads=TILE_THREADS,
-    files=("store.metal", "tile.metal"),
+    files="store.metal tile.metal",
 )
 CONV2D_DIRECT = KernelTemplate(
     "conv2d_direct",
-    params=ints(
-        *("pixels", "chunks", "outputs", "group_outputs", "group_inputs"),
-        *IMAGE_PARAMS,
-        *WINDOW_PARAMS,
-        *("weight_y", "weight_x", "weight_input", "weight_output"),
+    params=(
+        f"int pixels, chunks, outputs, group_outputs, group_inputs, {IMAGE_PARAMS}, {WINDOW_PARAMS}, weight_y, "
+        "weight_x, weight_input, weight_output"
     ),
-    macros=("a_t", "b_t", "CHANNELS", "DEPTHWISE"),
-    inputs=("image", "weight"),
+    macros="a_t b_t CHANNELS DEPTHWISE",
+    inputs="image weight",
     threads=THREADS,
-    files=("store.metal",),
+    files="store.metal",
 )
 
 _MIN_TILED_OUTPUTS = 16  # output channels of a group from which on a tile is worth it

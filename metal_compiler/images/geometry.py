@@ -11,8 +11,8 @@ from npu_compiler.lowering.problems.windows import Windows
 
 __all__ = ["IMAGE_PARAMS", "THREADS", "WINDOW_PARAMS", "channels_per_thread", "thread_groups", "window_values"]
 
-IMAGE_PARAMS = ("out_height", "out_width", "height", "width", "image_stride", "y_stride", "x_stride", "channel_stride")
-WINDOW_PARAMS = ("kernel_height", "kernel_width", "step_y", "step_x", "pad_y", "pad_x", "dilation_y", "dilation_x")
+IMAGE_PARAMS = "out_height, out_width, height, width, image_stride, y_stride, x_stride, channel_stride"
+WINDOW_PARAMS = "kernel_height, kernel_width, step_y, step_x, pad_y, pad_x, dilation_y, dilation_x"
 THREADS = 64
 
 
@@ -24,7 +24,7 @@ def channels_per_thread(image: Operand) -> int:
 def window_values(windows: Windows) -> dict[str, int]:
     """The kernel's parameters `WINDOW_PARAMS`."""
     pairs = (windows.kernel, windows.stride, windows.padding, windows.dilation)
-    return dict(zip(WINDOW_PARAMS, (value for pair in pairs for value in pair), strict=True))
+    return dict(zip(WINDOW_PARAMS.split(", "), (value for pair in pairs for value in pair), strict=True))
 
 
 def thread_groups(shape: tuple[int, ...], per_thread: int) -> tuple[int, dict[str, int]]:

@@ -14,7 +14,6 @@ from metal_compiler.images.geometry import (
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering
@@ -24,11 +23,11 @@ __all__ = ["POOL2D", "lower_pool2d"]
 
 POOL2D = KernelTemplate(
     "pool2d",
-    params=ints("pixels", "chunks", "channels", *IMAGE_PARAMS, *WINDOW_PARAMS),
-    macros=("a_t", "CHANNELS", "MAXIMUM", "ADAPTIVE", "DIVISOR"),
-    inputs=("image",),
+    params=f"int pixels, chunks, channels, {IMAGE_PARAMS}, {WINDOW_PARAMS}",
+    macros="a_t CHANNELS MAXIMUM ADAPTIVE DIVISOR",
+    inputs="image",
     threads=THREADS,
-    files=("store.metal",),
+    files="store.metal",
 )
 
 

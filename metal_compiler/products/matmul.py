@@ -24,7 +24,6 @@ from npu_compiler.dtypes import DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
@@ -33,37 +32,30 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
 __all__ = ["MATMUL", "MATVEC", "MATVEC_COLUMNS", "lower_matmul"]
 
-_BATCH_PARAMS = ("batch_base", "batch_start", "batch_inner")
-_MATVEC_BATCH = (*_BATCH_PARAMS, "matrix_outer", "matrix_inner", "vector_outer", "vector_inner")
-_MATVEC_MACROS = ("matrix_t", "vector_t", "ROW(i)", "COL(i)", "CHUNK")
+_BATCH_PARAMS = "batch_base, batch_start, batch_inner"
+_MATVEC_BATCH = f"{_BATCH_PARAMS}, matrix_outer, matrix_inner, vector_outer, vector_inner"
+_MATVEC_MACROS = "matrix_t vector_t ROW(i) COL(i) CHUNK"
 MATMUL = KernelTemplate(
     "matmul",
-    params=ints(
-        *("m", "n", "k", "a_row", "a_k", "b_k", "b_col"),
-        *_BATCH_PARAMS,
-        *("a_outer", "a_inner", "b_outer", "b_inner"),
-    ),
-    macros=(
-        *("a_t", "b_t", "tile_t", "TILE_M", "TILE_N", "TILE_K"),
-        *("A_ALONG_K", "A_CHUNK", "B_ALONG_K", "B_CHUNK"),
-    ),
-    inputs=("a", "b"),
+    params=f"int m, n, k, a_row, a_k, b_k, b_col, {_BATCH_PARAMS}, a_outer, a_inner, b_outer, b_inner",
+    macros="a_t b_t tile_t TILE_M TILE_N TILE_K A_ALONG_K A_CHUNK B_ALONG_K B_CHUNK",
+    inputs="a b",
     threads=TILE_THREADS,
-    files=("store.metal", "tile.metal"),
+    files="store.metal tile.metal",
 )
 MATVEC = KernelTemplate(
     "matvec",
-    params=ints("outputs", "k", "matrix_row", "vector_k", *_MATVEC_BATCH),
-    macros=(*_MATVEC_MACROS, "SIMDGROUPS", "ROUNDS", "COMPUTE_VECTOR?", "VECTOR_CAPACITY?"),
-    inputs=("matrix", "vector"),
+    params=f"int outputs, k, matrix_row, vector_k, {_MATVEC_BATCH}",
+    macros=f"{_MATVEC_MACROS} SIMDGROUPS ROUNDS COMPUTE_VECTOR? VECTOR_CAPACITY?",
+    inputs="matrix vector",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
     computed="vector",
 )
 MATVEC_COLUMNS = KernelTemplate(
     "matvec_columns",
-    params=ints("outputs", "k", "matrix_row", "matrix_k", "vector_k", *_MATVEC_BATCH),
+    params=f"int outputs, k, matrix_row, matrix_k, vector_k, {_MATVEC_BATCH}",
     macros=_MATVEC_MACROS,
-    inputs=("matrix", "vector"),
+    inputs="matrix vector",
     threads=256,
 )
 

@@ -146,8 +146,8 @@ def _file(package: str, name: str) -> str:
 @lru_cache(maxsize=1024)  # most launches of a template have the same parameters
 def _struct(template: KernelTemplate, names: tuple[str, ...]) -> ParamStruct:
     """The parameters that a template declares, then what else there is among `names`."""
-    own = {name for _, name in template.params}
-    return ParamStruct("Params", (*template.params, *ints(*(name for name in names if name not in own))))
+    own = {name for _, name in template.fields}
+    return ParamStruct("Params", (*template.fields, *ints(*(name for name in names if name not in own))))
 
 
 def definitions(macros: Mapping[str, object]) -> str:

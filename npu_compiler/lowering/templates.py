@@ -22,31 +22,33 @@ Amount = int | Callable[[Mapping[str, Any]], int] | None
 class KernelTemplate:
     """What Python and a kernel file agree on.
 
-    A name of a macro or an input with a question mark behind it is one that only some launches have.
+    Names of macros and of what is bound have spaces between them. One with a question mark behind it is one that only
+    some launches have.
 
     Attributes:
         entry: Name of the kernel and of its file.
-        params: The kernel's own parameters, pairs of type and name; those of what is generated come behind them.
+        params: The kernel's own parameters, as C declares them: ``int rows, columns; float scale``. Those of what is
+            generated come behind them.
         macros: What the file, with those it builds on, expects to be defined.
-        inputs: What it binds before the output.
+        inputs: What it binds before the output, in order.
         outputs: What it binds behind them where it stores its results by itself, without an epilogue.
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
-        files: Files that it builds on, which come behind what is generated.
+        files: Files that it builds on, which come behind what is generated; spaces between them.
         before: Files that what is generated builds on.
         computed: The input that a `Prologue` may compute in the kernel; empty where there is no place for one.
         filled: Whether the file is a skeleton whose ``$placeholders`` are filled in, instead of macros being defined.
     """
 
     entry: str
-    params: tuple[tuple[str, str], ...] = ()
-    macros: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    params: str = ""
+    macros: str = ""
+    inputs: str = ""
+    outputs: str = ""
     threads: Amount = None
     shared_bytes: Amount = 0
-    files: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
+    files: str = ""
+    before: str = ""
     computed: str = ""
     filled: bool = False
 
@@ -70,24 +72,27 @@ class KernelTemplate:
     @cached_property
     def _declared(self) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
         """What each launch must give and what it may give, in the order of what is given."""
-        params = [name for _, name in self.params]
+        params = " ".join(name for _, name in self.fields)
         kinds = {"parameter": params, "macro": self.macros, "input": self.inputs, "output": self.outputs}
         return {
-            kind: (
-                frozenset(name for name in names if not name.endswith("?")),
-                frozenset(name.removesuffix("?") for name in names),
-            )
+            kind: (frozenset(n for n in names.split() if n[-1] != "?"), frozenset(names.replace("?", "").split()))
             for kind, names in kinds.items()
         }
 
+    @cached_property
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """The parameters, as pairs of type and name."""
+        declarations = (declaration.split(maxsplit=1) for declaration in self.params.split(";") if declaration)
+        return tuple((kind, name.strip()) for kind, names in declarations for name in names.split(","))
+
     def values_among(self, known: Mapping[str, int]) -> dict[str, int]:
         """Those of some numbers that are parameters of the kernel: of a problem more is known than each kernel asks."""
-        return {name: known[name] for _, name in self.params if name in known}
+        return {name: known[name] for _, name in self.fields if name in known}
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
         """The inputs, in order."""
-        return tuple(name.removesuffix("?") for name in self.inputs)
+        return tuple(self.inputs.replace("?", "").split())
 
 
 @dataclass(frozen=True)
@@ -176,5 +181,7 @@ class Launch:
 
     def _amount(self, name: str, amount: Amount) -> int:
         if amount is None:
-            raise CompileError(f"the kernel '{self.template.entry}' was given no {name}, which its template leaves open")
+            raise CompileError(
+                f"the kernel '{self.template.entry}' was given no {name}, which its template leaves open"
+            )
         return amount(self.macros) if callable(amount) else amount

@@ -15,7 +15,6 @@ import npu_compiler
 from npu_compiler.artifact.plan import Argument, KernelSource
 from npu_compiler.errors import CompileError
 from npu_compiler.lowering.anchors import KernelWriter
-from npu_compiler.lowering.params import ints
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from tests.cuda import shapes, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
@@ -48,8 +47,8 @@ class Made:
         """The text of the kernel's file and of those that it builds on, without comments and strings."""
         template, prologue = self.launch.template, self.launch.prologue
         suffix = "metal" if self.writer.package == TARGETS["metal"] else "cuh"
-        before = template.before if prologue is None else (*template.before, *prologue.files)
-        names = (*before, *template.files, *self.launch.files, f"{template.entry}.{suffix}")
+        before = [*template.before.split(), *(() if prologue is None else prologue.files)]
+        names = (*before, *template.files.split(), *self.launch.files, f"{template.entry}.{suffix}")
         return re.sub(_COMMENTS, " ", "\n".join(map(self.writer.file, names)))
 
 
@@ -68,7 +67,7 @@ class Kernel:
     told: set[str]
 
     def macros(self) -> set[str]:
-        return {re.split(r"[?(]", macro)[0] for template in self.templates for macro in template.macros}
+        return {re.split(r"[?(]", macro)[0] for template in self.templates for macro in template.macros.split()}
 
     def free_names(self) -> set[str]:
         """Names in the style of macros and of their types that the files use and do not define."""
@@ -153,7 +152,7 @@ def test_every_template_is_launched(target: str, made: list[Made]) -> None:
 
 def test_files_use_the_parameters_of_their_templates_and_no_others(kernels: dict[str, Kernel]) -> None:
     for name, kernel in kernels.items():
-        own = {param for template in kernel.templates for _, param in template.params}
+        own = {param for template in kernel.templates for _, param in template.fields}
         assert set(re.findall(r"\bp\.(\w+)", kernel.files)) - {"blocks"} == own, name
 
 
@@ -167,22 +166,21 @@ def test_files_use_no_macros_but_those_of_their_templates_and_targets(kernels: d
         assert kernel.free_names() <= kernel.macros() | kernel.told, name
 
 
-AXPY = KernelTemplate(
-    "axpy", ints("count"), macros=("T", "TWICE?"), inputs=("x", "y?"), threads=lambda given: given["T"]
-)
-GIVEN: dict[str, Any] = {"values": {"count": 3}, "macros": {"T": 64}, "inputs": {"x": Argument(0)}}
+AXPY = KernelTemplate("axpy", "int count; float step", "T TWICE?", "x y?", threads=lambda given: given["T"])
+GIVEN: dict[str, Any] = {"values": {"count": 3, "step": 1}, "macros": {"T": 64}, "inputs": {"x": Argument(0)}}
 
 
 def test_a_launch_gives_what_its_template_declares() -> None:
     launch = Launch(AXPY, (1, 1, 1), **GIVEN)
     assert (launch.threads, launch.shared) == ((64, 1, 1), 0)
+    assert AXPY.fields == (("int", "count"), ("float", "step"))
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"values": {}}, "without the parameter 'count'"),
-        ({"values": {"count": 3, "step": 1}}, "with the parameter 'step'"),
+        ({"values": {"count": 3}}, "without the parameter 'step'"),
+        ({"values": {"count": 3, "step": 1, "u": 1}}, "with the parameter 'u'"),
         ({"macros": {}}, "without the macro 'T'"),
         ({"macros": {"T": 64, "U": 1}}, "with the macro 'U'"),
         ({"inputs": {}}, "without the input 'x'"),
