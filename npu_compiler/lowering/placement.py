@@ -103,4 +103,4 @@ class Placement:
 
     def _place_of(self, argument: Argument) -> Argument:
         buffer, base = self.slots[self._aliases.get(argument.buffer, argument.buffer)]
-        return replace(argument, buffer=buffer, offset=base + argument.offset)
+        return Argument(buffer, base + argument.offset, argument.writes, argument.extension)
