@@ -58,8 +58,8 @@ class KernelTemplate:
         Raises:
             CompileError: A parameter, a macro or a binding is missing or unknown, or the prologue has no place.
         """
-        if launch.prologue is not None and not self.computed:
-            raise CompileError(f"the kernel '{self.entry}' was given a prologue, and its template has no place for one")
+        if launch.prologue is not None and (not self.computed or self.computed in launch.inputs):
+            raise CompileError(f"the kernel '{self.entry}' was given a prologue, and its template has no place for it")
         inputs = launch.inputs.keys() if launch.prologue is None else {*launch.inputs, self.computed}
         given = launch.values.keys(), launch.defined.keys(), inputs, launch.outputs.keys()
         for (kind, (needed, known)), names in zip(self._declared.items(), given, strict=True):
