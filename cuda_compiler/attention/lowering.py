@@ -43,7 +43,7 @@ ATTENTION = KernelTemplate(
         f"{SIZE_MACROS} BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
         f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY"
     ),
-    inputs="q k v mask states parts",
+    inputs="q k v mask states partial",
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(

@@ -49,5 +49,5 @@ def bindings(problem: Attention, states: Argument, parts_bytes: int, lowering: L
         lowering: Where the trace's tensors are.
     """
     operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask or problem.k}
-    parts = Argument(lowering.scratch(parts_bytes), writes=True) if parts_bytes else problem.k.argument
-    return {**{name: operand.argument for name, operand in operands.items()}, "states": states, "parts": parts}
+    partial = Argument(lowering.scratch(parts_bytes), writes=True) if parts_bytes else problem.k.argument
+    return {**{name: operand.argument for name, operand in operands.items()}, "states": states, "partial": partial}

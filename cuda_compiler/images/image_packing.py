@@ -35,7 +35,7 @@ PACK_CHANNELS = KernelTemplate(
     params="int image_stride, channel_stride, y_stride, x_stride, pixels",
     macros="a_t PIECE PIECES CHANNELS FIRST PACKED_WIDTH WIDTH HEIGHT",
     inputs="image",
-    outputs="packed",
+    outputs="out",
     threads=_PACK_THREADS,
 )
 
@@ -121,7 +121,7 @@ def pack_image(
         values=values,
         macros=macros,
         inputs={"image": image.argument},
-        outputs={"packed": result},
+        outputs={"out": result},
     )
     nbytes = (pixels * channels + prod(image.shape)) * image.dtype.size
     call = KERNELS.launch_alone(launch, f"channels of {image.tensor.name}", nbytes, lowering)

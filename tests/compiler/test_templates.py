@@ -6,6 +6,7 @@ import pkgutil
 import re
 from dataclasses import dataclass, replace
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import pytest
@@ -164,6 +165,33 @@ def test_files_use_the_macros_of_their_templates(kernels: dict[str, Kernel]) -> 
 def test_files_use_no_macros_but_those_of_their_templates_and_targets(kernels: dict[str, Kernel]) -> None:
     for name, kernel in kernels.items():
         assert kernel.free_names() <= kernel.macros() | kernel.told, name
+
+
+def test_files_for_cuda_bind_and_launch_what_their_templates_declare(made: list[Made]) -> None:
+    for each in made:
+        template = each.launch.template
+        if each.writer.package != TARGETS["cuda"] or "SHARED_PARAMETERS" in template.macros:
+            continue
+        expected: list[str] = []
+        for name in template.inputs.split():
+            generated = name.endswith("?") or name == template.computed  # a macro of pointers
+            expected += [] if generated and expected[-1:] == ["..."] else ["..." if generated else name]
+        expected += template.outputs.split() or ["out", "..."]
+        (parameters,) = re.findall(rf"\b{template.entry}\(([^()]*)const Params p\)", each.files)
+        found = re.findall(r"(\w+)\s*(?:,|$)", re.sub(r"\w+_PARAMETERS", "MACRO,", parameters))
+        assert [name.replace("MACRO", "...") for name in found] == expected, template.entry
+        threads = {int(number) for number in re.findall(r"__launch_bounds__\((\d+)\b", each.files)}
+        assert threads <= {prod(each.launch.threads)}, template.entry
+
+
+def test_files_for_metal_bind_what_their_templates_declare(made: list[Made]) -> None:
+    for each in made:
+        template = each.launch.template
+        if each.writer.package == TARGETS["metal"]:
+            found = re.findall(r"(\w+) \[\[buffer\((\d+)\)\]\]", each.files)
+            expected = enumerate((*template.input_names, "out"))
+            assert set(found) <= {(name, str(number)) for number, name in expected}, template.entry
+            assert len(found) >= len(template.input_names), template.entry
 
 
 AXPY = KernelTemplate("axpy", "int count; float step", "T TWICE?", "x y?", threads=lambda given: given["T"])
