@@ -13,7 +13,7 @@ from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.problems.windows import Windows
-from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.lowering.target import CodegenTarget, Lowering, lowering_of
 from npu_compiler.tensor.expr import (
     FUNCTIONS,
     Call,
@@ -32,7 +32,7 @@ from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["CodegenTarget", "Lowering", "OpRefusal", "Layout", "View", "dense"]
+__all__ = ["CodegenTarget", "Lowering", "lowering_of", "OpRefusal", "Layout", "View", "dense"]
 __all__ += ["Group", "TracedTensor", "flops_of", "traffic_of"]
 __all__ += ["Problem", "Product", "Convolution", "Pooling", "Attention", "Windows", "Divisor"]
 __all__ += ["Operand", "Computed", "Scattered", "Added"]

@@ -31,7 +31,7 @@ from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.windows import image_values
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 
 __all__ = ["loads_convolution", "lower_conv2d"]
 
@@ -39,6 +39,7 @@ _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
 _PLAIN_THREADS = 128
 
 
+@lowering_of(Convolution)
 def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[Step]:
     """One launch, chosen by the device, and one before it where the image's channels must be packed.
 

@@ -20,7 +20,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.tensor.expr import Call, Load
 
 __all__ = ["lower_matmul"]
@@ -31,6 +31,7 @@ _CHUNK = 8  # columns that a thread stores at a time
 _LIBRARY = "cublas"  # what an option that calls it requires
 
 
+@lowering_of(Product)
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]:
     """One launch for operands of any strides, chosen by the device; or the library, and a launch for the epilogue.
 

@@ -16,7 +16,7 @@ from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.params import ParamStruct
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 
 __all__ = ["ATTENTION_FIELDS", "COMBINE_FIELDS", "lower_attention"]
 
@@ -68,6 +68,7 @@ class _Division:
         return ceil_div(self.problem.length, self.parts * self.block) * self.block
 
 
+@lowering_of(Attention)
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores."""
     division = _divide(problem)

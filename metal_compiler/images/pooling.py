@@ -16,13 +16,14 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.windows import image_values
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 
 __all__ = ["POOL_FIELDS", "lower_pool2d"]
 
 POOL_FIELDS = ("pixels", "chunks", "channels", *IMAGE_FIELDS, *WINDOW_FIELDS)
 
 
+@lowering_of(Pooling)
 def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Pooling of an image in any layout."""
     image, per_thread = pool.image, channels_per_thread(pool.image)

@@ -26,7 +26,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 
 __all__ = ["MATMUL_FIELDS", "MATVEC_FIELDS", "lower_matmul"]
 
@@ -59,6 +59,7 @@ class _Batches:
     start: int
 
 
+@lowering_of(Product)
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged."""
     lower = _lower_vector if found.m == 1 or found.n == 1 else _lower_tiled
