@@ -79,7 +79,7 @@ class _Kernel:
     def _problem(self, problem: api.Problem) -> dict[str, Any]:
         operands = [(self.code.number(_element(operand)), operand.shape) for operand in problem.operands]
         if type(problem) not in _ATTRIBUTES:
-            raise api.OpRefusal(f"the target '{ToyTarget.name}' has no instruction for {type(problem).__name__}")
+            raise api.OpRefusal(f"the target '{ToyTarget.name}' has no kernel for {type(problem).__name__}")
         attributes = {name: getattr(problem, name) for name in _ATTRIBUTES[type(problem)]}
         return {"kind": type(problem).__name__, "operands": operands, "shape": problem.shape, **attributes}
 
