@@ -49,7 +49,7 @@ def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0)
 
 
 def functionalize(graph: IRGraph) -> IRGraph:
-    """Turns in-place ops into ordinary ones: whoever reads the changed tensor later reads the result instead.
+    """Turns in-place ops into ordinary ones: nodes that read the changed tensor later read the result instead.
 
     Raises:
         UnsupportedOpError: Another view of the changed memory is read later, which would have to change with it.
@@ -213,7 +213,7 @@ def _add_folded(
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Stores a float32 model in the compute dtype, but for what has to stay exact: the angles of sines and cosines.
+    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
     does a part of a model, which is written in the data types of the device.
