@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import isfunction
 from typing import Any, TypeVar
 
 from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, Step, options_of
@@ -98,7 +99,8 @@ _MARK = "lowering_of"
 @cache
 def _lowerings_in(package: str) -> Mapping[type[Problem], LowerProblem]:
     """By the kind of problem the function that `lowering_of` marks for it in the modules of a package."""
-    functions = [value for module in modules_of(package) for value in vars(module).values() if hasattr(value, _MARK)]
+    values = [value for module in modules_of(package) for value in vars(module).values()]
+    functions = [value for value in values if isfunction(value) and hasattr(value, _MARK)]
     return {getattr(function, _MARK): function for function in functions}
 
 
