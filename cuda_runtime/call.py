@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.backend import SMALL_BYTES, CUDABackend
-from cuda_runtime.conversion import Conversion
+from cuda_runtime.conversion import Conversion, ask_all
 from cuda_runtime.copiers import by_torch, tensor_at
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, Flag, VisibleBuffer
@@ -38,15 +38,14 @@ class Input(ABC):
 
     Attributes:
         pointer: The address of that memory.
+        conversion: What happens in the graph, before the plan.
     """
 
     pointer: int
+    conversion: Conversion | None = None
 
     def receive(self, value: Any) -> None:  # noqa: B027  # most have nothing to do
         """What happens at each run, before the graph."""
-
-    def ask(self, stream: Any, overflow: Overflow) -> None:  # noqa: B027
-        """What happens in the graph, before the plan; the stream is the current one."""
 
     def launched(self, stream: Any) -> None:  # noqa: B027
         """What happens at each run, behind the graph."""
@@ -72,10 +71,7 @@ class Rearranged(Input):
         spec: What the plan reads.
         """
         self.pointer = memory.pointer
-        self._conversion = Conversion(source, memory.view(spec))
-
-    def ask(self, stream: Any, overflow: Overflow) -> None:
-        self._conversion.ask(stream, overflow)
+        self.conversion = Conversion(source, memory.view(spec))
 
 
 class Copied(Input):
@@ -115,7 +111,7 @@ class FromHost(Input):
         with device.active():
             source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
         is_visible = isinstance(staged, VisibleBuffer)
-        self._memory, self._conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible)
+        self._memory, self.conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible)
         self._staged = staged.pointer
         self._pinned: NDArray[Any] | None = None
         if isinstance(staged, VisibleBuffer):
@@ -133,9 +129,6 @@ class FromHost(Input):
     def launched(self, stream: Any) -> None:
         if self._pinned is not None:
             self._read.record(stream)
-
-    def ask(self, stream: Any, overflow: Overflow) -> None:
-        self._conversion.ask(stream, overflow)
 
 
 class Narrowed(Input):
@@ -159,7 +152,7 @@ class Narrowed(Input):
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
-        self._conversion = Conversion(source, memory.view(spec), from_host=is_small, notes_infinity=True)
+        self.conversion = Conversion(source, memory.view(spec), from_host=is_small, infinite=self._infinite.array)
         self._value: Any = None
 
     @staticmethod
@@ -185,9 +178,6 @@ class Narrowed(Input):
 
     def launched(self, stream: Any) -> None:
         self._read.record(stream)
-
-    def ask(self, stream: Any, overflow: Overflow) -> None:
-        self._conversion.ask(stream, self._infinite.array)
 
     def check(self) -> None:
         """Once the run is over: raises InputError where the array has finite numbers that became infinite."""
@@ -227,8 +217,7 @@ class Results:
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
         """What happens in the graph, behind the plan."""
-        for conversion in self._conversions:
-            conversion.ask(stream, overflow)
+        ask_all(self._conversions, stream, overflow)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The outputs as new arrays, once the device is done."""
@@ -282,7 +271,7 @@ class Call:
         """
         for place, each in self._inputs:
             each.receive(values[place])
-        key = outputs.key, results is not None
+        key = outputs.key, results
         if key in self._graphs:
             graph = self._graphs[key]
         else:
@@ -302,8 +291,7 @@ class Call:
 
         def ask() -> None:
             stream = self._device.second_stream
-            for _, each in self._inputs:
-                each.ask(stream, self._overflow)
+            ask_all([each.conversion for _, each in self._inputs if each.conversion], stream, self._overflow)
             self._plan.ask(pointers, False)
             if results is not None:
                 results.ask(stream, self._overflow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from npu_compiler.artifact.extension import ArgumentExtension, LaunchExtension, TargetExtensions
 from npu_compiler.artifact.plan import FAULTS, Argument, KernelCall, KernelSource, LibraryCall, Step
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, traffic_of
@@ -38,3 +39,4 @@ __all__ += ["Problem", "Product", "Convolution", "Pooling", "Attention", "Window
 __all__ += ["Operand", "Computed", "Scattered", "Added"]
 __all__ += ["Expr", "Const", "Load", "Iota", "Call", "Reduce", "Combination", "Slot", "Checked", "walk", "FUNCTIONS"]
 __all__ += ["KernelSource", "KernelCall", "LibraryCall", "Argument", "Step", "FAULTS"]
+__all__ += ["TargetExtensions", "LaunchExtension", "ArgumentExtension"]

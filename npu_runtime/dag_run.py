@@ -67,12 +67,9 @@ class DAGRun:
             given[name] = self._sent(name, spec, rounds)
         for copy in step.copies:
             given[copy.input] = self._copied(copy)
-        if step.to_host:
-            here.update(step.executor.compute(given, weights))
-        else:
-            there.update(step.executor.run(given, weights))
-            for name in step.downloads:
-                here[name] = there[name].to_numpy()
+        fetched, kept = step.executor.run_and_fetch(given, weights, step.fetched, step.kept)
+        here.update(fetched)
+        there.update(kept)
         self._forget(step)
 
     def on_cpu(self, step: CPUStep) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from npu_compiler.partitioner import Partition, PartitionPlan
+from npu_compiler.partitioning.plan import Partition, PartitionPlan
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.executor import Executor
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["CPUStep", "Copy", "DeviceStep", "Form", "Key", "Relayout", "Result", "Schedule", "Sent"]
 
 Key: TypeAlias = str | tuple[str, int]  # of a tensor on the device: its name, with a number in a further layout
+
+_SENT_AGAIN = 1 << 14  # bytes of a tensor that crosses with each partition that reads it, rather than by itself
 
 
 class Form(NamedTuple):
@@ -84,8 +86,8 @@ class DeviceStep:
         given: The executor's inputs that are on the device, with their keys there.
         sent: Those that it takes from the host itself.
         copies: States that it updates in a copy.
-        to_host: Whether all that it makes goes to the host and nothing stays.
-        downloads: What else crosses once it has run.
+        fetched: Which of its outputs the host reads.
+        kept: Which of them stay on the device.
         host_ends, device_ends: What nobody reads once it has run.
     """
 
@@ -96,8 +98,8 @@ class DeviceStep:
     given: tuple[tuple[str, Key], ...]
     sent: tuple[Sent, ...]
     copies: tuple[Copy, ...]
-    to_host: bool
-    downloads: tuple[str, ...]
+    fetched: tuple[str, ...]
+    kept: tuple[str, ...]
     host_ends: tuple[str, ...]
     device_ends: tuple[Key, ...]
 
@@ -182,14 +184,12 @@ class Schedule:
         for output in executor.plan.outputs:
             self._places[output.name] = [(output.name, output)]
             self._keys[output.name] = [output.name]
-        downloads = tuple(
+        fetched = tuple(
             transfer.tensor
             for transfer in self._plan.transfers
             if transfer.direction == "to_cpu" and transfer.source == part.index and self._crosses(transfer.tensor)
         )
-        made = {output.name for output in executor.plan.outputs}
-        stays = any(self._is_needed_after(name, part) for name in made)
-        to_host = not executor.plan.state and not stays and made == set(downloads)
+        kept = tuple(output.name for output in executor.plan.outputs if self._is_needed_after(output.name, part))
         return DeviceStep(
             executor,
             part.index,
@@ -198,8 +198,8 @@ class Schedule:
             tuple(given.items()),
             tuple(sent),
             copies,
-            to_host,
-            () if to_host else downloads,
+            fetched,
+            kept,
             *self._ends(part),
         )
 
@@ -219,7 +219,7 @@ class Schedule:
                 given[name] = key
                 continue
             rounds = name not in self._inputs and spec.dtype.is_float
-            if not places and self._last_device_read[name] == part.index:
+            if not places and (self._last_device_read[name] == part.index or spec.nbytes <= _SENT_AGAIN):
                 sent.append(Sent(name, name, spec, rounds))
                 continue
             if places:

@@ -29,9 +29,7 @@ from npu_compiler.tensor.expr import Expr, Iota, Load, walk
 from npu_compiler.tensor.trace import Scatter
 from npu_compiler.tensor.view import View
 
-__all__ = ["DECODE_REQUIRES", "lower_decode", "loads_fresh"]
-
-DECODE_REQUIRES = "sm_90"
+__all__ = ["lower_decode", "loads_fresh"]
 
 _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows

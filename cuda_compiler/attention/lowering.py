@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
-from cuda_compiler.attention.decode import DECODE_REQUIRES, lower_decode
+from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
+from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import operand_values, padded, size_macros
+from cuda_compiler.early_launches import is_settled
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
 from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from cuda_compiler.tiles.wgmma import WARPGROUPS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
@@ -93,7 +94,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     division = _divide(problem)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
-    ready = problem.mask is None or (not launches and lowering.is_settled(states.buffer))
+    ready = problem.mask is None or (not launches and is_settled(states.buffer, lowering))
     alone = replace(group, problem=problem.stored())
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)]
     producers = lower_shared(made, lowering) if made else []
@@ -101,7 +102,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
     decode = lower_decode(problem, group, lowering, positions, blocks)
     if decode is not None:
-        options.insert(0, CallOption(DECODE_REQUIRES, (decode,)))
+        options.insert(0, CallOption(CLUSTERS, (decode,)))
     elif is_for_warpgroups(problem):
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
         options.insert(0, CallOption(WARPGROUPS, (*producers, prefill)))

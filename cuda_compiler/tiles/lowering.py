@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.tiles.clusters import ranked_cluster_tilings
 from cuda_compiler.tiles.teams import ranked_team_tilings
 from cuda_compiler.tiles.tiling import Tiling, ranked_tilings
-from cuda_compiler.tiles.wgmma import WARPGROUPS, warpgroup_product
+from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.grouping import Group

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["SHARED_BYTES", "WARPGROUPS", "warpgroup_product"]
+__all__ = ["SHARED_BYTES", "warpgroup_product"]
 
-WARPGROUPS = "sm_90a"  # what an option that multiplies by warpgroups requires
 SHARED_BYTES = 227 * 1024  # that a block may have there
 
 _ROWS = 64  # that a warpgroup multiplies at a time

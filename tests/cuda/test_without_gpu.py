@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from cuda_compiler.tiles.tiling import CANDIDATES, ranked_tilings
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
+from cuda_runtime.given import Span, span
 from npu_compiler.artifact.plan import KernelCall, KernelSource, options_of
 from npu_compiler.errors import DeviceError, MissingDependencyError
 from npu_runtime import Device
@@ -138,3 +140,11 @@ def test_overlapping_windows_fill_all_multiprocessors(outputs: int, grid: tuple[
     calls = [call for step in plan.steps for option in options_of(step) for call in option.calls]
     found = [c.grid for c in calls if isinstance(c, KernelCall) and plan.kernels[c.kernel].entry == "conv2d_overlap"]
     assert found == [grid]
+
+
+def test_memory_of_tensors_overlaps_where_an_address_is_in_both() -> None:
+    first, second, third = Span(256, 512), Span(511, 600), Span(512, 600)
+    assert first.overlaps(second)
+    assert second.overlaps(first)
+    assert not first.overlaps(third)
+    assert span(np.zeros(3)).nbytes == 0  # of the host
