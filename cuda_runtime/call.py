@@ -20,6 +20,7 @@ from cuda_runtime.device import CUDABuffer, Flag, VisibleBuffer
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import checked_array
+from npu_compiler.dtypes import DType
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.buffer import NPUBuffer
 
@@ -98,12 +99,15 @@ class Copied(Input):
 class FromHost(Input):
     """Sent over the bus as it is on the host, and converted on the device."""
 
-    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, dtype: np.dtype[Any], flag: Overflow
+    ) -> None:
         """Args:
         device: The device.
         memory: Where it goes.
         spec: What the plan reads.
         dtype: Of the caller's array, which has `spec.shape`.
+        flag: What is set where a value is too large; None for that of the run.
         """
         self.pointer, self._device = memory.pointer, device
         nbytes = prod(spec.shape) * dtype.itemsize
@@ -111,7 +115,7 @@ class FromHost(Input):
         with device.active():
             source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
         is_visible = isinstance(staged, VisibleBuffer)
-        self._memory, self.conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible)
+        self._memory, self.conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible, flag=flag)
         self._staged = staged.pointer
         self._pinned: NDArray[Any] | None = None
         if isinstance(staged, VisibleBuffer):
@@ -138,13 +142,14 @@ class Narrowed(Input):
     which must not change until it has: it is for runs that are waited for.
     """
 
-    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec) -> None:
+    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, checked: bool) -> None:
         """Args:
         device: The device.
         memory: Where it goes.
         spec: What the plan reads.
+        checked: Whether numbers that became infinite are looked for.
         """
-        self.pointer, self._device, self._spec = memory.pointer, device, spec
+        self.pointer, self._device, self._spec, self._checked = memory.pointer, device, spec, checked
         self._size = prod(spec.shape) * spec.dtype.size
         self._pinned = device.allocate_visible(self._size)
         is_small = self._size <= SMALL_BYTES
@@ -152,7 +157,9 @@ class Narrowed(Input):
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
-        self.conversion = Conversion(source, memory.view(spec), from_host=is_small, infinite=self._infinite.array)
+        self.conversion = Conversion(
+            source, memory.view(spec), from_host=is_small, flag=self._infinite.array, notes_infinity=True
+        )
         self._value: Any = None
 
     @staticmethod
@@ -182,7 +189,7 @@ class Narrowed(Input):
     def check(self) -> None:
         """Once the run is over: raises InputError where the array has finite numbers that became infinite."""
         value, self._value = self._value, None
-        if not self._infinite.taken() or value is None:
+        if not self._infinite.taken() or value is None or not self._checked:
             return
         with np.errstate(over="ignore"):
             if (np.isinf(value.astype(self._spec.dtype.numpy)) & np.isfinite(value)).any():
@@ -197,17 +204,19 @@ def staging_memory(device: CUDABackend, nbytes: int) -> CUDABuffer:
 class Results:
     """Outputs on their way to the host: converted on the device, and read when they are there."""
 
-    def __init__(self, device: CUDABackend, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, device: CUDABackend, tensors: Mapping[str, Any], dtypes: Mapping[str, DType]) -> None:
         """Args:
         device: The device.
         tensors: The outputs, as `CUDATensor`.
+        dtypes: Their data types on the host, where these are not those that the model declares.
         """
         self._device, self._names = device, list(tensors)
         self._conversions: list[Conversion] = []
         self._visible: dict[str, NDArray[Any]] = {}
         self._large: dict[str, tuple[CUDABuffer, BufferSpec]] = {}
         for name, tensor in tensors.items():
-            spec = BufferSpec(name, tensor.spec.host_dtype, tensor.spec.host_dtype, dense(tensor.spec.shape))
+            kind = dtypes.get(name, tensor.spec.host_dtype)
+            spec = BufferSpec(name, kind, kind, dense(tensor.spec.shape))
             memory = staging_memory(device, spec.nbytes)
             if isinstance(memory, VisibleBuffer):
                 self._visible[name] = memory.content.view(spec.dtype.numpy).reshape(spec.shape)

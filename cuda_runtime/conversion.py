@@ -124,7 +124,9 @@ class Conversion:
     Numbers are rounded to the nearest. What is too large for a floating-point type becomes infinite.
     """
 
-    def __init__(self, source: Any, target: Any, *, from_host: bool = False, infinite: Any = None) -> None:
+    def __init__(
+        self, source: Any, target: Any, *, from_host: bool = False, flag: Any = None, notes_infinity: bool = False
+    ) -> None:
         """Finds, and compiles where it is new, what it takes.
 
         Args:
@@ -132,7 +134,8 @@ class Conversion:
                 of booleans, of integers or of floating-point numbers.
             from_host: Whether the source is read over the bus, which wants neighbours read together more than the
                 device's own memory wants them written so.
-            infinite: A flag to be set in the place of `ask`'s, and also where a number is infinite already.
+            flag: What is set in the place of `ask`'s; it must live as long as this.
+            notes_infinity: Whether a number that is infinite already counts as lost, too.
 
         Raises:
             KernelCompileError, MissingDependencyError: There is no compiler that works.
@@ -142,13 +145,13 @@ class Conversion:
         if not source.size:
             return
         same = source.dtype == target.dtype and source.flags.c_contiguous and target.flags.c_contiguous
-        if same and infinite is None:
+        if same and not notes_infinity:
             self._copy = source.data.ptr, target.data.ptr, source.nbytes
             if source.size > _TOGETHER:
                 return
             kind = _BITS[source.itemsize]  # the very bits, where it is made together with others
             source, target = source.reshape(-1).view(kind), target.reshape(-1).view(kind)
-        self._parts.extend(_parts(source, target, from_host, infinite))
+        self._parts.extend(_parts(source, target, from_host, flag, notes_infinity))
 
     def ask(self, stream: Any, overflow: Any) -> None:
         """Asks a stream for it, as `ask_all` does for several."""
@@ -185,7 +188,7 @@ def ask_all(conversions: Iterable[Conversion], stream: Any, overflow: Any) -> No
 
 
 class _Part(NamedTuple):
-    """A tensor that a kernel converts: the address of its own flag or 0, what the kernel is told of it, and its size."""
+    """A tensor that a kernel converts: the address of its own flag or 0, what the kernel is told, and its size."""
 
     kernel: Kernel
     flag: int
@@ -193,20 +196,21 @@ class _Part(NamedTuple):
     size: int
 
 
-def _parts(source: Any, target: Any, from_host: bool, infinite: Any) -> Iterator[_Part]:
+def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity: bool) -> Iterator[_Part]:
     dimensions = _joined(source, target, from_host)
     if len(dimensions) > _MOST_DIMENSIONS:
         for row in zip(source, target, strict=True):
-            yield from _parts(*row, from_host, infinite)
+            yield from _parts(*row, from_host, flag, notes_infinity)
         return
     count = prod(size for size, _, _ in dimensions)
     rest = [0] * (_MOST_DIMENSIONS - len(dimensions))
     sizes, reads, writes = ([each[part] for each in dimensions] + rest for part in range(3))
     places = source.data.ptr, target.data.ptr
-    flag = 0 if infinite is None else infinite.data.ptr
     described = struct.pack(_LAYOUT, *places, count, *reads, *writes, *sizes, len(dimensions))
-    text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=infinite is not None)
-    yield _Part(_kernel(target.device.id, text, count <= _SMALL), flag, described, count)
+    text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
+    yield _Part(
+        _kernel(target.device.id, text, count <= _SMALL), 0 if flag is None else flag.data.ptr, described, count
+    )
 
 
 def _launch(parts: Sequence[_Part], stream: Any, overflow: Any) -> None:

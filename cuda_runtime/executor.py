@@ -18,6 +18,7 @@ from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor
 from cuda_runtime.tuning import Tuner
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.dtypes import DType
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan
@@ -78,11 +79,12 @@ class CUDAExecutor(Executor):
         self._make_ready()
 
     def _make_ready(self) -> None:
-        self._calls = Calls(self.plan, self._prepared, self._workspace, self._cuda, self._faults, self._check_buffer)
+        self._results: dict[tuple[object, tuple[str, ...]], Results | None] = {}
+        parts = self.plan, self._prepared, self._workspace, self._cuda, self._faults
+        self._calls = Calls(*parts, self._check_buffer, self._rounded)
         self._own_outputs = [spec for spec in self.plan.outputs if spec.name not in self._state]
         self._ring = OutputRing(self._new_outputs)
         self._own_set: OutputSet | None = None
-        self._results: dict[tuple[object, tuple[str, ...]], Results | None] = {}
         self._in_flight = InFlight(self._cuda)
         self._latest: tuple[Any, object] | None = None
 
@@ -153,6 +155,11 @@ class CUDAExecutor(Executor):
                 {name: made[name] for name in kept},
             )
 
+    def meet_host(self, rounded: Collection[str], dtypes: Mapping[str, DType]) -> None:
+        """As `Executor.meet_host`; the device rounds, and makes the outputs' data types."""
+        super().meet_host(rounded, dtypes)
+        self._make_ready()
+
     def _fetched_only(self) -> OutputSet:
         """Memory for outputs that are copied before the next run."""
         if self._own_set is None:
@@ -165,7 +172,8 @@ class CUDAExecutor(Executor):
         if key not in self._results:
             if len(self._results) == _MOST_RESULTS:
                 del self._results[next(iter(self._results))]
-            self._results[key] = Results(self._cuda, {name: outputs.tensors[name] for name in names}) if names else None
+            tensors = {name: outputs.tensors[name] for name in names}
+            self._results[key] = Results(self._cuda, tensors, self._fetched_as) if names else None
         return self._results[key]
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], weights: Weights | None = None) -> BoundPlan:

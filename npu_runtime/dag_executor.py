@@ -20,7 +20,7 @@ from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_inputs import GivenInputs, InputChecker
 from npu_runtime.dag_run import DAGRun
-from npu_runtime.dag_schedule import DeviceStep, Form, Schedule
+from npu_runtime.dag_schedule import DeviceStep, Form, Schedule, types_on_host
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.host_tensors import as_array
@@ -268,10 +268,14 @@ class PartitionExecutor:
 
     def _executors(self, name: str, plan: PartitionPlan) -> dict[int, Executor]:
         executors = {}
+        made_by_cpu = {name for part in plan.partitions if not part.on_device for name in part.outputs}
+        read_as = types_on_host(plan)
         for part in plan.partitions:
             if part.on_device:
                 program, function = self._programs[_part_name(name, part.index)]
-                executors[part.index] = Executor(program, self.device, function, self._workspace)
+                executor = executors[part.index] = Executor(program, self.device, function, self._workspace)
+                floats = {spec.name for spec in executor.plan.inputs if spec.dtype.is_float}
+                executor.meet_host(made_by_cpu & floats, read_as)
         return executors
 
     def _distinct_programs(self) -> list[CompiledProgram]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from npu_compiler.dtypes import DType, dtype
 from npu_compiler.partitioning.plan import Partition, PartitionPlan
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.executor import Executor
@@ -15,10 +17,11 @@ from npu_runtime.executor import Executor
 if TYPE_CHECKING:
     from npu_runtime.cpu_fallback import CPUProgram
 
-__all__ = ["CPUStep", "Copy", "DeviceStep", "Form", "Key", "Relayout", "Result", "Schedule", "Sent"]
+__all__ = ["CPUStep", "Copy", "DeviceStep", "Form", "Key", "Relayout", "Result", "Schedule", "Sent", "types_on_host"]
 
 Key: TypeAlias = str | tuple[str, int]  # of a tensor on the device: its name, with a number in a further layout
 
+_SMALL = 1 << 16  # elements of a tensor that the device converts to what the host reads
 _SENT_AGAIN = 1 << 14  # bytes of a tensor that crosses with each partition that reads it, rather than by itself
 
 
@@ -37,10 +40,10 @@ class Form(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A tensor of the host that a partition on the device reads.
+    """A tensor of the host that several partitions on the device read.
 
     Attributes:
-        key: The executor's input that takes it; or, of a tensor that several read, its key among those on the device.
+        key: Its key among those on the device.
         tensor: Its name.
         spec: How the device reads it.
         rounds: Whether it is stored as the device would store it, too large a number as infinity.
@@ -96,7 +99,7 @@ class DeviceStep:
     uploads: tuple[Sent, ...]
     relayouts: tuple[Relayout, ...]
     given: tuple[tuple[str, Key], ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[str, ...]
     copies: tuple[Copy, ...]
     fetched: tuple[str, ...]
     kept: tuple[str, ...]
@@ -120,6 +123,24 @@ class Result(NamedTuple):
     tensor: str
     on_device: bool
     dtype: np.dtype[Any]
+
+
+def types_on_host(plan: PartitionPlan) -> dict[str, DType]:
+    """The data types of small tensors where all that reads them on the host wants the same, by the tensors' names.
+
+    Large ones cross as the device stores them, and are converted there by all processors.
+    """
+    read: dict[str, set[DType]] = {}
+    small = set()
+    for part in plan.partitions:
+        if not part.on_device:
+            for spec in part.ir["graph_inputs"]:
+                read.setdefault(spec["name"], set()).add(dtype(spec["dtype"]))
+                if prod(spec["shape"]) <= _SMALL:
+                    small.add(spec["name"])
+    for output, name in zip(plan.outputs, plan.output_tensors, strict=True):
+        read.setdefault(name, set()).add(output.dtype)
+    return {name: next(iter(types)) for name, types in read.items() if name in small and len(types) == 1}
 
 
 class Schedule:
@@ -205,12 +226,12 @@ class Schedule:
 
     def _read(
         self, part: Partition, executor: Executor
-    ) -> tuple[list[Sent], list[Relayout], dict[str, Key], list[Sent]]:
+    ) -> tuple[list[Sent], list[Relayout], dict[str, Key], list[str]]:
         """How a partition on the device comes by its inputs, as in `DeviceStep`."""
         uploads: list[Sent] = []
         relayouts: list[Relayout] = []
         given: dict[str, Key] = {}
-        sent: list[Sent] = []
+        sent: list[str] = []
         for spec in executor.plan.inputs:
             name = spec.name
             places = self._places.setdefault(name, [])
@@ -220,7 +241,7 @@ class Schedule:
                 continue
             rounds = name not in self._inputs and spec.dtype.is_float
             if not places and (self._last_device_read[name] == part.index or spec.nbytes <= _SENT_AGAIN):
-                sent.append(Sent(name, name, spec, rounds))
+                sent.append(name)
                 continue
             if places:
                 given[name] = name, len(places)

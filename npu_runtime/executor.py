@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.artifact.plan import Role
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.array_calls import OwnMemory
@@ -18,7 +19,7 @@ from npu_runtime.buffer import NPUBuffer, is_host_array
 from npu_runtime.call_checks import check_input_names, check_mapping, check_program_type, choose_function, names_of
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord
-from npu_runtime.host_tensors import as_array, is_array
+from npu_runtime.host_tensors import as_array, is_array, rounded
 from npu_runtime.state_guard import exclusive_use
 from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
@@ -108,6 +109,8 @@ class Executor:
         self._lock = self._workspace.lock
         self._fixed: _FixedMemory | None = None
         self._own = self._own_memory()
+        self._rounded: frozenset[str] = frozenset()
+        self._fetched_as: Mapping[str, DType] = {}
 
     def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs once and waits for the result.
@@ -186,8 +189,21 @@ class Executor:
             arrays = {name: self._fetched(name, outputs[name]) for name in fetched}
             return arrays, {name: outputs[name] for name in kept}
 
+    def meet_host(self, rounded: Collection[str], dtypes: Mapping[str, DType]) -> None:
+        """Says how tensors come from a host that computes, too, and how they go there.
+
+        Args:
+            rounded: Inputs in which a number that the device's data type does not hold becomes infinite, as an
+                operation on the device would make it; in others it is refused.
+            dtypes: The data types in which `run_and_fetch` gives outputs; those that the model declares when omitted.
+        """
+        self._rounded, self._fetched_as = frozenset(rounded), dict(dtypes)
+
     def _fetched(self, name: str, output: NPUBuffer) -> NDArray[Any]:
-        return self._own.array(name) if self._own.output(name) is output else output.to_numpy()
+        kind = self._fetched_as.get(name)
+        if self._own.output(name) is output:
+            return self._own.array(name, kind or output.spec.host_dtype)
+        return output.to_numpy(dtype=kind)
 
     def _own_memory(self) -> OwnMemory:
         updated = {*self._state, *self._state.values()}
@@ -198,13 +214,15 @@ class Executor:
 
     def _received(self, inputs: Mapping[str, Any]) -> dict[str, NPUBuffer]:
         """The inputs on the device, small arrays of the host in memory of the executor's own."""
-        own = self._own
-        return {
-            name: own.receive(name, as_array(value, f"input '{name}'"))
-            if own.takes(name) and is_host_array(value)
-            else self._adopted(name, value)
-            for name, value in inputs.items()
-        }
+        own, received = self._own, {}
+        for name, value in inputs.items():
+            if name in self._rounded and is_host_array(value):
+                value = rounded(value, self._inputs[name].dtype)
+            takes = own.takes(name) and is_host_array(value)
+            received[name] = (
+                own.receive(name, as_array(value, f"input '{name}'")) if takes else self._adopted(name, value)
+            )
+        return received
 
     def run_timed(
         self, inputs: Mapping[str, Any], weights: Weights | None = None
