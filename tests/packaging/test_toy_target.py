@@ -20,9 +20,10 @@ import torch
 
 import npu_compiler
 from npu_compiler.errors import KernelCompileError
-from npu_runtime import Device, Executor
+from npu_runtime import Device, Executor, Generator
 from tests.ops.cases import case, floats
 from tests.ops.indexed import GRAPHS, HOSTILE, Indexed
+from tests.support.decoders import check_greedy, make_decoder
 from tests.support.distribution import TOY_TARGET, installed, write_metadata
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +113,13 @@ def test_a_damaged_kernel_is_refused(device: Device) -> None:
     damaged = replace(program, functions={"main": plan})
     with pytest.raises(KernelCompileError, match="compile the model again"):
         Executor(damaged, device)
+
+
+def test_a_language_model_decodes_on_it(device: Device, tmp_path: Path) -> None:
+    """With caches that are updated in place, and tokens that are chosen on the device."""
+    decoder, prompt = make_decoder(tmp_path, "Qwen2", cache_length=32, prefill=(8,)), [3, 1, 4, 1, 5]
+    tokens = [token.id for token in Generator(decoder.folder, device=device).generate(prompt, 4)]
+    check_greedy(decoder, prompt, tokens)
 
 
 def test_a_user_has_it_as_any_other(tmp_path: Path) -> None:
