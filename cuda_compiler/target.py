@@ -5,28 +5,20 @@ Only weights of convolutions are padded: zeros fill up their taps to chunks that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cuda_compiler.attention.decode import loads_fresh
-from cuda_compiler.attention.lowering import lower_attention
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.convolution import loads_convolution, lower_conv2d
+from cuda_compiler.images.convolution import loads_convolution
 from cuda_compiler.images.image_packing import packed_weight
-from cuda_compiler.images.pooling import lower_pool2d
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.products.matmul import lower_matmul
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.pooling import Pooling
-from npu_compiler.lowering.problems.problem import Problem
-from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
+from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
 
@@ -46,12 +38,7 @@ class CUDATarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
     pairs_columns = True
-    problems: Mapping[type[Problem], LowerProblem] = {
-        Product: lower_matmul,
-        Convolution: lower_conv2d,
-        Pooling: lower_pool2d,
-        Attention: lower_attention,
-    }
+    package = "cuda_compiler"
     launch_flops = 1 << 32
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from metal_compiler.attention.lowering import lower_attention
 from metal_compiler.dialect import METAL
-from metal_compiler.images.convolution import lower_conv2d
-from metal_compiler.images.pooling import lower_pool2d
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
-from metal_compiler.products.matmul import lower_matmul
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.pooling import Pooling
-from npu_compiler.lowering.problems.problem import Problem
-from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
+from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
 
@@ -36,12 +27,7 @@ class MetalTarget(CodegenTarget):
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(METAL.storage)
     pairs_columns = True
-    problems: Mapping[type[Problem], LowerProblem] = {
-        Product: lower_matmul,
-        Convolution: lower_conv2d,
-        Pooling: lower_pool2d,
-        Attention: lower_attention,
-    }
+    package = "metal_compiler"
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":

@@ -1,9 +1,12 @@
-"""Targets (`npu.targets`) and devices (`npu.devices`), found by the entry points of the packages that bring them."""
+"""What is found, not listed: targets and devices by entry points, and what the modules of a package define."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
+from pkgutil import walk_packages
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from npu_compiler.errors import MissingDependencyError
@@ -11,7 +14,7 @@ from npu_compiler.errors import MissingDependencyError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["entry_points_of", "load"]
+__all__ = ["entry_points_of", "load", "modules_of"]
 
 
 @cache
@@ -50,3 +53,10 @@ def load(group: str, name: str) -> Any:
             f"the entry point '{name}' in '{group}' ({entry.value}) needs the package '{error.name}', which is not "
             "installed; install it, or what has the entry point again"
         ) from error
+
+
+@cache
+def modules_of(package: str) -> tuple[ModuleType, ...]:
+    """All modules of a package and of the packages inside it, imported, in the order of their names."""
+    found = walk_packages(import_module(package).__path__, f"{package}.")
+    return tuple(import_module(name) for name in sorted(info.name for info in found))

@@ -22,7 +22,7 @@ from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 
@@ -94,6 +94,7 @@ class _Division:
         return max(ring, self.tile_rows * _pitch(query) * 2, self.tile_rows * self.splits * 4)
 
 
+@lowering_of(Attention)
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[Step]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores.
 

@@ -33,7 +33,7 @@ from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.windows import image_values
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d"]
@@ -60,6 +60,7 @@ CONV2D_PLAIN = KernelTemplate(
 )
 
 
+@lowering_of(Convolution)
 def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[Step]:
     """One launch, chosen by the device, and one before it where the image's channels must be packed.
 

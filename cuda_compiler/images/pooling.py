@@ -16,7 +16,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.pooling import Pooling
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["POOL2D", "lower_pool2d"]
@@ -38,6 +38,7 @@ _BUSY_THREADS = 1024  # of a multiprocessor
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read
 
 
+@lowering_of(Pooling)
 def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[KernelCall]:
     """One thread a pack of channels of one or several output pixels.
 

@@ -23,7 +23,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import Call, Load
 
@@ -50,6 +50,7 @@ _LIBRARY_ROWS, _LIBRARY_COLUMNS = 256, 1024
 _CHUNK = 8  # columns that a thread stores at a time
 
 
+@lowering_of(Product)
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]:
     """One launch for operands of any strides, chosen by the device; or the library, and a launch for the epilogue.
 

@@ -15,7 +15,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["ATTENTION", "ATTENTION_COMBINE", "ATTENTION_PART", "lower_attention"]
@@ -83,6 +83,7 @@ class _Division:
         return ceil_div(self.problem.length, self.parts * self.block) * self.block
 
 
+@lowering_of(Attention)
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores."""
     division = _divide(problem)

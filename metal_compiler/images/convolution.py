@@ -28,7 +28,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.windows import image_values
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.view import collapse
 
@@ -60,6 +60,7 @@ CONV2D_DIRECT = KernelTemplate(
 _MIN_TILED_OUTPUTS = 16  # output channels of a group from which on a tile is worth it
 
 
+@lowering_of(Convolution)
 def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Convolutions of images and weights in any layout."""
     filled = conv.groups == 1 or (conv.outputs >= _MIN_TILED_OUTPUTS and conv.groups <= MAX_GRID)

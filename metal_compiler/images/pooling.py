@@ -16,7 +16,7 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.windows import image_values
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["POOL2D", "lower_pool2d"]
@@ -31,6 +31,7 @@ POOL2D = KernelTemplate(
 )
 
 
+@lowering_of(Pooling)
 def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Pooling of an image in any layout."""
     image, per_thread = pool.image, channels_per_thread(pool.image)

@@ -27,7 +27,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
-from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
 __all__ = ["MATMUL", "MATVEC", "MATVEC_COLUMNS", "lower_matmul"]
@@ -88,6 +88,7 @@ class _Use:
     prologue: Prologue | None = None
 
 
+@lowering_of(Product)
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged."""
     lower = _lower_vector if found.m == 1 or found.n == 1 else _lower_tiled

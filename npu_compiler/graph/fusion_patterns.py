@@ -94,7 +94,7 @@ _HEADS = ("key", "value")
 
 
 def _is_repeated(few: str, many: str, scene: Scene) -> bool:
-    """Whether each head of `few` is repeated in place, so that those which are alike are neighbours in `many`."""
+    """Whether `many` [B, G * n, L, D] is `few` [B, G, L, D] with each head n times, its copies side by side."""
     expanded = next(scene.producers[many].tensors())
     lifted = next(scene.producers[expanded].tensors())
     merged, repeated, single = (scene.shape(name) for name in (many, expanded, lifted))
@@ -128,7 +128,7 @@ def _shared_input(match: Match, scene: Scene) -> Hashable:
 
 
 def _foreign_parameter(match: Match, scene: Scene) -> str:
-    """Why the parameters of a linear cannot be joined with others'."""
+    """Why the weight or bias of a linear cannot be concatenated with those of other linears; empty where they can."""
     weights = scene.graph.weights
     for name in match.names("weight", "bias") or ():
         if name not in weights or not weights[name].is_plain:
@@ -139,7 +139,7 @@ def _foreign_parameter(match: Match, scene: Scene) -> str:
 
 
 def merged_linears(interleave: bool = False) -> Rule:
-    """Linears that can be one: of one input, with or without bias alike, of weights that nothing else reads.
+    """Linears of one input become one product: all with or all without bias, of weights that nothing else reads.
 
     Args:
         interleave: Whether two linears of the same width put their columns in turns, so that an epilogue has the two
@@ -166,7 +166,7 @@ def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
 
 
 def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:
-    """Whether two linears are of one width, and elementwise work combines their results, as in a gated activation."""
+    """Whether there are two linears of one width whose results meet in elementwise ops, as in a gated activation."""
     widths = [graph.tensors[node.outputs[0]].shape[-1] for node in members]
     if len(widths) != 2 or widths[0] != widths[1]:
         return False
@@ -175,7 +175,7 @@ def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNod
 
 
 def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterator[str]:
-    """The readers of a tensor, those of their results, and so on, as long as all readers of one are elementwise."""
+    """Names of all nodes that only elementwise nodes lie between, from a tensor on, while all its readers are such."""
     waiting, seen = [name], {name}
     while waiting:
         readers = users.get(waiting.pop(), [])

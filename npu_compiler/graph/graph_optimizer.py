@@ -10,10 +10,10 @@ from typing import Any
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.errors import UnsupportedOpError
-from npu_compiler.graph.asked_rows import compute_asked_rows
 from npu_compiler.graph.fusion_patterns import fuse_attention, merge_linears, share_heads
 from npu_compiler.graph.linear_spelling import spell_linears
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
+from npu_compiler.graph.row_pushdown import push_down_selections
 from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
 from npu_compiler.ops.indexing import picked
 from npu_compiler.ops.registry import is_in_place, traits_of
@@ -40,7 +40,7 @@ def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0)
         fold_batch_norms,
         fuse_attention,
         share_heads,
-        partial(compute_asked_rows, launch_flops=launch_flops),
+        partial(push_down_selections, launch_flops=launch_flops),
         partial(merge_linears, interleave=pairs_columns),
     )
     for run in passes:
@@ -49,7 +49,7 @@ def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0)
 
 
 def functionalize(graph: IRGraph) -> IRGraph:
-    """Turns in-place ops into ordinary ones: whoever reads the changed tensor later reads the result instead.
+    """Turns in-place ops into ordinary ones: nodes that read the changed tensor later read the result instead.
 
     Raises:
         UnsupportedOpError: Another view of the changed memory is read later, which would have to change with it.
@@ -213,7 +213,7 @@ def _add_folded(
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Stores a float32 model in the compute dtype, but for what has to stay exact: the angles of sines and cosines.
+    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
     does a part of a model, which is written in the data types of the device.

@@ -1,4 +1,4 @@
-"""``addmm(bias, x, w.T)`` and ``mm(x, w.T)`` are linears, also where reshapes make rows of their operand and back."""
+"""``addmm(bias, x, w.T)`` and ``mm(x, w.T)`` become linears, also between reshapes [..., k] to [rows, k] and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LINEAR = Rule(
 
 
 def linear_of_rows(ops: Any, x: Any, weight: Any, bias: Any) -> Any:
-    """A linear of some dimensions as one, which become several again."""
+    """A linear of rows: ``reshape(linear(reshape(x)))``, of [..., k] as [rows, k], back to [..., n]."""
     return ops.reshape(ops.linear(ops.shared(ops.reshape(x)), weight, bias))
 
 

@@ -1,4 +1,4 @@
-"""The one rewriting engine: rules are equations, and what stands in place of what an equation describes.
+"""The one rewriting engine. A rule is an equation, and a function that gives what replaces a match of it.
 
 An equation is a function of a namespace of operations and of its variables: called with symbols it gives the pattern,
 called with tensors the reference of its test. `find` matches what it computes against a graph, from the result
@@ -170,7 +170,7 @@ def pattern(
 
 
 def apply(graph: IRGraph, rule: Rule) -> IRGraph:
-    """The graph in which a rule's replacements stand wherever it holds; near misses are noted."""
+    """The graph with a rule's replacement in place of each of its sites; why a near miss stays goes to the notes."""
     scene = Scene(graph)
     notes: list[str] = []
     made: dict[str, Replacement] = {}  # by the name of the node in whose place it stands
@@ -235,7 +235,7 @@ def sites(scene: Scene, rule: Rule, notes: list[str] | None = None) -> list[list
 
 
 def _read_outside(match: Match, scene: Scene) -> Iterator[str]:
-    """What reads a value inside of a pattern from outside of it."""
+    """Why a match cannot be replaced: each reader, not a part of it, of a value that would be gone, in words."""
     inside = {node.name for node in (*match.nodes, *match.shared)}
     for inner in match.nodes[1:]:
         for name in inner.outputs:
@@ -247,7 +247,7 @@ def _read_outside(match: Match, scene: Scene) -> Iterator[str]:
 
 
 def find(scene: Scene, patterns: Sequence[Pattern]) -> Iterator[Match]:
-    """Every place where one of the patterns describes the graph: the first of them that does."""
+    """The matches in a graph; of several patterns that describe one place, that of the first."""
     for node in scene.graph.nodes:
         for sought in patterns:
             match = Match(node, form=sought.form)
@@ -257,7 +257,7 @@ def find(scene: Scene, patterns: Sequence[Pattern]) -> Iterator[Match]:
 
 
 def _matches(sought: Operation, node: OpNode, match: Match, scene: Scene) -> bool:
-    """Matches one operation at a node, and its operands at theirs; extends `match` only where all of it fits."""
+    """Whether `node` is the operation `sought`, and its operands are those of `sought`; extends `match` if so."""
     term = traits_of(node.op).term
     if term is None or term.name != sought.name or len(node.outputs) != 1 or not term.holds(node, scene.graph):
         return False

@@ -12,7 +12,7 @@ __all__ = ["selection_of", "take"]
 
 
 def selection_of(node: OpNode, graph: IRGraph) -> Selection | None:
-    """What a node takes, where it takes at most half: more leave a product as large as it is."""
+    """The rows that a node takes of its operand; None for none, and for more than half, which saves too little."""
     rule = traits_of(node.op).selects
     if rule is None or not node.outputs:
         return None
@@ -26,7 +26,7 @@ def selection_of(node: OpNode, graph: IRGraph) -> Selection | None:
 
 
 def take(selection: Selection, output: str) -> OpNode:
-    """The node that makes `output` of the rows of a selection; the dimension stays."""
+    """The node that makes `output`, the rows of a selection; its dimension stays, with as many positions as rows."""
     rows, inputs = selection.rows, {"self": selection.source}
     if rows.known is None:
         op, attrs = spelled(index_select), {"dim": selection.dim, **({"_wraps": True} if rows.wraps else {})}

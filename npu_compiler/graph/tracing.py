@@ -1,4 +1,4 @@
-"""Tracing: every node's definition is called once, with symbolic tensors; what they ask of the trace remains."""
+"""Tracing: the definition of each node's op is called with symbolic tensors, and the trace collects what it makes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def results_of(
 
 
 def _as_declared(result: Tensor, dtype: DType, trace: Trace) -> Tensor:
-    """The result stored in the data type that the graph declares, unless it is a mere view."""
+    """The result in the data type that the graph declares, as a tensor of the trace; a view stays one."""
     if result.dtype != dtype:
         result = result.cast(dtype)
     return result.realize()

@@ -1,9 +1,9 @@
 """Fusion by derivation: which traced tensors become kernels, and what each kernel computes.
 
-An elementwise tensor that one other elementwise tensor reads is computed there, in registers. One that follows a
-matmul, a convolution, a pooling or attention becomes its epilogue. Reductions over the last dimension stay inside the
-kernel of whoever reads their result row by row. No fused kernel is listed anywhere: RMSNorm, softmax or add+ReLU are
-what these rules give.
+An elementwise tensor with one reader that is elementwise too is computed in that reader's kernel, in registers. One
+that follows a matmul, a convolution, a pooling or attention becomes its epilogue. A reduction over the last dimension
+is computed in the kernel that reads its result, if that goes over the same rows. No fused kernel is listed anywhere:
+RMSNorm, softmax or add+ReLU are what these rules give.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ _MAX_CHEAP_CALLS = 12
 
 @dataclass(frozen=True)
 class Group:
-    """One kernel's work.
+    """The work of one kernel: at each position of `shape` it computes `expr` and stores it in `output`.
 
     Attributes:
-        output: The tensor it stores.
-        problem: The product, convolution, pooling or attention it contains, if any.
-        expr: The value stored at each position of `shape`; a load of the problem's tensor is the problem's own result.
-        shape: The iteration space: the anchor's shape, or the output's, or that of a scatter's values.
-        view: Where the output lies, over `shape`.
-        nodes: Names of the IR's nodes it covers.
-        index: For a scatter: each value goes `index * index_stride` elements beyond its place in `view`.
-        pairs: 2 where the epilogue combines two neighbouring columns of the anchor: the anchor has twice the columns of
-            `shape`, and its load at an offset of 1 is the odd column. Else 1.
-        added: What is added to the problem's own result before `expr`: that of another problem.
+        output: The tensor that it stores, or stores a part of.
+        problem: The product, convolution, pooling or attention that it computes first; None without one.
+        expr: The stored value. A load of the tensor `problem.result` in it is what the problem gave at this position,
+            which lies in a register and in no memory.
+        shape: The iteration space: the shape of the problem's result; without a problem that of the output, or of the
+            values of a scatter. An expression that reduces does so along the last dimension.
+        view: For each position of `shape`, the place of its value in the output's buffer.
+        nodes: Names of the IR's nodes that it computes.
+        index: For a scatter, over `shape`: the value goes `index * index_stride` elements behind its place in `view`.
+        pairs: 1; or 2 where each result is made of two neighbouring columns of a product. Then the problem's result is
+            [..., m, 2 * n] for `shape` [..., m, n], and of its loads in `expr` the one at offset 0 is column 2 * j, the
+            one at offset 1 column 2 * j + 1.
+        added: Another problem of the same shape, whose result is added to that of `problem` before `expr`.
     """
 
     output: TracedTensor
@@ -126,8 +129,8 @@ class _Grouping:
         self.most_pairs = 2 if pairs_columns else 1
         self.values: dict[int, Value] = {}
         self.users: dict[int, set[int]] = {}
-        self.absorbed: dict[int, int] = {}  # by whom a tensor with one reader is computed
-        self.stored = outputs  # what must be in memory
+        self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
+        self.stored = outputs  # tensors that must be in memory
         for tensor in self.tensors:
             for ref in tensor.operands():
                 self.users.setdefault(ref.tensor, set()).add(tensor.index)
@@ -140,11 +143,11 @@ class _Grouping:
         for tensor in self.tensors:
             source = tensor.source
             if isinstance(source, Map):
-                value = self._absorb(tensor, source.expr, tensor.shape)
+                value = self._with_inlined_operands(tensor, source.expr, tensor.shape)
                 self.values[tensor.index] = self._as_epilogue(tensor, value) or value
             elif isinstance(source, Scatter):
-                value = self._absorb(tensor, source.expr, source.shape)
-                index = self._absorb(tensor, source.index, source.shape, MAX_READS - len(value.reads))
+                value = self._with_inlined_operands(tensor, source.expr, source.shape)
+                index = self._with_inlined_operands(tensor, source.index, source.shape, MAX_READS - len(value.reads))
                 self.values[tensor.index] = replace(value, index=index.expr, reads=value.reads | index.reads)
             elif isinstance(source, Anchor):
                 itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
@@ -152,8 +155,17 @@ class _Grouping:
                 self.values[tensor.index] = Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
         return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
 
-    def _absorb(self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS) -> Value:
-        """Takes into `tensor`, which computes `expr` over `shape`, whatever of its operands need not be stored."""
+    def _with_inlined_operands(
+        self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS
+    ) -> Value:
+        """The value of a tensor, with its operands computed in its kernel, not loaded, where that may be.
+
+        Args:
+            tensor: The tensor.
+            expr: Its expression, which loads its operands.
+            shape: The shape of `expr`.
+            most_reads: How many tensors the result may load.
+        """
         value = Value.of(expr, shape, most_reads)
         if value.is_full:
             return replace(value, nodes=(tensor.name,))
@@ -174,12 +186,12 @@ class _Grouping:
                 value, made = larger
                 inlined |= made
                 if len(self.users[index]) == 1:
-                    self.absorbed[index] = tensor.index
+                    self.computed_in[index] = tensor.index
         nodes = tuple(dict.fromkeys((*value.nodes, tensor.name)))
         expr = _replace_loads(value.expr, inlined)
         reads = frozenset(load.ref.tensor for load in leaves(expr))  # what is computed here may be loaded by the rest
         value = replace(value, expr=expr, nodes=nodes, reads=reads)
-        return self._with_shared_operands(tensor, value)
+        return self._with_common_operands(tensor, value)
 
     def _with_inlined(
         self, value: Value, producer: TracedTensor, loads: Sequence[Load]
@@ -199,23 +211,26 @@ class _Grouping:
             value, made[load.ref] = larger, replacement
         return value, {load: made[load.ref] for load in loads}
 
-    def _with_shared_operands(self, tensor: TracedTensor, value: Value) -> Value:
-        """Takes in what has several readers that all are computed here by now: exponentials and their sum, say."""
+    def _with_common_operands(self, tensor: TracedTensor, value: Value) -> Value:
+        """`value`, the kernel of `tensor`, computes operands that have several readers, all of them in this kernel.
+
+        So the exponentials of a softmax, which its sum and its quotient read, are computed once.
+        """
         waiting, tried = sorted(value.reads), set(value.reads)
         while waiting:
             index = waiting.pop()
             producer = self.values.get(index)
             if producer is None or index in self.stored or not isinstance(self.tensors[index].source, Map):
                 continue
-            larger = self._with_shared(value, index) if self._is_only_reader(tensor, index) else None
+            larger = self._with_common(value, index) if self._is_only_reader(tensor, index) else None
             if larger is not None:
-                value, self.absorbed[index] = larger, tensor.index
+                value, self.computed_in[index] = larger, tensor.index
                 waiting += sorted(value.reads - tried)
                 tried |= value.reads
         return value
 
-    def _with_shared(self, value: Value, index: int) -> Value | None:
-        """The value with every load of a tensor replaced by one and the same expression, where that can be."""
+    def _with_common(self, value: Value, index: int) -> Value | None:
+        """`value` with all loads of the tensor `index` replaced by one expression; None where they need several."""
         made, producer = self.values[index], self.tensors[index]
         larger = value.with_made(index, made) if made.anchor is None else None
         if larger is None:
@@ -237,7 +252,7 @@ class _Grouping:
         return all(self._reader(user) == tensor.index for user in self.users[index])
 
     def _is_of_rows(self, load: Load, shape: tuple[int, ...]) -> bool:
-        """Whether it reads, in order, what each row of another tensor was reduced to, though no dimension says so."""
+        """Whether a load of shape [..., n] reads, in order, one result for each row of a reduction [..., n, 1]."""
         producer = self.values.get(load.ref.tensor)
         if producer is None or not producer.reductions or producer.shape[-1] != 1 or load.index is not None:
             return False
@@ -289,9 +304,12 @@ class _Grouping:
         return made.expr if whole else reindex(made.expr, producer.shape, load.ref.steps)
 
     def _inline_rows(self, read: View, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
-        """What reduces along rows, for a reader of `shape` whose rows are the same ones in order.
+        """The producer's expression, which reduces along rows, for a reader of `shape` that goes over the same rows.
 
-        What a row was reduced to is the same all along it: that an expansion repeats it there changes nothing.
+        A row's result may be repeated along it: [..., 1] that is read as [..., n] is the same expression.
+
+        Returns:
+            The expression over `shape`, or None where the reader's rows are others, or in another order.
         """
         made = self.values[producer.index]
         width = read.shape[-1] if read.shape else 1
@@ -324,20 +342,21 @@ class _Grouping:
         return None
 
     def _reader(self, index: int) -> int:
-        """Where a tensor is computed in the end: itself, or what took it in."""
+        """The tensor whose kernel computes the tensor `index` in the end; often that is itself."""
         last = index
-        while last in self.absorbed:
-            last = self.absorbed[last]
+        while last in self.computed_in:
+            last = self.computed_in[last]
         while index != last:
-            following = self.absorbed[index]
-            self.absorbed[index] = last
+            following = self.computed_in[index]
+            self.computed_in[index] = last
             index = following
         return last
 
     def _onto_anchor(self, tensor: TracedTensor, value: Value, index: int) -> Value | None:
-        """`value` over the iteration space of the anchor behind the operand `index`, or None.
+        """`value` as an expression over the shape of the anchor that the operand `index` follows, or None.
 
-        Either each position reads its own, or, for a matmul, the two columns 2i and 2i + 1 of its row.
+        Each position reads the anchor's result at that position; or, for a matmul [..., m, 2 * n] and `value` of
+        [..., m, n], position j the columns 2 * j and 2 * j + 1 of its row.
         """
         operand, made = self.tensors[index], self.values[index]
         anchor = made.anchor
@@ -399,7 +418,16 @@ def _is_matmul(tensor: TracedTensor) -> bool:
 
 
 def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
-    """How a load of the anchor's result sees it: as it is, or every other column; None for any other way."""
+    """The view steps from the anchor's result to what a load of it reads: none, or every other column.
+
+    Args:
+        load: A load of the anchor's result.
+        own: The whole result, in the anchor's shape.
+        pairs: How many columns of it make one result.
+
+    Returns:
+        The steps, or None where the load reads anything else.
+    """
     if load.index is not None:
         return None
     if pairs == 1:

@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 
 def scatter_place(group: Group, address: str, printer: Printer) -> Place:
-    """Where a group's value is stored: for a scatter, its index says how far behind `address`, or that it is not."""
+    """Where a group's value is stored: at `address`, or as far behind as a scatter's index says, if that is not -1."""
     if group.index is None:
         return Place(address, "")
     index = printer.value(group.index)
@@ -106,7 +106,7 @@ def state_names(state: str, count: int) -> tuple[str, ...]:
 def combine_text(
     combination: Combination, left: Sequence[str], right: Sequence[str], dialect: Dialect, indent: str
 ) -> tuple[list[str], list[str]]:
-    """Statements, and the numbers of the state of both, which the numbers of one may be assigned in turn.
+    """Statements that combine two states, and the text of each number of the result.
 
     Args:
         combination: How they are combined.
@@ -187,7 +187,7 @@ def row_program(group: Group, operands: Operands, dialect: Dialect, *, hoisting:
 
 
 def _uniform_checks(group: Group, operands: Operands) -> list[Checked]:
-    """Checks of indices that are the same all along a row, and are made wherever a row is computed."""
+    """Index checks that are the same at every column of a row, and that no condition guards: made once for each row."""
     nodes = dict.fromkeys(node for expr in _exprs(group) for node in walk(expr) if isinstance(node, Checked))
     return [node for node in nodes if not operands.names.checks[node][1] and _is_uniform(node)]
 
@@ -219,7 +219,7 @@ def _calls(exprs: Sequence[Expr]) -> list[Call]:
 
 
 def traffic_of(group: Group, tensors: Sequence[TracedTensor]) -> int:
-    """Bytes that must move: the output once, and of each operand what the group reads, once."""
+    """Bytes that must move through device memory at the least: the results once, and each tensor that is read once."""
     total = prod(group.shape) * group.output.dtype.size
     for index in group.reads():
         tensor = tensors[index]

@@ -144,7 +144,7 @@ class _Resolver:
         return list(found.items())
 
     def _strides(self, view: View, shape: tuple[int, ...], extent: int | None) -> tuple[int, ...]:
-        """What is read inside of a reduction runs as far as that, and a single element stays in its place all along."""
+        """Strides of a leaf over `shape`, whose last dimension is `extent` for a leaf inside of a reduction."""
         target = shape if extent is None else (*shape[:-1], extent)
         strides = view.expand(target).strides
         return (*strides[:-1], 0) if view.shape[-1:] == (1,) else strides
@@ -226,7 +226,7 @@ def merge_groups(dims: Sequence[Sequence[int]]) -> Merge:
 
 
 def _inner_extents(exprs: Sequence[Expr]) -> dict[Leaf, int]:
-    """For each leaf that only a reduction reads: how far its last dimension runs."""
+    """For each leaf inside of a reduction, the extent of that reduction; of nested ones, of the innermost."""
     extents: dict[Leaf, int] = {}
     for expr in exprs:
         for node in walk(expr):

@@ -35,7 +35,7 @@ class Placement:
         self.slots: dict[int, tuple[int, int]] = {}
 
     def place(self, steps: Sequence[Step], scratch_sizes: Mapping[int, int]) -> tuple[Step, ...]:
-        """Declares the buffers in use, and shares the arena among all that is neither the caller's nor a weight.
+        """Declares the buffers that steps bind; all that are no input, output or weight get places in the arena.
 
         Args:
             steps: What was emitted, whose arguments name tensors and scratch buffers.

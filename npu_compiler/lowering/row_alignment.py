@@ -1,4 +1,4 @@
-"""The same rows under another shape: what reduces along rows is computed where they are read if these are in order."""
+"""Rows under another shape: a kernel over rows [a, b, n] may compute what reduces the same rows seen as [a * b, n]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def expands(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def reshaped(view: View, shape: tuple[int, ...]) -> View | None:
-    """The same elements in order under another shape; None where that has not as many, or strides cannot say it."""
+    """The view's elements, in row-major order, as a view of `shape`; None where counts differ, or strides can't."""
     return view.reshape(shape) if prod(view.shape) == prod(shape) else None
 
 
@@ -27,7 +27,12 @@ _Read = TypeVar("_Read", Ref, View)
 
 
 def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr | None:
-    """An expression over rows `old` as one over rows `new`: the same rows in order, under another shape.
+    """An expression over [*old, n] as one over [*new, n], where `new` is another shape of the same rows in order.
+
+    Args:
+        expr: The expression; it may reduce along n.
+        old: The shape without the last dimension.
+        new: Another with the same product.
 
     Returns:
         The expression, or None where strides cannot say an operand under the new shape.

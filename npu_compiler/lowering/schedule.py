@@ -21,11 +21,11 @@ _MAX_SHARED_GROUPS = 8
 
 @dataclass(frozen=True)
 class InPlace:
-    """What the proof of in-place updates gives.
+    """Which scatters change the memory of the tensor that they start from, and why others copy it first.
 
     Attributes:
-        aliases: A scatter's tensor, by index, to the tensor whose memory it is.
-        state: The output, by index, that is the memory of the graph's input.
+        aliases: Index of a scatter's tensor -> index of the tensor whose memory it has.
+        state: Index of an output -> index of the input whose memory it has.
         notes: Why other scatters copy.
     """
 
@@ -35,10 +35,14 @@ class InPlace:
 
 
 def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int], outputs: Collection[int]) -> InPlace:
-    """Proves which scatters may change the very memory of the tensor they start from.
+    """Finds the scatters that may change the memory of the tensor that they start from.
 
-    That holds if nobody else reads the old value, and if its memory is the function's to change: an intermediate
-    tensor's, or an input's that becomes an output (a KV cache), which then is the caller's own buffer.
+    Nothing else may read the old value, and the memory must be an intermediate tensor's, or that of an input which
+    becomes an output (a KV cache): that output then is the caller's own buffer.
+
+    Args:
+        trace: The trace.
+        inputs, weights, outputs: Indices of these tensors in it.
     """
     readers: dict[int, set[int]] = {}
     for tensor in trace.tensors:
@@ -82,7 +86,7 @@ def _refusal(
 
 
 def _reach_outputs(trace: Trace, outputs: Collection[int]) -> set[int]:
-    """The tensors from which a chain of scatters, each the only one behind the last, leads to an output."""
+    """Indices of the outputs, and of tensors from which scatters, one after another and no second one, lead to one."""
     following: dict[int, list[int]] = {}
     for tensor in trace.tensors:
         if isinstance(tensor.source, Scatter):
@@ -106,26 +110,26 @@ def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> lis
     Small elementwise kernels that do not depend on each other share a launch: a step of a language model is short of
     launches, not of work in each.
     """
-    shared: list[list[Group]] = []
+    launches: list[list[Group]] = []
     open_places: list[int] = []  # of launches that further groups may join, in order
     made_at: dict[int, int] = {}
     for group in needed_groups(groups, outputs):
         if not prod(group.shape):
             continue
         after = max((made_at[index] for index in _needs(group) if index in made_at), default=-1)
-        place = len(shared)
+        place = len(launches)
         if _may_share(group):
             later = open_places[bisect_right(open_places, after) :]
-            place = next((i for i in later if _fits(group, shared[i])), place)
-            if place == len(shared):
+            place = next((i for i in later if _fits(group, launches[i])), place)
+            if place == len(launches):
                 open_places.append(place)
-        if place == len(shared):
-            shared.append([])
-        shared[place].append(group)
-        if len(shared[place]) == _MAX_SHARED_GROUPS:
+        if place == len(launches):
+            launches.append([])
+        launches[place].append(group)
+        if len(launches[place]) == _MAX_SHARED_GROUPS:
             open_places.remove(place)
         made_at[group.output.index] = max(place, made_at.get(group.output.index, place))
-    return [tuple(members) for members in shared]
+    return [tuple(members) for members in launches]
 
 
 def _may_share(group: Group) -> bool:

@@ -62,7 +62,7 @@ def _with_added(
 
 
 def _fits(group: Group, other: Group, load: Load) -> bool:
-    """Whether a group reads another one's result at its own positions, and both do no more than the common case."""
+    """Whether `group` reads the result of `other` at its own positions, and both have no pairs and stored operands."""
     problems = [part.problem for part in (group, other) if part.problem is not None]
     stored = all(type(operand) is Operand for problem in problems for operand in problem.operands)
     plain = stored and group.pairs == other.pairs == 1 and other.index is None
@@ -71,7 +71,16 @@ def _fits(group: Group, other: Group, load: Load) -> bool:
 
 
 def _sum_of_both(group: Group, other: Group, load: Load) -> Expr | None:
-    """The group's expression once its anchor's result has the other's in it; None where they are not merely added."""
+    """The expression of `group` when its problem's result already contains that of `other`'s problem.
+
+    Args:
+        group: Computes ``f(own + load + terms)``.
+        other: Computes ``added + rest``, for the load.
+        load: The load of `other`'s result in `group`.
+
+    Returns:
+        ``f(own + terms + rest)``, or None where either is no such sum.
+    """
     own, added = _only_load(group), _only_load(other)
     if own is None or added is None or sum(leaf.ref.tensor == load.ref.tensor for leaf in leaves(group.expr)) != 1:
         return None
@@ -84,14 +93,17 @@ def _sum_of_both(group: Group, other: Group, load: Load) -> Expr | None:
 
 
 def _only_load(group: Group) -> Load | None:
-    """The load of the anchor's result, if there is but one."""
+    """The group's load of its own problem's result; None where there are several."""
     assert group.anchor is not None
     found = [load for load in leaves(group.expr) if load.ref.tensor == group.anchor.index]
     return found[0] if len(found) == 1 else None
 
 
 def _terms_of_sum(expr: Expr, wanted: Sequence[Load]) -> tuple[Expr, list[Expr]] | None:
-    """The sum that has some loads among its terms, which nobody else reads, and its other terms."""
+    """The smallest sum in `expr` with all `wanted` loads among its terms, and its other terms.
+
+    None where there is none, or a wanted load has a second use.
+    """
     uses = Counter(child for node in walk(expr) for child in children(node))
     if any(uses[load] > 1 for load in wanted):
         return None
@@ -103,7 +115,7 @@ def _terms_of_sum(expr: Expr, wanted: Sequence[Load]) -> tuple[Expr, list[Expr]]
 
 
 def _terms(node: Expr, uses: Mapping[Expr, int]) -> list[Expr]:
-    """What is added up to a value; a part that others read too is one term."""
+    """The terms of the sum that a node is; a partial sum with a second use counts as one term."""
     terms: list[Expr] = []
     stack = [node]
     while stack:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import cache
+from inspect import isfunction
 from typing import Any, TypeVar
 
 from npu_compiler.artifact.plan import KernelSource, Step
@@ -13,12 +14,12 @@ from npu_compiler.errors import CompileError
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
-from npu_compiler.plugins import entry_points_of, load
+from npu_compiler.plugins import entry_points_of, load, modules_of
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 
-__all__ = ["CodegenTarget", "LowerProblem", "Lowering", "target_named", "target_names"]
+__all__ = ["CodegenTarget", "LowerProblem", "Lowering", "lowering_of", "target_named", "target_names"]
 
 _GROUP, _DEFAULTS = "npu.targets", "npu.defaults"
 _Record = TypeVar("_Record")
@@ -68,6 +69,28 @@ class Lowering:
 
 
 LowerProblem = Callable[[Any, Group, Lowering], Sequence[Step]]
+_F = TypeVar("_F", bound=LowerProblem)
+
+
+def lowering_of(problem: type[Problem]) -> Callable[[_F], _F]:
+    """Marks the function of a target's package that lowers a group around a kind of problem."""
+
+    def mark(function: _F) -> _F:
+        setattr(function, _MARK, problem)
+        return function
+
+    return mark
+
+
+_MARK = "lowering_of"
+
+
+@cache
+def _lowerings_in(package: str) -> Mapping[type[Problem], LowerProblem]:
+    """By the kind of problem the function that `lowering_of` marks for it in the modules of a package."""
+    values = [value for module in modules_of(package) for value in vars(module).values()]
+    functions = [value for value in values if isfunction(value) and hasattr(value, _MARK)]
+    return {getattr(function, _MARK): function for function in functions}
 
 
 class CodegenTarget(ABC):
@@ -78,7 +101,7 @@ class CodegenTarget(ABC):
         compute_dtypes: Names of the data types it computes in, the default first.
         storage_dtypes: Names of all data types that its memory may hold.
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
-        problems: What lowers a group around each kind of problem, given the problem, the group and the lowering.
+        package: Whose functions lower problems, as `lowering_of` marks them; empty where it overrides `lower`.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
     """
 
@@ -87,7 +110,7 @@ class CodegenTarget(ABC):
     storage_dtypes: frozenset[str]
     pairs_columns: bool = False
     launch_flops: int = 1 << 25
-    problems: Mapping[type[Problem], LowerProblem] = MappingProxyType({})
+    package: str = ""
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
@@ -117,9 +140,10 @@ class CodegenTarget(ABC):
         """
         if group.problem is None:
             return [*self.lower_map(group, lowering)]
-        if type(group.problem) not in self.problems:
+        lower = _lowerings_in(self.package).get(type(group.problem)) if self.package else None
+        if lower is None:
             raise OpRefusal(f"the target '{self.name}' has no kernel for {type(group.problem).__name__}")
-        return [*self.problems[type(group.problem)](group.problem, group, lowering)]
+        return [*lower(group.problem, group, lowering)]
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
         """The steps that compute a group without a problem: an elementwise expression, or one that reduces rows."""

@@ -1,4 +1,4 @@
-"""What a tensor is made of while its kernel is still growing, and how much one kernel may compute and read."""
+"""The expression of a tensor while grouping still adds to it, and how much one kernel may compute and read."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ MAX_READS = 28
 
 @dataclass(frozen=True)
 class Value:
-    """What a tensor is made of, so far.
+    """The expression that computes a tensor, as far as grouping has come.
 
     Attributes:
         expr: The value at each position of `shape`.
-        shape: The tensor's shape, or its anchor's if it has one, or the tensor's shape and a last dimension of 1 where
-            each element is what a row was reduced to.
+        shape: The tensor's shape; with an anchor the anchor's shape; the tensor's shape and a last dimension of 1 where
+            each element is the result of a row.
         nodes: Names of the IR's nodes it covers.
         reads: Tensors that computing it loads.
-        work: Operations on an element, counted again where several ways lead to them.
-        reductions: Counted like that; each is one more walk over a row, which computes the row's elements anew.
+        work: Operations for one element; one that several others use counts once for each of them.
+        reductions: Reductions, counted in the same way; each is one more loop over the row, which computes its elements
+            again.
         anchor: The matmul, convolution, pooling or attention that it follows.
         pairs: See `grouping.Group`.
         index: For a scatter, where each value goes.
-        most_reads: How many tensors it may load in the end.
+        most_reads: The most tensors that it may load when grouping is done.
     """
 
     expr: Expr
@@ -48,7 +49,7 @@ class Value:
 
     @classmethod
     def of(cls, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS) -> Value:
-        """An expression as it stands, of no node yet."""
+        """The value of an expression, with its operations, reductions and loads counted; `nodes` is empty."""
         nodes = walk(expr)
         branches = sum(isinstance(node, Call) and node.fn == "where" for node in nodes)
         work = sum(isinstance(node, Call) for node in nodes) + branches * (_BRANCH_WORK - 1)
@@ -62,7 +63,16 @@ class Value:
         return len(self.reads) > self.most_reads
 
     def with_made(self, index: int, made: Value, times: int = 1) -> Value | None:
-        """This value where the tensor `index` is computed, not loaded; None where that is too much for a kernel."""
+        """This value's counts if it computes the tensor `index` instead of loading it; `expr` is unchanged.
+
+        Args:
+            index: A tensor that it loads.
+            made: What computes that tensor.
+            times: How often it is computed for one element.
+
+        Returns:
+            The value, or None where one kernel would compute or load too much.
+        """
         reads = (self.reads - {index}) | made.reads
         work, reductions = self.work + times * made.work, self.reductions + times * made.reductions
         if work * (1 + reductions) > _MAX_WORK or len(reads) > self.most_reads:

@@ -179,7 +179,7 @@ def _with_none(items: Sequence[int], mask: Sequence[bool]) -> Iterator[int | Non
 def _choose(
     where: str, ways: Sequence[Mapping[str, TensorArgument]], names: Sequence[str], evidence: Evidence
 ) -> tuple[Mapping[str, TensorArgument], str]:
-    """The way that the evidence supports, and which evidence that is."""
+    """Of several ways to bind the tensors, the one that the evidence supports, and that evidence in words."""
     told = dict(_told(ways, names, evidence.called))
     words = ", ".join(f"'{word}'" for word, _ in told.values())
     by_name = [way for way in ways if all(way.get(name) == position for position, (_, name) in told.items())]
@@ -201,7 +201,7 @@ def _choose(
 def _told(
     ways: Sequence[Mapping[str, TensorArgument]], names: Sequence[str], called: Sequence[Sequence[str]]
 ) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Tensors whose parameter is open and whose name says one: position, the tensor's word, the parameter."""
+    """For tensors that could be several parameters and whose name has one's: position, word of the name, parameter."""
     for position, words in enumerate(called):
         possible = {name for way in ways for name, place in way.items() if place == position}
         if len(possible) < 2:

@@ -74,7 +74,7 @@ def conv2d(
     if min(out) < 1:
         raise OpRefusal(f"the kernel {kernel} does not fit into the image {size}")
     result = input.trace.anchor(
-        "conv2d", (input, weight), (batch, outputs, *out), input.dtype,
+        "conv2d", (input, weight), (batch, outputs, *out), input.dtype, "image",
         stride=strides, padding=pads, dilation=dilations, groups=groups,
     )  # fmt: skip
     return result if bias is None else result + bias.reshape((-1, 1, 1))
@@ -165,7 +165,7 @@ def _pool(x: Tensor, reduction: str, out: Sequence[int], **attrs: Any) -> Tensor
     if min(out) < 1:
         raise OpRefusal(f"the window does not fit into the image {list(x.shape[-2:])}")
     shape = (*image.shape[:2], *out)
-    result: Tensor = x.trace.anchor("pool2d", (image,), shape, x.dtype, reduction=reduction, **attrs)
+    result: Tensor = x.trace.anchor("pool2d", (image,), shape, x.dtype, "image", reduction=reduction, **attrs)
     return result if len(x.shape) == 4 else result.reshape(shape[1:])
 
 

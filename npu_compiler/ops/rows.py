@@ -123,7 +123,7 @@ Turn = Callable[[Mapping[str, Any], int], Sequence[int]]
 
 
 def broadcasting(call: RowCall) -> Passage:
-    """The same rows of every operand that has more than one: each element is made of the one at its place."""
+    """For elementwise ops: the same rows of every operand, but for one that has a single row, which is broadcast."""
     dims: dict[str, int] = {}
     for parameter in call.node.inputs:
         dims |= call.broadcast(parameter)
@@ -131,12 +131,12 @@ def broadcasting(call: RowCall) -> Passage:
 
 
 def apart_from_dim(call: RowCall) -> Passage | None:
-    """The same rows of `self`, unless they are wanted along the very dimension that the op's `dim` names."""
+    """For ops that work along `dim`: the same rows of `self` along any other dimension; along `dim` all are needed."""
     return None if call.along() == call.dim else Passage({"self": call.dim})
 
 
 def turned(turn: Turn) -> RowRule:
-    """The same rows of `self`, along the dimension that comes to lie where they are wanted."""
+    """For ops that reorder dimensions: the same rows of `self`, along the dimension that the wanted one was before."""
     return lambda call: Passage({"self": turn(call.node.attrs, call.rank)[call.dim]})
 
 

@@ -1,4 +1,4 @@
-"""Values of which equal ones are one object, so that to compare them, and to look one up, takes no longer than that."""
+"""Interning: equal values are one object, so that they are compared, and found in tables, by identity."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ class Interned(metaclass=_Interning):
 
 
 def count() -> int:
-    """How many such objects there are."""
+    """How many interned objects are alive."""
     return len(_TABLE)

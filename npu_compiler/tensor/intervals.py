@@ -17,7 +17,7 @@ _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "not"})
 
 
 def view_bounds(view: View) -> Interval:
-    """The lowest and the highest place of a view, which has elements."""
+    """The lowest and the highest offset in its buffer that a view of at least one element reads."""
     reaches = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True)]
     return view.offset + sum(min(0, reach) for reach in reaches), view.offset + sum(max(0, reach) for reach in reaches)
 
@@ -50,7 +50,7 @@ def interval(
 
 
 def _limits(dtype: DType) -> Interval | None:
-    """What a data type holds."""
+    """The least and the greatest number that a data type of integers or booleans holds."""
     if dtype == BOOL:
         return 0, 1
     if not dtype.is_integer:
@@ -73,7 +73,7 @@ def _bounds(node: Expr, parts: Sequence[Interval | None]) -> Interval | None:
 
 
 def _kept(reduce: Reduce, parts: Sequence[Interval | None]) -> Interval | None:
-    """Bounds of the elements, where a state within them combined with another such state is within them again."""
+    """Bounds of a reduction's state: those of its elements, if two states within them combine to one within them."""
     own = parts[reduce.item]
     both = interval(reduce.combination.values[reduce.item], slots=parts)
     stays = own is not None and both is not None and own[0] <= both[0] and both[1] <= own[1]

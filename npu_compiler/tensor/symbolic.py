@@ -271,9 +271,23 @@ class Trace:
         return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
 
     def anchor(
-        self, kind: str, operands: tuple[Tensor, ...], shape: tuple[int, ...], dtype: DType, **attrs: Any
+        self,
+        kind: str,
+        operands: tuple[Tensor, ...],
+        shape: tuple[int, ...],
+        dtype: DType,
+        role: str = "plain",
+        **attrs: Any,
     ) -> Tensor:
-        """Adds an anchor whose operands are brought into memory first."""
+        """Adds an anchor whose operands are brought into memory first.
+
+        Args:
+            kind: What it computes: the `kind` of a problem.
+            operands: What it reads.
+            shape, dtype: Of the result.
+            role: That of the result; see `LayoutRule`.
+            attrs: Its parameters, for the problem.
+        """
         refs = []
         for operand in operands:
             ref = operand.realize().ref
@@ -282,7 +296,7 @@ class Trace:
         source = Anchor(kind, tuple(refs), attrs)
         if kind == "attention":  # [B, H, S, D] as [B, S, H, D], which the projection after it reads as rows
             return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
-        return self.add(self.node, shape, dtype, "plain" if kind == "matmul" else "image", source)
+        return self.add(self.node, shape, dtype, role, source)
 
     def scatter(self, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
         """`into` with `values` at the positions `index` of dimension `dim`.

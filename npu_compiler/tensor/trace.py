@@ -1,8 +1,8 @@
-"""What a trace consists of: a list of tensors in memory, computed by loops, matmuls and convolutions.
+"""What a trace consists of: a list of tensors, each of which may have to be in memory.
 
-A traced tensor is either a source (an input or a weight), the result of an `Anchor` (a computation with an algorithm
-of its own: matmul, convolution, pooling) or of a `Map` (an expression evaluated at each position, which may reduce over
-the last dimension). Views leave no trace: they live in the references.
+A traced tensor is an input or a weight, whose `source` is None; or the result of an `Anchor` (an algorithm of its own:
+matmul, convolution, pooling, attention), of a `Map` (an expression at each position, which may reduce over the last
+dimension), or of a `Scatter` (another tensor with some elements changed). Views are no tensors: a `Ref` has them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TracedTensor:
     source: Source | None
 
     def operands(self) -> Iterator[Ref]:
-        """The references that computing this tensor reads."""
+        """The references to other tensors that computing this one reads."""
         if isinstance(self.source, Anchor):
             yield from self.source.operands
         elif isinstance(self.source, Map):

@@ -81,6 +81,7 @@ class Case:
         args, kwargs: Its arguments; `Operand` for tensors.
         refusal: Words of the reason for which it is refused; empty where it must compute.
         stores: How often a value on the way to the result is stored in the compute dtype, the result included.
+        targets: The targets that have a kernel for it, where not all have; the others must refuse it.
     """
 
     op: str
@@ -88,9 +89,13 @@ class Case:
     kwargs: dict[str, Any] = field(default_factory=dict)
     refusal: str = ""
     stores: int = 1
+    targets: tuple[str, ...] = ()
 
     def storing(self, stores: int) -> Case:
         return replace(self, stores=stores)
+
+    def only_on(self, *targets: str) -> Case:
+        return replace(self, targets=targets)
 
     def operands(self) -> Iterator[Operand]:
         """The tensor arguments in order, those in lists included."""

@@ -19,6 +19,8 @@ from npu_compiler.artifact.extension import LaunchExtension
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import CompileError, DeviceError, MissingDependencyError, ProgramFormatError
+from npu_compiler.lowering import target as target_module
+from npu_compiler.lowering.problems import build
 from npu_compiler.lowering.target import CodegenTarget, target_named, target_names
 from npu_runtime import Device
 from npu_runtime import device as device_module
@@ -173,3 +175,11 @@ def test_the_first_on_the_path_has_a_name_that_two_distributions_have(install: I
 def test_sources_that_are_not_installed_are_told_from_a_wrong_name() -> None:
     with pytest.raises(MissingDependencyError, match=r"'npu\.nothing'.*run `pip install -e \.`"):
         plugins.entry_points_of("npu.nothing")
+
+
+def test_every_problem_is_found_and_lowered_by_each_target_of_this_project() -> None:
+    """No list names them: a problem is found by its `kind`, what lowers it by `lowering_of`."""
+    problems = set(build._kinds().values())
+    assert {problem.kind for problem in problems} == set(build._kinds()) >= {"matmul", "conv2d", "pool2d", "attention"}
+    for package in ("metal_compiler", "cuda_compiler"):
+        assert set(target_module._lowerings_in(package)) == problems

@@ -91,7 +91,7 @@ def plans(case: Case, target: str, patch: pytest.MonkeyPatch) -> tuple[Execution
     """The plan, and the one that computes all rows."""
     ir = npu_compiler.extract(case.model(), _shaped(case)).ir
     plan = npu_compiler.compile(ir, target).main
-    patch.setattr(graph_optimizer, "compute_asked_rows", lambda graph, launch_flops: graph)
+    patch.setattr(graph_optimizer, "push_down_selections", lambda graph, launch_flops: graph)
     return plan, npu_compiler.compile(ir, target).main
 
 

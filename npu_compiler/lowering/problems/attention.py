@@ -31,6 +31,8 @@ class Attention(Problem):
         causal: Whether row i is closed from position i + 1 on.
     """
 
+    kind = "attention"
+
     q: Operand
     k: Operand
     v: Operand
@@ -40,7 +42,6 @@ class Attention(Problem):
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Attention:
-        """The problem that an anchor poses."""
         q, k, v, *masks = operands
         mask = masks[0] if masks else None
         return cls(result, q, k, v, mask, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"]))

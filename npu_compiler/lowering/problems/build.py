@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 
-from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering import problems
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.problems.problem import Problem
-from npu_compiler.lowering.problems.product import Product
+from npu_compiler.plugins import modules_of
 from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["problem_of"]
 
-_KINDS: Mapping[str, Callable[[TracedTensor, Anchor, Sequence[Operand]], Problem]] = {
-    "matmul": Product.of,
-    "conv2d": Convolution.of,
-    "pool2d": Pooling.of,
-    "attention": Attention.of,
-}
+
+@cache
+def _kinds() -> Mapping[str, type[Problem]]:
+    """The problems that the modules of this folder define, by what the trace calls them."""
+    modules_of(problems.__name__)  # a class is known once its module is imported
+    return {problem.kind: problem for problem in Problem.__subclasses__()}
 
 
 def problem_of(result: TracedTensor, tensors: Sequence[TracedTensor]) -> Problem:
@@ -31,4 +30,4 @@ def problem_of(result: TracedTensor, tensors: Sequence[TracedTensor]) -> Problem
     """
     assert isinstance(result.source, Anchor)
     operands = [Operand(tensors[ref.tensor], ref) for ref in result.source.operands]
-    return _KINDS[result.source.kind](result, result.source, operands)
+    return _kinds()[result.source.kind].of(result, result.source, operands)

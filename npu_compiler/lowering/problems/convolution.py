@@ -26,6 +26,8 @@ class Convolution(Problem):
         groups: Groups of channels.
     """
 
+    kind = "conv2d"
+
     image: Operand
     weight: Operand
     windows: Windows
@@ -33,7 +35,6 @@ class Convolution(Problem):
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Convolution:
-        """The problem that an anchor poses."""
         image, weight = operands
         stride, padding, dilation = (anchor.attrs[name] for name in ("stride", "padding", "dilation"))
         kernel = weight.shape[2], weight.shape[3]

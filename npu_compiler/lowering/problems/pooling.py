@@ -46,6 +46,8 @@ class Pooling(Problem):
         divisor: What sums are divided by.
     """
 
+    kind = "pool2d"
+
     image: Operand
     windows: Windows
     maximum: bool
@@ -54,7 +56,6 @@ class Pooling(Problem):
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Pooling:
-        """The problem that an anchor poses."""
         (image,) = operands
         reduction = anchor.attrs["reduction"]
         adaptive = reduction == "adaptive"

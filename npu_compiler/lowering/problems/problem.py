@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from npu_compiler.lowering.operands import check_size
 from npu_compiler.lowering.problems.operand import Operand
-from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Added", "Dims", "Problem"]
 
@@ -22,10 +22,23 @@ class Problem(ABC):
     """A computation with an algorithm of its own, as every target sees it before it divides the work.
 
     Attributes:
+        kind: What the trace calls it: that of the anchors that pose it.
         result: The tensor that it computes, ahead of any epilogue.
     """
 
+    kind: ClassVar[str]
     result: TracedTensor
+
+    @classmethod
+    @abstractmethod
+    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Self:
+        """The problem that an anchor poses.
+
+        Args:
+            result: The anchor's tensor.
+            anchor: What the op's definition asked for.
+            operands: What it reads, in the op's order.
+        """
 
     @property
     def shape(self) -> tuple[int, ...]:

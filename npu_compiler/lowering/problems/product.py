@@ -79,6 +79,8 @@ class Product(Problem):
         batch: The batch dimensions, merged where both operands allow.
     """
 
+    kind = "matmul"
+
     a: Matrix
     b: Matrix
     m: int
@@ -88,7 +90,6 @@ class Product(Problem):
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Product:
-        """The problem that an anchor poses."""
         left, right = operands
         *outer, m, n = result.shape
         batch, (a_batch, b_batch) = collapse(tuple(outer), [left.strides[:-2], right.strides[:-2]])

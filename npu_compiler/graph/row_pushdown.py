@@ -1,8 +1,8 @@
-"""Rows that nobody asks for are not computed: taking some rows of a result moves ahead of what makes them.
+"""Selection pushdown: rows of which no result is read are not computed.
 
-`take(f(x), rows)` becomes `f(take(x, rows))` wherever `f` treats rows alone, such as everything in the last layer of a
-language model after its keys and values, of which one token's logits are wanted. What is read of each tensor is found
-from the outputs backwards: all of it, or the same rows by all its readers.
+`take(f(x), rows)` becomes `f(take(x, rows))` wherever `f` computes each row from that row alone. In the last layer of a
+language model, of which one token's logits are read, that is everything after the keys and values. The graph is walked
+from its outputs backwards to find what is read of each tensor: all of it, or the same rows by every reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Rows, Selection
 from npu_compiler.ops.traits import Work
 from npu_compiler.ops.views import reshape
 
-__all__ = ["compute_asked_rows"]
+__all__ = ["push_down_selections"]
 
 _HEAVY = (Work.ANCHOR, Work.ROWS)
 _CHEAP = (Work.ELEMENTWISE, Work.VIEW)
@@ -28,7 +28,7 @@ _CHEAP = (Work.ELEMENTWISE, Work.VIEW)
 
 @dataclass(frozen=True)
 class _Part:
-    """What is read of a tensor: some rows of one dimension."""
+    """What is read of a tensor: the positions `rows` along the dimension `dim`, and all of the other dimensions."""
 
     dim: int
     rows: Rows
@@ -39,25 +39,25 @@ class _Demand:
     """What a graph reads of its tensors.
 
     Attributes:
-        read: Of each tensor that is read what is read; None for all of it.
-        small: By name, the nodes that need not make all of their results, and how they give the part.
+        read: By tensor, the part of it that is read; None where all of it is.
+        small: By node, how it makes only the part of its results that is read; other nodes make all of theirs.
     """
 
     read: dict[str, _Part | None] = field(default_factory=dict)
     small: dict[str, Passage] = field(default_factory=dict)
 
     def ask(self, names: Iterable[str], part: _Part | None) -> None:
-        """Two readers of different parts have all of it made."""
+        """Notes that a part of some tensors is read; one that is read in two different parts is made whole."""
         for name in names:
             self.read[name] = part if self.read.get(name, part) == part else None
 
 
-def compute_asked_rows(graph: IRGraph, launch_flops: int) -> IRGraph:
-    """Moves selections of rows ahead of the work whose other results nobody reads.
+def push_down_selections(graph: IRGraph, launch_flops: int) -> IRGraph:
+    """Moves selections of rows ahead of the nodes of which no other rows are read.
 
-    Elementwise work moves along, but does not start it: in the epilogue of what is computed as a whole it costs
-    nothing. A product that shares its input with products of all rows stays one with them where the arithmetic that
-    it saves is worth less than a launch.
+    A selection moves only if a product, a norm or a sum becomes smaller by it: elementwise work alone costs nothing in
+    the epilogue of what is computed whole. Of linears that share their input, and so become one product, one that
+    makes only some rows leaves the product only if that saves more arithmetic than one more launch takes.
 
     Args:
         graph: Any graph.
@@ -69,7 +69,7 @@ def compute_asked_rows(graph: IRGraph, launch_flops: int) -> IRGraph:
 
 
 def _with_parts(graph: IRGraph, launch_flops: int) -> IRGraph | None:
-    """The graph with every selection as far ahead as its rows go; None where all stay where they are."""
+    """The graph with every selection moved ahead as far as possible; None where none can move."""
     selections = {node.name: found for node in graph.nodes if (found := selection_of(node, graph)) is not None}
     whole: set[str] = set()
     users = graph.users() if selections else {}
@@ -86,7 +86,7 @@ def _with_parts(graph: IRGraph, launch_flops: int) -> IRGraph | None:
 
 
 def _demand(graph: IRGraph, selections: Mapping[str, Selection], whole: set[str]) -> _Demand:
-    """What is read of each tensor, where the nodes of `whole` compute everything."""
+    """What is read of each tensor, if the nodes named in `whole` compute all rows of their results."""
     demand = _Demand()
     demand.ask(graph.outputs, None)
     for node in reversed(graph.nodes):
@@ -110,7 +110,7 @@ def _demand(graph: IRGraph, selections: Mapping[str, Selection], whole: set[str]
 
 
 def _operands(node: OpNode, found: Passage) -> Iterator[tuple[tuple[str, ...], int | None]]:
-    """The tensors of each parameter that a small node reads, and the dimension of which it reads rows."""
+    """For each parameter of a small node its tensors, and the dimension along which only the wanted rows are read."""
     for parameter, value in node.inputs.items():
         if found.op is None or parameter == "self":
             names = (value,) if isinstance(value, str) else value
@@ -140,7 +140,7 @@ def passage(node: OpNode, tensors: Mapping[str, TensorSpec], dim: int, rows: Row
 
 
 def _names_rows(found: Passage, node: OpNode, tensors: Mapping[str, TensorSpec], rows: Rows) -> bool:
-    """Whether all dimensions that are to be read have as many positions as the result."""
+    """Whether each dimension that a rule names exists, and has as many positions as there are rows in all."""
     for parameter, dim in found.dims.items():
         value = node.inputs[parameter]
         shapes = [tensors[name].shape for name in ((value,) if isinstance(value, str) else value)]
@@ -154,7 +154,7 @@ def _work(node: OpNode) -> Work:
 
 
 def _without_work(graph: IRGraph, demand: _Demand) -> Iterator[str]:
-    """Small nodes of groups that hang together in which nothing is a product, a norm or a sum."""
+    """Small nodes whose connected small nodes, themselves included, have no product, norm or sum among them."""
     roots: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -174,7 +174,10 @@ def _without_work(graph: IRGraph, demand: _Demand) -> Iterator[str]:
 
 
 def _epilogues(graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand) -> Iterator[str]:
-    """Small nodes that alone read the whole result of a product: they are its epilogue, as long as they stay whole."""
+    """Small elementwise nodes and views that could be the epilogue of a product which computes all rows.
+
+    They are the only readers of its result, and computing all rows there costs nothing.
+    """
     done: set[str] = set()  # tensors that hold the result of a small product, or of what follows one
     whole = (node for node in graph.nodes if _work(node) is Work.ANCHOR and node.name not in demand.small)
     ends = {name for node in whole for name in node.outputs}
@@ -195,7 +198,7 @@ def _epilogues(graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Deman
 def _better_merged(
     graph: IRGraph, users: Mapping[str, list[OpNode]], demand: _Demand, launch_flops: int
 ) -> Iterator[str]:
-    """Small linears that save less than a launch where they leave the product of those that share their input."""
+    """Small linears that are better computed whole, in one product with the other linears of the same input."""
     for site in sites(Scene(graph), merged_linears()):
         members = [match.root for match in site]
         small = [node for node in members if node.name in demand.small]
@@ -205,7 +208,7 @@ def _better_merged(
 
 
 def _saved(linear: OpNode, tensors: Mapping[str, TensorSpec], demand: _Demand) -> int:
-    """Arithmetic of the rows that nobody reads."""
+    """The arithmetic that a linear saves if it computes only the rows that are read."""
     part = demand.read[linear.outputs[0]]
     assert part is not None
     per_row = 2 * prod(tensors[linear.outputs[0]].shape) * tensors[str(linear.inputs["input"])].shape[-1]
@@ -229,7 +232,7 @@ def _rewritten(graph: IRGraph, selections: Mapping[str, Selection], demand: _Dem
 
 
 class _Writer:
-    """Collects the nodes of the new graph, and those that take rows of what is made as a whole."""
+    """Writes the nodes of the new graph, with a selection wherever a small node reads rows of a whole tensor."""
 
     def __init__(self, graph: IRGraph, demand: _Demand) -> None:
         self.nodes: list[OpNode] = []
@@ -259,7 +262,7 @@ class _Writer:
         return tuple(self._part(name, part) if found.item in (None, i) else name for i, name in enumerate(value))
 
     def _part(self, name: str, part: _Part) -> str:
-        """The tensor that holds a part of another one, which may be all that is made of it."""
+        """The name of the tensor with a part of `name`: `name` itself if only that part is made, else a selection."""
         if self._demand.read[name] is not None:
             return name
         known = part.rows.known
@@ -276,7 +279,7 @@ class _Writer:
 
 
 def _in_order(nodes: Sequence[OpNode]) -> tuple[OpNode, ...]:
-    """The same nodes, each behind what makes its operands: an index may be made behind what now takes rows by it."""
+    """The same nodes, each after those that make its operands: a selection that moved ahead needs its index there."""
     producers = {name: node for node in nodes for name in node.outputs}
     ordered: dict[str, OpNode] = {}
     for node in nodes:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from npu_compiler.errors import NPUError
 from npu_compiler.frontend.ir_reader import read_graph
-from npu_compiler.graph.asked_rows import compute_asked_rows
 from npu_compiler.graph.graph_optimizer import eliminate_noops
+from npu_compiler.graph.row_pushdown import push_down_selections
 from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value, overload_of
 
@@ -59,12 +59,12 @@ class Model:
     def check(self, *outputs: Value, launch_flops: int = 0) -> tuple[IRGraph, IRGraph]:
         """Compares with torch, and gives the graphs before and after."""
         before = self.graph(*outputs)
-        after = compute_asked_rows(before, launch_flops).verify()
+        after = push_down_selections(before, launch_flops).verify()
         for expected, found in zip(run(before, self.values), run(after, self.values), strict=True):
             assert expected.shape == found.shape
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         assert work(after) <= work(before)
-        assert compute_asked_rows(after, launch_flops) == after
+        assert push_down_selections(after, launch_flops) == after
         return before, after
 
 
@@ -334,7 +334,7 @@ def test_malformed_attributes_are_left_to_the_definitions(wrong: Any) -> None:
                 for attrs in ({**node["attrs"], key: wrong}, {k: v for k, v in node["attrs"].items() if k != key}):
                     changed = {**ir, "nodes": [n | {"attrs": attrs} if n is node else n for n in ir["nodes"]]}
                     with suppress(NPUError):
-                        compute_asked_rows(eliminate_noops(read_graph(changed)), 0).verify()
+                        push_down_selections(eliminate_noops(read_graph(changed)), 0).verify()
 
 
 # ---- anything
