@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.attention.lowering import lower_attention
+from cuda_compiler.devices import DEVICES
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution, lower_conv2d
 from cuda_compiler.images.image_packing import packed_weight
@@ -19,6 +20,7 @@ from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
+from npu_compiler.lowering.device_model import DeviceModel, Launches
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -52,7 +54,11 @@ class CUDATarget(CodegenTarget):
         Pooling: lower_pool2d,
         Attention: lower_attention,
     }
-    launch_flops = 1 << 32
+    devices = DEVICES
+
+    def __init__(self, device: str | DeviceModel | None = None) -> None:
+        super().__init__(device)
+        self.launch_flops = self.device.constants("launches", Launches).flops
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":

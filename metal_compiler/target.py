@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from metal_compiler.attention.lowering import lower_attention
+from metal_compiler.devices import DEVICES
 from metal_compiler.dialect import METAL
 from metal_compiler.images.convolution import lower_conv2d
 from metal_compiler.images.pooling import lower_pool2d
@@ -13,6 +14,7 @@ from metal_compiler.products.matmul import lower_matmul
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel, Launches
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -42,6 +44,11 @@ class MetalTarget(CodegenTarget):
         Pooling: lower_pool2d,
         Attention: lower_attention,
     }
+    devices = DEVICES
+
+    def __init__(self, device: str | DeviceModel | None = None) -> None:
+        super().__init__(device)
+        self.launch_flops = self.device.constants("launches", Launches).flops
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":

@@ -9,6 +9,7 @@ __all__ = ["build_parser"]
 
 _SEEDS = 1 << 64  # as many as generators of random numbers take
 _DEVICE_HELP = "metal, software-metal, cuda or cuda:1; the best of this machine when omitted"
+_MODEL_HELP = "the GPU to choose kernels for, such as sm_80 or apple_m2; the target's default when omitted"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,6 +38,7 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=_path, metavar="M.npubin", help="default: beside the IR")
     parser.add_argument("--target", default="metal", help="default: metal")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: chosen by the weights")
+    parser.add_argument("--device", help=_MODEL_HELP)
 
 
 def _add_describe(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,7 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
 def _add_partition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ir", type=_path, metavar="IR.json", help="what npu_compiler.extract wrote")
     parser.add_argument("--target", default="metal", help="default: metal")
+    parser.add_argument("--device", help=_MODEL_HELP)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,10 @@ __all__ = ["compile"]
 
 
 def compile(
-    source: IRSource | Mapping[str, IRSource], target: str = "metal", dtype: str | None = None
+    source: IRSource | Mapping[str, IRSource],
+    target: str = "metal",
+    dtype: str | None = None,
+    device: str | None = None,
 ) -> CompiledProgram:
     """Compiles a model for a target. The same IR gives the same program, byte for byte.
 
@@ -36,13 +39,16 @@ def compile(
         target: ``metal`` or ``cuda``.
         dtype: What to compute in, ``float16`` or ``bfloat16``; by default what the weights are in, and float16 for a
             float32 model.
+        device: The GPU to choose kernels and their sizes for, by the name of the target's model of it: ``sm_80``,
+            ``apple_m2``; the target's default when omitted. On another one the program computes the same, if it has
+            the instructions, and perhaps slower.
 
     Raises:
         IRError: The IR is malformed.
         UnsupportedOpError: A node cannot run on the target; `partition` runs such nodes on the CPU.
         CompileError: An option is wrong, or functions disagree about a weight.
     """
-    chosen = target_named(target)
+    chosen = target_named(target, device)
     graphs = {name: read_graph(ir) for name, ir in _functions(source).items()}
     computes = {compute_dtype(graph, chosen, dtype) for graph in graphs.values()}
     if len(computes) > 1:

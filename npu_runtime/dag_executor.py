@@ -147,7 +147,7 @@ class DAGExecutor:
             if part.on_device
         }
         self._workspace = Workspace(self.device.backend)
-        self._programs = _compiled(parts, self.device.target, compile_fn)
+        self._programs = _compiled(parts, self.device.target, compile_fn, _compiled_for(plans))
         self.functions = {
             name: DAGFunction(each, self._executors(name, each), cpu_programs[name], self.device)
             for name, each in plans.items()
@@ -301,16 +301,28 @@ def _plans(given: object) -> dict[str, PartitionPlan]:
     return plans
 
 
+def _compiled_for(plans: Mapping[str, PartitionPlan]) -> str | None:
+    """The device that all partitions are compiled for, as functions of one program; None for the target's default."""
+    found = dict.fromkeys(plan.compiled_for for plan in plans.values())
+    if len(found) > 1:
+        names = ", ".join(name or "the default" for name in found)
+        raise InputError(f"given plans for the devices {names}, expected one; give all calls of partition one device")
+    return next(iter(found))
+
+
 def _part_name(plan: str, index: int) -> str:
     return f"{plan}.{index}"
 
 
 def _compiled(
-    parts: Mapping[str, Mapping[str, Any]], target: str, compile_fn: CompileFunction | None
+    parts: Mapping[str, Mapping[str, Any]],
+    target: str,
+    compile_fn: CompileFunction | None,
+    compiled_for: str | None,
 ) -> dict[str, tuple[CompiledProgram, str | None]]:
     """For each partition its program, and the function of it."""
     if compile_fn is None:
-        program = compile(parts, target) if parts else None
+        program = compile(parts, target, device=compiled_for) if parts else None
         return {name: (program, name) for name in parts} if program is not None else {}
     if not callable(compile_fn):
         raise InputError(f"given a {type(compile_fn).__name__} as compile_fn, expected a function of a partition's IR")

@@ -10,6 +10,7 @@ from typing import Any
 
 from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, Step, options_of
 from npu_compiler.errors import CompileError
+from npu_compiler.lowering.device_model import GENERIC, DeviceModel, DeviceModels
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
@@ -29,6 +30,7 @@ class Lowering:
 
     Attributes:
         tensors: The trace's tensors, by index.
+        device: The device that choices are made for.
         scratch_sizes: Bytes of each scratch buffer asked for, by its index.
         common: The scratch buffers that several groups use, by what they hold.
         steps: What was emitted for the groups ahead.
@@ -38,6 +40,7 @@ class Lowering:
     """
 
     tensors: Sequence[TracedTensor]
+    device: DeviceModel = GENERIC
     scratch_sizes: dict[int, int] = field(default_factory=dict)
     common: dict[Hashable, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -91,6 +94,8 @@ class CodegenTarget(ABC):
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
         problems: What lowers a group around each kind of problem, given the problem, the group and the lowering.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
+        devices: The devices that it knows; None where it does not tell them apart.
+        device: The one that programs are compiled for.
     """
 
     name: str
@@ -99,6 +104,24 @@ class CodegenTarget(ABC):
     pairs_columns: bool = False
     launch_flops: int = 1 << 25
     problems: Mapping[type[Problem], LowerProblem] = MappingProxyType({})
+    devices: DeviceModels | None = None
+    device: DeviceModel = GENERIC
+
+    def __init__(self, device: str | DeviceModel | None = None) -> None:
+        """Args:
+        device: Name of the device that programs are compiled for, or a model of it; the target's default when omitted.
+
+        Raises:
+            CompileError: The target knows no such device.
+        """
+        if isinstance(device, DeviceModel):
+            self.device = device
+        elif self.devices is not None:
+            self.device = self.devices.named(device, self.name)
+        elif device is not None:
+            raise CompileError(
+                f"given the device {device!r:.60}, the target '{self.name}' does not tell devices apart; leave it out"
+            )
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
@@ -142,11 +165,15 @@ def target_names() -> tuple[str, ...]:
     return tuple(entry_points_of(_GROUP))
 
 
-def target_named(name: str) -> CodegenTarget:
+def target_named(name: str, device: str | None = None) -> CodegenTarget:
     """The target of a name; its package is imported only now.
 
+    Args:
+        name: What it is called.
+        device: The device of it that programs are compiled for; its default when omitted.
+
     Raises:
-        CompileError: There is no such target, or what its package calls one is none.
+        CompileError: There is no such target, or no such device, or what its package calls a target is none.
         MissingDependencyError: Its package is not installed.
     """
     if not isinstance(name, str) or name not in target_names():
@@ -156,4 +183,4 @@ def target_named(name: str) -> CodegenTarget:
         raise CompileError(
             f"the entry point '{name}' in '{_GROUP}' names {target!r:.80}, expected a subclass of CodegenTarget"
         )
-    return target()
+    return target() if device is None else target(device)

@@ -12,8 +12,11 @@ import torch
 
 import npu_compiler
 from cuda_compiler import compile_subgraph, is_cuda_op_supported
+from cuda_compiler.devices import DEVICES
 from cuda_compiler.target import CUDATarget
-from cuda_compiler.tiles.tiling import CANDIDATES, ranked_tilings
+from cuda_compiler.tiles.lowering import close_tilings
+from cuda_compiler.tiles.tiling import Asked
+from cuda_compiler.tiles.warps import WarpTile, warp_costs
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
@@ -70,15 +73,19 @@ def test_compiling_a_subgraph_and_asking_for_support() -> None:
     assert is_cuda_op_supported(ir["nodes"][-1])
 
 
-@pytest.mark.parametrize("tiling", CANDIDATES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
-def test_tilings_fit_every_gpu(tiling: Any) -> None:
-    assert tiling.shared_bytes <= 64 * 1024
-    assert tiling.threads * tiling.blocks <= 1024
+MODEL = DEVICES.named("sm_90", "cuda")
+
+
+@pytest.mark.parametrize("tile", warp_costs(MODEL).tiles, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}x{t.warps_n}")
+def test_tilings_fit_every_gpu(tile: WarpTile) -> None:
+    for name in DEVICES.names:
+        assert tile.tiling.shared_bytes <= DEVICES.named(name, "cuda").shared_bytes
+    assert tile.tiling.threads * tile.tiling.blocks <= 1024
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (49, 512, 4608), (3211264, 64, 224), (4096, 4096, 4096)])
 def test_splits_leave_every_block_some_steps(m: int, n: int, k: int) -> None:
-    tiling = ranked_tilings(m, n, k, 1)[0][1]
+    tiling = close_tilings(Asked(m, n, k), MODEL, warpgroups=False)[0]
     assert tiling.splits == 1 or tiling.splits * tiling.depth * 2 <= k + tiling.depth
 
 
