@@ -18,6 +18,7 @@ from npu_compiler.frontend.ir_source import IRSource, is_ir_source
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.constraint_checker import check_constraints
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.target import CodegenTarget, target_named
 
@@ -28,7 +29,7 @@ def compile(
     source: IRSource | Mapping[str, IRSource],
     target: str = "metal",
     dtype: str | None = None,
-    device: str | None = None,
+    device: str | DeviceModel | None = None,
 ) -> CompiledProgram:
     """Compiles a model for a target. The same IR gives the same program, byte for byte.
 
@@ -39,9 +40,9 @@ def compile(
         target: ``metal`` or ``cuda``.
         dtype: What to compute in, ``float16`` or ``bfloat16``; by default what the weights are in, and float16 for a
             float32 model.
-        device: The GPU to choose kernels and their sizes for, by the name of the target's model of it: ``sm_80``,
-            ``apple_m2``; the target's default when omitted. On another one the program computes the same, if it has
-            the instructions, and perhaps slower.
+        device: The GPU to choose kernels and their sizes for, by the name that the target knows it by, such as
+            ``sm_80`` or ``apple_m2``, or as a model of one's own; the target's default when omitted. Another GPU runs
+            the program as well, as fast as those choices suit it.
 
     Raises:
         IRError: The IR is malformed.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -220,7 +220,7 @@ def _scaled(constants: Any, own: DeviceModel, other: DeviceModel) -> Any:
     """Constants of another device in proportion to what their fields scale with."""
     if isinstance(constants, tuple):
         return tuple(_scaled(item, own, other) for item in constants)
-    if not is_dataclass(constants):
+    if isinstance(constants, type) or not is_dataclass(constants):
         return constants
     values = {}
     for each in fields(constants):
@@ -230,4 +230,4 @@ def _scaled(constants: Any, own: DeviceModel, other: DeviceModel) -> Any:
             continue
         scaled = value * getattr(own, attribute) / getattr(other, attribute)
         values[each.name] = max(1, round(scaled)) if isinstance(value, int) else scaled
-    return type(constants)(**values)
+    return replace(constants, **values)

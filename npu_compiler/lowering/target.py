@@ -165,7 +165,7 @@ def target_names() -> tuple[str, ...]:
     return tuple(entry_points_of(_GROUP))
 
 
-def target_named(name: str, device: str | None = None) -> CodegenTarget:
+def target_named(name: str, device: str | DeviceModel | None = None) -> CodegenTarget:
     """The target of a name; its package is imported only now.
 
     Args:
