@@ -220,7 +220,7 @@ def _scaled(constants: Any, own: DeviceModel, other: DeviceModel) -> Any:
     """Constants of another device in proportion to what their fields scale with."""
     if isinstance(constants, tuple):
         return tuple(_scaled(item, own, other) for item in constants)
-    if isinstance(constants, type) or not is_dataclass(constants):
+    if not is_dataclass(constants):
         return constants
     values = {}
     for each in fields(constants):
@@ -230,4 +230,5 @@ def _scaled(constants: Any, own: DeviceModel, other: DeviceModel) -> Any:
             continue
         scaled = value * getattr(own, attribute) / getattr(other, attribute)
         values[each.name] = max(1, round(scaled)) if isinstance(value, int) else scaled
-    return replace(constants, **values)
+    made: Any = constants
+    return replace(made, **values)
