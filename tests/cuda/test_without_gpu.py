@@ -23,6 +23,7 @@ from cuda_runtime.cupy_api import cupy
 from npu_compiler.artifact.plan import KernelCall, KernelSource, options_of
 from npu_compiler.errors import DeviceError, MissingDependencyError
 from npu_runtime import Device
+from tests.cuda.kernels import check_plan_compiles
 from tests.ops.cases import case, floats
 
 
@@ -145,3 +146,15 @@ def test_overlapping_windows_fill_all_multiprocessors(outputs: int, grid: tuple[
     calls = [call for step in plan.steps for option in options_of(step) for call in option.calls]
     found = [c.grid for c in calls if isinstance(c, KernelCall) and plan.kernels[c.kernel].entry == "conv2d_overlap"]
     assert found == [grid]
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("sm_75", 75), ("sm_80", 80)])
+def test_programs_for_other_gpus_compile(name: str, architecture: int) -> None:
+    linear = case("linear.default", floats(300, 1024), floats(264, 1024))
+    image = case("conv2d.default", floats(2, 64, 20, 20), floats(64, 64, 3, 3), None, [1, 1], [1, 1])
+    q, kv = floats(1, 8, 4, 64), floats(1, 2, 1000, 64)
+    attention = case("scaled_dot_product_attention.default", q, kv, kv, enable_gqa=True)
+    for each in (linear, image, attention):
+        plan = npu_compiler.compile(each.ir(torch.float16), "cuda", device=name).main
+        assert plan.kernels
+        check_plan_compiles(plan, architecture)
