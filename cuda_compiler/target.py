@@ -20,7 +20,6 @@ from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
-from npu_compiler.lowering.device_model import DeviceModel, Launches
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -55,10 +54,6 @@ class CUDATarget(CodegenTarget):
         Attention: lower_attention,
     }
     devices = DEVICES
-
-    def __init__(self, device: str | DeviceModel | None = None) -> None:
-        super().__init__(device)
-        self.launch_flops = self.device.constants("launches", Launches).flops
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":

@@ -14,7 +14,6 @@ from metal_compiler.products.matmul import lower_matmul
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.device_model import DeviceModel, Launches
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -45,10 +44,6 @@ class MetalTarget(CodegenTarget):
         Attention: lower_attention,
     }
     devices = DEVICES
-
-    def __init__(self, device: str | DeviceModel | None = None) -> None:
-        super().__init__(device)
-        self.launch_flops = self.device.constants("launches", Launches).flops
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":

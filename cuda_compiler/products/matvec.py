@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
@@ -13,6 +13,7 @@ from cuda_compiler.rows import vector_function
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
@@ -30,6 +31,7 @@ _WARPS = 8
 _LOAD_BYTES = 16
 _MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
 _PREFIX = "v"
+_FAMILY = "few_vectors"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,25 @@ class _Vectors:
     count: int
     outputs: int
     by_row: bool
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What threads share.
+
+    Attributes:
+        load: Elements of a load.
+        k: Elements of a row.
+        outputs: Rows that threads do together.
+        chunks: So many rows at a time make the whole matrix.
+        blocks_each: Blocks of a multiprocessor.
+    """
+
+    load: int
+    k: int
+    outputs: int
+    chunks: int
+    blocks_each: int
 
 
 @dataclass(frozen=True)
@@ -167,27 +188,34 @@ def lower_vectors(
 
 
 def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool, device: DeviceModel) -> _Shape:
-    costs = _costs(device)
-    load = _load(vectors.matrix, None if computed else vectors.vector, found.k)
-    lanes = 32
-    while lanes > 1 and lanes * load >= 2 * found.k:
+    work = _Work(
+        load=_load(vectors.matrix, None if computed else vectors.vector, found.k),
+        k=found.k,
+        outputs=outputs,
+        chunks=ceil_div(vectors.outputs, outputs) * found.batches,
+        blocks_each=_blocks_each(vectors, found, device),
+    )
+    return best_candidates([_candidates], work, device, THE_BEST)[0].sizes
+
+
+def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
+    """Rows shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
+    costs, lanes = _costs(device), 32
+    while lanes > 1 and lanes * work.load >= 2 * work.k:
         lanes //= 2
-    chunks = ceil_div(vectors.outputs, outputs) * found.batches
-    chunks_each = ceil_div(chunks, device.cores * _blocks_each(vectors, found, device))
-
-    def cost(warps_k: int) -> int:
-        groups = _WARPS // warps_k * (32 // lanes)
-        passes = ceil_div(found.k, lanes * warps_k * load)
-        return ceil_div(chunks_each, groups) * (passes * outputs + (costs.share_cost if warps_k > 1 else 0))
-
-    warps_k = min((1, 2, 4, 8), key=cost) if lanes == 32 else 1
-    passes = ceil_div(found.k, lanes * warps_k * load)
-    rounds = ceil_div(passes * outputs, costs.in_flight)
-    return _Shape(load, lanes, warps_k, outputs, ceil_div(passes, rounds))
+    chunks_each = ceil_div(work.chunks, device.cores * work.blocks_each)
+    loaded_bytes = device.cores * work.blocks_each * 32 * _WARPS * _LOAD_BYTES  # by one load of all threads
+    for warps_k in (1, 2, 4, 8) if lanes == 32 else (1,):
+        passes = ceil_div(work.k, lanes * warps_k * work.load)
+        rounds = ceil_div(passes * work.outputs, costs.in_flight)
+        shape = _Shape(work.load, lanes, warps_k, work.outputs, ceil_div(passes, rounds))
+        loads = passes * work.outputs + (costs.share_cost if warps_k > 1 else 0)
+        clocks = ceil_div(chunks_each, shape.groups) * loads * (loaded_bytes / device.memory_a_clock)
+        yield Candidate(_FAMILY, shape, device.microseconds(clocks))
 
 
 def _costs(device: DeviceModel) -> _Costs:
-    return device.constants("few_vectors", _Costs)
+    return device.constants(_FAMILY, _Costs)
 
 
 def _blocks_each(vectors: _Vectors, found: Product, device: DeviceModel) -> int:

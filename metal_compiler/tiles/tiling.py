@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.candidates import Candidate, Kept, best_candidates
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.problems.operand import are_chunks
 
@@ -29,7 +29,6 @@ TILE_THREADS = 128
 _VECTOR_BYTES = 16
 _MATRIX = 8  # rows and columns of what a simdgroup multiplies at a time
 _TILES = "tiles"
-_THE_BEST = Kept(close=1.0, most=1)  # Metal's devices do not choose
 
 
 def tile_dtype(a: DType, b: DType) -> DType:
@@ -91,7 +90,7 @@ def tile_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Til
 
 def best_tiling(asked: Asked, device: DeviceModel) -> Tiling:
     """The tiling that takes the least time, by the model of its cost."""
-    return best_candidates([tile_candidates], asked, device, _THE_BEST)[0].sizes
+    return best_candidates([tile_candidates], asked, device, THE_BEST)[0].sizes
 
 
 def chunk_of(dtype: DType, tile: DType, contiguous: int, multiples: Sequence[int]) -> int:

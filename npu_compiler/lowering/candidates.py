@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from npu_compiler.lowering.device_model import DeviceModel
 
-__all__ = ["Candidate", "Family", "Kept", "best_candidates"]
+__all__ = ["THE_BEST", "Candidate", "Family", "Kept", "best_candidates"]
 
 Sizes = TypeVar("Sizes", covariant=True)
 Asked = TypeVar("Asked")
@@ -44,6 +44,9 @@ class Kept:
     close: float
     most: int
 
+
+THE_BEST = Kept(close=1.0, most=1)
+"""For what a device does not choose: one candidate, and one for any device where that requires something."""
 
 Family = Callable[[Asked, DeviceModel], Iterable[Candidate[Sizes]]]
 """What yields the candidates of a family for a problem on a device; none where the device lacks an instruction."""

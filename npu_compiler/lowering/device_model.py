@@ -119,9 +119,15 @@ class DeviceModel:
 
 @dataclass(frozen=True)
 class Launches:
-    """What a launch costs: the arithmetic of a large product that takes as long as one more small launch."""
+    """What launches are worth, in the section ``launches``.
+
+    Attributes:
+        flops: Arithmetic of a large product that takes as long as one more small launch.
+        elements: Results of an elementwise kernel that fills the device by itself.
+    """
 
     flops: int = scaling("products_a_microsecond")
+    elements: int = scaling("cores")
 
 
 GENERIC = DeviceModel("generic")

@@ -52,7 +52,7 @@ def plan_graph(
     groups = with_operand_forms(groups, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
     lowering = Lowering(trace.tensors, target.device)
-    for groups_ in schedule(groups, stored):
+    for groups_ in schedule(groups, stored, target.shared_elements):
         lowering.steps += _lower(groups_, target, lowering, graph)
     names = dict(zip(stored, named_outputs, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)

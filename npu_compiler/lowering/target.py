@@ -10,7 +10,7 @@ from typing import Any
 
 from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, Step, options_of
 from npu_compiler.errors import CompileError
-from npu_compiler.lowering.device_model import GENERIC, DeviceModel, DeviceModels
+from npu_compiler.lowering.device_model import GENERIC, DeviceModel, DeviceModels, Launches
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
@@ -94,7 +94,10 @@ class CodegenTarget(ABC):
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
         problems: What lowers a group around each kind of problem, given the problem, the group and the lowering.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
-        devices: The devices that it knows; None where it does not tell them apart.
+        shared_elements: Results of an elementwise kernel that may share its launch: a larger one fills the device by
+            itself.
+        devices: The devices that it knows, whose data then say the two numbers above; None where it does not tell
+            them apart.
         device: The one that programs are compiled for.
     """
 
@@ -103,6 +106,7 @@ class CodegenTarget(ABC):
     storage_dtypes: frozenset[str]
     pairs_columns: bool = False
     launch_flops: int = 1 << 25
+    shared_elements: int = 1 << 20
     problems: Mapping[type[Problem], LowerProblem] = MappingProxyType({})
     devices: DeviceModels | None = None
     device: DeviceModel = GENERIC
@@ -122,6 +126,9 @@ class CodegenTarget(ABC):
             raise CompileError(
                 f"given the device {device!r:.60}, the target '{self.name}' does not tell devices apart; leave it out"
             )
+        if self.devices is not None:
+            launches = self.device.constants("launches", Launches)
+            self.launch_flops, self.shared_elements = launches.flops, launches.elements
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
