@@ -30,7 +30,7 @@ from cuda_compiler.tiles.warps import WarpCosts, WarpTiling, warp_clocks
 from npu_compiler.errors import InputError
 from npu_compiler.lowering.device_model import DeviceModel
 
-__all__ = ["FAMILIES", "Fit", "Row", "errors", "fit", "main", "read"]
+__all__ = ["FAMILIES", "Fit", "Row", "chosen_loss", "errors", "fit", "main", "read", "with_constants"]
 
 Array = NDArray[np.float64]
 _DIGITS = 4  # of a fitted constant
@@ -39,6 +39,8 @@ _STEPS = 60
 _CHANGE = 1e-3  # of a constant, for derivatives
 _ENOUGH = 1e-6  # a gain relative to the sum of squares below which nothing more is tried
 _LEAST = 1.0  # clocks that a constant of zero begins with
+_NONE = 1e-4  # a constant below this is written as none
+_KEPT = 0.001  # of a row's weight, for each constant to stay where it was: those that no time depends on do
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class _Family:
         clocks: The model: clocks of a candidate of a tile, given the tile, the constants, the product and the device.
         identity: Fields that a tile and a candidate have in common, and that tell tiles apart.
         fitted: Constants of the family that are fitted.
+        fractions: Those of them that are at most one.
         of_tiles: Constants of each tile that are fitted.
     """
 
@@ -79,6 +82,7 @@ class _Family:
     identity: Callable[[Any], tuple[object, ...]]
     fitted: tuple[str, ...]
     of_tiles: tuple[str, ...] = ()
+    fractions: tuple[str, ...] = ()
 
 
 FAMILIES: Mapping[str, _Family] = {
@@ -115,6 +119,7 @@ FAMILIES: Mapping[str, _Family] = {
         lambda tiling, tile, costs, *rest: bulk_clocks(tiling, costs, *rest),
         lambda each: (each.rows, each.columns, each.turns, each.splits),
         ("launch", "whole_rounds", "store", "add", "add_result"),
+        fractions=("whole_rounds",),
     ),
 }
 
@@ -140,21 +145,19 @@ def read(path: Path) -> list[Row]:
         InputError: It is no such file.
     """
     try:
-        return [
-            Row(
-                row["product"],
-                row["family"],
-                Asked(**row["asked"]),
-                FAMILIES[row["family"]].tiling(**row["sizes"]),
-                row["microseconds"],
-            )
-            for row in json.loads(path.read_text())["rows"]
-        ]
+        products = json.loads(path.read_text())["products"]
+        return [_row(product, dict(time)) for product in products for time in product["times"]]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"'{path}' does not hold times of candidates ({type(error).__name__}: {error}); "
             "benchmarks.tile_costs.measure writes such a file"
         ) from error
+
+
+def _row(product: Mapping[str, Any], time: dict[str, Any]) -> Row:
+    family, microseconds = time.pop("family"), time.pop("microseconds")
+    tiling = FAMILIES[family].tiling(**time)
+    return Row(product["product"], family, Asked(**product["asked"]), tiling, microseconds)
 
 
 class _Problem:
@@ -184,7 +187,7 @@ class _Problem:
         own: dict[str, float] = {}
         of_tiles: dict[int, dict[str, float]] = defaultdict(dict)
         for (number, name), logarithm in zip(self._places, logarithms, strict=True):
-            value = float(np.exp(logarithm))
+            value = float(np.exp(min(logarithm, 0.0) if name in self._family.fractions else logarithm))
             if number is None:
                 own[name] = value
             else:
@@ -201,8 +204,9 @@ class _Problem:
         return np.log([self._device.microseconds(each) for each in clocks])
 
     def residuals(self, logarithms: Array) -> Array:
-        """How far the logarithms of the times are off."""
-        return self.predicted(self.costs(logarithms)) - self.measured
+        """How far the logarithms of the times are off, and, of little weight, how far the constants have moved."""
+        off = self.predicted(self.costs(logarithms)) - self.measured
+        return np.concatenate([off, _KEPT * (logarithms - self.start)])
 
 
 def fit(family: str, costs: Any, rows: Sequence[Row], device: DeviceModel) -> Fit:
@@ -300,7 +304,7 @@ def _report(rows: Sequence[Row], before: Mapping[str, Any], fits: Mapping[str, F
 
 def _rounded(value: float) -> float | int:
     """So many digits as a fit can tell."""
-    short = float(f"{value:.{_DIGITS}g}")
+    short = float(f"{value:.{_DIGITS}g}") if value >= _NONE else 0.0
     return int(short) if short.is_integer() else short
 
 

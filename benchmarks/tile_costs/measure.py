@@ -149,8 +149,9 @@ class _Bench:
         return median(samples[_WARM_UP:]) * 1e6 / (len(plan.steps) - 1)
 
 
-def _rows(product: Timed, device: Device, most: int) -> Iterator[dict[str, Any]]:
-    """The time of each candidate of a product."""
+def _times(product: Timed, device: Device, most: int) -> dict[str, Any]:
+    """A product, and the times of its candidates, as they are written: the sizes of each beside its time."""
+    times = []
     assert isinstance(device.backend, CUDABackend)
     for batch in batches(product, most):
         plans = {option: batch.plan(option) for option in batch.candidates}
@@ -158,15 +159,9 @@ def _rows(product: Timed, device: Device, most: int) -> Iterator[dict[str, Any]]
         compiled_kernels([*kernels], device.backend.capability)  # all at once; each plan then finds its own
         bench = _Bench(device, product, batch.program)
         for option, plan in plans.items():
-            candidate = batch.candidates[option]
-            yield {
-                "product": product.name,
-                "family": candidate.family,
-                "asked": asdict(batch.asked),
-                "sizes": asdict(candidate.sizes),
-                "microseconds": round(bench.microseconds(batch.program, plan), 3),
-                "predicted": round(candidate.microseconds, 3),
-            }
+            candidate, time = batch.candidates[option], bench.microseconds(batch.program, plan)
+            times.append({"family": candidate.family, "microseconds": round(time, 3), **asdict(candidate.sizes)})
+    return {"product": product.name, "asked": asdict(batch.asked), "times": times}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=10, metavar="N", help="candidates of a family; default: 10")
     parser.add_argument("--seconds", type=float, default=200, help="begin no product later; default: 200")
     options = parser.parse_args(arguments)
-    device, start, rows = Device("cuda"), perf_counter(), list[dict[str, Any]]()
+    device, start, measured = Device("cuda"), perf_counter(), list[dict[str, Any]]()
     machine = {"device": device.backend.name, "date": datetime.now(UTC).date().isoformat()}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     order = np.random.default_rng(0).permutation(len(PRODUCTS))
@@ -184,12 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if perf_counter() - start > options.seconds:
             print(f"{len(PRODUCTS) - number} products were left out", flush=True)
             break
-        found = list(_rows(PRODUCTS[index], device, options.most))
-        rows += found
-        options.json.write_text(text({"machine": machine, "rows": rows}))
-        best = min(found, key=lambda row: row["microseconds"])
+        measured.append(_times(PRODUCTS[index], device, options.most))
+        options.json.write_text(text({"machine": machine, "products": measured}))
+        times = measured[-1]["times"]
+        best = min(times, key=lambda time: time["microseconds"])
         print(
-            f"{perf_counter() - start:5.0f} s  {PRODUCTS[index].name}: {len(found)} candidates, the best "
+            f"{perf_counter() - start:5.0f} s  {PRODUCTS[index].name}: {len(times)} candidates, the best "
             f"{best['microseconds']:.1f} us by {best['family']}",
             flush=True,
         )

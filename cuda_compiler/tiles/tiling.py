@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -40,8 +39,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Tiling(ABC):
-    """How a matrix product [m, k] by [k, n] is cut up.
+class Tiling:
+    """How a matrix product [m, k] by [k, n] is cut up; each family has a type of its own.
 
     Attributes:
         rows, columns, depth: Size of a tile along m, n and k.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.tile_costs import fit as fitting
-from benchmarks.tile_costs.fit import FAMILIES, Row, fit, read, with_constants
+from benchmarks.tile_costs.fit import FAMILIES, Row, chosen_loss, fit, read, with_constants
 from benchmarks.tile_costs.json_text import text
 from benchmarks.tile_costs.measure import batches, spread
 from benchmarks.tile_costs.products import PRODUCTS, Timed
@@ -26,6 +26,7 @@ from metal_compiler.devices import DEVICES as METAL_DEVICES
 from npu_compiler.errors import InputError
 from npu_compiler.lowering.candidates import Candidate
 
+ROOT = Path(__file__).parents[2]
 MODEL = DEVICES.named("sm_90", "cuda")
 CANDIDATES = {
     WARPS: warp_candidates,
@@ -81,10 +82,16 @@ def test_the_script_reports_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     costs = MODEL.constants(BULK, FAMILIES[BULK].costs)
-    times = [asdict(row) for row in rows(BULK, replace(costs, store=0.5, launch=2000))]
-    measured = [{**row, "sizes": row["tiling"]} for row in times]
-    (tmp_path / "times.json").write_text(json.dumps({"rows": measured}))
-    source = Path("cuda_compiler/devices/sm_90.json")
+    products = [
+        {
+            "product": row.product,
+            "asked": asdict(row.asked),
+            "times": [{"family": row.family, "microseconds": row.microseconds, **asdict(row.tiling)}],
+        }
+        for row in rows(BULK, replace(costs, store=0.5, launch=2000))
+    ]
+    (tmp_path / "times.json").write_text(json.dumps({"products": products}))
+    source = ROOT / "cuda_compiler/devices/sm_90.json"
     (tmp_path / "sm_90.json").write_text(source.read_text())
     monkeypatch.setattr(fitting, "files", lambda _: tmp_path)
     fitting.main([str(tmp_path / "times.json")])
@@ -96,8 +103,17 @@ def test_the_script_reports_and_writes(
     assert written["launch"] == pytest.approx(2000, rel=0.1)
 
 
+def test_what_the_constants_in_the_data_choose_was_measured_to_be_close_to_the_best() -> None:
+    times = read(ROOT / "benchmarks/tile_costs/measured/h200.json")
+    costs = {family: MODEL.constants(family, kind.costs) for family, kind in FAMILIES.items()}
+    assert {row.family for row in times} == set(FAMILIES)
+    assert chosen_loss(times, costs, MODEL) < 0.04
+    copied = [row for row in times if row.family != BULK]
+    assert chosen_loss(copied, costs, MODEL) < 0.025
+
+
 def test_constants_are_written_for_a_device_that_had_none() -> None:
-    data = json.loads(Path("cuda_compiler/devices/sm_80.json").read_text())
+    data = json.loads((ROOT / "cuda_compiler/devices/sm_80.json").read_text())
     costs = DEVICES.named("sm_80", "cuda").constants(WARPS, FAMILIES[WARPS].costs)
     made = with_constants(data, WARPS, costs)["fitted"]
     assert made["on"] == data["description"]
@@ -105,7 +121,7 @@ def test_constants_are_written_for_a_device_that_had_none() -> None:
 
 
 def test_what_holds_no_times_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text('{"rows": [{"product": "p"}]}')
+    (tmp_path / "other.json").write_text('{"products": [{"product": "p"}]}')
     with pytest.raises(InputError, match="does not hold times of candidates"):
         read(tmp_path / "other.json")
 
@@ -134,5 +150,5 @@ def test_candidates_near_and_far_are_timed() -> None:
 def test_the_data_of_devices_are_written_as_the_fit_writes_them() -> None:
     for package, models in (("cuda_compiler", DEVICES), ("metal_compiler", METAL_DEVICES)):
         for name in models.names:
-            given = Path(package, "devices", f"{name}.json").read_text()
+            given = (ROOT / package / "devices" / f"{name}.json").read_text()
             assert text(json.loads(given)) == given
