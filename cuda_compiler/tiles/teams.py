@@ -110,9 +110,10 @@ def team_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Til
         return
     costs = team_costs(device)
     for tile in sorted(costs.tiles, key=lambda tile: tile.rows):
-        if tile.tiling.shared_bytes <= device.shared_bytes:
-            clocks = team_clocks(tile.tiling, tile, costs, asked, device)
-            yield Candidate(TEAMS, tile.tiling, device.microseconds(clocks), TeamTiling.requires)
+        tiling = tile.tiling
+        if tiling.shared_bytes <= device.shared_bytes:
+            clocks = team_clocks(tiling, tile, costs, asked, device)
+            yield Candidate(TEAMS, tiling, device.microseconds(clocks), tiling.requires)
 
 
 def team_clocks(tiling: TeamTiling, tile: TeamTile, costs: TeamCosts, asked: Asked, device: DeviceModel) -> float:

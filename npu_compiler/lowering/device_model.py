@@ -215,11 +215,17 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
 
 
 def _instance(kind: Any, value: Any, where: str) -> Any:
-    hints, needed = get_type_hints(kind), {each.name for each in fields(kind) if each.default is MISSING}
+    hints, needed = _fields_of(kind)
     given = set(value) if isinstance(value, Mapping) else set()
     if not needed <= given <= hints.keys():
         raise CompileError(f"{where}: given {sorted(given)}, expected {sorted(needed)} of {kind.__name__}")
     return kind(**{name: _decoded(hints[name], item, f"{where}, '{name}'") for name, item in value.items()})
+
+
+@cache
+def _fields_of(kind: type) -> tuple[dict[str, Any], frozenset[str]]:
+    """The types of a dataclass's fields by name, and the fields that have no default."""
+    return get_type_hints(kind), frozenset(each.name for each in fields(kind) if each.default is MISSING)
 
 
 def _scaled(constants: Any, own: DeviceModel, other: DeviceModel) -> Any:
