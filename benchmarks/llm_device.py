@@ -19,8 +19,8 @@ import npu_compiler
 from npu_cli.timing import timed
 from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_runtime import Device, NPUBuffer
-from npu_runtime.language_model import LanguageModel
-from npu_runtime.step_functions import ProgramFunctions, Tensor, partition_functions
+from npu_text.language_model import LanguageModel
+from npu_text.step_functions import ProgramFunctions, Tensor, partition_functions
 
 _COMPILE_RUNS = 5
 

@@ -28,7 +28,7 @@ from npu_cli.extras import import_extra, import_torchvision
 from npu_cli.sample_models import photograph_crops, resnet
 from npu_cli.timing import timed
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
-from npu_runtime.language_model import LanguageModel
+from npu_text.language_model import LanguageModel
 from software_gpu.processor import ENVIRONMENT_VARIABLE, NATIVE
 
 _PROMPT = 128

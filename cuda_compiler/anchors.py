@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.early_launches import kernel_number
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import epilogue
 from cuda_compiler.skeleton import assemble
@@ -121,7 +123,7 @@ def anchor_launch(
     source = assemble(kernel.entry, struct, defined, generated, before=kernel.before, after=kernel.parts)
     return KernelCall(
         label=" + ".join(fused.group.nodes),
-        kernel=lowering.kernel(source, shape.hurries),
+        kernel=kernel_number(source, lowering, shape.hurries),
         args=(*inputs, *fused.found.arguments(fused.group)),
         params=struct.pack(parameters),
         grid=(shape.blocks, shape.splits, shape.layers),
@@ -129,5 +131,5 @@ def anchor_launch(
         flops=flops + fused.flops,
         nbytes=traffic_of(fused.group, lowering.tensors),
         shared_bytes=shape.shared_bytes,
-        cluster=(shape.cluster, 1, 1),
+        extension=cluster_along_x(shape.cluster),
     )

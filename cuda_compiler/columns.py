@@ -52,7 +52,7 @@ def rows_side_by_side(group: Group, operands: Operands) -> bool:
     single = all(reduce.extent == 1 for reduce in found)  # all rows of one column lie so, and nothing moves along them
     walks = [operands.walks[load] for reduce in found for arg in reduce.args for load in leaves(arg)]
     moving = [walk for walk in walks if single or walk[-1]]
-    return bool(moving) and all(len(walk) > 1 and walk[_ROWS] == 1 and walk[-1] != 1 for walk in moving)
+    return bool(moving) and all(walk[_ROWS] == 1 and walk[-1] != 1 for walk in moving)
 
 
 def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:

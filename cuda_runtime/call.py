@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_runtime.backend import SMALL_BYTES, CUDABackend
-from cuda_runtime.conversion import Conversion
+from cuda_runtime.conversion import Conversion, ask_all
 from cuda_runtime.copiers import by_torch, tensor_at
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer, Flag, VisibleBuffer
 from cuda_runtime.output_ring import OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import checked_array
+from npu_compiler.dtypes import DType
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.buffer import NPUBuffer
 
@@ -38,15 +39,14 @@ class Input(ABC):
 
     Attributes:
         pointer: The address of that memory.
+        conversion: What happens in the graph, before the plan.
     """
 
     pointer: int
+    conversion: Conversion | None = None
 
     def receive(self, value: Any) -> None:  # noqa: B027  # most have nothing to do
         """What happens at each run, before the graph."""
-
-    def ask(self, stream: Any, overflow: Overflow) -> None:  # noqa: B027
-        """What happens in the graph, before the plan; the stream is the current one."""
 
     def launched(self, stream: Any) -> None:  # noqa: B027
         """What happens at each run, behind the graph."""
@@ -72,10 +72,7 @@ class Rearranged(Input):
         spec: What the plan reads.
         """
         self.pointer = memory.pointer
-        self._conversion = Conversion(source, memory.view(spec))
-
-    def ask(self, stream: Any, overflow: Overflow) -> None:
-        self._conversion.ask(stream, overflow)
+        self.conversion = Conversion(source, memory.view(spec))
 
 
 class Copied(Input):
@@ -102,12 +99,15 @@ class Copied(Input):
 class FromHost(Input):
     """Sent over the bus as it is on the host, and converted on the device."""
 
-    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, dtype: np.dtype[Any], flag: Overflow
+    ) -> None:
         """Args:
         device: The device.
         memory: Where it goes.
         spec: What the plan reads.
         dtype: Of the caller's array, which has `spec.shape`.
+        flag: What is set where a value is too large; None for that of the run.
         """
         self.pointer, self._device = memory.pointer, device
         nbytes = prod(spec.shape) * dtype.itemsize
@@ -115,7 +115,7 @@ class FromHost(Input):
         with device.active():
             source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
         is_visible = isinstance(staged, VisibleBuffer)
-        self._memory, self._conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible)
+        self._memory, self.conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible, flag=flag)
         self._staged = staged.pointer
         self._pinned: NDArray[Any] | None = None
         if isinstance(staged, VisibleBuffer):
@@ -134,9 +134,6 @@ class FromHost(Input):
         if self._pinned is not None:
             self._read.record(stream)
 
-    def ask(self, stream: Any, overflow: Overflow) -> None:
-        self._conversion.ask(stream, overflow)
-
 
 class Narrowed(Input):
     """Made narrower by PyTorch's threads on its way into pinned memory, so that half as many bytes cross the bus.
@@ -145,13 +142,14 @@ class Narrowed(Input):
     which must not change until it has: it is for runs that are waited for.
     """
 
-    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec) -> None:
+    def __init__(self, device: CUDABackend, memory: CUDABuffer, spec: BufferSpec, checked: bool) -> None:
         """Args:
         device: The device.
         memory: Where it goes.
         spec: What the plan reads.
+        checked: Whether numbers that became infinite are looked for.
         """
-        self.pointer, self._device, self._spec = memory.pointer, device, spec
+        self.pointer, self._device, self._spec, self._checked = memory.pointer, device, spec, checked
         self._size = prod(spec.shape) * spec.dtype.size
         self._pinned = device.allocate_visible(self._size)
         is_small = self._size <= SMALL_BYTES
@@ -159,7 +157,9 @@ class Narrowed(Input):
         with device.active():
             source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
-        self._conversion = Conversion(source, memory.view(spec), from_host=is_small, notes_infinity=True)
+        self.conversion = Conversion(
+            source, memory.view(spec), from_host=is_small, flag=self._infinite.array, notes_infinity=True
+        )
         self._value: Any = None
 
     @staticmethod
@@ -186,13 +186,10 @@ class Narrowed(Input):
     def launched(self, stream: Any) -> None:
         self._read.record(stream)
 
-    def ask(self, stream: Any, overflow: Overflow) -> None:
-        self._conversion.ask(stream, self._infinite.array)
-
     def check(self) -> None:
         """Once the run is over: raises InputError where the array has finite numbers that became infinite."""
         value, self._value = self._value, None
-        if not self._infinite.taken() or value is None:
+        if not self._infinite.taken() or value is None or not self._checked:
             return
         with np.errstate(over="ignore"):
             if (np.isinf(value.astype(self._spec.dtype.numpy)) & np.isfinite(value)).any():
@@ -207,17 +204,19 @@ def staging_memory(device: CUDABackend, nbytes: int) -> CUDABuffer:
 class Results:
     """Outputs on their way to the host: converted on the device, and read when they are there."""
 
-    def __init__(self, device: CUDABackend, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, device: CUDABackend, tensors: Mapping[str, Any], dtypes: Mapping[str, DType]) -> None:
         """Args:
         device: The device.
         tensors: The outputs, as `CUDATensor`.
+        dtypes: Their data types on the host, where these are not those that the model declares.
         """
         self._device, self._names = device, list(tensors)
         self._conversions: list[Conversion] = []
         self._visible: dict[str, NDArray[Any]] = {}
         self._large: dict[str, tuple[CUDABuffer, BufferSpec]] = {}
         for name, tensor in tensors.items():
-            spec = BufferSpec(name, tensor.spec.host_dtype, tensor.spec.host_dtype, dense(tensor.spec.shape))
+            kind = dtypes.get(name, tensor.spec.host_dtype)
+            spec = BufferSpec(name, kind, kind, dense(tensor.spec.shape))
             memory = staging_memory(device, spec.nbytes)
             if isinstance(memory, VisibleBuffer):
                 self._visible[name] = memory.content.view(spec.dtype.numpy).reshape(spec.shape)
@@ -227,8 +226,7 @@ class Results:
 
     def ask(self, stream: Any, overflow: Overflow) -> None:
         """What happens in the graph, behind the plan."""
-        for conversion in self._conversions:
-            conversion.ask(stream, overflow)
+        ask_all(self._conversions, stream, overflow)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The outputs as new arrays, once the device is done."""
@@ -282,7 +280,7 @@ class Call:
         """
         for place, each in self._inputs:
             each.receive(values[place])
-        key = outputs.key, results is not None
+        key = outputs.key, results
         if key in self._graphs:
             graph = self._graphs[key]
         else:
@@ -302,8 +300,7 @@ class Call:
 
         def ask() -> None:
             stream = self._device.second_stream
-            for _, each in self._inputs:
-                each.ask(stream, self._overflow)
+            ask_all([each.conversion for _, each in self._inputs if each.conversion], stream, self._overflow)
             self._plan.ask(pointers, False)
             if results is not None:
                 results.ask(stream, self._overflow)

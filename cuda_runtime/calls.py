@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -53,6 +53,7 @@ class Calls:
         device: CUDABackend,
         faults: FaultRecord,
         check_buffer: Callable[[str, object, BufferSpec], None],
+        rounded: Collection[str],
     ) -> None:
         """Args:
         plan, prepared: The plan, and the same ready to run.
@@ -60,11 +61,12 @@ class Calls:
         device: The device.
         faults: What kernels write to where an index lies beyond its tensor.
         check_buffer: Raises InputError for a buffer that does not fit a spec; its first argument says which buffer.
+        rounded: Inputs from the host in which too large a number becomes infinite, rather than being refused.
         """
         self._plan, self._prepared, self._workspace, self._cuda = plan, prepared, workspace, device
-        self._faults, self._check_buffer = faults, check_buffer
+        self._faults, self._check_buffer, self._rounded = faults, check_buffer, rounded
         with device.active():
-            self._overflow = Flag(device)
+            self._overflow, self._ignored = Flag(device), Flag(device)
         named = {(buffer.role, buffer.name): i for i, buffer in enumerate(plan.buffers)}
         self._specs = {spec.name: spec for spec in plan.inputs}
         self._inputs = {name: named.get((Role.INPUT, name)) for name in self._specs}
@@ -191,11 +193,13 @@ class Calls:
         spec.check(value)  # the form is the dtype and shape; values are looked at on the device
         if narrow and Narrowed.serves(spec, value):
             if spec.name not in self._narrowed:
-                self._narrowed[spec.name] = Narrowed(self._cuda, self._memory(spec), spec)
+                checked = spec.name not in self._rounded
+                self._narrowed[spec.name] = Narrowed(self._cuda, self._memory(spec), spec, checked)
             return self._narrowed[spec.name]
         key = (spec.name, value.dtype)
         if key not in self._from_host:
-            self._from_host[key] = FromHost(self._cuda, self._memory(spec), spec, value.dtype)
+            flag = self._ignored.array if spec.name in self._rounded else None
+            self._from_host[key] = FromHost(self._cuda, self._memory(spec), spec, value.dtype, flag)
         return self._from_host[key]
 
     def _memory(self, spec: BufferSpec) -> CUDABuffer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.driver import Kernel, Module
@@ -13,11 +14,16 @@ from cuda_runtime.kernel_cache import compiled_kernels
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.integers import ceil_div
 
-__all__ = ["Conversion", "conversion_text"]
+__all__ = ["Conversion", "ask_all", "conversion_text"]
 
 _BLOCK = 256
 _MOST_DIMENSIONS = 8  # of those that are left where neighbours are joined
 _SMALL = 1 << 31  # elements, up to which indices have 32 bits
+
+_TOGETHER = 1 << 16  # elements of a tensor that is converted in one launch with others
+_BATCH = 8  # tensors of a launch, the most
+_LAYOUT = f"<QQQ{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}Ii4x"
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 Dimension = tuple[int, int, int]  # size, stride in the source, stride in the target
 
@@ -73,36 +79,41 @@ static bool is_lost(long long x, long long y) { return x != y; }
 static bool is_lost(unsigned char x, unsigned char y) { return false; }
 static bool is_lost(double x, double y) { return y - y != 0.0 && y == y && (NOTES_INFINITY || x - x == 0.0); }
 
-struct Shape {
+struct Tensor {
+  const Source* source;
+  Target* target;
   unsigned long long count;
   long long from[MOST], to[MOST];
   unsigned sizes[MOST];
   int rank;
 };
+struct Batch {
+  Tensor tensors[BATCH];
+};
 
-template <class Index> static void convert(const Source* source, Target* target, unsigned* lost, const Shape& shape) {
+template <class Index> static void convert(const Tensor& tensor, unsigned* lost) {
   Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= shape.count) return;
+  if (i >= tensor.count) return;
   long long from = 0, to = 0;
-  for (int d = shape.rank - 1; d >= 0; --d) {
-    Index rest = i / shape.sizes[d], at = i - rest * shape.sizes[d];
+  for (int d = tensor.rank - 1; d >= 0; --d) {
+    Index rest = i / tensor.sizes[d], at = i - rest * tensor.sizes[d];
     i = rest;
-    from += at * shape.from[d], to += at * shape.to[d];
+    from += at * tensor.from[d], to += at * tensor.to[d];
   }
   number x, y;
-  read(source[from], x);
+  read(tensor.source[from], x);
   Target stored;
   write(x, stored);
   read(stored, y);
-  target[to] = stored;
+  tensor.target[to] = stored;
   if (is_lost(x, y)) *lost = 1u;
 }
 
-extern "C" __global__ void convert_small(const Source* source, Target* target, unsigned* lost, Shape shape) {
-  convert<unsigned>(source, target, lost, shape);
+extern "C" __global__ void convert_small(unsigned* lost, const __grid_constant__ Batch batch) {
+  convert<unsigned>(batch.tensors[blockIdx.y], lost);
 }
-extern "C" __global__ void convert_large(const Source* source, Target* target, unsigned* lost, Shape shape) {
-  convert<unsigned long long>(source, target, lost, shape);
+extern "C" __global__ void convert_large(unsigned* lost, const __grid_constant__ Batch batch) {
+  convert<unsigned long long>(batch.tensors[blockIdx.y], lost);
 }
 """
 
@@ -113,7 +124,9 @@ class Conversion:
     Numbers are rounded to the nearest. What is too large for a floating-point type becomes infinite.
     """
 
-    def __init__(self, source: Any, target: Any, *, from_host: bool = False, notes_infinity: bool = False) -> None:
+    def __init__(
+        self, source: Any, target: Any, *, from_host: bool = False, flag: Any = None, notes_infinity: bool = False
+    ) -> None:
         """Finds, and compiles where it is new, what it takes.
 
         Args:
@@ -121,52 +134,92 @@ class Conversion:
                 of booleans, of integers or of floating-point numbers.
             from_host: Whether the source is read over the bus, which wants neighbours read together more than the
                 device's own memory wants them written so.
+            flag: What is set in the place of `ask`'s; it must live as long as this.
             notes_infinity: Whether a number that is infinite already counts as lost, too.
 
         Raises:
             KernelCompileError, MissingDependencyError: There is no compiler that works.
         """
-        self._places = source.data.ptr, target.data.ptr
-        self._nbytes = source.nbytes
-        self._parts: list[Conversion] = []
-        self._kernel: Kernel | None = None
-        is_copy = source.dtype == target.dtype and source.flags.c_contiguous and target.flags.c_contiguous
-        if (is_copy and not notes_infinity) or not source.size:
+        self._copy: tuple[int, int, int] | None = None
+        self._parts: list[_Part] = []
+        if not source.size:
             return
-        dimensions = _joined(source, target, from_host)
-        if len(dimensions) > _MOST_DIMENSIONS:
-            self._parts = [
-                Conversion(*row, from_host=from_host, notes_infinity=notes_infinity)
-                for row in zip(source, target, strict=True)
-            ]
-            return
-        count = prod(size for size, _, _ in dimensions)
-        rest = [0] * (_MOST_DIMENSIONS - len(dimensions))
-        sizes, reads, writes = ([each[part] for each in dimensions] + rest for part in range(3))
-        layout = f"<Q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}Ii4x"
-        self._shape = struct.pack(layout, count, *reads, *writes, *sizes, len(dimensions))
-        text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
-        self._kernel = _kernel(target.device.id, text, count <= _SMALL)
-        self._grid = (ceil_div(count, _BLOCK), 1, 1)
+        same = source.dtype == target.dtype and source.flags.c_contiguous and target.flags.c_contiguous
+        if same and not notes_infinity:
+            self._copy = source.data.ptr, target.data.ptr, source.nbytes
+            if source.size > _TOGETHER:
+                return
+            kind = _BITS[source.itemsize]  # the very bits, where it is made together with others
+            source, target = source.reshape(-1).view(kind), target.reshape(-1).view(kind)
+        self._parts.extend(_parts(source, target, from_host, flag, notes_infinity))
 
     def ask(self, stream: Any, overflow: Any) -> None:
-        """Asks a stream for it; the stream's device is the current one.
-
-        Args:
-            stream: The stream.
-            overflow: A uint32 of shape [1], which becomes 1 where a finite number becomes infinite, or an integer
-                another.
-        """
-        for part in self._parts:
-            part.ask(stream, overflow)
-        if self._parts or not self._nbytes:
+        """Asks a stream for it, as `ask_all` does for several."""
+        if self._copy is None:
+            for part in self._parts:
+                _launch([part], stream, overflow)
             return
-        (source, target), runtime = self._places, cupy().cuda.runtime
-        if self._kernel is None:
-            runtime.memcpyAsync(target, source, self._nbytes, runtime.memcpyDefault, stream.ptr)
-        else:
-            places = source, target, overflow.data.ptr
-            self._kernel.launch(self._grid, (_BLOCK, 1, 1), (1, 1, 1), 0, places, self._shape, stream.ptr, False)
+        (source, target, nbytes), runtime = self._copy, cupy().cuda.runtime
+        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
+
+    def small_parts(self) -> Sequence[_Part]:
+        """What it consists of, if all of that may share launches with others."""
+        return [] if any(part.size > _TOGETHER for part in self._parts) else self._parts
+
+
+def ask_all(conversions: Iterable[Conversion], stream: Any, overflow: Any) -> None:
+    """Asks a stream for some conversions, the small ones in as few launches as can be.
+
+    Args:
+        conversions: In any order; none reads what another writes.
+        stream: The stream; its device is the current one.
+        overflow: A uint32 of shape [1], which becomes 1 where a finite number becomes infinite, or an integer another.
+    """
+    together: dict[tuple[Kernel, int], list[_Part]] = {}
+    for conversion in conversions:
+        small = conversion.small_parts()
+        for part in small:
+            together.setdefault((part.kernel, part.flag), []).append(part)
+        if not small:
+            conversion.ask(stream, overflow)
+    for parts in together.values():
+        for first in range(0, len(parts), _BATCH):
+            _launch(parts[first : first + _BATCH], stream, overflow)
+
+
+class _Part(NamedTuple):
+    """A tensor that a kernel converts: the address of its own flag or 0, what the kernel is told, and its size."""
+
+    kernel: Kernel
+    flag: int
+    described: bytes
+    size: int
+
+
+def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity: bool) -> Iterator[_Part]:
+    dimensions = _joined(source, target, from_host)
+    if len(dimensions) > _MOST_DIMENSIONS:
+        for row in zip(source, target, strict=True):
+            yield from _parts(*row, from_host, flag, notes_infinity)
+        return
+    count = prod(size for size, _, _ in dimensions)
+    rest = [0] * (_MOST_DIMENSIONS - len(dimensions))
+    sizes, reads, writes = ([each[part] for each in dimensions] + rest for part in range(3))
+    places = source.data.ptr, target.data.ptr
+    described = struct.pack(_LAYOUT, *places, count, *reads, *writes, *sizes, len(dimensions))
+    text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
+    yield _Part(
+        _kernel(target.device.id, text, count <= _SMALL), 0 if flag is None else flag.data.ptr, described, count
+    )
+
+
+def _launch(parts: Sequence[_Part], stream: Any, overflow: Any) -> None:
+    """One launch, of parts that one kernel converts."""
+    grid = ceil_div(max(part.size for part in parts), _BLOCK), len(parts), 1
+    batch = b"".join(part.described for part in parts).ljust(_BATCH * struct.calcsize(_LAYOUT), b"\0")
+    parts[0].kernel.launch(
+        grid, (_BLOCK, 1, 1), (1, 1, 1), 0, (parts[0].flag or overflow.data.ptr,), batch, stream.ptr, False
+    )
 
 
 def conversion_text(source: str, target: str, *, notes_infinity: bool = False) -> str:
@@ -174,7 +227,7 @@ def conversion_text(source: str, target: str, *, notes_infinity: bool = False) -
     (read, first), (written, second) = _STORED[source], _STORED[target]
     number = "double" if "double" in (first, second) else first
     return (
-        f"#define MOST {_MOST_DIMENSIONS}\n#define NOTES_INFINITY {int(notes_infinity)}\n"
+        f"#define MOST {_MOST_DIMENSIONS}\n#define BATCH {_BATCH}\n#define NOTES_INFINITY {int(notes_infinity)}\n"
         "struct half_bits;\nstruct bfloat_bits;\n"
         f"typedef {number} number;\ntypedef {read} Source;\ntypedef {written} Target;\n{_TEXT}"
     )

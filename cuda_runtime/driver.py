@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
-from npu_compiler.artifact.plan import TensorMap
+from cuda_compiler.artifact.extensions import TensorMap
 from npu_compiler.errors import DeviceError, OutOfMemoryError
 
 __all__ = ["Kernel", "Module", "encoded_map", "record_event"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from numpy.typing import NDArray
@@ -11,24 +11,29 @@ from cuda_runtime.backend import CUDABackend
 from cuda_runtime.call import Results
 from cuda_runtime.calls import Calls
 from cuda_runtime.device import CUDABuffer
-from cuda_runtime.given import Given, recognized, span
+from cuda_runtime.given import Given, Span, recognized, span
 from cuda_runtime.in_flight import InFlight
 from cuda_runtime.output_ring import OutputRing, OutputSet
 from cuda_runtime.plan import CUDAPlan
 from cuda_runtime.tensor import CUDATensor
-from cuda_runtime.tuning import Tuner, Tuning
+from cuda_runtime.tuning import Tuner
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.dtypes import DType
 from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan
-from npu_runtime.buffer import NPUBuffer, is_host_array
+from npu_runtime.buffer import NPUBuffer, is_device_tensor, is_host_array
+from npu_runtime.call_checks import choose_function
 from npu_runtime.device import Device
-from npu_runtime.executor import Executor, choose_function
-from npu_runtime.host_tensors import as_array, is_array, on_host
+from npu_runtime.executor import Executor
+from npu_runtime.host_tensors import as_array
+from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
 __all__ = ["CUDAExecutor"]
+
+_MOST_RESULTS = 16  # ways in which outputs are fetched; each has memory of its own
 
 
 class CUDAExecutor(Executor):
@@ -74,10 +79,12 @@ class CUDAExecutor(Executor):
         self._make_ready()
 
     def _make_ready(self) -> None:
-        self._calls = Calls(self.plan, self._prepared, self._workspace, self._cuda, self._faults, self._check_buffer)
+        self._results: dict[tuple[object, tuple[str, ...]], Results | None] = {}
+        parts = self.plan, self._prepared, self._workspace, self._cuda, self._faults
+        self._calls = Calls(*parts, self._check_buffer, self._rounded)
         self._own_outputs = [spec for spec in self.plan.outputs if spec.name not in self._state]
         self._ring = OutputRing(self._new_outputs)
-        self._copied: tuple[OutputSet, Results] | None = None  # outputs that are copied before the next run
+        self._own_set: OutputSet | None = None
         self._in_flight = InFlight(self._cuda)
         self._latest: tuple[Any, object] | None = None
 
@@ -127,17 +134,47 @@ class CUDAExecutor(Executor):
                 self._wait()
             return made
 
-    def compute(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NDArray[Any]]:
-        """As `Executor.compute`; small outputs reach the host in the same submission."""
+    def run_and_fetch(
+        self,
+        inputs: Mapping[str, Any],
+        weights: Weights | None,
+        fetched: Collection[str],
+        kept: Collection[str] = (),
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NPUBuffer]]:
+        """As `Executor.run_and_fetch`; small outputs reach the host in the same submission."""
         if self._tunes:
             self.tune(inputs, weights)
         with self._turn:
-            if self._copied is None:
-                tensors = self._new_outputs()
-                self._copied = OutputSet("copied", tensors), Results(self._cuda, tensors)
-            self._launch(inputs, weights, *self._copied, waits=True)
+            outputs = self._ring.take() if kept else self._fetched_only()
+            results = None if outputs is None else self._results_of(outputs, fetched)
+            made = self._launch(inputs, weights, outputs, results, waits=True)
             self._wait()
-            return self._copied[1].arrays()
+            arrays = {} if results is None else results.arrays()
+            return (
+                {name: arrays[name] if name in arrays else made[name].to_numpy() for name in fetched},
+                {name: made[name] for name in kept},
+            )
+
+    def meet_host(self, rounded: Collection[str], dtypes: Mapping[str, DType]) -> None:
+        """As `Executor.meet_host`; the device rounds, and makes the outputs' data types."""
+        super().meet_host(rounded, dtypes)
+        self._make_ready()
+
+    def _fetched_only(self) -> OutputSet:
+        """Memory for outputs that are copied before the next run."""
+        if self._own_set is None:
+            self._own_set = OutputSet("fetched", self._new_outputs())
+        return self._own_set
+
+    def _results_of(self, outputs: OutputSet, fetched: Collection[str]) -> Results | None:
+        names = tuple([name for name in fetched if name in outputs.tensors])
+        key = outputs.key, names
+        if key not in self._results:
+            if len(self._results) == _MOST_RESULTS:
+                del self._results[next(iter(self._results))]
+            tensors = {name: outputs.tensors[name] for name in names}
+            self._results[key] = Results(self._cuda, tensors, self._fetched_as) if names else None
+        return self._results[key]
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], weights: Weights | None = None) -> BoundPlan:
         """As `Executor.bind`; tensors of other libraries on this device are taken, too, where they lie as the program
@@ -271,25 +308,21 @@ class CUDAExecutor(Executor):
     def _checked_outputs(self, outputs: Mapping[str, NPUBuffer], inputs: Mapping[str, Any]) -> OutputSet:
         self._check_outputs(outputs)
         tensors = {spec.name: CUDATensor(self.device, outputs[spec.name].data, spec) for spec in self._own_outputs}
-        taken = [(f"input '{name}'", span(value)) for name, value in inputs.items()]
-        for name, tensor in tensors.items():
-            own = span(tensor)
-            other = next((what for what, each in taken if each.start < own.stop and own.start < each.stop), None)
-            if other is not None:
-                raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
-            taken.append((f"output '{name}'", own))
+        self._check_apart(tensors, inputs)
         return OutputSet(tuple(tensor.data.pointer for tensor in tensors.values()), tensors)
+
+    def _memory_of(self, value: Any) -> Span:
+        return span(value)
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
         spec = self._inputs.get(name)
-        on_device = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
-        if spec is None or isinstance(value, NPUBuffer) or not on_device or on_host(value):
+        if spec is None or not is_device_tensor(value):
             return super()._adopted(name, value)
         return CUDATensor.adopt(value, self.device, spec, self._calls.overflow)
 
     def _shared(self, what: str, value: Any, spec: BufferSpec | None) -> Any:
         """A tensor of another library, on this device, in its own memory; anything else as it is, to be checked."""
-        if spec is None or isinstance(value, NPUBuffer) or not is_array(value) or on_host(value):
+        if spec is None or not is_device_tensor(value):
             return value
         tensor = CUDATensor.sharing(value, self.device, spec)
         if tensor is None:

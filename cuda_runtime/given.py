@@ -11,7 +11,7 @@ from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDABuffer
 from npu_runtime.buffer import NPUBuffer
 
-__all__ = ["HOST", "Given", "recognized", "span"]
+__all__ = ["HOST", "Given", "Span", "recognized", "span"]
 
 HOST = 0  # the address of what lies on the host
 
@@ -51,11 +51,26 @@ def recognized(value: Any) -> Given | None:
     return None
 
 
-def span(value: Any) -> range:
-    """The addresses of device memory from a tensor's first byte to its last; none on the host."""
+class Span(NamedTuple):
+    """Addresses of device memory, from `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether an address is in both."""
+        return self.start < other.stop and other.start < self.stop
+
+
+def span(value: Any) -> Span:
+    """The device memory from a tensor's first byte to its last; none on the host."""
     known = recognized(value)
     if known is None or known.address == HOST:
-        return range(0)
+        return Span(HOST, HOST)
     if isinstance(value, NPUBuffer):
         nbytes = value.data.nbytes
     else:
@@ -64,5 +79,5 @@ def span(value: Any) -> range:
         reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
         below = sum(each for each in reach if each < 0)
         nbytes = sum(reach) - 2 * below + value.itemsize if all(shape) else 0
-        return range(known.address + below, known.address + below + nbytes)
-    return range(known.address, known.address + nbytes)
+        return Span(known.address + below, known.address + below + nbytes)
+    return Span(known.address, known.address + nbytes)

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 
+from cuda_compiler.artifact.vocabulary import LIBRARY_MATMUL
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.toolkit import load_library
 from npu_compiler.artifact.plan import LibraryCall
@@ -164,12 +165,12 @@ def check_call(step: LibraryCall) -> None:
     """
     added = [name for name in ("addend_row", "bias") if name in step.attrs]
     sizes = [step.attrs.get(name) for name in (*_SIZES, *added)]
-    known = step.routine == "matmul" and step.attrs.get("dtype") in _KINDS
+    known = step.routine == LIBRARY_MATMUL and step.attrs.get("dtype") in _KINDS
     known &= len(added) <= 1 and len(step.args) == 3 + len(added)
     if not known or not all(isinstance(size, int) and 0 < size < 1 << 31 for size in sizes):
         raise DeviceError(
-            f"step '{step.label}' calls the library routine '{step.routine}' with {step.attrs}, expected 'matmul' of "
-            f"{', '.join(_KINDS)}; compile the model with this release"
+            f"step '{step.label}' calls the library routine '{step.routine}' with {step.attrs}, expected "
+            f"'{LIBRARY_MATMUL}' of {', '.join(_KINDS)}; compile the model with this release"
         )
 
 

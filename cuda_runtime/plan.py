@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cuda_compiler.artifact.extensions import cluster_of, map_of
 from cuda_runtime.cupy_api import cupy
 from cuda_runtime.device import CUDADevice
 from cuda_runtime.driver import Kernel, Module, encoded_map, record_event
@@ -141,13 +142,13 @@ class CUDAPlan(PreparedPlan):
             self._library.launch(step, addresses)
             return
         values = [
-            address if argument.map is None else encoded_map(argument.map, address)
-            for argument, address in zip(step.args, addresses, strict=True)
+            address if tensor is None else encoded_map(tensor, address)
+            for tensor, address in zip(map(map_of, step.args), addresses, strict=True)
         ]
         self._kernels[step.kernel].launch(
             step.grid,
             step.block,
-            step.cluster,
+            cluster_of(step),
             step.shared_bytes,
             values,
             step.params,

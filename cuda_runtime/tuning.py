@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from cuda_runtime.backend import CUDABackend
 from cuda_runtime.capability import fitting_options
 from cuda_runtime.device import CUDABuffer
 from cuda_runtime.plan import updated_inputs
-from cuda_runtime.tuning_results import OptionTimes, choice_digest
+from cuda_runtime.tuning_results import choice_digest
 from npu_compiler.artifact.plan import Call, CallChoice, ExecutionPlan, KernelCall, KernelSource, Select
+from npu_runtime.tuning import OptionTimes, Tuned, Tuning
 
-__all__ = ["Tuned", "Tuner", "Tuning"]
+__all__ = ["Tuner"]
 
 _WARM_UP = 2
 _ROUNDS = 15
@@ -28,38 +28,6 @@ _WORTHWHILE = 0.999  # of the run's time: what an option must bring it below to 
 _CLOSE = 1.05  # of the best option's time in its place: within it another is tried in the run
 
 Timer = Callable[[], list[float]]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A distinct choice between options that the device can run, and what was found.
-
-    Attributes:
-        label: What it computes, where the plan first makes it.
-        count: How often the plan makes it.
-        options: What each option launches, for people.
-        times: How long each option takes.
-    """
-
-    label: str
-    count: int
-    options: tuple[str, ...]
-    times: OptionTimes
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What tuning a plan found.
-
-    Attributes:
-        choices: The distinct choices.
-        before, after: Seconds of a whole run on the device, with the preferred options and with the winners; both are
-            zero where there is no choice. Where the winners came out slower, the preferred options are kept.
-    """
-
-    choices: tuple[Tuned, ...]
-    before: float = 0.0
-    after: float = 0.0
 
 
 class Tuner:

@@ -9,28 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_compiler.artifact.extensions import cluster_of
 from cuda_runtime.kernel_cache import cache_directory, write_entry
 from npu_compiler.artifact.plan import Call, CallChoice, KernelCall, KernelSource
+from npu_runtime.tuning import OptionTimes
 
-__all__ = ["OptionTimes", "TuningResults", "choice_digest", "tuning_directory"]
+__all__ = ["TuningResults", "choice_digest", "tuning_directory"]
 
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class OptionTimes:
-    """How long the options of a choice took.
-
-    Attributes:
-        microseconds: Of each option in its place, by itself; None where the device cannot run it.
-        winner: Index of the option to take: the one that made the whole run quickest.
-    """
-
-    microseconds: tuple[float | None, ...]
-    winner: int
 
 
 class TuningResults:
@@ -81,7 +69,7 @@ def choice_digest(choice: CallChoice, kernels: Sequence[KernelSource]) -> str:
 
 def _work(call: Call, kernels: Sequence[KernelSource]) -> tuple[object, ...]:
     if isinstance(call, KernelCall):
-        shape = (call.grid, call.block, call.cluster, call.shared_bytes)
+        shape = (call.grid, call.block, cluster_of(call), call.shared_bytes)
         return kernels[call.kernel].digest, call.params, *shape
     return call.routine, sorted(call.attrs.items())
 

@@ -10,4 +10,4 @@ _BACKEND = "metal_runtime.backend:MetalBackend"
 _REMEDY = "install npu-compiler again"
 
 METAL = DeviceKind("metal", _BACKEND, preference=20, remedy=_REMEDY)
-SOFTWARE_METAL = DeviceKind("metal", _BACKEND, preference=0, remedy=_REMEDY)
+SOFTWARE_METAL = DeviceKind("metal", _BACKEND, preference=0, remedy=_REMEDY, checkup="metal_runtime.checkup:CHECKUP")

@@ -11,17 +11,19 @@ from npu_cli.progress import waiting
 from npu_compiler.artifact.describe import counted
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import NPUError, UnsupportedOpError
+from npu_compiler.lowering.target import target_named
 from npu_compiler.partitioning.refusals import refusals, refusals_text
 
 __all__ = ["compile_whole", "telling_all"]
 
 
-def compile_whole(ir: Path, target: str, dtype: str | None = None, device: str | None = None) -> CompiledProgram:
+def compile_whole(ir: Path, target: str | None, dtype: str | None = None, device: str | None = None) -> CompiledProgram:
     """As `npu_compiler.compile`, but the error lists every op that does not lower.
 
     Raises:
         NPUError: As `npu_compiler.compile`.
     """
+    target = target_named(target).name
     with telling_all([ir], target, f"npu run {ir} --partition"), waiting("compiling the model"):
         return npu_compiler.compile(ir, target=target, dtype=dtype, device=device)
 

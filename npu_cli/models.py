@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 import npu_compiler
 from npu_cli.lowering import compile_whole
 from npu_cli.progress import PREPARING, waiting
-from npu_cli.tuning_device import TUNED_TARGET, open_tuning_device
+from npu_cli.tuning_device import open_tuning_device, tuned_target
 from npu_compiler.artifact.describe import counted
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, WeightError
 from npu_compiler.ir import TensorSpec
-from npu_runtime import DAGExecutor, Device, Executor, NPUBuffer, load_weights
+from npu_model import DAGExecutor
+from npu_runtime import Device, Executor, NPUBuffer, load_weights
 
 __all__ = ["Model", "open_model"]
 
@@ -48,7 +49,7 @@ def open_model(path: Path, device: str | None, *, partition: bool, tune: bool) -
         path: The file; IR has the suffix ``.json``.
         device: Name of the device; the best of the machine that runs it when None.
         partition: Whether the CPU runs what the device cannot.
-        tune: Whether the first run is preceded by tuning, on CUDA.
+        tune: Whether the first run is preceded by tuning.
 
     Raises:
         NPUError: The file is neither, the model does not run there, or the options contradict each other.
@@ -64,7 +65,7 @@ def open_model(path: Path, device: str | None, *, partition: bool, tune: bool) -
     if partition:
         return _divided(path, Device(device))
     if tune:
-        program = compile_whole(path, TUNED_TARGET)
+        program = compile_whole(path, tuned_target())
         return _whole(program, open_tuning_device(program, device), tune)
     chosen = Device(device)
     return _whole(compile_whole(path, chosen.target), chosen, tune)
@@ -81,19 +82,14 @@ def _whole(program: CompiledProgram, device: Device, tune: bool) -> Model:
         inputs = {spec.name: NPUBuffer.from_numpy(arrays[spec.name], device, spec=spec) for spec in program.input_specs}
         weights = load_weights(weight_file or {}, program, device)
         with waiting(PREPARING):
-            outputs = _executor(program, device, tune).run(inputs, weights)
+            executor = Executor(program, device)
+            if tune:
+                executor.tune(inputs, weights)
+            outputs = executor.run(inputs, weights)
         return {spec.name: outputs[spec.name].to_numpy(spec=spec) for spec in program.output_specs}
 
     inputs = tuple(TensorSpec(spec.name, spec.shape, spec.host_dtype) for spec in program.input_specs)
     return Model(device, inputs, tuple(spec.name for spec in program.output_specs), run)
-
-
-def _executor(program: CompiledProgram, device: Device, tune: bool) -> Executor:
-    if not tune:
-        return Executor(program, device)
-    from cuda_runtime.executor import CUDAExecutor
-
-    return CUDAExecutor(program, device, tune=True)
 
 
 def _divided(path: Path, device: Device) -> Model:

@@ -8,8 +8,9 @@ from pathlib import Path
 __all__ = ["build_parser"]
 
 _SEEDS = 1 << 64  # as many as generators of random numbers take
-_DEVICE_HELP = "metal, software-metal, cuda or cuda:1; the best of this machine when omitted"
-_MODEL_HELP = "the GPU to choose kernels for, such as sm_80 or apple_m2; the target's default when omitted"
+_DEVICE_HELP = "as `npu doctor` names it, with an index such as :1; the best of this machine when omitted"
+_TARGET_HELP = "what to compile for; default: what `npu_compiler.compile` does"
+_MODEL_HELP = "the GPU to choose kernels for, by the name the target knows it by; the target's default when omitted"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ir", type=_path, metavar="IR.json", help="what npu_compiler.extract wrote")
     parser.add_argument("-o", "--output", type=_path, metavar="M.npubin", help="default: beside the IR")
-    parser.add_argument("--target", default="metal", help="default: metal")
+    parser.add_argument("--target", help=_TARGET_HELP)
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: chosen by the weights")
     parser.add_argument("--device", help=_MODEL_HELP)
 
@@ -47,7 +48,7 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ir", type=_path, metavar="IR.json", help="what npu_compiler.extract wrote")
-    parser.add_argument("--target", default="metal", help="default: metal")
+    parser.add_argument("--target", help=_TARGET_HELP)
     parser.add_argument("--device", help=_MODEL_HELP)
 
 
@@ -66,13 +67,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partition", action="store_true", help="of IR, run on the CPU what the device cannot")
     parser.add_argument("--device", help=_DEVICE_HELP)
     parser.add_argument("--top", type=_positive, default=5, metavar="N", help="how many of the highest values to print")
-    parser.add_argument("--tune", action="store_true", help="on CUDA: first time what the compiler left to choose")
+    parser.add_argument("--tune", action="store_true", help="first time what the compiler left to choose")
 
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", type=_path, metavar="M.npubin", help="compiled for cuda")
+    parser.add_argument("program", type=_path, metavar="M.npubin", help="what npu compile made")
     parser.add_argument("--weights", type=_path, metavar="W.safetensors", help="default: random ones")
-    parser.add_argument("--device", help="cuda or cuda:1; the best of this machine when omitted")
+    parser.add_argument("--device", help=_DEVICE_HELP)
 
 
 def _add_extract_llm(parser: argparse.ArgumentParser) -> None:

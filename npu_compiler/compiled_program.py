@@ -16,13 +16,14 @@ from npu_compiler.artifact.describe import describe_program
 from npu_compiler.artifact.output_file import write_file
 from npu_compiler.artifact.plan import ExecutionPlan, KernelSource
 from npu_compiler.artifact.program_check import check_program
+from npu_compiler.artifact.read_extensions import read_extensions
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.errors import ProgramFormatError
 from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["FORMAT_VERSION", "CompiledProgram", "is_program_file"]
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _MAGIC = b"NPUBIN\x00\x00"
 _HEADER = struct.Struct("<8sI32sQ")  # magic, version, SHA-256 of the body, bytes of the body
 _MAX_ITEMS = 1 << 16  # msgpack reserves room for as many items as a list claims, at each level of nesting
@@ -109,7 +110,8 @@ class CompiledProgram:
             origin: Where the bytes come from, for error messages.
 
         Raises:
-            ProgramFormatError: Truncated, altered, of another version, or not an artifact at all.
+            ProgramFormatError: Truncated, altered, of another version, or not an artifact at all; or it holds what only
+                a target has that no installed package knows.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ProgramFormatError(
@@ -226,6 +228,7 @@ def _program_from_fields(fields: dict[object, object], origin: str) -> CompiledP
         raise ProgramFormatError(f"{origin}: given the fields {sorted(map(str, fields))}, expected {sorted(expected)}")
     kernels = _kernels(fields, origin)
     raw = decode(dict[str, tuple[tuple[str, ...], object]], fields["functions"], f"{origin}.functions")
+    target = decode(str, fields["target"], f"{origin}.target")
     functions = {}
     for name, (digests, data) in raw.items():
         missing = [digest for digest in digests if digest not in kernels]
@@ -234,9 +237,10 @@ def _program_from_fields(fields: dict[object, object], origin: str) -> CompiledP
                 f"{origin}: function '{name}' uses the kernel {missing[0]}, which the file has not; compile it again"
             )
         plan: ExecutionPlan = decode(ExecutionPlan, data, f"{origin}.{name}")
+        plan = read_extensions(plan, target, f"{origin}.{name}")
         functions[name] = replace(plan, kernels=tuple(kernels[digest] for digest in digests))
     return CompiledProgram(
-        target=decode(str, fields["target"], f"{origin}.target"),
+        target=target,
         model=decode(str, fields["model"], f"{origin}.model"),
         compute_dtype=decode(str, fields["compute_dtype"], f"{origin}.compute_dtype"),
         functions=functions,

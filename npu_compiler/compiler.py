@@ -27,7 +27,7 @@ __all__ = ["compile"]
 
 def compile(
     source: IRSource | Mapping[str, IRSource],
-    target: str = "metal",
+    target: str | None = None,
     dtype: str | None = None,
     device: str | DeviceModel | None = None,
 ) -> CompiledProgram:
@@ -37,7 +37,7 @@ def compile(
         source: Path of an IR JSON file; or the IR itself: as a dict, as pytorch-ir's `IR`, or as `extract` gave it; or
             several of them by name, which become functions of one program that share their weights (a prefill of each
             length, and a decode step).
-        target: ``metal`` or ``cuda``.
+        target: Name of an installed target, such as ``metal`` or ``cuda``; ``metal`` when omitted.
         dtype: What to compute in, ``float16`` or ``bfloat16``; by default what the weights are in, and float16 for a
             float32 model.
         device: The GPU to choose kernels and their sizes for, by the name that the target knows it by, such as

@@ -32,13 +32,13 @@ class Support:
         return self.ok
 
 
-def is_op_supported(node: Any, target: str = "metal") -> Support:
+def is_op_supported(node: Any, target: str | None = None) -> Support:
     """Whether a node of an IR can run on a target: it is lowered to find out.
 
     Args:
         node: The node as its JSON object, as pytorch-ir's own `OpNode`, or as a callback of `partition` gets it. Or an
             op's name: then the answer is whether some form of it lowers, and a node's shapes and attributes decide.
-        target: ``metal`` or ``cuda``.
+        target: As for `compile`.
 
     Raises:
         CompileError: There is no such target.
@@ -57,7 +57,7 @@ def is_op_supported(node: Any, target: str = "metal") -> Support:
     return support_of(parsed, tensors, codegen)
 
 
-def get_supported_ops(target: str = "metal") -> tuple[str, ...]:
+def get_supported_ops(target: str | None = None) -> tuple[str, ...]:
     """The ATen names of the ops that run on a target in some form, sorted; `is_op_supported` of a node says it exactly.
 
     Raises:

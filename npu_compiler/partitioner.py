@@ -13,7 +13,7 @@ from npu_compiler.graph.graph_optimizer import assign_dtypes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
-from npu_compiler.op_support import is_op_supported as lowers_on_metal
+from npu_compiler.op_support import is_op_supported as lowers_by_default
 from npu_compiler.ops.registry import is_in_place
 from npu_compiler.partitioning.carried_graph import read_carried_graph
 from npu_compiler.partitioning.division import Division, divide
@@ -24,8 +24,6 @@ from npu_compiler.partitioning.sub_ir import SubIRWriter
 from npu_compiler.partitioning.support_rules import NodeCallback, callback_rule, target_rule
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "partition"]
-
-_DEFAULT_TARGET = "metal"
 
 
 def partition(
@@ -45,8 +43,8 @@ def partition(
         is_op_supported: Called with each node that computes something: the name of its op, which has the node's fields
             as well, as in ``op in MY_OPS`` or ``op.attrs["dim"]``. Its answer is a bool, or a `Support` that carries
             the reason. Without it, or with `npu_compiler.is_op_supported`, a node is supported where it lowers.
-        target: Where nodes have to lower, ``metal`` or ``cuda``. With a callback, both have to agree; when omitted, the
-            callback alone decides, and without one the target is ``metal``.
+        target: Where nodes have to lower, such as ``metal`` or ``cuda``. With a callback, both have to agree; when
+            omitted, the callback alone decides, and without one the target is that of `compile`.
         device: The device of the target that partitions are compiled for, as for `compile`; its default when omitted.
 
     Raises:
@@ -58,11 +56,11 @@ def partition(
             f"given a {type(is_op_supported).__name__} as is_op_supported, expected a function of a node, such as "
             "lambda op: op in MY_OPS; a target's name goes to target="
         )
-    if is_op_supported is lowers_on_metal:
+    if is_op_supported is lowers_by_default:
         is_op_supported = None
     if is_op_supported is None and target is None:
-        target = _DEFAULT_TARGET
-    codegen = target_named(target or _DEFAULT_TARGET, device)
+        target = target_named().name
+    codegen = target_named(target, device)
     carried = read_carried_graph(source)
     graph = rename_changed(carried.graph)
     chains = find_chains(graph)

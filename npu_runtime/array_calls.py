@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from npu_compiler.dtypes import DType
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
@@ -74,10 +75,10 @@ class OwnMemory:
             self._made[name] = _Tensor(self._device, self._outputs[name])
         return self._made[name].buffer
 
-    def array(self, name: str) -> NDArray[Any]:
-        """What lies in an output, as a new array in the data type that the model declares."""
+    def array(self, name: str, kind: DType) -> NDArray[Any]:
+        """What lies in an output, as a new array of a data type."""
         started = perf_counter()
         tensor = self._made[name]
-        array = tensor.view.astype(tensor.buffer.spec.host_dtype.numpy, order="C")
+        array = tensor.view.astype(kind.numpy, order="C")
         self._transfers.downloads.add(tensor.buffer.data.nbytes, perf_counter() - started)
         return array

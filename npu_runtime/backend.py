@@ -268,8 +268,12 @@ class Backend(ABC):
             MissingDependencyError: A package that the device needs is not installed.
         """
 
-    def sibling(self) -> Backend:
-        """The same device for work that may overlap with this one's; itself where a device does one thing at a time."""
+    def sibling(self, overlapping: int = 1) -> Backend:
+        """The same device for work that may overlap with this one's; itself where a device does one thing at a time.
+
+        Args:
+            overlapping: How many do so at once, see `Device.sibling`.
+        """
         return self
 
     def shares_memory_with(self, other: Backend) -> bool:

@@ -14,7 +14,7 @@ from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
 from npu_runtime.host_tensors import as_array, is_array, on_host
 
-__all__ = ["NPUBuffer", "is_host_array"]
+__all__ = ["NPUBuffer", "is_device_tensor", "is_host_array"]
 
 
 class NPUBuffer:
@@ -159,6 +159,12 @@ class NPUBuffer:
 def is_host_array(value: object) -> bool:
     """Whether it is an array in the host's memory, and no buffer of a device that the host may read."""
     return not isinstance(value, NPUBuffer) and is_array(value) and on_host(value)
+
+
+def is_device_tensor(value: object) -> bool:
+    """Whether it is another library's tensor in a device's memory, and neither the host's nor a buffer."""
+    names_memory = is_array(value) or hasattr(value, "__cuda_array_interface__")
+    return not isinstance(value, NPUBuffer) and names_memory and not on_host(value)
 
 
 def _dense_spec(shape: tuple[int, ...], kind: object) -> BufferSpec:

@@ -17,7 +17,7 @@ from npu_compiler.artifact.recipes import WeightInput
 from npu_compiler.errors import DeviceError, InputError, WeightError
 from npu_compiler.frontend.evidence import Names
 from npu_compiler.ops.registry import canonical, traits_of
-from npu_compiler.partitioner import Partition
+from npu_compiler.partitioning.plan import Partition
 from npu_runtime.aten_call import AtenCall
 from npu_runtime.host_tensors import as_array, to_numpy, to_torch
 from npu_runtime.weight_loader import Source, check_names, check_tensor, open_weights

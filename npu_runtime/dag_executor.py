@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, MissingDependencyError, TargetMismatchError, WeightError
-from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.partitioning.plan import PartitionPlan
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_inputs import GivenInputs, InputChecker
 from npu_runtime.dag_run import DAGRun
-from npu_runtime.dag_schedule import DeviceStep, Form, Schedule
+from npu_runtime.dag_schedule import DeviceStep, Form, Schedule, types_on_host
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.host_tensors import as_array
@@ -32,9 +31,10 @@ from npu_runtime.workspace import Workspace
 if TYPE_CHECKING:
     from npu_runtime.cpu_fallback import CPUProgram
 
-__all__ = ["DAGExecutor", "DAGFunction"]
+__all__ = ["CompileParts", "CompiledPart", "DAGFunction", "PartitionExecutor"]
 
-CompileFunction = Callable[[Mapping[str, Any]], CompiledProgram]
+CompiledPart = tuple[CompiledProgram, str | None]  # a partition's program, and which function of it
+CompileParts = Callable[[Mapping[str, Mapping[str, Any]], str], Mapping[str, CompiledPart]]
 _MAIN = "main"
 _MOST_FORMS = 16
 
@@ -102,8 +102,10 @@ class DAGFunction:
         return {name: keys[name] for name in self.plan.output_tensors if name in keys}
 
 
-class DAGExecutor:
+class PartitionExecutor:
     """A partitioned model, or several that share their weights, such as a prefill and a decode step.
+
+    What compiles the partitions for the device is handed to it; `npu_runtime.DAGExecutor` is one with this compiler.
 
     Tensors stay on the device between its partitions, and cross once where the CPU needs them. What crosses keeps its
     values: bfloat16 stays bfloat16. The CPU computes in the data types that the model declares.
@@ -116,22 +118,22 @@ class DAGExecutor:
     def __init__(
         self,
         plan: PartitionPlan | Mapping[str, PartitionPlan],
-        backend: Backend | Device | str | None = None,
-        compile_fn: CompileFunction | None = None,
+        backend: Backend | Device | str | None,
+        compile_parts: CompileParts,
     ) -> None:
-        """Compiles the partitions for the device, all as functions of one program, and binds those for the CPU.
+        """Has the partitions for the device compiled, and binds those for the CPU.
 
         Args:
             plan: What `npu_compiler.partition` gave; or several plans by name, whose weights are then held once.
             backend: The device to run on, such as ``MetalBackend()``, ``Device("cuda")`` or its name; when omitted the
                 best one of the machine that runs programs for the target of the plan.
-            compile_fn: What compiles the partitions for the device, such as `cuda_compiler.compile_subgraph`: called
-                with the IR of each, it gives its program. When omitted `npu_compiler.compile` makes one program of all.
+            compile_parts: Called with the IR of each partition for the device, by a name for it, and with the device's
+                target; gives for each name its program, and which of its functions.
 
         Raises:
             TargetMismatchError: A plan was made for another target.
-            UnsupportedOpError: A node does not lower although a callback said so, or PyTorch does not know it either.
-            CompileError: Plans disagree about a weight.
+            NPUError: As `compile_parts` does.
+            UnsupportedOpError: PyTorch does not know an op for the CPU either.
             MissingDependencyError: A plan has partitions for the CPU and PyTorch is not installed.
             DeviceError: The device has too little memory, or refuses a kernel.
         """
@@ -147,7 +149,7 @@ class DAGExecutor:
             if part.on_device
         }
         self._workspace = Workspace(self.device.backend)
-        self._programs = _compiled(parts, self.device.target, compile_fn, _compiled_for(plans))
+        self._programs = compile_parts(parts, self.device.target)
         self.functions = {
             name: DAGFunction(each, self._executors(name, each), cpu_programs[name], self.device)
             for name, each in plans.items()
@@ -266,10 +268,14 @@ class DAGExecutor:
 
     def _executors(self, name: str, plan: PartitionPlan) -> dict[int, Executor]:
         executors = {}
+        made_by_cpu = {name for part in plan.partitions if not part.on_device for name in part.outputs}
+        read_as = types_on_host(plan)
         for part in plan.partitions:
             if part.on_device:
                 program, function = self._programs[_part_name(name, part.index)]
-                executors[part.index] = Executor(program, self.device, function, self._workspace)
+                executor = executors[part.index] = Executor(program, self.device, function, self._workspace)
+                floats = {spec.name for spec in executor.plan.inputs if spec.dtype.is_float}
+                executor.meet_host(made_by_cpu & floats, read_as)
         return executors
 
     def _distinct_programs(self) -> list[CompiledProgram]:
@@ -301,41 +307,8 @@ def _plans(given: object) -> dict[str, PartitionPlan]:
     return plans
 
 
-def _compiled_for(plans: Mapping[str, PartitionPlan]) -> str | None:
-    """The device that all partitions are compiled for, as functions of one program; None for the target's default."""
-    found = dict.fromkeys(plan.compiled_for for plan in plans.values())
-    if len(found) > 1:
-        names = ", ".join(name or "the default" for name in found)
-        raise InputError(f"given plans for the devices {names}, expected one; give all calls of partition one device")
-    return next(iter(found))
-
-
 def _part_name(plan: str, index: int) -> str:
     return f"{plan}.{index}"
-
-
-def _compiled(
-    parts: Mapping[str, Mapping[str, Any]],
-    target: str,
-    compile_fn: CompileFunction | None,
-    compiled_for: str | None,
-) -> dict[str, tuple[CompiledProgram, str | None]]:
-    """For each partition its program, and the function of it."""
-    if compile_fn is None:
-        program = compile(parts, target, device=compiled_for) if parts else None
-        return {name: (program, name) for name in parts} if program is not None else {}
-    if not callable(compile_fn):
-        raise InputError(f"given a {type(compile_fn).__name__} as compile_fn, expected a function of a partition's IR")
-    programs: dict[str, tuple[CompiledProgram, str | None]] = {}
-    for name, ir in parts.items():
-        made = compile_fn(ir)
-        if not isinstance(made, CompiledProgram):
-            raise InputError(
-                f"compile_fn, called for the partition '{name}', returned a {type(made).__name__}, expected a "
-                "CompiledProgram, as npu_compiler.compile gives one"
-            )
-        programs[name] = (made, None)
-    return programs
 
 
 def _check_sharing(states: Mapping[str, NPUBuffer], given: GivenInputs) -> None:

@@ -9,10 +9,10 @@ from npu_compiler.dtypes import dtype
 from npu_compiler.errors import InputError, IRError
 from npu_compiler.ir import TensorSpec
 from npu_compiler.tensor.layout import BufferSpec
-from npu_runtime.buffer import NPUBuffer
+from npu_runtime.buffer import NPUBuffer, is_device_tensor
+from npu_runtime.call_checks import check_input_names
 from npu_runtime.device import Device
-from npu_runtime.executor import check_input_names
-from npu_runtime.host_tensors import as_array, described, is_array, on_host
+from npu_runtime.host_tensors import as_array, described, is_array
 
 __all__ = ["GivenInputs", "InputChecker"]
 
@@ -59,7 +59,7 @@ class InputChecker:
                 self._check_buffer(value, declared)
                 buffers.append(name)
                 values[name] = value
-            elif name in self._specs and is_array(value) and not on_host(value):
+            elif name in self._specs and is_device_tensor(value):
                 given = described(value)
                 if given is not None:  # else whoever reads it finds out
                     _check(*given, declared)

@@ -63,16 +63,13 @@ class DAGRun:
         for source, key, spec in step.relayouts:
             there[key] = NPUBuffer.from_numpy(rounded(there[source].to_numpy(), spec.dtype), self._device, spec)
         given = {name: there[key] for name, key in step.given}
-        for _, name, spec, rounds in step.sent:
-            given[name] = self._sent(name, spec, rounds)
+        for name in step.sent:
+            given[name] = as_array(self._host[name])
         for copy in step.copies:
             given[copy.input] = self._copied(copy)
-        if step.to_host:
-            here.update(step.executor.compute(given, weights))
-        else:
-            there.update(step.executor.run(given, weights))
-            for name in step.downloads:
-                here[name] = there[name].to_numpy()
+        fetched, kept = step.executor.run_and_fetch(given, weights, step.fetched, step.kept)
+        here.update(fetched)
+        there.update(kept)
         self._forget(step)
 
     def on_cpu(self, step: CPUStep) -> None:

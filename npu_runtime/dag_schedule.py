@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from npu_compiler.partitioner import Partition, PartitionPlan
+from npu_compiler.dtypes import DType, dtype
+from npu_compiler.partitioning.plan import Partition, PartitionPlan
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.executor import Executor
 
 if TYPE_CHECKING:
     from npu_runtime.cpu_fallback import CPUProgram
 
-__all__ = ["CPUStep", "Copy", "DeviceStep", "Form", "Key", "Relayout", "Result", "Schedule", "Sent"]
+__all__ = ["CPUStep", "Copy", "DeviceStep", "Form", "Key", "Relayout", "Result", "Schedule", "Sent", "types_on_host"]
 
 Key: TypeAlias = str | tuple[str, int]  # of a tensor on the device: its name, with a number in a further layout
+
+_SMALL = 1 << 16  # elements of a tensor that the device converts to what the host reads
+_SENT_AGAIN = 1 << 14  # bytes of a tensor that crosses with each partition that reads it, rather than by itself
 
 
 class Form(NamedTuple):
@@ -35,10 +40,10 @@ class Form(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A tensor of the host that a partition on the device reads.
+    """A tensor of the host that several partitions on the device read.
 
     Attributes:
-        key: The executor's input that takes it; or, of a tensor that several read, its key among those on the device.
+        key: Its key among those on the device.
         tensor: Its name.
         spec: How the device reads it.
         rounds: Whether it is stored as the device would store it, too large a number as infinity.
@@ -84,8 +89,8 @@ class DeviceStep:
         given: The executor's inputs that are on the device, with their keys there.
         sent: Those that it takes from the host itself.
         copies: States that it updates in a copy.
-        to_host: Whether all that it makes goes to the host and nothing stays.
-        downloads: What else crosses once it has run.
+        fetched: Which of its outputs the host reads.
+        kept: Which of them stay on the device.
         host_ends, device_ends: What nobody reads once it has run.
     """
 
@@ -94,10 +99,10 @@ class DeviceStep:
     uploads: tuple[Sent, ...]
     relayouts: tuple[Relayout, ...]
     given: tuple[tuple[str, Key], ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[str, ...]
     copies: tuple[Copy, ...]
-    to_host: bool
-    downloads: tuple[str, ...]
+    fetched: tuple[str, ...]
+    kept: tuple[str, ...]
     host_ends: tuple[str, ...]
     device_ends: tuple[Key, ...]
 
@@ -118,6 +123,24 @@ class Result(NamedTuple):
     tensor: str
     on_device: bool
     dtype: np.dtype[Any]
+
+
+def types_on_host(plan: PartitionPlan) -> dict[str, DType]:
+    """The data types of small tensors where all that reads them on the host wants the same, by the tensors' names.
+
+    Large ones cross as the device stores them, and are converted there by all processors.
+    """
+    read: dict[str, set[DType]] = {}
+    small = set()
+    for part in plan.partitions:
+        if not part.on_device:
+            for spec in part.ir["graph_inputs"]:
+                read.setdefault(spec["name"], set()).add(dtype(spec["dtype"]))
+                if prod(spec["shape"]) <= _SMALL:
+                    small.add(spec["name"])
+    for output, name in zip(plan.outputs, plan.output_tensors, strict=True):
+        read.setdefault(name, set()).add(output.dtype)
+    return {name: next(iter(types)) for name, types in read.items() if name in small and len(types) == 1}
 
 
 class Schedule:
@@ -182,14 +205,12 @@ class Schedule:
         for output in executor.plan.outputs:
             self._places[output.name] = [(output.name, output)]
             self._keys[output.name] = [output.name]
-        downloads = tuple(
+        fetched = tuple(
             transfer.tensor
             for transfer in self._plan.transfers
             if transfer.direction == "to_cpu" and transfer.source == part.index and self._crosses(transfer.tensor)
         )
-        made = {output.name for output in executor.plan.outputs}
-        stays = any(self._is_needed_after(name, part) for name in made)
-        to_host = not executor.plan.state and not stays and made == set(downloads)
+        kept = tuple(output.name for output in executor.plan.outputs if self._is_needed_after(output.name, part))
         return DeviceStep(
             executor,
             part.index,
@@ -198,19 +219,19 @@ class Schedule:
             tuple(given.items()),
             tuple(sent),
             copies,
-            to_host,
-            () if to_host else downloads,
+            fetched,
+            kept,
             *self._ends(part),
         )
 
     def _read(
         self, part: Partition, executor: Executor
-    ) -> tuple[list[Sent], list[Relayout], dict[str, Key], list[Sent]]:
+    ) -> tuple[list[Sent], list[Relayout], dict[str, Key], list[str]]:
         """How a partition on the device comes by its inputs, as in `DeviceStep`."""
         uploads: list[Sent] = []
         relayouts: list[Relayout] = []
         given: dict[str, Key] = {}
-        sent: list[Sent] = []
+        sent: list[str] = []
         for spec in executor.plan.inputs:
             name = spec.name
             places = self._places.setdefault(name, [])
@@ -219,8 +240,8 @@ class Schedule:
                 given[name] = key
                 continue
             rounds = name not in self._inputs and spec.dtype.is_float
-            if not places and self._last_device_read[name] == part.index:
-                sent.append(Sent(name, name, spec, rounds))
+            if not places and (self._last_device_read[name] == part.index or spec.nbytes <= _SENT_AGAIN):
+                sent.append(name)
                 continue
             if places:
                 given[name] = name, len(places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 
@@ -10,7 +11,7 @@ from npu_compiler.plugins import entry_points_of, load
 from npu_runtime.backend import Backend
 from npu_runtime.device_kind import DeviceKind
 
-__all__ = ["Device", "backend_class", "device_names"]
+__all__ = ["Device", "backend_class", "device_kinds", "device_names"]
 
 _GROUP = "npu.devices"
 
@@ -18,6 +19,17 @@ _GROUP = "npu.devices"
 def device_names() -> tuple[str, ...]:
     """What the kinds of devices are called that installed packages offer, those first that `Device()` tries first."""
     return tuple(sorted(entry_points_of(_GROUP), key=_preference, reverse=True))
+
+
+def device_kinds() -> dict[str, DeviceKind]:
+    """The kinds of devices that installed packages offer, by name, in the order of `device_names`; without what does
+    not load.
+    """
+    kinds = {}
+    for name in device_names():
+        with suppress(NPUError):  # why it does not load is told where it is opened
+            kinds[name] = _kind(name)
+    return kinds
 
 
 def backend_class(name: str) -> type[Backend]:
@@ -99,13 +111,25 @@ class Device:
         name, _ = _open_best(target)
         return cls(name)
 
-    def sibling(self) -> Device:
+    def sibling(self, overlapping: int = 1) -> Device:
         """The same device, for executors whose runs overlap with those of this one's.
 
         Buffers and weights of the one serve on the other. On CUDA a sibling has a stream of its own; devices that do
         one thing at a time give themselves.
+
+        Args:
+            overlapping: How many executors will keep the device busy at once. With 2 and more, what a program leaves to
+                the device is chosen for the work that all of them get done, where tuning has timed the options, and no
+                longer for the time of one run by itself, which then takes longer.
+
+        Raises:
+            InputError: It is less than 1.
         """
-        backend = self.backend.sibling()
+        if not isinstance(overlapping, int) or overlapping < 1:
+            raise InputError(
+                f"given {overlapping!r:.60} for overlapping, expected how many executors run at once, 1 or more"
+            )
+        backend = self.backend.sibling(overlapping)
         return self if backend is self.backend else Device(backend)
 
     def __repr__(self) -> str:
@@ -116,8 +140,8 @@ def _parse(which: str) -> tuple[str, int]:
     name, colon, ordinal = which.partition(":")
     if name not in entry_points_of(_GROUP) or (colon and not ordinal.isdecimal()):
         raise DeviceError(
-            f"given the device name {which!r}, expected one of {', '.join(device_names())}, with an index such as "
-            "cuda:1 where a machine has several; Device() chooses the best one"
+            f"given the device name {which!r}, expected one of {', '.join(device_names())}, with an index such as ':1' "
+            "behind it where a machine has several; Device() chooses the best one"
         )
     return name, int(ordinal or 0)
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Self
 
 from numpy.typing import NDArray
 
-from npu_compiler.artifact.plan import ExecutionPlan, Role
+from npu_compiler.artifact.plan import Role
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError, TargetMismatchError, WeightError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.array_calls import OwnMemory
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer, is_host_array
+from npu_runtime.call_checks import check_input_names, check_mapping, check_program_type, choose_function, names_of
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord
-from npu_runtime.host_tensors import as_array, is_array
+from npu_runtime.host_tensors import as_array, is_array, rounded
 from npu_runtime.state_guard import exclusive_use
+from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
 from npu_runtime.workspace import Workspace
 
-__all__ = ["Executor", "check_input_names", "choose_function"]
+__all__ = ["Executor"]
 
 
 class _FixedMemory(NamedTuple):
@@ -106,6 +109,8 @@ class Executor:
         self._lock = self._workspace.lock
         self._fixed: _FixedMemory | None = None
         self._own = self._own_memory()
+        self._rounded: frozenset[str] = frozenset()
+        self._fetched_as: Mapping[str, DType] = {}
 
     def run(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> dict[str, NPUBuffer]:
         """Runs once and waits for the result.
@@ -126,7 +131,7 @@ class Executor:
             WeightError: The weights are those of another program or device.
             DeviceError: The device failed.
         """
-        _check_mapping(inputs, self._inputs)
+        check_mapping(inputs, self._inputs)
         with self._lock:
             given = self._received(inputs)
             buffers, outputs = self._bind(given, weights)
@@ -148,21 +153,57 @@ class Executor:
         Raises:
             NPUError: As `run` does.
         """
-        _check_mapping(inputs, self._inputs)
+        return self.run_and_fetch(inputs, weights, [s.name for s in self.plan.outputs if s.name not in self._state])[0]
+
+    def run_and_fetch(
+        self,
+        inputs: Mapping[str, Any],
+        weights: Weights | None,
+        fetched: Collection[str],
+        kept: Collection[str] = (),
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NPUBuffer]]:
+        """Runs once, and gives some of the outputs as arrays on the host, and some as they are on the device.
+
+        Args:
+            inputs: As for `run`.
+            weights: As for `run`.
+            fetched: Names of the outputs to bring to the host.
+            kept: Names of those to give as buffers, as `run` does; the same ones may be asked for as both.
+
+        Raises:
+            NPUError: As `run` does.
+        """
+        check_mapping(inputs, self._inputs)
         with self._lock:
             own, given = self._own, self._received(inputs)
             self._check_inputs(given)
             self._check_weights(weights)
-            outputs = {spec.name: own.output(spec.name) or self._output(spec, given) for spec in self.plan.outputs}
+            outputs = {
+                spec.name: (None if spec.name in kept else own.output(spec.name)) or self._output(spec, given)
+                for spec in self.plan.outputs
+            }
             memory = self._memory(given, outputs, weights)
             with self._updating(given):
                 self._prepared.run(memory)
             self._faults.look()
-            return {
-                name: own.array(name) if own.output(name) is output else output.to_numpy()
-                for name, output in outputs.items()
-                if name not in self._state
-            }
+            arrays = {name: self._fetched(name, outputs[name]) for name in fetched}
+            return arrays, {name: outputs[name] for name in kept}
+
+    def meet_host(self, rounded: Collection[str], dtypes: Mapping[str, DType]) -> None:
+        """Says how tensors come from a host that computes, too, and how they go there.
+
+        Args:
+            rounded: Inputs in which a number that the device's data type does not hold becomes infinite, as an
+                operation on the device would make it; in others it is refused.
+            dtypes: The data types in which `run_and_fetch` gives outputs; those that the model declares when omitted.
+        """
+        self._rounded, self._fetched_as = frozenset(rounded), dict(dtypes)
+
+    def _fetched(self, name: str, output: NPUBuffer) -> NDArray[Any]:
+        kind = self._fetched_as.get(name)
+        if self._own.output(name) is output:
+            return self._own.array(name, kind or output.spec.host_dtype)
+        return output.to_numpy(dtype=kind)
 
     def _own_memory(self) -> OwnMemory:
         updated = {*self._state, *self._state.values()}
@@ -173,13 +214,15 @@ class Executor:
 
     def _received(self, inputs: Mapping[str, Any]) -> dict[str, NPUBuffer]:
         """The inputs on the device, small arrays of the host in memory of the executor's own."""
-        own = self._own
-        return {
-            name: own.receive(name, as_array(value, f"input '{name}'"))
-            if own.takes(name) and is_host_array(value)
-            else self._adopted(name, value)
-            for name, value in inputs.items()
-        }
+        own, received = self._own, {}
+        for name, value in inputs.items():
+            if name in self._rounded and is_host_array(value):
+                value = rounded(value, self._inputs[name].dtype)
+            takes = own.takes(name) and is_host_array(value)
+            received[name] = (
+                own.receive(name, as_array(value, f"input '{name}'")) if takes else self._adopted(name, value)
+            )
+        return received
 
     def run_timed(
         self, inputs: Mapping[str, Any], weights: Weights | None = None
@@ -199,7 +242,7 @@ class Executor:
         Raises:
             InputError: An array does not fit its input.
         """
-        _check_mapping(inputs, self._inputs)
+        check_mapping(inputs, self._inputs)
         return {name: self._adopted(name, value) for name, value in inputs.items()}
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
@@ -231,10 +274,24 @@ class Executor:
         self._check_inputs(inputs)
         self._check_weights(weights)
         self._check_outputs(outputs)
-        _check_apart(outputs, inputs)
+        self._check_apart(outputs, inputs)
         states = {name: inputs[source] for name, source in self._state.items()}
         memory = self._memory(inputs, {**outputs, **states}, weights)
         return BoundPlan(self._prepared, memory, self._lock, self._faults.look, self._backend.record)
+
+    def tune(self, inputs: Mapping[str, Any], weights: Weights | None = None) -> Tuning:
+        """Times what the compiler left to the device, keeps the winners for this kind of device, and takes them.
+
+        Nothing is left to most kinds of devices (`DeviceKind.tunes`).
+
+        Args:
+            inputs: As for `run`; what the program updates in place is left as it was.
+            weights: As for `run`.
+
+        Raises:
+            NPUError: As `run` does.
+        """
+        return Tuning(())
 
     def _updating(self, inputs: Mapping[str, NPUBuffer]) -> AbstractContextManager[None]:
         if not self._state:
@@ -296,9 +353,23 @@ class Executor:
     def _check_outputs(self, outputs: Mapping[str, NPUBuffer]) -> None:
         specs = {spec.name: spec for spec in self.plan.outputs if spec.name not in self._state}
         if outputs.keys() != specs.keys():
-            raise InputError(f"given memory for the outputs {_names(outputs)}, expected {_names(specs)}")
+            raise InputError(f"given memory for the outputs {names_of(outputs)}, expected {names_of(specs)}")
         for name, spec in specs.items():
             self._check_buffer(f"output '{name}'", outputs[name], spec)
+
+    def _check_apart(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Refuses memory for an output that an input or another output has."""
+        taken = [(f"input '{name}'", self._memory_of(value)) for name, value in inputs.items()]
+        for name, value in outputs.items():
+            own = self._memory_of(value)
+            other = next((what for what, memory in taken if memory.nbytes and memory.overlaps(own)), None)
+            if other is not None:
+                raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
+            taken.append((f"output '{name}'", own))
+
+    def _memory_of(self, value: Any) -> Any:
+        """Where an input or output lies: something with `nbytes` and `overlaps`, as a `DeviceBuffer` has them."""
+        return value.data
 
     def _check_buffer(self, what: str, given: object, spec: BufferSpec) -> None:
         remedy = "NPUBuffer.from_numpy(array, device, spec=spec) with the spec from program.input_specs"
@@ -337,61 +408,6 @@ class Executor:
     def _weights_checked(self, weights: Weights) -> None:
         """What weights that a run can use mean for the runs to come."""
         self._weights = weights
-
-
-def check_input_names(given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuses inputs of which some are missing or not expected."""
-    if given.keys() != expected.keys():
-        missing, unknown = expected.keys() - given.keys(), given.keys() - expected.keys()
-        raise InputError(
-            f"given the inputs {_names(given)}, expected {_names(expected)}"
-            + (f"; missing: {_names(missing)}" if missing else "")
-            + (f"; not expected: {_names(unknown)}" if unknown else "")
-        )
-
-
-def check_program_type(program: object) -> None:
-    """Refuses what is no compiled program, such as a path."""
-    if not isinstance(program, CompiledProgram):
-        raise InputError(
-            f"given a {type(program).__name__} as program, expected a CompiledProgram; CompiledProgram.load(path) "
-            "reads one and npu_compiler.compile(ir) makes one"
-        )
-
-
-def _check_mapping(inputs: object, names: object) -> None:
-    if not isinstance(inputs, Mapping):
-        raise InputError(
-            f"given a {type(inputs).__name__} as inputs, expected a mapping of names to buffers or arrays; "
-            f"the inputs are {_names(names)}"
-        )
-
-
-def choose_function(program: CompiledProgram, function: str | None) -> ExecutionPlan:
-    """The plan of a program's function; of ``main``, or of the only one, where no name is given.
-
-    Raises:
-        InputError: The program has no such function.
-    """
-    if function is None:
-        return program.main
-    if not isinstance(function, str) or function not in program.functions:
-        raise InputError(f"given the function {function!r:.60}, expected one of {_names(program.functions)}")
-    return program.functions[function]
-
-
-def _check_apart(outputs: Mapping[str, NPUBuffer], inputs: Mapping[str, NPUBuffer]) -> None:
-    """Refuses memory for an output that an input or another output has."""
-    taken = [(f"input '{name}'", buffer.data) for name, buffer in inputs.items()]
-    for name, buffer in outputs.items():
-        other = next((what for what, data in taken if data.nbytes and data.overlaps(buffer.data)), None)
-        if other is not None:
-            raise InputError(f"output '{name}': given the memory of {other}; give each memory of its own")
-        taken.append((f"output '{name}'", buffer.data))
-
-
-def _names(names: object) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"  # type: ignore[call-overload]
 
 
 def _described(spec: BufferSpec) -> str:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 # What is changed, and the tests that ought to notice it.
 PLACES = {
     "npu_compiler/**/*.py": ("tests/compiler", "tests/compiler_core", "tests/golden", "tests/artifact", "tests/ops"),
+    "npu_compiler/frontend/*.py": ("tests/extract", "tests/language"),
     "npu_compiler/partitioning/*.py": ("tests/partition",),
     "npu_runtime/*.py": ("tests/runtime", "tests/api", "tests/language", "tests/partition"),
     "software_gpu/*.py": ("tests/software_gpu", "tests/metal"),
@@ -124,14 +125,16 @@ def main() -> None:
 def _run(copy: Path, rng: random.Random, args: argparse.Namespace) -> list[str]:
     """Plants faults; gives those that no test noticed, or not in time."""
     files = [(path, tests) for pattern, tests in PLACES.items() for path in sorted(copy.glob(pattern))]
-    survivors = []
+    survivors: list[str] = []
+    drawn: set[Fault] = set()
     for number in range(args.count):
         faults: list[Fault] = []
         while not faults:
             path, tests = rng.choice(files)
             source = path.read_text(encoding="utf-8")
-            faults = list(faults_in(str(path.relative_to(copy)), source))
+            faults = [fault for fault in faults_in(str(path.relative_to(copy)), source) if fault not in drawn]
         fault = rng.choice(faults)
+        drawn.add(fault)
         if number + 1 < args.first:
             continue
         path.write_text(source[: fault.start] + fault.text + source[fault.end :], encoding="utf-8")

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import padded, size_macros
-from cuda_compiler.devices import CLUSTERS, cluster_cores, offers
+from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import operand_values, padded, size_macros
-from cuda_compiler.devices import CLUSTERS, WARPGROUPS
+from cuda_compiler.early_launches import is_settled
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
@@ -103,7 +104,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     division = _divide(problem, lowering.device)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
-    ready = problem.mask is None or (not launches and lowering.is_settled(states.buffer))
+    ready = problem.mask is None or (not launches and is_settled(states.buffer, lowering))
     alone = replace(group, problem=problem.stored())
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)]
     producers = lower_shared(made, lowering) if made else []

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.attention.mask import MaskBlocks, mask_macros
 from cuda_compiler.attention.sizes import operand_values, size_macros
-from cuda_compiler.devices import WARPGROUPS, offers
+from cuda_compiler.devices import offers
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import Argument, KernelCall

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from npu_compiler.lowering.candidates import Kept
 from npu_compiler.lowering.device_model import DeviceModel, DeviceModels
 
-__all__ = ["CLUSTERS", "DEVICES", "TENSOR_MAPS", "WARPGROUPS", "cluster_cores", "kept_candidates", "offers"]
+__all__ = ["DEVICES", "TENSOR_MAPS", "cluster_cores", "kept_candidates", "offers"]
 
 DEVICES = DeviceModels("cuda_compiler.devices", default="sm_90")
 
-CLUSTERS, WARPGROUPS = "sm_90", "sm_90a"
-"""What options require that launch clusters, and that multiply by warpgroups; see `cuda_runtime.capability`."""
-
 TENSOR_MAPS = "tensor_maps"
-_INSTRUCTIONS = {"": set[str](), CLUSTERS: {"clusters"}, WARPGROUPS: {"clusters", "warpgroups"}}
+_INSTRUCTIONS = {CLUSTERS: {"clusters"}, WARPGROUPS: {"clusters", "warpgroups"}}
 
 
 def offers(device: DeviceModel, requires: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
-from cuda_compiler.devices import WARPGROUPS
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import (
     CHUNK,

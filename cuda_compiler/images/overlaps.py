@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cuda_compiler.anchors import LaunchShape
-from cuda_compiler.devices import WARPGROUPS, offers
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import offers
 from cuda_compiler.images.image_packing import CHUNK, is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,

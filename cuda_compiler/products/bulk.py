@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
-from cuda_compiler.devices import WARPGROUPS
+from cuda_compiler.artifact.extensions import TensorMap
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
 from cuda_compiler.tiles.tiling import Asked
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
-from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, TensorMap
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.product import Matrix, Product
@@ -73,7 +74,7 @@ def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: Bul
 def _rows_argument(found: Product, tiling: BulkTiling) -> Argument:
     a, row = found.a, _line_stride(found.a)
     box = LINE, tiling.rows
-    return replace(a.argument, map=TensorMap(a.dtype, (found.k, found.m), (row,), box))
+    return replace(a.argument, extension=TensorMap(a.dtype, (found.k, found.m), (row,), box))
 
 
 def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
@@ -85,7 +86,7 @@ def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
     sizes = found.k, 2, 4, 4, found.n // _GROUP
     strides = row, 8 * row, 2 * row, _GROUP * row
     box = LINE, 2, 4, 4, tiling.columns // _GROUP
-    return replace(b.argument, map=TensorMap(b.dtype, sizes, strides, box))
+    return replace(b.argument, extension=TensorMap(b.dtype, sizes, strides, box))
 
 
 def _line_stride(operand: Matrix) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from cuda_compiler.devices import TENSOR_MAPS, WARPGROUPS, cluster_cores, kept_candidates, offers
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, kept_candidates, offers
 from cuda_compiler.tiles.tiling import BULK, Asked
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS
 from npu_compiler.lowering.candidates import Candidate, best_candidates

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
+from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import pack_size
@@ -28,7 +29,6 @@ __all__ = ["lower_matmul"]
 
 _PLAIN_SIDE = 64
 _CHUNK = 8  # columns that a thread stores at a time
-_LIBRARY = "cublas"  # what an option that calls it requires
 
 
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]:
@@ -48,7 +48,7 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     options = bulk_options(found, asked, group, lowering, positions)
     by_warpgroups = [] if options else [tiling for tiling in tilings if tiling.requires]
     if _suits_library(found, lowering.device):
-        options.append(CallOption(_LIBRARY, tuple(_lower_to_library(found, group, lowering))))
+        options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, group, lowering))))
     if options:  # there is a quicker way, but not on every device
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
     fused = Epilogue(
@@ -89,7 +89,7 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
     arguments, extra = ((), {}) if added is None else added
     call = LibraryCall(
         label=" + ".join(group.nodes),
-        routine="matmul",
+        routine=LIBRARY_MATMUL,
         args=(found.a.argument, found.b.argument, *arguments, Argument(result.index, writes=True)),
         attrs={**attrs, **extra},
         flops=found.flops,

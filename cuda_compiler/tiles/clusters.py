@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from cuda_compiler.devices import WARPGROUPS, cluster_cores, offers
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.tiles.tiling import CLUSTERED, STAGED_COLUMNS, Asked, Tiling
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.integers import ceil_div

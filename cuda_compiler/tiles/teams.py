@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from cuda_compiler.devices import WARPGROUPS, offers
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import offers
 from cuda_compiler.tiles.tiling import TEAMS, Asked, Tiling
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.lowering.candidates import Candidate

@@ -14,11 +14,11 @@ from npu_cli.progress import PREPARING, waiting
 from npu_compiler.artifact.describe import counted
 from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_compiler.errors import InputError
-from npu_runtime import Device, Generator
-from npu_runtime.generator import Token
-from npu_runtime.sampling import Sampling
-from npu_runtime.step_functions import open_program, partition_functions
-from npu_runtime.tokenizer import encode, load_tokenizer
+from npu_runtime import Device
+from npu_text.generator import Generator, Token
+from npu_text.sampling import Sampling
+from npu_text.step_functions import open_program, partition_functions
+from npu_text.tokenizer import encode, load_tokenizer
 
 __all__ = ["execute"]
 

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from cuda_runtime.executor import CUDAExecutor
-from cuda_runtime.tuning import Tuning
 from npu_cli.progress import PREPARING, waiting
 from npu_cli.tuning_device import open_tuning_device
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.tensor.layout import BufferSpec
-from npu_runtime import Device, NPUBuffer, load_weights
+from npu_runtime import Device, Executor, NPUBuffer, load_weights
+from npu_runtime.tuning import Tuning
 from npu_runtime.weight_loader import Weights
 
 __all__ = ["execute"]
@@ -31,7 +30,7 @@ def execute(args: argparse.Namespace) -> int:
     program = CompiledProgram.load(args.program)
     device = open_tuning_device(program, args.device)
     with waiting(PREPARING):
-        executors = {name: CUDAExecutor(program, device, name) for name in program.functions}
+        executors = {name: Executor(program, device, name) for name in program.functions}
     weights = load_weights(args.weights, program, device) if args.weights else _plausible_weights(program, device)
     positions = _positions(args.program.parent)
     for name, executor in executors.items():

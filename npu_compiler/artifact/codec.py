@@ -2,6 +2,7 @@
 
 A dataclass becomes the list of its fields, an enum its value, a union of dataclasses a pair (index, fields), what may
 be missing None or itself. `decode` trusts nothing: what does not fit the annotation is refused with the path to it.
+What only a target understands it leaves as plain data, `Unread`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from npu_compiler.artifact.extension import Extension, Unread
 from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import IRError, ProgramFormatError
 
@@ -103,6 +105,8 @@ def _decoder(kind: Any) -> Decoder:
         return _enum_decoder(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_decoder(kind)
+    if isinstance(kind, type) and issubclass(kind, Extension):
+        return lambda data, path: Unread(_plain_decoder(data, path))
     if kind is object:
         return _plain_decoder
     return _scalar_decoder(kind)

@@ -120,8 +120,8 @@ def _call(step: Call, plan: ExecutionPlan) -> Iterator[str]:
     if isinstance(step, KernelCall):
         kernel = plan.kernels[step.kernel]
         launch = f"grid {_shape(step.grid)} block {_shape(step.block)}"
-        if step.cluster != (1, 1, 1):
-            launch += f" cluster {_shape(step.cluster)}"
+        if step.extension is not None:
+            launch += f" {step.extension.describe()}"
         yield f"       kernel {kernel.entry} ({kernel.digest[:12]}), {launch}, {len(step.params)} parameter bytes"
     else:
         yield f"       library {step.routine}{_attrs(step)}"
@@ -136,8 +136,8 @@ def _attrs(step: LibraryCall) -> str:
 def _argument(argument: Argument, plan: ExecutionPlan) -> str:
     buffer = plan.buffers[argument.buffer]
     name = buffer.name or buffer.role.value
-    box = "" if argument.map is None else f" in boxes of {_shape(argument.map.box)}"
-    return f"{'out ' if argument.writes else ''}{name}+{argument.offset}{box}"
+    extension = "" if argument.extension is None else f" {argument.extension.describe()}"
+    return f"{'out ' if argument.writes else ''}{name}+{argument.offset}{extension}"
 
 
 def _kernels(plan: ExecutionPlan) -> list[str]:

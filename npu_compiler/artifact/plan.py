@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import chain
 
-from npu_compiler.dtypes import DType
+from npu_compiler.artifact.extension import ArgumentExtension, LaunchExtension
 from npu_compiler.tensor.index_check import IndexCheck
 from npu_compiler.tensor.layout import BufferSpec
 
@@ -31,7 +31,6 @@ __all__ = [
     "Role",
     "Select",
     "Step",
-    "TensorMap",
     "change_calls",
     "choice_of",
     "options_of",
@@ -75,43 +74,17 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
-class TensorMap:
-    """How a copy engine sees a tensor of 16-bit elements: a box of it at a time, in lines of 128 bytes.
-
-    A kernel gets it by value, encoded for the address where the tensor lies, a multiple of 16. Elements outside of the
-    tensor are copied as zeros. In shared memory the 16-byte chunks of a line are permuted, eight lines alike.
-
-    Attributes:
-        dtype: The elements' data type.
-        sizes: Elements along each dimension, the one without gaps first; two to five of them.
-        strides: Bytes between neighbours along each dimension but the first; multiples of 16.
-        box: Elements of a copy along each dimension, at most 256; the first dimension's make a line.
-    """
-
-    dtype: DType
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes from the tensor's first element to behind its last one."""
-        steps = (self.dtype.size, *self.strides)
-        return self.dtype.size + sum((size - 1) * step for size, step in zip(self.sizes, steps, strict=True))
-
-
-@dataclass(frozen=True)
 class Argument:
     """A buffer bound to a kernel: index into `ExecutionPlan.buffers` and a byte offset. `writes` marks an output.
 
     Until it is placed, `buffer` is the index of a tensor in the trace, of a scratch buffer (below 0), or `FAULTS`.
-    Where there is a `map`, the kernel gets that in the place of an address.
+    `extension` is what the binding has on the program's target alone.
     """
 
     buffer: int
     offset: int = 0
     writes: bool = False
-    map: TensorMap | None = None
+    extension: ArgumentExtension | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +99,7 @@ class KernelCall:
         flops: Floating-point operations done.
         nbytes: Bytes that must move through device memory at the least.
         shared_bytes: Memory that a threadgroup's threads share, beyond what the kernel's text declares.
-        cluster: Threadgroups in x, y, z that run at once and reach each other's shared memory.
+        extension: What the launch has on the program's target alone.
     """
 
     label: str
@@ -138,7 +111,7 @@ class KernelCall:
     flops: int = 0
     nbytes: int = 0
     shared_bytes: int = 0
-    cluster: tuple[int, int, int] = (1, 1, 1)
+    extension: LaunchExtension | None = None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from npu_compiler.artifact.output_structure import parse_structure
-from npu_compiler.artifact.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role, TensorMap
+from npu_compiler.artifact.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role
 from npu_compiler.artifact.recipes import WeightRecipe
-from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.errors import IRError, ProgramFormatError
 from npu_compiler.tensor.index_check import FAULT_BYTES
 from npu_compiler.tensor.layout import BufferSpec
@@ -20,10 +19,6 @@ _MAX_RANK = 16
 _MAX_SHARED = 1 << 20
 _MAX_THREADS = 1024  # of a threadgroup, on every device
 _MAX_GROUPS = 1 << 40  # threadgroups of a launch; a device counts them in 64 bits
-_MAX_CLUSTER = 8  # threadgroups; what every device that has clusters takes
-_MAP_RANKS = range(2, 6)
-_MAX_BOX = 256  # elements of a box along a dimension
-_LINE_BYTES, _CHUNK_BYTES = 128, 16  # of a tensor map
 _MAX_PARAMS = 4096  # Metal's limit for setBytes, CUDA's for kernel parameters
 
 
@@ -127,8 +122,9 @@ def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
         _require(inside, origin, f"step '{step.label}' binds buffer {argument.buffer} of {len(plan.buffers)}")
         size = plan.buffers[argument.buffer].nbytes
         _require(0 <= argument.offset <= size, origin, f"step '{step.label}' binds past the end of its buffer")
-        if argument.map is not None:
-            _require(_fits(argument.map, argument.offset, size), origin, f"step '{step.label}' has a broken tensor map")
+        if argument.extension is not None:
+            fault = argument.extension.fault(argument.offset, size)
+            _require(not fault, origin, f"step '{step.label}' {fault}")
     if isinstance(step, KernelCall):
         _require(0 <= step.kernel < len(plan.kernels), origin, f"step '{step.label}' launches a missing kernel")
         _require(min(*step.grid, *step.block) >= 1, origin, f"step '{step.label}' launches an empty grid")
@@ -138,17 +134,8 @@ def _check_call(plan: ExecutionPlan, step: Call, origin: str) -> None:
             f"step '{step.label}' launches too much",
         )
         _require(prod(step.grid) <= _MAX_GROUPS, origin, f"step '{step.label}' launches too much")
-        clusters = all(size >= 1 and blocks % size == 0 for size, blocks in zip(step.cluster, step.grid, strict=True))
-        _require(clusters and prod(step.cluster) <= _MAX_CLUSTER, origin, f"step '{step.label}' has broken clusters")
         _require(0 <= step.shared_bytes <= _MAX_SHARED, origin, f"step '{step.label}' shares an impossible size")
         _require(len(step.params) <= _MAX_PARAMS, origin, f"step '{step.label}' has {len(step.params)} parameter bytes")
-
-
-def _fits(tensor: TensorMap, offset: int, size: int) -> bool:
-    """Whether a copy engine can take a map of a buffer of `size` bytes, and finds all of its elements inside."""
-    rank = len(tensor.sizes)
-    same = len(tensor.strides) == rank - 1 and len(tensor.box) == rank and rank in _MAP_RANKS
-    line = same and tensor.dtype in (FLOAT16, BFLOAT16) and tensor.box[0] * tensor.dtype.size == _LINE_BYTES
-    extents = all(1 <= n < 1 << 32 for n in tensor.sizes) and all(1 <= n <= _MAX_BOX for n in tensor.box)
-    aligned = all(0 < n < 1 << 40 and n % _CHUNK_BYTES == 0 for n in tensor.strides) and offset % _CHUNK_BYTES == 0
-    return line and extents and aligned and offset + tensor.nbytes <= size
+        if step.extension is not None:
+            fault = step.extension.fault(step.grid, step.block)
+            _require(not fault, origin, f"step '{step.label}' {fault}")

@@ -103,4 +103,4 @@ class Placement:
 
     def _place_of(self, argument: Argument) -> Argument:
         buffer, base = self.slots[self._aliases.get(argument.buffer, argument.buffer)]
-        return Argument(buffer, base + argument.offset, argument.writes, argument.map)
+        return replace(argument, buffer=buffer, offset=base + argument.offset)

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, Step, options_of
+from npu_compiler.artifact.plan import KernelSource, Step
 from npu_compiler.errors import CompileError
 from npu_compiler.lowering.device_model import GENERIC, DeviceModel, DeviceModels, Launches
 from npu_compiler.lowering.grouping import Group
@@ -21,7 +21,8 @@ from npu_compiler.tensor.trace import TracedTensor
 
 __all__ = ["CodegenTarget", "LowerProblem", "Lowering", "target_named", "target_names"]
 
-_GROUP = "npu.targets"
+_GROUP, _DEFAULTS = "npu.targets", "npu.defaults"
+_Record = TypeVar("_Record")
 
 
 @dataclass
@@ -35,8 +36,7 @@ class Lowering:
         common: The scratch buffers that several groups use, by what they hold.
         steps: What was emitted for the groups ahead.
         kernels: The distinct kernels, with their numbers.
-        hurrying: Kernels that, where a device starts launches early, let the next one begin while they still wait for
-            those ahead.
+        records: What the target itself remembers while it lowers the function, by kind; see `record`.
     """
 
     tensors: Sequence[TracedTensor]
@@ -45,14 +45,16 @@ class Lowering:
     common: dict[Hashable, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     kernels: dict[KernelSource, int] = field(default_factory=dict)
-    hurrying: set[int] = field(default_factory=set)
+    records: dict[type, Any] = field(default_factory=dict)
 
-    def kernel(self, source: KernelSource, hurries: bool = False) -> int:
-        """The number that a `KernelCall` knows a kernel by; `hurries`: see `hurrying`."""
-        number = self.kernels.setdefault(source, len(self.kernels))
-        if hurries:
-            self.hurrying.add(number)
-        return number
+    def kernel(self, source: KernelSource) -> int:
+        """The number that a `KernelCall` knows a kernel by."""
+        return self.kernels.setdefault(source, len(self.kernels))
+
+    def record(self, kind: type[_Record]) -> _Record:
+        """What the target remembers of a kind of its own: one object a function, made by `kind()` when first asked."""
+        found: _Record = self.records.setdefault(kind, kind())
+        return found
 
     def scratch(self, nbytes: int) -> int:
         """A buffer that lives from the first to the last call that binds it; its index serves as a tensor's."""
@@ -66,19 +68,6 @@ class Lowering:
         if is_new:
             self.common[content] = self.scratch(nbytes)
         return self.common[content], is_new
-
-    def is_settled(self, buffer: int) -> bool:
-        """Whether a scratch buffer is written when the next launch begins, however early: one since then waited."""
-        for step in reversed(self.steps):
-            if any(argument.buffer == buffer and argument.writes for argument in step.args):
-                return False
-            if all(any(map(self._waits, option.calls)) for option in options_of(step)):
-                return True
-        return False
-
-    def _waits(self, call: Call) -> bool:
-        """Whether it lets the next launch begin only when all launches ahead of itself have finished."""
-        return not (isinstance(call, KernelCall) and call.kernel in self.hurrying)
 
 
 LowerProblem = Callable[[Any, Group, Lowering], Sequence[Step]]
@@ -172,22 +161,28 @@ def target_names() -> tuple[str, ...]:
     return tuple(entry_points_of(_GROUP))
 
 
-def target_named(name: str, device: str | DeviceModel | None = None) -> CodegenTarget:
+def target_named(name: str | None = None, device: str | DeviceModel | None = None) -> CodegenTarget:
     """The target of a name; its package is imported only now.
 
     Args:
-        name: What it is called.
+        name: What it is called; when omitted, the one that the entry point ``target`` in ``npu.defaults`` names.
         device: The device of it that programs are compiled for; its default when omitted.
 
     Raises:
         CompileError: There is no such target, or no such device, or what its package calls a target is none.
         MissingDependencyError: Its package is not installed.
     """
+    if name is None:
+        return _target("target", _DEFAULTS, device)
     if not isinstance(name, str) or name not in target_names():
         raise CompileError(f"given the target {name!r:.60}, expected one of {', '.join(target_names())}")
-    target = load(_GROUP, name)
+    return _target(name, _GROUP, device)
+
+
+def _target(entry: str, group: str, device: str | DeviceModel | None) -> CodegenTarget:
+    target = load(group, entry)
     if not (isinstance(target, type) and issubclass(target, CodegenTarget)):
         raise CompileError(
-            f"the entry point '{name}' in '{_GROUP}' names {target!r:.80}, expected a subclass of CodegenTarget"
+            f"the entry point '{entry}' in '{group}' names {target!r:.80}, expected a subclass of CodegenTarget"
         )
     return target() if device is None else target(device)

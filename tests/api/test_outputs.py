@@ -18,8 +18,8 @@ import npu_runtime
 from npu_compiler import CompiledProgram
 from npu_compiler.artifact.output_structure import build, output_names, parse_structure, read_structure, usual_structure
 from npu_compiler.errors import IRError, ProgramFormatError
+from npu_model.model import NamedOutputs
 from npu_runtime import Device
-from npu_runtime.model import NamedOutputs
 from tests.support.decoders import config, import_transformers
 
 Tensor = torch.Tensor

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from npu_runtime import torch_backend
-from npu_runtime.torch_backend import npu
+from npu_model import torch_backend
+from npu_model.torch_backend import npu
 from tests.support.decoders import config, import_transformers
 from tests.support.dynamo import close, compiled
 
@@ -146,3 +146,11 @@ def test_transformers_generate(made: list[Any]) -> None:
     for pair in zip(found.logits, wanted.logits, strict=True):
         close(*pair)
     assert len(made) == 2, "a graph for the prompt, and one for a token"
+
+
+def test_tensors_on_a_device_that_no_kind_reads_stay_with_pytorch() -> None:
+    """Which devices of PyTorch's are read where they lie, the kinds of devices say."""
+    graph = torch.fx.symbolic_trace(torch.nn.ReLU())
+    run = npu(graph, [])
+    with pytest.warns(UserWarning, match="on the device 'meta', expected tensors on one of 'cpu', 'cuda'"):
+        assert run(torch.empty(2, 3, device="meta")).shape == (2, 3)

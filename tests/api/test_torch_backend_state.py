@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from npu_runtime.torch_backend import npu
-from npu_runtime.weight_watch import WeightWatch
+from npu_model.torch_backend import npu
+from npu_model.weight_watch import WeightWatch
 from tests.support.dynamo import close, compiled, layers, normalised
 
 pytestmark = pytest.mark.usefixtures("fresh")

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
+from cuda_compiler.artifact.extensions import Cluster, TensorMap
 from npu_compiler.artifact.plan import (
     Argument,
     Buffer,
@@ -20,7 +21,6 @@ from npu_compiler.artifact.plan import (
     KernelCall,
     LibraryCall,
     Role,
-    TensorMap,
 )
 from npu_compiler.compiled_program import FORMAT_VERSION, CompiledProgram, is_program_file
 from npu_compiler.dtypes import FLOAT16, INT16
@@ -42,12 +42,18 @@ def library_program() -> CompiledProgram:
 MAP = TensorMap(FLOAT16, (8, 2), (16,), (64, 2))
 
 
-def map_program() -> CompiledProgram:
-    return replace(axpy_program(), model="maps", functions={"main": _with_map(MAP)(axpy_plan())})
+def extended_program() -> CompiledProgram:
+    """A program with all that only CUDA has: a map of a tensor, and clusters."""
+    plan = _with_cluster(Cluster((2, 1, 1)), (4, 1, 1))(_with_map(MAP)(axpy_plan()))
+    return replace(axpy_program(), target="cuda", model="extended", functions={"main": plan})
 
 
 def _with_map(tensor: TensorMap, offset: int = 0) -> Change:
-    return _step(lambda step: replace(step, args=(Argument(0, offset, map=tensor), *step.args[1:])))
+    return _step(lambda step: replace(step, args=(Argument(0, offset, extension=tensor), *step.args[1:])))
+
+
+def _with_cluster(cluster: Cluster, grid: tuple[int, int, int]) -> Change:
+    return _step(lambda step: replace(step, grid=grid, extension=cluster))
 
 
 def _step(change: Callable[[KernelCall], KernelCall]) -> Change:
@@ -61,7 +67,7 @@ def _step(change: Callable[[KernelCall], KernelCall]) -> Change:
 
 @pytest.mark.parametrize(
     "program",
-    [axpy_program(), counter_program(), choice_program(), library_program(), map_program()],
+    [axpy_program(), counter_program(), choice_program(), library_program(), extended_program()],
     ids=lambda p: str(p.model),
 )
 def test_a_program_is_read_back_as_it_was_written(program: CompiledProgram, tmp_path: Path) -> None:
@@ -206,8 +212,9 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "kernel index": (_step(lambda s: replace(s, kernel=1)), "launches a missing kernel"),
     "empty grid": (_step(lambda s: replace(s, grid=(0, 1, 1))), "empty grid"),
     "huge block": (_step(lambda s: replace(s, block=(2048, 1, 1))), "launches too much"),
-    "cluster": (_step(lambda s: replace(s, grid=(6, 1, 1), cluster=(4, 1, 1))), "broken clusters"),
-    "huge cluster": (_step(lambda s: replace(s, grid=(16, 1, 1), cluster=(16, 1, 1))), "broken clusters"),
+    "cluster": (_with_cluster(Cluster((4, 1, 1)), (6, 1, 1)), "broken clusters"),
+    "huge cluster": (_with_cluster(Cluster((16, 1, 1)), (16, 1, 1)), "broken clusters"),
+    "empty cluster": (_with_cluster(Cluster((0, 1, 1)), (16, 1, 1)), "broken clusters"),
     "huge params": (_step(lambda s: replace(s, params=bytes(5000))), "5000 parameter bytes"),
     "map of one dimension": (_with_map(replace(MAP, sizes=(8,), strides=(), box=(64,))), "a broken tensor map"),
     "map without a stride": (_with_map(replace(MAP, strides=())), "a broken tensor map"),
@@ -242,7 +249,7 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_a_program_that_contradicts_itself_is_refused(name: str) -> None:
     change, message = IMPOSSIBLE[name]
-    program = replace(axpy_program(), functions={"main": change(axpy_plan())})
+    program = replace(axpy_program(), target="cuda", functions={"main": change(axpy_plan())})
     with pytest.raises(ProgramFormatError, match=message):
         CompiledProgram.from_bytes(program.to_bytes())
 
@@ -274,14 +281,49 @@ def test_a_broken_choice_is_refused(name: str) -> None:
 
 def test_a_description_shows_the_preferred_option() -> None:
     text = choice_program().describe()
-    assert "grid [2, 2, 1] block [32, 1, 1] cluster [2, 1, 1]" in text
+    assert "grid [2, 2, 1] block [32, 1, 1], 0 parameter bytes" in text
     assert "preferred of 2 options, for tensor cores" in text
     assert "axpy (" in text
     assert "only in other options" in text
 
 
-def test_a_description_shows_boxes() -> None:
-    assert "binds x+0 in boxes of [64, 2]" in map_program().describe()
+def test_a_description_shows_what_only_the_target_has() -> None:
+    text = extended_program().describe()
+    assert "binds x+0 in boxes of [64, 2]" in text
+    assert "grid [4, 1, 1] block [32, 1, 1] cluster [2, 1, 1]" in text
+
+
+@pytest.mark.parametrize("target", ["metal", "abacus", "", "../cuda", "cuda_compiler.target:CUDATarget"])
+def test_what_only_another_target_has_is_refused(target: str) -> None:
+    """No package but one that an entry point names is imported for what a file says."""
+    with pytest.raises(ProgramFormatError, match=r"only devices of the target .* understand.* install what"):
+        CompiledProgram.from_bytes(replace(extended_program(), target=target).to_bytes())
+
+
+def test_a_program_of_a_target_that_is_not_installed_is_described() -> None:
+    """Only where it holds nothing that is the target's alone."""
+    program = CompiledProgram.from_bytes(replace(axpy_program(), target="abacus").to_bytes())
+    assert "abacus" in program.describe()
+
+
+@pytest.mark.parametrize(
+    ("extension", "message"),
+    [
+        (0, "given 0, expected the 1 fields of Cluster"),
+        ([[2, 1]], "expected a list of 3"),
+        ([[2, 1, 1.0]], "expected a value of type int"),
+        ([[2, 1, 1], 1], "expected the 1 fields of Cluster"),
+        ({"size": 1}, "expected the 1 fields of Cluster"),
+        ("cluster", "expected the 1 fields of Cluster"),
+    ],
+)
+def test_an_extension_of_another_form_is_refused(extension: object, message: str) -> None:
+    fields = msgpack.unpackb(extended_program().to_bytes()[52:])
+    (step,) = fields["functions"]["main"][1][2]
+    assert step[1][-1] == [[2, 1, 1]]
+    step[1][-1] = extension
+    with pytest.raises(ProgramFormatError, match=message):
+        CompiledProgram.from_bytes(repack(fields))
 
 
 def test_a_state_of_another_size_than_its_input_is_refused() -> None:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ProgramFormatError
-from tests.artifact.test_artifact import library_program, repack
+from tests.artifact.test_artifact import extended_program, library_program, repack
 from tests.runtime.plans import counter_program
 
-PROGRAMS = (library_program().to_bytes(), counter_program().to_bytes())
+PROGRAMS = tuple(program().to_bytes() for program in (library_program, counter_program, extended_program))
 HEADER = 52
 LIMIT = 4 << 20
 

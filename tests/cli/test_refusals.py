@@ -14,7 +14,7 @@ from npu_compiler import CompiledProgram, __version__
 from npu_compiler.artifact.describe import counted
 from npu_compiler.artifact.recipes import TRANSFORMS
 from npu_compiler.errors import InputError, ProgramFormatError, WeightError
-from npu_runtime.tokenizer import encode
+from npu_text.tokenizer import encode
 
 _WRITTEN_OUT = "expected whole numbers with commas between them, such as 5,6,7"
 

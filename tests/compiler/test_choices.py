@@ -36,7 +36,7 @@ class _ChoosingTarget(ReferenceTarget):
         first = KernelCall("parts", launch.kernel, (Argument(parts, writes=True),), b"", (1, 1, 1), (1, 1, 1), flops=1)
         args = (*launch.args, Argument(parts))
         kernel = lowering.kernel(KernelSource("whole", ""))
-        second = KernelCall("whole", kernel, args, b"", (2, 1, 1), (1, 1, 1), 2, cluster=(2, 1, 1))
+        second = KernelCall("whole", kernel, args, b"", (2, 1, 1), (1, 1, 1), 2)
         library = LibraryCall("product", "gemm", launch.args, {}, flops=100)
         return [CallChoice((CallOption("much", (first, second)), CallOption("", (library,))))]
 
@@ -61,7 +61,7 @@ def test_a_choice_is_one_step_and_counts_as_its_preferred_option(plan: Execution
     assert [(step.label, step.flops, step.nbytes) for step in plan.steps] == [("parts", 3, 0)] * 2
     whole = plan.calls[1]
     assert isinstance(whole, KernelCall)
-    assert whole.cluster == (2, 1, 1)
+    assert whole.grid == (2, 1, 1)
 
 
 def test_scratch_of_an_option_overlaps_nothing_that_the_choice_binds(plan: ExecutionPlan) -> None:

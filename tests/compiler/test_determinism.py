@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 import npu_compiler
+import npu_model
+import npu_runtime
+import npu_text
 from tests.support.ir_builder import IRBuilder
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +55,15 @@ def test_importing_the_compiler_imports_no_torch_and_no_gpu_library() -> None:
     assert not loaded & {"torch", "torch_ir", "cupy", "Metal", "objc", "npu_runtime", "software_gpu", "rich"}
 
 
-def test_importing_the_runtime_imports_no_torch() -> None:
-    assert "torch" not in _python("import sys, npu_runtime; print(*sys.modules)").split()
+def test_importing_the_runtime_imports_no_torch_and_nothing_that_stands_on_it() -> None:
+    loaded = set(_python("import sys, npu_runtime; print(*sys.modules)").split())
+    assert not loaded & {"torch", "npu_model", "npu_text", "metal_runtime", "cuda_runtime", "software_gpu"}
+
+
+def test_what_stands_on_the_runtime_is_found_by_the_names_that_users_know() -> None:
+    assert [name for name in npu_runtime.__all__ if not hasattr(npu_runtime, name)] == []
+    assert npu_runtime.DAGExecutor is npu_model.DAGExecutor
+    assert npu_runtime.Generator is npu_text.Generator
 
 
 def _python(program: str, *args: str, **environment: str) -> str:

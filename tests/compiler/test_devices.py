@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import npu_compiler
+from cuda_compiler.artifact.extensions import cluster_of, map_of
 from cuda_compiler.devices import DEVICES as CUDA_DEVICES
 from cuda_compiler.target import CUDATarget
 from cuda_compiler.tiles.lowering import close_tilings
@@ -106,8 +107,8 @@ def test_programs_for_a_device_ask_for_nothing_that_it_lacks(target: str, name: 
             assert call.block[0] * call.block[1] * call.block[2] <= model.core_threads
             if target == "cuda":
                 assert requires == "cublas" or meets(requires, int(name.split("_")[1]))
-                assert call.cluster == (1, 1, 1) or "clusters" in model.instructions
-                assert "tensor_maps" in model.instructions or not any(argument.map for argument in call.args)
+                assert cluster_of(call) == (1, 1, 1) or "clusters" in model.instructions
+                assert "tensor_maps" in model.instructions or not any(map_of(argument) for argument in call.args)
 
 
 @pytest.mark.parametrize(("target", "name"), [(t, models.default) for t, models in MODELS.items()])
@@ -155,7 +156,7 @@ def test_partitions_are_compiled_for_the_device(monkeypatch: pytest.MonkeyPatch)
         seen.append(device)
         return npu_compiler.compile(parts, target, device=device)
 
-    monkeypatch.setattr("npu_runtime.dag_executor.compile", compile_)
+    monkeypatch.setattr("npu_model.dag_executor.compile", compile_)
     own = [npu_compiler.partition(irs()["decode"], target="metal", device=name) for name in ("apple_m2", None)]
     DAGExecutor(own[0], Device.for_target("metal"))
     assert seen == ["apple_m2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from cuda_compiler.artifact.extensions import cluster_along_x
 from npu_compiler.artifact.plan import (
     Argument,
     Buffer,
@@ -64,7 +65,7 @@ def choice_program(requires: str = "sm_90a", delay: int = 20) -> CompiledProgram
     )
     args = (Argument(0, 0), Argument(1, 0, writes=True), Argument(2, 0, writes=True))
     shape = ((COUNT // _BLOCK, 1, 1), (_BLOCK, 1, 1))
-    slow = KernelCall("double", 0, args, struct.pack("<I", delay), *shape, cluster=(2, 1, 1))
+    slow = KernelCall("double", 0, args, struct.pack("<I", delay), *shape, extension=cluster_along_x(2))
     quick = KernelCall("double", 1, args, b"", *shape)
     step = CallChoice((CallOption(requires, (slow,)), CallOption("", (quick,))))
     plan = ExecutionPlan(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cuda_compiler.artifact.extensions import map_of
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import bulk
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs, bulk_tilings
@@ -131,7 +132,7 @@ def test_operands_are_bound_as_maps() -> None:
     choice = next(step for step in plan.steps if isinstance(step, CallChoice))
     call = choice.preferred.calls[0]
     assert not isinstance(call, LibraryCall)
-    a, b = (argument.map for argument in call.args[:2])
+    a, b = map(map_of, call.args[:2])
     assert a is not None
     assert b is not None
     assert (a.sizes, a.strides) == ((72, 300), (144,))

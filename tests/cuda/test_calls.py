@@ -182,7 +182,7 @@ def test_arrays_that_are_made_narrower_on_the_host(
 def test_executors_of_siblings_share_weights_and_buffers(device: Device, rng: np.random.Generator) -> None:
     ir = case("add.Tensor", floats(*SHAPE), floats(*SHAPE)).ir(torch.float16)
     program = npu_compiler.compile(ir, target="cuda")
-    executors = [CUDAExecutor(program, device.sibling()) for _ in range(4)]
+    executors = [CUDAExecutor(program, device.sibling(overlapping=4)) for _ in range(4)]
     assert len({executor.stream for executor in executors}) == 4
     a, b = _arrays(rng)
     specs = {spec.name: spec for spec in program.input_specs}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cuda_runtime.conversion import Conversion, conversion_text
+from cuda_runtime.conversion import Conversion, ask_all, conversion_text
 from cuda_runtime.nvrtc import compile_kernel
 from npu_runtime import Device
 
@@ -93,3 +93,30 @@ def test_many_dimensions_and_strides_that_repeat_or_run_backwards(device: Device
         Conversion(source, made).ask(device.backend.stream, cupy.zeros(1, cupy.uint32))  # type: ignore[attr-defined]
         np.testing.assert_array_equal(made.get(), np.broadcast_to(np.arange(6.0)[::-1], (4, 6)))
         Conversion(cupy.zeros((0, 3)), cupy.zeros((0, 3), cupy.float32)).ask(device.backend.stream, None)  # type: ignore[attr-defined]
+
+
+def test_many_tensors_share_launches(device: Device, rng: np.random.Generator) -> None:
+    """Of several data types and orders, more than a launch takes, large ones and empty ones among them."""
+    import cupy
+
+    sizes = [3, 1, 70, 5000, 0, 64, 1 << 17, 9, 8, 7, 6, 5, 4, 300]
+    kinds = [("float32", "float16"), ("float16", "float32"), ("float16", "float16"), ("int64", "int32")]
+    arrays = [
+        rng.integers(-99, 99, (size, 3)).astype(source)
+        for number, size in enumerate(sizes)
+        for source, _ in kinds[: 1 + number % 4]
+    ]
+    targets = [target for number in range(len(sizes)) for _, target in kinds[: 1 + number % 4]]
+    backend = device.backend
+    with backend.active():  # type: ignore[attr-defined]
+        sources = [cupy.asarray(array) for array in arrays]
+        made = [
+            cupy.zeros(array.shape[::-1], target).T if number % 2 else cupy.zeros(array.shape, target)
+            for number, (array, target) in enumerate(zip(arrays, targets, strict=True))
+        ]
+        lost = cupy.zeros(1, cupy.uint32)
+        conversions = [Conversion(source, target) for source, target in zip(sources, made, strict=True)]
+        ask_all(conversions, backend.stream, lost)  # type: ignore[attr-defined]
+        for array, target in zip(arrays, made, strict=True):
+            np.testing.assert_array_equal(cupy.asnumpy(target), array.astype(target.dtype))
+        assert not lost.get()[0]

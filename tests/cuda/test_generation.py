@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from npu_runtime import Device, Generator, NPUBuffer
-from npu_runtime.device_decoding import decode_on_device
-from npu_runtime.generator import decode_on_host
-from npu_runtime.sampling import Sampler, Sampling
+from npu_text.device_decoding import decode_on_device
+from npu_text.generator import decode_on_host
+from npu_text.sampling import Sampler, Sampling
 from tests.support.decoders import Decoder, make_decoder
 
 PROMPTS = ([5, 6, 7, 8, 9], [300, 2, 11], list(range(40, 63)), [1])

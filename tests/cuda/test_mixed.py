@@ -15,11 +15,11 @@ import npu_compiler
 import npu_runtime
 from npu_compiler import extract, partition
 from npu_compiler.errors import InputError
+from npu_model.torch_backend import npu
 from npu_runtime import DAGExecutor, Device, Generator
 from npu_runtime.backend import Traffic
-from npu_runtime.device_decoding import can_decode_on_device
-from npu_runtime.sampling import Sampler, Sampling
-from npu_runtime.torch_backend import npu
+from npu_text.device_decoding import can_decode_on_device
+from npu_text.sampling import Sampler, Sampling
 from tests.partition.mixed import array, arrays_of, check_equal, check_mixed, sides
 from tests.support.decoders import check_greedy, make_decoder
 

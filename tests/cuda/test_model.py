@@ -8,8 +8,8 @@ import torch
 
 import npu_compiler
 import npu_runtime
+from npu_model.torch_backend import npu
 from npu_runtime import Device
-from npu_runtime.torch_backend import npu
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from cuda_runtime.backend import CUDABackend
-from cuda_runtime.tuning import Tuner, Tuning
-from cuda_runtime.tuning_results import OptionTimes, TuningResults, choice_digest, tuning_directory
+from cuda_runtime.tuning import Tuner
+from cuda_runtime.tuning_results import TuningResults, choice_digest, tuning_directory
 from npu_cli.main import main
 from npu_compiler.artifact.plan import CallChoice, CallOption, ExecutionPlan, KernelCall, LibraryCall
-from npu_compiler.errors import DeviceError
+from npu_compiler.errors import DeviceError, InputError
+from npu_runtime import Device
+from npu_runtime.tuning import OptionTimes, Tuning
 from tests.cuda.choices import choice_program
 
 
@@ -27,7 +29,7 @@ class _Backend(CUDABackend):
     """
 
     def __init__(self, capability: int = 90, after_slow: float = 0.0) -> None:
-        self.name, self.capability, self.runs = "fake GPU", capability, 0
+        self.name, self.capability, self.runs, self.overlapping = "fake GPU", capability, 0, 1
         self.results = TuningResults(self.name, capability)
         self.after_slow = after_slow
 
@@ -199,3 +201,34 @@ def test_tuning_on_another_device_is_refused(tmp_path: Path, capsys: pytest.Capt
     choice_program().save(tmp_path / "doubled.npubin")
     assert main(["tune", str(tmp_path / "doubled.npubin"), "--device", "software-metal"]) == 1
     assert "expected cuda or cuda:1" in capsys.readouterr().err
+
+
+def test_executors_that_overlap_take_what_leaves_the_others_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    attributes = {
+        "MultiProcessorCount": 100,
+        "MaxThreadsPerMultiProcessor": 2048,
+        "MaxSharedMemoryPerMultiprocessor": 228 << 10,
+    }
+    monkeypatch.setattr(CUDABackend, "_attributes", attributes)
+    plan = _plan(10, 12)
+    (choice, *_) = plan.steps
+    assert isinstance(choice, CallChoice)
+    large, small = (option.calls[0] for option in choice.options)
+    assert isinstance(large, KernelCall)
+    assert isinstance(small, KernelCall)
+    large = replace(large, grid=(100, 1, 1), block=(512, 1, 1), shared_bytes=200 << 10)
+    small = replace(small, grid=(10, 2, 1), block=(128, 1, 1), shared_bytes=0)
+    choice = replace(choice, options=(CallOption("", (large,)), CallOption("", (small,))))
+    backend = _Backend()
+    backend.results.keep(choice_digest(choice, plan.kernels), OptionTimes((10.0, 12.0), 0))
+    assert backend.select(choice, plan.kernels) == 0
+    backend.overlapping = 4
+    assert backend.select(choice, plan.kernels) == 1
+    untimed = replace(choice, options=(*choice.options, *choice.options))
+    assert backend.select(untimed, plan.kernels) == 0
+
+
+@pytest.mark.parametrize("overlapping", [0, -1, 1.5, "4"])
+def test_a_number_of_executors_that_is_none_is_refused(overlapping: Any, device: Device) -> None:
+    with pytest.raises(InputError, match="how many executors run at once"):
+        device.sibling(overlapping)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from cuda_compiler.tiles.warps import WarpTile, warp_costs
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
+from cuda_runtime.given import Span, span
 from npu_compiler.artifact.plan import KernelCall, KernelSource, options_of
 from npu_compiler.errors import DeviceError, MissingDependencyError
 from npu_runtime import Device
@@ -158,3 +160,11 @@ def test_programs_for_other_gpus_compile(name: str, architecture: int) -> None:
         plan = npu_compiler.compile(each.ir(torch.float16), "cuda", device=name).main
         assert plan.kernels
         check_plan_compiles(plan, architecture)
+
+
+def test_memory_of_tensors_overlaps_where_an_address_is_in_both() -> None:
+    first, second, third = Span(256, 512), Span(511, 600), Span(512, 600)
+    assert first.overlaps(second)
+    assert second.overlaps(first)
+    assert not first.overlaps(third)
+    assert span(np.zeros(3)).nbytes == 0  # of the host

@@ -18,8 +18,8 @@ from npu_compiler.artifact.plan import Role
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError
 from npu_runtime import Device, Executor, Generator, NPUBuffer, load_weights
-from npu_runtime.language_model import TokenSequence, plan_chunks
 from npu_runtime.state_guard import exclusive_use
+from npu_text.language_model import TokenSequence, plan_chunks
 from tests.support.decoders import VOCABULARY, Decoder, make_decoder
 
 TOKENS = np.random.default_rng(2).integers(0, VOCABULARY, 128).tolist()

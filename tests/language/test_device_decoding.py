@@ -15,8 +15,8 @@ from npu_compiler.errors import DeviceError
 from npu_compiler.graph.next_token import NO_NUMBER, next_token_ir
 from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
-from npu_runtime.device_decoding import decode_on_device
-from npu_runtime.sampling import Sampler, Sampling
+from npu_text.device_decoding import decode_on_device
+from npu_text.sampling import Sampler, Sampling
 from tests.support.decoders import Decoder, fill_weights
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -12,6 +12,8 @@ import torch
 from safetensors import safe_open
 
 from npu_compiler.artifact.generation_spec import GenerationSpec
+from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.decoder_request import prefill_lengths
 from npu_runtime import Device, Generator, NPUBuffer
 from tests.support.decoders import Decoder, config, import_transformers
 
@@ -120,3 +122,11 @@ def test_the_default_cache_is_what_the_model_knows(tmp_path: Path) -> None:
     spec = extract(tmp_path / "source", tmp_path / "model", cache_length=None, prefill=None)
     assert spec.cache_length == 256
     assert sorted(spec.functions) == ["decode", "prefill_128"]
+
+
+def test_prompts_may_fill_the_cache_and_no_more() -> None:
+    assert prefill_lengths((8, 2, 8), 8) == [2, 8]
+    assert prefill_lengths(None, 128)[-1] == 128
+    for refused in ((9,), (1,), (4, 0)):
+        with pytest.raises(ExtractionError, match="expected 2 to 8"):
+            prefill_lengths(refused, 8)

@@ -17,8 +17,8 @@ import npu_compiler
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import ExtractionError, InputError, IRError, TargetMismatchError, WeightError
 from npu_runtime import Device, Generator
-from npu_runtime.generator import Timing
-from npu_runtime.tokenizer import TextStream, load_tokenizer
+from npu_text.generator import Timing
+from npu_text.tokenizer import TextStream, load_tokenizer
 from tests.support.decoders import Decoder, check_greedy, config, greedy, import_transformers
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -153,7 +153,7 @@ def test_compiled_once(qwen: Decoder, device: Device, tmp_path: Path, monkeypatc
         calls.append(args)
         return npu_compiler.compile(*args)
 
-    monkeypatch.setattr("npu_runtime.step_functions.compile", counted)
+    monkeypatch.setattr("npu_text.step_functions.compile", counted)
     Generator(folder, device)
     Generator(folder, device)
     assert len(calls) == 1

@@ -16,8 +16,8 @@ from npu_compiler.graph.next_token import NO_NUMBER
 from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED, as_matrix, sampled_token_ir
 from npu_runtime import Device, Executor, Generator, NPUBuffer
 from npu_runtime.backend import BoundPlan, Recording
-from npu_runtime.device_decoding import can_decode_on_device, decode_on_device
-from npu_runtime.sampling import Sampler, Sampling
+from npu_text.device_decoding import can_decode_on_device, decode_on_device
+from npu_text.sampling import Sampler, Sampling
 from tests.support.decoders import Decoder, fill_weights
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -219,7 +219,7 @@ def test_a_full_cache_ends_the_text(generator: Generator, on_device: Generator) 
 def test_what_the_device_leaves_undecided_the_host_chooses(generator: Generator, monkeypatch: Any) -> None:
     """Steps that were asked for ahead run again behind the token, with the random numbers that they had."""
     undecided: list[int] = []
-    monkeypatch.setattr("npu_runtime.sampling._TRIES", (1, 1, 1))
+    monkeypatch.setattr("npu_text.sampling._TRIES", (1, 1, 1))
     advance = type(generator.model.begin()).advance
     options = {"temperature": 5.0, "top_p": 0.2, "seed": 8}
     expected = ids(generator, 40, **options)
@@ -228,7 +228,7 @@ def test_what_the_device_leaves_undecided_the_host_chooses(generator: Generator,
         undecided.append(len(sequence.tokens))
         return advance(sequence, tokens)
 
-    monkeypatch.setattr("npu_runtime.language_model.TokenSequence.advance", counted)
+    monkeypatch.setattr("npu_text.language_model.TokenSequence.advance", counted)
     monkeypatch.setattr(generator, "_decoding", decode_on_device)
     assert ids(generator, 40, **options) == expected
     assert len(undecided) > 20, "most"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from npu_compiler.errors import DeviceError, InputError
 from npu_runtime import Generator
-from npu_runtime.sampling import Sampler, Sampling
+from npu_text.sampling import Sampler, Sampling
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))
 

@@ -93,19 +93,23 @@ def test_weights_are_where_they_are_read_and_once(extraction: Extraction, device
     assert device.backend.transfers.uploads.nbytes - before == crossing
 
 
-def test_tensors_stay_on_the_device_between_its_partitions(device: Device) -> None:
+@pytest.mark.parametrize(("size", "uploads"), [(96, 2), (64, 3)])
+def test_tensors_stay_on_the_device_between_its_partitions(size: int, uploads: int, device: Device) -> None:
+    """A tensor that several partitions read crosses once; a small one with each of them, in its own submission."""
+
     def function(x: torch.Tensor) -> torch.Tensor:
         kept = x @ x
         return (torch.cumsum(kept, 0) @ x) + kept
 
-    plan = check_mixed(Function(function), (SQUARE,), device)
+    square = torch.randn(size, size) / size**0.5
+    plan = check_mixed(Function(function), (square,), device)
     assert sides(plan) == ["npu", "cpu", "npu"]
     to_device = [t.tensor for t in plan.transfers if t.direction == "to_npu"]
     assert to_device == [plan.inputs[0].name, "cumsum"]
     executor = DAGExecutor(plan, device)
     before = device.backend.transfers.uploads.count
-    executor.execute({plan.inputs[0].name: SQUARE.numpy()})
-    assert device.backend.transfers.uploads.count - before == 2
+    executor.execute({plan.inputs[0].name: square.numpy()})
+    assert device.backend.transfers.uploads.count - before == uploads
 
 
 def test_bfloat16_crosses_bit_for_bit(device: Device) -> None:

@@ -94,7 +94,7 @@ def choice_plan() -> ExecutionPlan:
     assert isinstance(first, KernelCall)
     assert isinstance(second, KernelCall)
     args = (Argument(0, 0), Argument(1, 0), Argument(3, 0, writes=True))
-    fused = KernelCall("both", 1, args, b"", (2, 2, 1), (32, 1, 1), 4 * COUNT, 6 * COUNT, cluster=(2, 1, 1))
+    fused = KernelCall("both", 1, args, b"", (2, 2, 1), (32, 1, 1), 4 * COUNT, 6 * COUNT)
     options = (CallOption("tensor cores", (fused,)), CallOption("", (first, second)))
     return replace(plan, kernels=(AXPY, KernelSource("fused", "not a kernel")), steps=(CallChoice(options),))
 

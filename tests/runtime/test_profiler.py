@@ -31,6 +31,8 @@ def test_kernels_runs_and_transfers_are_measured(device: Device, capsys: pytest.
     assert len(profile.runs) == 3
     assert (profile.uploads.count, profile.uploads.nbytes) == (2, 80)
     assert (profile.downloads.count, profile.downloads.nbytes) == (1, 40)
+    assert profile.uploads.seconds > 0
+    assert profile.downloads.seconds > 0
 
     profiler.print_summary()
     printed = capsys.readouterr().out

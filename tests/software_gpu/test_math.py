@@ -135,6 +135,7 @@ SPECIAL: dict[str, dict[float, float]] = {
     "dot(float3(x, 2.0f, 1.0f), float3(x))": {3.0: 18.0},
     "length(float2(x, 4.0f))": {3.0: 5.0},
     "float4(half4(x)).wzyx.z + float(vec<half, 2>(half(x)).y)": {1.5: 3.0},
+    "float(vec<half, 4>(half(1), half(x), half(2), half(3)).y)": {1.5: 1.5},
     "numeric_limits<half>::max() + x": {0.0: 65504.0},
     "float(0.1h) * x": {1.0: float(np.float16(0.1))},
     "0.1 * x": {1.0: float(np.float32(0.1))},

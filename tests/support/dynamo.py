@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from npu_runtime.torch_backend import npu
+from npu_model.torch_backend import npu
 
 __all__ = ["IN_PYTORCH", "close", "compiled", "layers", "normalised"]
 

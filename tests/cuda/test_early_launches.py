@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from cuda_compiler import early_launches
+from cuda_compiler.early_launches import kernel_number
 from npu_compiler.artifact.plan import Argument, CallChoice, CallOption, KernelCall, KernelSource, Step
 from npu_compiler.lowering.target import Lowering
 
 BUFFER = -1
 LOWERING = Lowering([])
-PATIENT = LOWERING.kernel(KernelSource("patient", ""))
-HURRYING = LOWERING.kernel(KernelSource("hurrying", ""), hurries=True)
+PATIENT = kernel_number(KernelSource("patient", ""), LOWERING)
+HURRYING = kernel_number(KernelSource("hurrying", ""), LOWERING, hurries=True)
 
 
 def launch(writes: bool = False, kernel: int = PATIENT) -> KernelCall:
@@ -18,7 +20,7 @@ def launch(writes: bool = False, kernel: int = PATIENT) -> KernelCall:
 
 def is_settled(*steps: Step) -> bool:
     LOWERING.steps = [*steps]
-    return LOWERING.is_settled(BUFFER)
+    return early_launches.is_settled(BUFFER, LOWERING)
 
 
 def test_what_the_launch_ahead_writes_is_not_settled() -> None:

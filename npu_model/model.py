@@ -11,9 +11,9 @@ from npu_compiler.compiled_program import CompiledProgram, is_program_file
 from npu_compiler.errors import InputError, WeightError
 from npu_compiler.ir import TensorSpec
 from npu_compiler.partitioner import PartitionPlan, partition
+from npu_model.dag_executor import DAGExecutor
 from npu_runtime.backend import Backend
 from npu_runtime.buffer import NPUBuffer, is_host_array
-from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.device import Device
 from npu_runtime.host_tensors import from_device, is_array, like, on_host
 from npu_runtime.weight_loader import Source, load_weights

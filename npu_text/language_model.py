@@ -21,8 +21,8 @@ from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
-from npu_runtime.sampling import Drawing
-from npu_runtime.step_functions import (
+from npu_text.sampling import Drawing
+from npu_text.step_functions import (
     PartitionedFunctions,
     ProgramFunctions,
     StepFunction,

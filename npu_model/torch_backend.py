@@ -23,12 +23,12 @@ from npu_compiler.compiler import compile as compile_program
 from npu_compiler.errors import DeviceError, ExtractionError, InputError, NPUError
 from npu_compiler.frontend.extraction import extract
 from npu_compiler.partitioner import partition
+from npu_model.graph_effects import Effects, find_effects, overlap
+from npu_model.model import Model, load
+from npu_model.weight_watch import WeightWatch
 from npu_runtime.buffer import NPUBuffer
-from npu_runtime.device import Device
-from npu_runtime.graph_effects import Effects, find_effects, overlap
+from npu_runtime.device import Device, device_kinds
 from npu_runtime.host_tensors import to_torch
-from npu_runtime.model import Model, load
-from npu_runtime.weight_watch import WeightWatch
 
 __all__ = ["npu"]
 
@@ -42,7 +42,7 @@ def npu(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: A
     Args:
         graph: What dynamo traced.
         example_inputs: What it was traced with.
-        options: Of ``torch.compile(..., options={"device": "cuda:1"})``: the device to run on; when omitted the CUDA
+        options: Of ``torch.compile(..., options={"device": "cuda:1"})``: the device to run on; when omitted the
             device that the inputs lie on, or the best of the machine. A mode, which is inductor's, changes nothing.
 
     Returns:
@@ -55,7 +55,7 @@ def npu(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: A
     chosen = options.get("options") or {}
     unknown = sorted(chosen.keys() - {"device"})
     if unknown:
-        raise InputError(f"given the option '{unknown[0]}', expected {{'device': name}}, such as 'cuda:1'")
+        raise InputError(f"given the option '{unknown[0]}', expected {{'device': name}}")
     return _Graph(graph, None if chosen.get("device") is None else Device.of(chosen["device"]))
 
 
@@ -210,16 +210,16 @@ class _Graph:
         return _Compiled(self._graph, args, does, device)
 
     def _chosen(self, args: Sequence[Any]) -> Device:
-        places = [arg.device for arg in args if isinstance(arg, torch.Tensor)]
-        other = next((place for place in places if place.type not in ("cpu", "cuda")), None)
+        """The device asked for; else the one that the tensors lie on, or the best for those of the CPU."""
+        holders = {kind.tensors: name for name, kind in device_kinds().items() if kind.tensors}
+        places = [arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu"]
+        other = next((place for place in places if place.type not in holders), None)
         if other is not None:
-            raise DeviceError(f"given a tensor on the device '{other}', expected tensors of the CPU and of CUDA")
-        on_cuda = [place for place in places if place.type == "cuda"]
+            known = ", ".join(map(repr, ("cpu", *holders)))
+            raise DeviceError(f"given a tensor on the device '{other}', expected tensors on one of {known}")
         if self._device is not None:
             return self._device
-        if not on_cuda:
-            return Device()
-        return Device(f"cuda:{on_cuda[0].index or 0}")
+        return Device(f"{holders[places[0].type]}:{places[0].index or 0}") if places else Device()
 
     @staticmethod
     def _warn(reason: str) -> None:

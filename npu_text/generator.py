@@ -14,11 +14,11 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, MissingDependencyError
 from npu_compiler.partitioner import PartitionPlan
 from npu_runtime.device import Device
-from npu_runtime.device_decoding import can_decode_on_device, decode_on_device
-from npu_runtime.language_model import LanguageModel, TokenSequence, plan_chunks
-from npu_runtime.sampling import Sampler, Sampling
-from npu_runtime.step_functions import Tensor
-from npu_runtime.tokenizer import TextStream, Tokenizer, encode, load_tokenizer
+from npu_text.device_decoding import can_decode_on_device, decode_on_device
+from npu_text.language_model import LanguageModel, TokenSequence, plan_chunks
+from npu_text.sampling import Sampler, Sampling
+from npu_text.step_functions import Tensor
+from npu_text.tokenizer import TextStream, Tokenizer, encode, load_tokenizer
 
 __all__ = ["Decoding", "Generation", "Generator", "Timing", "Token", "decode_on_host"]
 

@@ -14,9 +14,9 @@ from npu_compiler.graph.sampled_token import SLOTS, UNDECIDED
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Recording
 from npu_runtime.buffer import NPUBuffer
-from npu_runtime.language_model import LanguageModel, TokenSequence
-from npu_runtime.sampling import Drawing, Sampler, not_a_number
-from npu_runtime.step_functions import Tensor
+from npu_text.language_model import LanguageModel, TokenSequence
+from npu_text.sampling import Drawing, Sampler, not_a_number
+from npu_text.step_functions import Tensor
 
 __all__ = ["can_decode_on_device", "decode_on_device"]
 

@@ -17,9 +17,9 @@ from npu_compiler.compiler import compile
 from npu_compiler.errors import InputError, ProgramFormatError
 from npu_compiler.partitioner import PartitionPlan, partition
 from npu_compiler.tensor.layout import BufferSpec
+from npu_model.dag_executor import DAGExecutor
 from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
-from npu_runtime.dag_executor import DAGExecutor
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import load_weights

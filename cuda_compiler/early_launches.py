@@ -1,0 +1,41 @@
+"""Launches that begin while those ahead still run, from compute capability 9.0 on: what they read before they wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from npu_compiler.artifact.plan import Call, KernelCall, KernelSource, options_of
+from npu_compiler.lowering.target import Lowering
+
+__all__ = ["is_settled", "kernel_number"]
+
+
+@dataclass
+class _Hurrying:
+    """The kernels of a function that let the next launch begin while they still wait for those ahead."""
+
+    kernels: set[int] = field(default_factory=set)
+
+
+def kernel_number(source: KernelSource, lowering: Lowering, hurries: bool = False) -> int:
+    """As `Lowering.kernel`; `hurries` where the kernel lets the next launch begin before it has waited itself."""
+    number = lowering.kernel(source)
+    if hurries:
+        lowering.record(_Hurrying).kernels.add(number)
+    return number
+
+
+def is_settled(buffer: int, lowering: Lowering) -> bool:
+    """Whether a scratch buffer is written when the next launch begins, however early: one since then waited."""
+    hurrying = lowering.record(_Hurrying).kernels
+    for step in reversed(lowering.steps):
+        if any(argument.buffer == buffer and argument.writes for argument in step.args):
+            return False
+        if all(any(_waits(call, hurrying) for call in option.calls) for option in options_of(step)):
+            return True
+    return False
+
+
+def _waits(call: Call, hurrying: set[int]) -> bool:
+    """Whether it lets the next launch begin only when all launches ahead of itself have finished."""
+    return not (isinstance(call, KernelCall) and call.kernel in hurrying)
