@@ -254,16 +254,16 @@ def test_a_target_takes_a_model_of_a_device_that_has_no_name() -> None:
     assert warp_costs(model).traffic_bytes != warp_costs(CUDA_DEVICES.named("sm_90", "cuda")).traffic_bytes
 
 
-FACTS = {"cores", "shared_bytes", "core_shared_bytes", "clock_mhz", "memory_gbs", "cache_gbs"}
+FACTS = {"cores", "shared_bytes", "core_shared_bytes", "clock_mhz"}
 
 
 def test_no_source_of_a_target_holds_a_number_of_one_device() -> None:
-    """Numbers of cores, clocks, bandwidths and sizes of shared memory are in the data of devices alone."""
-    numbers = set[float]()
+    """Numbers of cores, clocks and sizes of shared memory are in the data of devices alone."""
+    numbers = set[int]()
     for target, models in MODELS.items():
         for name in models.names:
             numbers |= {getattr(models.named(name, target), fact) for fact in FACTS}
-    numbers = {number for number in numbers if number > 100 and number not in (128, 1024)}
+    numbers = {number for number in numbers if number > 100 and number.bit_count() > 1}  # others may mean anything
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.value}"
         for folder in ("cuda_compiler", "metal_compiler", "npu_compiler/lowering")
