@@ -264,3 +264,11 @@ def test_runs_from_several_threads(loaded: DAGExecutor) -> None:
     with ThreadPoolExecutor(3) as pool:
         for result, wanted in zip(pool.map(run, range(6)), expected, strict=True):
             np.testing.assert_array_equal(result, wanted)
+
+
+def test_a_tensor_that_goes_by_keyword_alone_is_read(device: Device) -> None:
+    def function(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(x, values, sorter=torch.argsort(x)) * 2
+
+    plan = check_mixed(Function(function), (torch.tensor([3.0, 1.0, 2.0, 5.0]), torch.tensor([0.5, 2.5, 9.0])), device)
+    assert "cpu" in sides(plan)
