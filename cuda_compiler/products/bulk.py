@@ -8,9 +8,10 @@ from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_laun
 from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.packing import pack_size
-from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
+from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
-from cuda_compiler.tiles.wgmma import warpgroup_product
+from cuda_compiler.tiles.tiling import Asked
+from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
@@ -25,7 +26,9 @@ _TAKEN = 8  # neighbours of a row that a thread has
 _FILES = "tensor_cores.cuh", "warpgroups.cuh", "bulk_copies.cuh", "bulk_tile.cuh", "bulk_store.cuh"
 
 
-def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+def bulk_options(
+    found: Product, asked: Asked, group: Group, lowering: Lowering, positions: Positions
+) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not _suits(found):
         return []
@@ -34,7 +37,7 @@ def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Po
     )
     return [
         CallOption(WARPGROUPS, (_lower_bulk(found, fused, lowering, tiling),))
-        for tiling in bulk_tilings(found.m, found.n, found.k)
+        for tiling in bulk_tilings(asked, lowering.device)
     ]
 
 
@@ -56,7 +59,7 @@ def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: Bul
             parts=_FILES,
         ),
         LaunchShape(
-            blocks=tiling.blocks(tiles_m * tiles_n),
+            blocks=tiling.blocks(tiles_m * tiles_n, lowering.device),
             threads=tiling.threads,
             splits=tiling.splits,
             shared_bytes=tiling.shared_bytes,

@@ -16,11 +16,10 @@ from metal_compiler.tiles.tiling import (
     GROUP,
     MAX_GRID,
     TILE_THREADS,
+    Asked,
+    best_tiling,
     chunk_of,
-    tile_columns,
-    tile_depth,
     tile_dtype,
-    tile_rows,
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
@@ -69,15 +68,15 @@ def _row_stride(weight: Operand) -> int | None:
 def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering) -> KernelCall:
     image, weight = conv.image, conv.weight
     tile = tile_dtype(image.dtype, weight.dtype)
-    rows, width = tile_rows(conv.pixels), tile_columns(conv.outputs)
+    tiling = best_tiling(Asked(conv.pixels, conv.outputs, conv.depth, conv.groups, tile), lowering.device)
     readable = weight.readable(0) if conv.groups == 1 else conv.outputs
     definitions = {
         "a_t": METAL.storage[image.dtype.name],
         "b_t": METAL.storage[weight.dtype.name],
         "tile_t": METAL.storage[tile.name],
-        "TILE_M": rows,
-        "TILE_N": width,
-        "TILE_K": tile_depth(tile),
+        "TILE_M": tiling.rows,
+        "TILE_N": tiling.columns,
+        "TILE_K": tiling.depth,
         "A_CHUNK": chunk_of(image.dtype, tile, image.strides[1], (*image.across(1), conv.channels)),
         "B_CHUNK": chunk_of(weight.dtype, tile, weight.strides[0], (weight.offset, row_stride, readable)),
     }
@@ -88,7 +87,7 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering)
         **image_values(image, conv.shape), **window_values(conv.windows),
         "weight_row": row_stride, "weight_col": weight.strides[0], "weight_columns": readable,
     }  # fmt: skip
-    grid = (ceil_div(conv.pixels, rows), ceil_div(conv.outputs, width), conv.groups)
+    grid = (ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns), conv.groups)
     return kernel.launch([image.argument, weight.argument], values, grid, TILE_THREADS, conv.flops)
 
 
