@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["compile_subgraph", "is_cuda_op_supported"]
 
 
-def compile_subgraph(ir_dict: IRSource, dtype: str | None = None) -> CompiledProgram:
+def compile_subgraph(ir_dict: IRSource, dtype: str | None = None, device: str | None = None) -> CompiledProgram:
     """Compiles a graph, or a partition of one, for CUDA: `npu_compiler.compile` with ``target="cuda"``."""
     from npu_compiler.compiler import compile
 
-    return compile(ir_dict, target="cuda", dtype=dtype)
+    return compile(ir_dict, target="cuda", dtype=dtype, device=device)

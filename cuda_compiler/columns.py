@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from cuda_compiler.dialect import CUDA
@@ -20,10 +20,10 @@ from cuda_compiler.states import (
     state_type,
     value_of,
 )
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue, pointer_parameters
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import RowPhase, RowProgram, row_operands, row_program
 from npu_compiler.lowering.operands import Operands
@@ -43,10 +43,16 @@ COLUMN_KERNEL = KernelTemplate(
 )
 _LANES = 32  # packs of a block
 _MAX_SLICES = 8
-_BUSY_THREADS = 512  # of a multiprocessor
-_SHARED_BYTES = 48 << 10  # of a block
+_STATIC_BYTES = 48 << 10  # of shared memory that CUDA lets any kernel declare
 _UNROLLED = 8  # loads that a thread has on their way
 _ROWS = -2  # the last of the rows' dimensions, along which they lie side by side
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """How many threads keep a multiprocessor busy."""
+
+    busy_threads: int
 
 
 def rows_side_by_side(group: Group, operands: Operands) -> bool:
@@ -67,7 +73,8 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     loads = packed_loads(operands, [group.expr], size, _ROWS)
     packed = with_packs(operands, loads)
     program = row_program(group, packed, CUDA, hoisting=False)
-    slices = _slices(packs, max(phase.extent for phase in program.phases), size * state_bytes(program.phases))
+    columns = max(phase.extent for phase in program.phases)
+    slices = _slices(packs, columns, size * state_bytes(program.phases), lowering.device)
     axes = AXES[len(AXES) - len(counts) :]
     statements = unpack("pack", axes, counts)
     if size > 1:
@@ -88,16 +95,18 @@ def _without_single_columns(group: Group, operands: Operands) -> Operands:
     return replace(operands, walks=walks)
 
 
-def _slices(packs: int, columns: int, nbytes: int) -> int:
+def _slices(packs: int, columns: int, nbytes: int, device: DeviceModel) -> int:
     """Threads that share the columns of a pack of rows: as few as keep the device busy.
 
     Args:
         packs: Packs of rows.
         columns: What is reduced.
         nbytes: Size of the states of a pack, which all threads of a block have in shared memory.
+        device: What they run on.
     """
-    slices, most = 1, min(_MAX_SLICES, _SHARED_BYTES // (_LANES * nbytes))
-    while 2 * slices <= most and packs * slices < MULTIPROCESSORS * _BUSY_THREADS and slices * 4 <= columns:
+    busy = device.cores * device.constants("columns", _Costs).busy_threads
+    slices, most = 1, min(_MAX_SLICES, _STATIC_BYTES // (_LANES * nbytes))
+    while 2 * slices <= most and packs * slices < busy and slices * 4 <= columns:
         slices *= 2
     return slices
 

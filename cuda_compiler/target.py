@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuda_compiler.attention.decode import loads_fresh
+from cuda_compiler.devices import DEVICES
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution
 from cuda_compiler.images.image_packing import packed_weight
@@ -39,7 +40,7 @@ class CUDATarget(CodegenTarget):
     storage_dtypes = frozenset(CUDA.storage)
     pairs_columns = True
     package = "cuda_compiler"
-    launch_flops = 1 << 32
+    devices = DEVICES
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":

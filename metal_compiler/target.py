@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from metal_compiler.devices import DEVICES
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.prologue import loads_vector
@@ -28,6 +29,7 @@ class MetalTarget(CodegenTarget):
     storage_dtypes = frozenset(METAL.storage)
     pairs_columns = True
     package = "metal_compiler"
+    devices = DEVICES
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":

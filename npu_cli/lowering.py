@@ -17,7 +17,7 @@ from npu_compiler.partitioning.refusals import refusals, refusals_text
 __all__ = ["compile_whole", "telling_all"]
 
 
-def compile_whole(ir: Path, target: str | None, dtype: str | None = None) -> CompiledProgram:
+def compile_whole(ir: Path, target: str | None, dtype: str | None = None, device: str | None = None) -> CompiledProgram:
     """As `npu_compiler.compile`, but the error lists every op that does not lower.
 
     Raises:
@@ -25,7 +25,7 @@ def compile_whole(ir: Path, target: str | None, dtype: str | None = None) -> Com
     """
     target = target_named(target).name
     with telling_all([ir], target, f"npu run {ir} --partition"), waiting("compiling the model"):
-        return npu_compiler.compile(ir, target=target, dtype=dtype)
+        return npu_compiler.compile(ir, target=target, dtype=dtype, device=device)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ __all__ = ["build_parser"]
 _SEEDS = 1 << 64  # as many as generators of random numbers take
 _DEVICE_HELP = "as `npu doctor` names it, with an index such as :1; the best of this machine when omitted"
 _TARGET_HELP = "what to compile for; default: what `npu_compiler.compile` does"
+_MODEL_HELP = "the GPU to choose kernels for, by the name the target knows it by; the target's default when omitted"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,6 +39,7 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=_path, metavar="M.npubin", help="default: beside the IR")
     parser.add_argument("--target", help=_TARGET_HELP)
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: chosen by the weights")
+    parser.add_argument("--device", help=_MODEL_HELP)
 
 
 def _add_describe(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,7 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
 def _add_partition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ir", type=_path, metavar="IR.json", help="what npu_compiler.extract wrote")
     parser.add_argument("--target", help=_TARGET_HELP)
+    parser.add_argument("--device", help=_MODEL_HELP)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from npu_compiler.frontend.ir_source import IRSource, is_ir_source
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.constraint_checker import check_constraints
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.target import CodegenTarget, target_named
 
@@ -25,7 +26,10 @@ __all__ = ["compile"]
 
 
 def compile(
-    source: IRSource | Mapping[str, IRSource], target: str | None = None, dtype: str | None = None
+    source: IRSource | Mapping[str, IRSource],
+    target: str | None = None,
+    dtype: str | None = None,
+    device: str | DeviceModel | None = None,
 ) -> CompiledProgram:
     """Compiles a model for a target. The same IR gives the same program, byte for byte.
 
@@ -36,13 +40,16 @@ def compile(
         target: Name of an installed target, such as ``metal`` or ``cuda``; ``metal`` when omitted.
         dtype: What to compute in, ``float16`` or ``bfloat16``; by default what the weights are in, and float16 for a
             float32 model.
+        device: The GPU to choose kernels and their sizes for, by the name that the target knows it by, such as
+            ``sm_80`` or ``apple_m2``, or as a model of one's own; the target's default when omitted. Another GPU runs
+            the program as well, as fast as those choices suit it.
 
     Raises:
         IRError: The IR is malformed.
         UnsupportedOpError: A node cannot run on the target; `partition` runs such nodes on the CPU.
         CompileError: An option is wrong, or functions disagree about a weight.
     """
-    chosen = target_named(target)
+    chosen = target_named(target, device)
     graphs = {name: read_graph(ir) for name, ir in _functions(source).items()}
     computes = {compute_dtype(graph, chosen, dtype) for graph in graphs.values()}
     if len(computes) > 1:

@@ -27,7 +27,10 @@ __all__ = ["Partition", "PartitionPlan", "TransferOp", "partition"]
 
 
 def partition(
-    source: IRSource, is_op_supported: NodeCallback | None = None, target: str | None = None
+    source: IRSource,
+    is_op_supported: NodeCallback | None = None,
+    target: str | None = None,
+    device: str | None = None,
 ) -> PartitionPlan:
     """Divides a model between a device and the CPU.
 
@@ -42,10 +45,11 @@ def partition(
             the reason. Without it, or with `npu_compiler.is_op_supported`, a node is supported where it lowers.
         target: Where nodes have to lower, such as ``metal`` or ``cuda``. With a callback, both have to agree; when
             omitted, the callback alone decides, and without one the target is that of `compile`.
+        device: The device of the target that partitions are compiled for, as for `compile`; its default when omitted.
 
     Raises:
         IRError: The IR is malformed.
-        CompileError: There is no such target, or the callback failed or is none.
+        CompileError: There is no such target or device, or the callback failed or is none.
     """
     if is_op_supported is not None and not callable(is_op_supported):
         raise CompileError(
@@ -56,7 +60,7 @@ def partition(
         is_op_supported = None
     if is_op_supported is None and target is None:
         target = target_named().name
-    codegen = target_named(target)
+    codegen = target_named(target, device)
     carried = read_carried_graph(source)
     graph = rename_changed(carried.graph)
     chains = find_chains(graph)
@@ -82,6 +86,7 @@ def partition(
         weight_keys=carried.weight_keys,
         notes=graph.notes,
         structure=graph.structure,
+        compiled_for=device,
     )
 
 

@@ -52,15 +52,18 @@ class DAGExecutor(PartitionExecutor):
             MissingDependencyError: A plan has partitions for the CPU and PyTorch is not installed.
             DeviceError: The device has too little memory, or refuses a kernel.
         """
-        super().__init__(plan, backend, partial(_compiled, compile_fn=compile_fn))
+        super().__init__(plan, backend, partial(_compiled, compile_fn=compile_fn, given=plan))
 
 
 def _compiled(
-    parts: Mapping[str, Mapping[str, Any]], target: str, compile_fn: CompileFunction | None
+    parts: Mapping[str, Mapping[str, Any]],
+    target: str,
+    compile_fn: CompileFunction | None,
+    given: PartitionPlan | Mapping[str, PartitionPlan],
 ) -> dict[str, CompiledPart]:
     """For each partition its program, and the function of it."""
     if compile_fn is None:
-        program = compile(parts, target) if parts else None
+        program = compile(parts, target, device=_compiled_for(given)) if parts else None
         return {name: (program, name) for name in parts} if program is not None else {}
     if not callable(compile_fn):
         raise InputError(f"given a {type(compile_fn).__name__} as compile_fn, expected a function of a partition's IR")
@@ -74,3 +77,13 @@ def _compiled(
             )
         programs[name] = (made, None)
     return programs
+
+
+def _compiled_for(given: PartitionPlan | Mapping[str, PartitionPlan]) -> str | None:
+    """The device that all partitions are compiled for, as functions of one program; None for the target's default."""
+    plans = given.values() if isinstance(given, Mapping) else [given]
+    found = dict.fromkeys(plan.compiled_for for plan in plans)
+    if len(found) > 1:
+        names = ", ".join(name or "the default" for name in found)
+        raise InputError(f"given plans for the devices {names}, expected one; give all calls of partition one device")
+    return next(iter(found))

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.element import ElementFunction, element_function
@@ -22,6 +24,7 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import CHECK
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
@@ -41,14 +44,9 @@ _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight
 _MAX_TILES = 8192  # that a block lists
 _WARPS = 8
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
-_DEPTH = 2  # pieces that a warp has on their way, where one cluster works for a head
-_SHARED_BYTES = 200 * 1024  # of a multiprocessor, for pieces
 _PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 8  # elements between rows in shared memory
 _CLUSTER = 8
-_BLOCKS = 112  # that the device holds at once, one a multiprocessor, in whole clusters
-_ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
-_ENOUGH = 1  # pieces for each warp of another cluster
 _PLACE = "_place"  # ends the names of functions that say where a fresh row of a cache goes
 
 ATTENTION_DECODE = KernelTemplate(
@@ -72,11 +70,29 @@ ATTENTION_DECODE = KernelTemplate(
 
 
 @dataclass(frozen=True)
+class _Costs:
+    """What decides how clusters share the positions.
+
+    Attributes:
+        piece_bytes: Shared memory of a multiprocessor for pieces.
+        depth: Pieces that a warp has on their way, where one cluster works for a head.
+        alone: Pieces for each warp that one cluster computes sooner than several would put their parts together.
+        enough: Pieces for each warp of another cluster.
+    """
+
+    piece_bytes: int
+    depth: int
+    alone: int
+    enough: int
+
+
+@dataclass(frozen=True)
 class _Division:
     """How the work is divided.
 
     Attributes:
         problem: What is to be computed.
+        costs: What decided it.
         block: Positions of a block of the mask.
         cluster: Blocks of threads of a cluster.
         clusters: Clusters that share the positions of a head of keys.
@@ -84,6 +100,7 @@ class _Division:
     """
 
     problem: Attention
+    costs: _Costs
     block: int
     cluster: int
     clusters: int
@@ -142,7 +159,7 @@ def lower_decode(
         positions: The operands of the epilogue.
         blocks: What each block of the mask does.
     """
-    division = _divide(problem, blocks.positions)
+    division = _divide(problem, blocks.positions, lowering.device)
     fresh = _fresh_rows(problem)
     if division is None or fresh is None:
         return None
@@ -182,7 +199,9 @@ def _fresh_rows(problem: Attention) -> int | None:
     return keys if keys == values and keys <= _MAX_ROWS else None
 
 
-def _divide(problem: Attention, block: int) -> _Division | None:
+def _divide(problem: Attention, block: int, device: DeviceModel) -> _Division | None:
+    if not offers(device, CLUSTERS):
+        return None
     rows = problem.shared * problem.rows
     tiles = ceil_div(problem.length, block)
     sets = ceil_div(rows, 8)
@@ -190,14 +209,16 @@ def _divide(problem: Attention, block: int) -> _Division | None:
     if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
         return None
     heads, pieces = problem.batch * problem.groups, tiles * block // _PIECE
+    costs, held = device.constants("attention_decode", _Costs), cluster_cores(device)[_CLUSTER]
     cluster = _CLUSTER
-    while cluster > 1 and (heads * cluster > 2 * _BLOCKS or cluster // 2 * _WARPS >= pieces):
+    while cluster > 1 and (heads * cluster > 2 * held or cluster // 2 * _WARPS >= pieces):
         cluster //= 2
-    resident = _SHARED_BYTES // _piece_bytes(problem)
-    most = max(1, _BLOCKS * min(resident, 2) // (heads * cluster))
-    clusters = 1 if pieces <= _ALONE * cluster * _WARPS else min(most, ceil_div(pieces, _ENOUGH * cluster * _WARPS))
-    depth = min(_DEPTH if clusters == 1 else 1, _SHARED_BYTES // _piece_bytes(problem))
-    return _Division(problem, block, cluster, clusters, depth)
+    resident = costs.piece_bytes // _piece_bytes(problem)
+    most = max(1, held * min(resident, 2) // (heads * cluster))
+    warps = cluster * _WARPS
+    clusters = 1 if pieces <= costs.alone * warps else min(most, ceil_div(pieces, costs.enough * warps))
+    depth = min(costs.depth if clusters == 1 else 1, costs.piece_bytes // _piece_bytes(problem))
+    return _Division(problem, costs, block, cluster, clusters, depth)
 
 
 def _piece_bytes(problem: Attention) -> int:
@@ -272,8 +293,8 @@ def _macros(division: _Division) -> dict[str, object]:
         "CLUSTER": division.cluster,
         "CLUSTERS": division.clusters,
         "RESULT_TILES": problem.batch * problem.groups,
-        "ALONE": _ALONE * warps,
-        "ENOUGH": _ENOUGH * warps,
+        "ALONE": division.costs.alone * warps,
+        "ENOUGH": division.costs.enough * warps,
         "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
         **mask_macros(problem),
     }

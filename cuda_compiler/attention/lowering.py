@@ -13,10 +13,10 @@ from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values,
 from cuda_compiler.early_launches import is_settled
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
@@ -30,8 +30,6 @@ __all__ = ["ATTENTION", "lower_attention"]
 
 _CHUNK = 8  # elements of 16 bytes
 _SLOTS = 3  # as in attention_tile.cuh
-_SPLIT_TILES = 2  # blocks of positions that are worth a block of threads
-_ALONE_TILES = 4  # that one block of threads computes sooner than several would put their parts together
 
 ATTENTION = KernelTemplate(
     "attention",
@@ -50,6 +48,19 @@ ATTENTION = KernelTemplate(
         "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_tile.cuh attention_store.cuh"
     ),
 )
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What decides how many blocks of threads share the positions of a row.
+
+    Attributes:
+        split_tiles: Blocks of positions that are worth a block of threads.
+        alone_tiles: Those that one block of threads computes sooner than several would put their parts together.
+    """
+
+    split_tiles: int
+    alone_tiles: int
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     if len(caches) == 1:  # keys or values alone are made ahead
         problem = problem.stored().with_operand(0, problem.q)
         return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, problem=problem), lowering)]
-    division = _divide(problem)
+    division = _divide(problem, lowering.device)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = problem.mask is None or (not launches and is_settled(states.buffer, lowering))
@@ -118,7 +129,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     decode = lower_decode(problem, group, lowering, positions, blocks)
     if decode is not None:
         options.insert(0, CallOption(CLUSTERS, (decode,)))
-    elif is_for_warpgroups(problem):
+    elif is_for_warpgroups(problem, lowering.device):
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
         options.insert(0, CallOption(WARPGROUPS, (*producers, prefill)))
     return [*launches, *choice_of(options)]
@@ -136,7 +147,7 @@ def _lower_tiles(
         ATTENTION,
         grid=(division.row_tiles, division.splits, problem.batch * problem.groups),
         values=operand_values(problem, division.state_rows),
-        macros={**_macros(division), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
+        macros={**_macros(division, lowering.device), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         inputs=bindings(problem, states, parts_bytes, lowering),
         flops=problem.flops,
         shared_bytes=division.shared_bytes,
@@ -152,12 +163,24 @@ def _check(problem: Attention) -> None:
         raise OpRefusal(f"given query, key and value of {given}, expected all of float16 or all of bfloat16")
 
 
-def _divide(problem: Attention) -> _Division:
+def _divide(problem: Attention, device: DeviceModel) -> _Division:
+    """The division whose blocks of threads find room on the device.
+
+    Raises:
+        OpRefusal: None does: heads are too large.
+    """
     rows = problem.shared * problem.rows
     block = 64 if max(padded(problem.size), padded(problem.value_size)) <= 128 else 32
     warps_m, warps_l = _warps(rows, block)
     blocks = problem.batch * problem.groups * ceil_div(rows, 16 * warps_m)
-    return _Division(problem, block, warps_m, warps_l, _splits(ceil_div(problem.length, block), blocks))
+    splits = _splits(ceil_div(problem.length, block), blocks, device)
+    division = _Division(problem, block, warps_m, warps_l, splits)
+    if division.shared_bytes > device.shared_bytes:
+        raise OpRefusal(
+            f"given heads of {problem.size} and {problem.value_size}, whose blocks take {division.shared_bytes} bytes "
+            f"of shared memory, expected at most the {device.shared_bytes} that a block has on {device.name}"
+        )
+    return division
 
 
 def _chunk(operand: Operand) -> int:
@@ -178,21 +201,25 @@ def _warps(rows: int, block: int) -> tuple[int, int]:
     return along_rows, max(1, min(4, block // 16) // along_rows)
 
 
-def _splits(tiles: int, blocks: int) -> int:
+def _costs(device: DeviceModel) -> _Costs:
+    return device.constants("attention_tiles", _Costs)
+
+
+def _splits(tiles: int, blocks: int, device: DeviceModel) -> int:
     """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
-    return max(1, min(MULTIPROCESSORS // blocks, ceil_div(tiles, _SPLIT_TILES)))
+    return max(1, min(device.cores // blocks, ceil_div(tiles, _costs(device).split_tiles)))
 
 
-def _macros(division: _Division) -> dict[str, object]:
-    problem = division.problem
+def _macros(division: _Division, device: DeviceModel) -> dict[str, object]:
+    problem, costs = division.problem, _costs(device)
     return {
         **size_macros(problem),
         "BLOCK": division.block,
         "WARPS_M": division.warps_m,
         "WARPS_L": division.warps_l,
         "SPLITS": division.splits,
-        "SPLIT_TILES": _SPLIT_TILES,
-        "ALONE_TILES": _ALONE_TILES,
+        "SPLIT_TILES": costs.split_tiles,
+        "ALONE_TILES": costs.alone_tiles,
         "Q_CHUNK": _chunk(problem.q),
         "K_CHUNK": _chunk(problem.k),
         "V_CHUNK": _chunk(problem.v),

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
+from cuda_compiler.devices import offers
 from cuda_compiler.packing import pack_size
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from cuda_compiler.tiles.wgmma import SHARED_BYTES, warpgroup_product
+from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
@@ -24,7 +26,6 @@ __all__ = ["ATTENTION_PREFILL", "is_for_warpgroups", "lower_prefill"]
 _PANEL = 64  # columns that lie side by side in shared memory
 _MAX_SIZE = 128
 _CHUNK = 8  # elements of 16 bytes
-_SPLIT_TILES = 8  # blocks of positions that are worth a block of threads
 
 ATTENTION_PREFILL = KernelTemplate(
     "attention_prefill",
@@ -47,11 +48,19 @@ ATTENTION_PREFILL = KernelTemplate(
 
 
 @dataclass(frozen=True)
+class _Costs:
+    """How many blocks of positions are worth a block of threads."""
+
+    split_tiles: int
+
+
+@dataclass(frozen=True)
 class _Division:
     """How the work is divided.
 
     Attributes:
         problem: What is to be computed.
+        device: What it is computed on.
         warpgroups_m: Warpgroups along the rows, 64 each.
         warpgroups_l: Warpgroups that take turns at the blocks of positions.
         block: Positions of a block.
@@ -59,6 +68,7 @@ class _Division:
     """
 
     problem: Attention
+    device: DeviceModel
     warpgroups_m: int
     warpgroups_l: int
     block: int
@@ -74,10 +84,15 @@ class _Division:
         return ceil_div(self.problem.shared * self.problem.rows, 64 * self.warpgroups_m) * self.layers
 
     @property
+    def split_tiles(self) -> int:
+        """Blocks of positions that are worth a block of threads."""
+        return self.device.constants("attention_prefill", _Costs).split_tiles
+
+    @property
     def splits(self) -> int:
         """Blocks of threads for the positions of one tile of rows, where the rows alone leave the device idle."""
         blocks = ceil_div(self.problem.length, self.block)
-        return max(1, min(MULTIPROCESSORS // self.tiles, blocks // _SPLIT_TILES))
+        return max(1, min(self.device.cores // self.tiles, blocks // self.split_tiles))
 
     @property
     def shared_bytes(self) -> int:
@@ -92,13 +107,14 @@ class _Division:
         return self.tiles * self.splits * numbers * 128 * self.warpgroups_m * FLOAT32.size
 
 
-def is_for_warpgroups(problem: Attention) -> bool:
+def is_for_warpgroups(problem: Attention, device: DeviceModel) -> bool:
     """Whether `lower_prefill` takes it: enough rows for a tile, heads of whole chunks, a list of blocks that fits."""
     sizes_fit = all(size % 16 == 0 and size <= _MAX_SIZE for size in (problem.size, problem.value_size))
     copied = all(operand.has_chunks(_CHUNK) for operand in (problem.q, problem.k, problem.v))
-    if problem.shared * problem.rows <= 64 or not sizes_fit or not copied or problem.scale <= 0:
+    enough = problem.shared * problem.rows > 64 and problem.scale > 0
+    if not (enough and sizes_fit and copied and offers(device, WARPGROUPS)):
         return False
-    return _divide(problem).shared_bytes <= SHARED_BYTES
+    return _divide(problem, device).shared_bytes <= device.shared_bytes
 
 
 def lower_prefill(
@@ -113,7 +129,7 @@ def lower_prefill(
         positions: Operands of the epilogue.
         blocks: What each block of the mask does.
     """
-    division = _divide(problem)
+    division = _divide(problem, lowering.device)
     parts_bytes = division.parts_bytes() if division.splits > 1 else 0
     dtype = problem.q.dtype.name
     products = [
@@ -139,12 +155,12 @@ def lower_prefill(
     return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
 
 
-def _divide(problem: Attention) -> _Division:
+def _divide(problem: Attention, device: DeviceModel) -> _Division:
     """Tiles of 128 rows where they fill the device; else of 64, whose positions two warpgroups share."""
-    whole = _Division(problem, warpgroups_m=2, warpgroups_l=1, block=128, stages=3)
-    if whole.tiles < MULTIPROCESSORS:
-        return _Division(problem, warpgroups_m=1, warpgroups_l=2, block=64, stages=4)
-    return whole if whole.shared_bytes <= SHARED_BYTES else replace(whole, stages=2)
+    whole = _Division(problem, device, warpgroups_m=2, warpgroups_l=1, block=128, stages=3)
+    if whole.tiles < device.cores:
+        return _Division(problem, device, warpgroups_m=1, warpgroups_l=2, block=64, stages=4)
+    return whole if whole.shared_bytes <= device.shared_bytes else replace(whole, stages=2)
 
 
 def _macros(division: _Division) -> dict[str, object]:
@@ -158,7 +174,7 @@ def _macros(division: _Division) -> dict[str, object]:
         "WARPGROUPS_M": division.warpgroups_m,
         "WARPGROUPS_L": division.warpgroups_l,
         "SPLITS": division.splits,
-        "SPLIT_TILES": _SPLIT_TILES,
+        "SPLIT_TILES": division.split_tiles,
         "CAUSAL": int(problem.causal),
         "MASK_STEP": 1 if problem.mask is None else problem.mask.strides[3],
         **mask_macros(problem),

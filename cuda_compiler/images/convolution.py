@@ -20,9 +20,9 @@ from cuda_compiler.images.image_packing import (
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.packing import pack_size
-from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
-from cuda_compiler.tiles.tiling import Tiling
+from cuda_compiler.tiles.tiling import Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
@@ -74,7 +74,7 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
         return choice_of(_tiled_options(conv, group, found, lowering, conv.image.argument, _geometry(conv)))
     packing, packed, geometry = pack_image(conv.image, _geometry(conv), lowering)
     tiled = _tiled_options(conv, group, found, lowering, packed, geometry)
-    if not fits_windows(conv, group, found):
+    if not fits_windows(conv, group, found, lowering.device):
         return [packing, *choice_of(tiled)]
     packed_ways = (CallOption(way.requires, (packing, *way.calls)) for way in tiled)
     return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, group, found, lowering),)), *packed_ways])
@@ -136,14 +136,14 @@ def _tiled_options(
     depth = sum(map(_depth, _summed(conv, group)))
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
-    moved = bytes_of_a_result(conv, group, lowering)
-    tilings = close_tilings(conv.pixels, conv.outputs, depth, conv.groups, moved, warpgroups=large)
+    asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, bytes_of_a_result(conv, group, lowering))
+    tilings = close_tilings(asked, lowering.device, large)
     fused = anchor_epilogue(group, found, pack_size(group, found.operands, conv.outputs))
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
     given = (conv, fused, lowering, image, "\n".join(structs))
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
-    if fits_overlaps(conv, group, found):
+    if fits_overlaps(conv, group, found, lowering.device):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
     return ways
 
@@ -162,7 +162,7 @@ def _lower_tiled(
     tiles_m, tiles_n = ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns)
     tiles = tiles_m * tiles_n * conv.groups
     macros = {
-        **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n)),
+        **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n, lowering.device)),
         "ADDED": len(summed) - 1,
         "tile_t": CUDA.storage[conv.image.dtype.name],
         "A_ALONG_K": 1,
@@ -178,12 +178,12 @@ def _lower_tiled(
         inputs |= {"added_image": part.image.argument, "added_weight": part.weight.argument}
     launch = Launch(
         CONV2D,
-        grid=(tiling.grid(tiles), tiling.splits, 1),
+        grid=(tiling.grid(tiles, lowering.device), tiling.splits, 1),
         values={"rows": conv.pixels, "tiles_m": tiles_m},
         macros=macros,
         inputs={**inputs, "partial": partial_argument(tiling, tiles, weight, lowering)},
         flops=sum(part.flops for part in summed),
-        text=f"{structs}\n{product_function(tiling, conv.image.dtype)}",
+        text=f"{structs}\n{tiling.functions(conv.image.dtype.name)}",
         files=tiling.files,
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import offers
 from cuda_compiler.images.image_packing import CHUNK, is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
@@ -14,10 +18,9 @@ from cuda_compiler.images.window_tiles import (
     window_launch,
     window_template,
 )
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from cuda_compiler.tiles.wgmma import SHARED_BYTES
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -27,7 +30,6 @@ __all__ = ["CONV2D_OVERLAP", "fits_overlaps", "lower_overlaps"]
 
 _GROUPS = 2  # warpgroups of a block: one multiplies while the other one stores
 _MAX_STEPS = 36  # of 16 products: their weights stay in registers
-_LEAST_ROUNDS = 4  # tiles of a warpgroup that make up for the weights' way to the registers
 
 CONV2D_OVERLAP = window_template(
     "conv2d_overlap",
@@ -37,14 +39,24 @@ CONV2D_OVERLAP = window_template(
 )
 
 
-def fits_overlaps(conv: Convolution, group: Group, found: Positions) -> bool:
+@dataclass(frozen=True)
+class _Costs:
+    """How many tiles of a warpgroup make up for the weights' way to the registers."""
+
+    least_rounds: int
+
+
+def fits_overlaps(conv: Convolution, group: Group, found: Positions, device: DeviceModel) -> bool:
     """Whether a convolution whose weights lie in chunks can be lowered this way, and has tiles enough to gain by it."""
+    if not offers(device, WARPGROUPS):
+        return False
     outputs, channels, taps_y, taps_x = conv.weight.shape
     plain = conv.groups == 1 and conv.windows.stride == (1, 1) and group.added is None
     whole = channels % (2 * CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
-    enough = tiles_of(conv) >= _LEAST_ROUNDS * _GROUPS * _blocks(conv)
-    fits = _GROUPS * _group_bytes(conv) <= SHARED_BYTES
+    rounds = device.constants("overlaps", _Costs).least_rounds
+    enough = tiles_of(conv) >= rounds * _GROUPS * _blocks(conv, device)
+    fits = _GROUPS * _group_bytes(conv) <= device.shared_bytes
     return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found)
 
 
@@ -60,13 +72,13 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "PLANE_BYTES": _plane(conv),
         "GROUP_BYTES": _group_bytes(conv),
     }
-    blocks = min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv))
+    blocks = min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv, lowering.device))
     return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, blocks, TILE_X * TILE_Y)
 
 
-def _blocks(conv: Convolution) -> int:
+def _blocks(conv: Convolution, device: DeviceModel) -> int:
     """Blocks for each 64 output channels that run at a time."""
-    return max(1, MULTIPROCESSORS // ceil_div(conv.shape[1], OUTPUTS))
+    return max(1, device.cores // ceil_div(conv.shape[1], OUTPUTS))
 
 
 def _lines(conv: Convolution) -> tuple[int, int]:

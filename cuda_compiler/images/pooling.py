@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import PACK_SIZES, pack_size
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.operand import are_chunks
@@ -34,8 +35,14 @@ POOL2D = KernelTemplate(
     threads=_THREADS,
 )
 _PAIR_TYPES = {FLOAT16: '"f16x2"', BFLOAT16: '"bf16x2"'}
-_BUSY_THREADS = 1024  # of a multiprocessor
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """How many threads keep a multiprocessor busy."""
+
+    busy_threads: int
 
 
 @lowering_of(Pooling)
@@ -48,7 +55,7 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
     image = pool.image
     found = epilogue_positions(group, lowering, "sum")
     size = _pack_size(pool, group, found)
-    along_y, along_x = _along(pool, size)
+    along_y, along_x = _along(pool, size, lowering.device)
     batch, channels, out_height, out_width = pool.shape
     groups, packs = batch * ceil_div(out_height, along_y) * ceil_div(out_width, along_x), channels // size
     macros = {
@@ -74,11 +81,12 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
     return [anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
 
 
-def _along(pool: Pooling, size: int) -> tuple[int, int]:
+def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:
     """Output pixels of a thread along y and x: two where windows overlap and there is work for all threads."""
     windows = pool.windows
     overlapping = not pool.adaptive and windows.kernel[0] > windows.stride[0]
-    enough = prod(pool.shape) // size >= 2 * MULTIPROCESSORS * _BUSY_THREADS
+    busy = device.constants("pooling", _Costs).busy_threads
+    enough = prod(pool.shape) // size >= 2 * device.cores * busy
     return (2, 1) if overlapping and enough and windows.span(0, 2) * windows.span(1, 1) <= _MAX_UNROLLED else (1, 1)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import offers
 from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
@@ -15,9 +17,9 @@ from cuda_compiler.images.window_tiles import (
     window_launch,
     window_template,
 )
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
@@ -25,7 +27,6 @@ from npu_compiler.lowering.target import Lowering
 
 __all__ = ["CONV2D_WINDOW", "fits_windows", "lower_windows"]
 
-_BLOCKS = 3  # that share a multiprocessor
 _MAX_CHANNELS = 4  # two pixels of so many make 16 bytes
 _MAX_STEPS = 16  # of 16 products: their weights stay in registers
 _MAX_WORDS = 24  # of a tile's pixels that a thread has on their way
@@ -39,6 +40,13 @@ CONV2D_WINDOW = window_template(
     threads=GROUP_THREADS,
     shared_bytes=lambda macros: macros["WINDOW_BYTES"] + RESULT_BYTES,
 )
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """How many blocks share a multiprocessor."""
+
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,9 @@ class _Window:
         return ceil_div(self.line * self.lines * 16, 128) * 128
 
 
-def fits_windows(conv: Convolution, group: Group, found: Positions) -> bool:
+def fits_windows(conv: Convolution, group: Group, found: Positions, device: DeviceModel) -> bool:
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
-    if conv.groups != 1 or conv.channels > _MAX_CHANNELS:
+    if conv.groups != 1 or conv.channels > _MAX_CHANNELS or not offers(device, WARPGROUPS):
         return False
     if (conv.windows.stride[1], conv.windows.dilation[1]) != (2, 1):
         return False
@@ -78,18 +86,19 @@ def fits_windows(conv: Convolution, group: Group, found: Positions) -> bool:
 
 def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
     """One launch: a block takes tiles of results in turn."""
-    window = _window(conv)
+    window, device = _window(conv), lowering.device
+    blocks = device.constants("windows", _Costs).blocks
     macros = {
         **_geometry(conv),
-        "BLOCKS": _BLOCKS,
+        "BLOCKS": blocks,
         "BEFORE": window.before,
         "PAIRS": window.pairs,
         "LINE": window.line,
         "LINES": window.lines,
         "WINDOW_BYTES": window.nbytes,
     }
-    blocks = min(tiles_of(conv), _BLOCKS * MULTIPROCESSORS)
-    return window_launch(CONV2D_WINDOW, conv, (group, found), lowering, macros, blocks, TILE_X * TILE_Y // 2)
+    grid = min(tiles_of(conv), blocks * device.cores)
+    return window_launch(CONV2D_WINDOW, conv, (group, found), lowering, macros, grid, TILE_X * TILE_Y // 2)
 
 
 def _window(conv: Convolution) -> _Window:

@@ -8,9 +8,10 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import TensorMap
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.packing import pack_size
-from cuda_compiler.products.bulk_tilings import LINE, BulkTiling, bulk_tilings
+from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_tilings
 from cuda_compiler.products.product import are_along_k, fits_tiles
-from cuda_compiler.tiles.wgmma import warpgroup_product
+from cuda_compiler.tiles.tiling import Asked
+from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
@@ -35,7 +36,9 @@ MATMUL_BULK = KernelTemplate(
 )
 
 
-def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+def bulk_options(
+    found: Product, asked: Asked, group: Group, lowering: Lowering, positions: Positions
+) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
     if not _suits(found):
         return []
@@ -44,7 +47,7 @@ def bulk_options(found: Product, group: Group, lowering: Lowering, positions: Po
     )
     return [
         CallOption(WARPGROUPS, (_lower_bulk(found, fused, lowering, tiling),))
-        for tiling in bulk_tilings(found.m, found.n, found.k)
+        for tiling in bulk_tilings(asked, lowering.device)
     ]
 
 
@@ -58,7 +61,7 @@ def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: Bul
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
     launch = Launch(
         MATMUL_BULK,
-        grid=(tiling.blocks(tiles_m * tiles_n), tiling.splits, 1),
+        grid=(tiling.blocks(tiles_m * tiles_n, lowering.device), tiling.splits, 1),
         values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros={**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)},
         inputs={"a": _rows_argument(found, tiling), "b": _columns_argument(found, tiling)},

@@ -1,29 +1,29 @@
-"""Tiles of products whose operands the copy engine of compute capability 9.0 brings, and which ones to take.
-
-What a tiling costs was fitted to 41 times of the products of a language model of 1.5 billion parameters at 128, 512 and
-2048 rows, on one NVIDIA H200. There its choices are the best that were timed, or take at most 2 % longer.
-"""
+"""Tiles of products whose operands the copy engine of compute capability 9.0 brings, and which ones to take."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
-from cuda_compiler.tiles.wgmma import SHARED_BYTES
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, kept_candidates, offers
+from cuda_compiler.tiles.tiling import BULK, Asked
+from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS
+from npu_compiler.lowering.candidates import Candidate, best_candidates
+from npu_compiler.lowering.device_model import DeviceModel
 
-__all__ = ["BULK_CANDIDATES", "LINE", "BulkTiling", "bulk_tilings"]
+__all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_costs", "bulk_tilings"]
 
-LINE = 64  # elements of 16 bits: 128 bytes, what is copied and multiplied of a row at a time
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
-_ROWS = 64  # that a warpgroup multiplies at a time
 _PANEL = 16  # tiles along m that follow each other before the next ones along n
+_LEAST_STAGES = 2  # one is copied while another is multiplied
 
 
 @dataclass(frozen=True)
-class BulkTiling:
-    """How a product [m, k] by [k, n] is cut up.
+class BulkTile:
+    """A tile that may be chosen.
 
     Attributes:
         rows, columns: Size of a tile along m and n.
@@ -38,30 +38,40 @@ class BulkTiling:
     turns: bool = False
     splits: int = 1
 
+
+@dataclass(frozen=True)
+class BulkTiling(BulkTile):
+    """How a product [m, k] by [k, n] is cut up.
+
+    Attributes:
+        stages: Tiles of both operands in shared memory at a time.
+    """
+
+    stages: int = _LEAST_STAGES
+
+    @classmethod
+    def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
+        """With as many stages as fit a block's shared memory."""
+        stages = device.shared_bytes // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
+        return cls(tile.rows, tile.columns, tile.turns, tile.splits, stages)
+
     @property
     def threads(self) -> int:
+        """Of a block: two warpgroups that multiply, and one that copies."""
         return 3 * 128
 
     @property
-    def stages(self) -> int:
-        """Tiles of both operands that fit a block's shared memory."""
-        return SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
-
-    @property
     def shared_bytes(self) -> int:
-        return self.stages * (self._stage_bytes + _BARRIER_BYTES)
-
-    @property
-    def _stage_bytes(self) -> int:
-        return (self.rows + self.columns) * _LINE_BYTES
+        """Dynamic shared memory of a block: operands and barriers."""
+        return self.stages * ((self.rows + self.columns) * _LINE_BYTES + _BARRIER_BYTES)
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
         """Tiles along m and n."""
         return ceil(m / self.rows), ceil(n / self.columns)
 
-    def blocks(self, tiles: int) -> int:
+    def blocks(self, tiles: int, device: DeviceModel) -> int:
         """Blocks to launch for each part of k: where they stay, one a multiprocessor at the most."""
-        return tiles if self.splits > 1 else min(MULTIPROCESSORS, tiles)
+        return tiles if self.splits > 1 else min(device.cores, tiles)
 
     def macros(self) -> dict[str, object]:
         """What the kernel's file expects."""
@@ -75,41 +85,65 @@ class BulkTiling:
         }
 
 
-_SHARED = [BulkTiling(128, columns) for columns in (32, 64, 96, 128, 160, 192, 256)]
-_IN_TURNS = [BulkTiling(128, columns, turns=True) for columns in (64, 128, 160, 192)]
-_SPLIT = [BulkTiling(128, columns, splits=splits) for columns in (32, 64, 96, 128, 192, 224) for splits in (2, 4)]
-BULK_CANDIDATES = (*_SHARED, BulkTiling(256, 128), *_IN_TURNS, *_SPLIT)
+@dataclass(frozen=True)
+class BulkCosts:
+    """The constants of the family.
 
-_USABLE = {1: MULTIPROCESSORS, 2: 132, 4: 120}  # multiprocessors that clusters of a size can fill
-_WHOLE_ROUNDS = 0.87  # how much a round that does not fill the device costs, of what it leaves idle
-_STORE = 0.33  # clocks for a result
-_ADD, _ADD_RESULT = 2740, 0.07  # clocks for blocks to wait for each other, and to add a result
-_CLOSE, _MOST = 1.1, 3  # of the best tiling's clocks, and tilings that are worth timing
+    Attributes:
+        tiles: What may be chosen.
+        launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
+        whole_rounds: How much a round that does not fill the device costs, of what it leaves idle.
+        store: Clocks for a result.
+        add, add_result: Clocks for blocks to wait for each other, and to add a result.
+    """
+
+    tiles: tuple[BulkTile, ...]
+    launch: float
+    whole_rounds: float
+    store: float
+    add: float
+    add_result: float
+
+
+def bulk_costs(device: DeviceModel) -> BulkCosts:
+    """The constants for a device."""
+    return device.constants(BULK, BulkCosts)
+
+
+def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:
+    """All tiles whose blocks have enough steps; none without the instructions, or of a batch."""
+    if not offers(device, WARPGROUPS) or TENSOR_MAPS not in device.instructions or asked.batch > 1:
+        return
+    steps, costs = ceil(asked.k / LINE), bulk_costs(device)
+    for tile in costs.tiles:
+        tiling = BulkTiling.of(tile, device)
+        if tiling.stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
+            clocks = bulk_clocks(tiling, costs, asked, device)
+            yield Candidate(BULK, tiling, device.microseconds(clocks), WARPGROUPS)
 
 
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
-def bulk_tilings(m: int, n: int, k: int) -> tuple[BulkTiling, ...]:
-    """Tilings of a product [m, k] by [k, n] that are worth timing, the best by the model of their cost first."""
-    steps = ceil(k / LINE)
-    possible = [tiling for tiling in BULK_CANDIDATES if tiling.splits == 1 or tiling.splits * 2 <= steps]
-    ranked = sorted((_clocks(tiling, m, n, k), index) for index, tiling in enumerate(possible))[:_MOST]
-    return tuple(possible[index] for clocks, index in ranked if clocks <= _CLOSE * ranked[0][0])
+def bulk_tilings(asked: Asked, device: DeviceModel) -> tuple[BulkTiling, ...]:
+    """Tilings of a product that are worth timing, the best by the model of their cost first."""
+    best = best_candidates([bulk_candidates], asked, device, kept_candidates(device, bulk=True))
+    return tuple(candidate.sizes for candidate in best)
 
 
-def _clocks(tiling: BulkTiling, m: int, n: int, k: int) -> float:
-    """Clocks that a product takes, without the launch."""
-    tiles_m, tiles_n = tiling.tiles(m, n)
-    average = max(1.0, tiles_m * tiles_n * tiling.splits / _USABLE[tiling.splits])
-    rounds = _WHOLE_ROUNDS * ceil(average) + (1 - _WHOLE_ROUNDS) * average
+def bulk_clocks(tiling: BulkTiling, costs: BulkCosts, asked: Asked, device: DeviceModel) -> float:
+    """Clocks that a product takes: rounds of tiles, bound by shared memory or products, and their stores."""
+    cores = cluster_cores(device)[tiling.splits] if tiling.splits > 1 else device.cores
+    average = max(1.0, asked.tiles(tiling.rows, tiling.columns) * tiling.splits / cores)
+    rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
-    products = rounds * ceil(ceil(k / LINE) / tiling.splits) * _step(tiling)
+    products = costs.launch + rounds * ceil(ceil(asked.k / LINE) / tiling.splits) * _step(tiling)
     if tiling.turns:
-        return products + 2 * _STORE * results  # the last tile's alone, by half of the warps
-    return products + rounds * _STORE * results + (_ADD + _ADD_RESULT * results if tiling.splits > 1 else 0)
+        return products + 2 * costs.store * results  # the last tile's alone, by half of the warps
+    added = costs.add + costs.add_result * results if tiling.splits > 1 else 0
+    return products + rounds * costs.store * results + added
 
 
 def _step(tiling: BulkTiling) -> float:
     """Clocks of a step along k: shared memory takes and gives a line a clock, tensor cores multiply 32 lines by one."""
     written = tiling.rows + tiling.columns
-    read = tiling.rows / _ROWS * (_ROWS + tiling.columns)
+    read = tiling.rows / WARPGROUP_ROWS * (WARPGROUP_ROWS + tiling.columns)
     return max(written + read, tiling.rows * tiling.columns / 32)

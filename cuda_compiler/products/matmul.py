@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
@@ -13,12 +13,13 @@ from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_options
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.product import are_along_k, fits_tiles, offset_function
-from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument, product_function
+from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
-from cuda_compiler.tiles.tiling import Tiling
+from cuda_compiler.tiles.tiling import Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
@@ -46,7 +47,6 @@ MATMUL_PLAIN = KernelTemplate(
 )
 
 _PLAIN_SIDE = 64
-_LIBRARY_ROWS, _LIBRARY_COLUMNS = 256, 1024
 _CHUNK = 8  # columns that a thread stores at a time
 
 
@@ -63,14 +63,14 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         return [lower_vectors(vectors, found, group, lowering, positions)]
     if not fits_tiles(found):
         return [_lower_plain(found, group, lowering, positions)]
-    moved = bytes_of_a_result(found, group, lowering)
-    tilings = close_tilings(found.m, found.n, found.k, found.batches, moved, are_along_k(found))
-    options = bulk_options(found, group, lowering, positions)
-    by_warpgroups = [] if options else [tiling for tiling in tilings if tiling.by_warpgroups]
-    if _suits_library(found):
+    asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
+    tilings = close_tilings(asked, lowering.device, are_along_k(found))
+    options = bulk_options(found, asked, group, lowering, positions)
+    by_warpgroups = [] if options else [tiling for tiling in tilings if tiling.requires]
+    if _suits_library(found, lowering.device):
         options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, group, lowering))))
     if options:  # there is a quicker way, but not on every device
-        tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.by_warpgroups))
+        tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
     fused = anchor_epilogue(
         group, positions, min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
     )
@@ -78,10 +78,18 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     return choice_of(options)
 
 
-def _suits_library(found: Product) -> bool:
+@dataclass(frozen=True)
+class _Library:
+    """The smallest product that the library is tried for."""
+
+    rows: int
+    columns: int
+
+
+def _suits_library(found: Product, device: DeviceModel) -> bool:
     """Whether a product is large enough for the library to win more than an epilogue of its own costs."""
-    plain = are_along_k(found) and found.batches == 1
-    return plain and found.m >= _LIBRARY_ROWS and found.n >= _LIBRARY_COLUMNS
+    plain, least = are_along_k(found) and found.batches == 1, device.constants("library", _Library)
+    return plain and found.m >= least.rows and found.n >= least.columns
 
 
 def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[KernelCall | LibraryCall]:
@@ -161,7 +169,7 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
     tiles = tiles_m * tiles_n * found.batches
     macros = {
-        **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n)),
+        **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n, lowering.device)),
         "tile_t": CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
@@ -169,7 +177,7 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
     }
     launch = Launch(
         MATMUL,
-        grid=(tiling.grid(tiles), tiling.splits, 1),
+        grid=(tiling.grid(tiles, lowering.device), tiling.splits, 1),
         values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
         macros=macros,
         inputs={
@@ -178,7 +186,7 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
             "partial": partial_argument(tiling, tiles, found.b.argument, lowering),
         },
         flops=found.flops,
-        text="\n".join((_offsets(found), product_function(tiling, found.a.dtype))),
+        text="\n".join((_offsets(found), tiling.functions(found.a.dtype.name))),
         files=tiling.files,
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
@@ -11,10 +11,11 @@ from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.product import offset_function
 from cuda_compiler.rows import vector_prologue
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.forms import Computed, is_vector
@@ -28,12 +29,31 @@ __all__ = ["MATVEC", "as_vectors", "lower_vectors", "loads_vector"]
 
 _MAX_VECTORS = 8
 _WARPS = 8
-_BLOCKS_EACH = 2  # of a multiprocessor, as many as its registers hold
-_IN_FLIGHT = 12  # loads of 16 bytes that a thread has on their way
-_HELD_BYTES = 32 * _WARPS * _IN_FLIGHT * 16  # of a matrix that one block has on their way
-_SHARE_COST = 2  # of putting the parts of several warps together, in loads
+_LOAD_BYTES = 16
 _MAX_STAGED_BYTES = 40 * 1024  # of shared memory for the vectors
 _PREFIX = "v"
+_FAMILY = "few_vectors"
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What decides how threads share the work.
+
+    Attributes:
+        blocks: Blocks of a multiprocessor, as many as its registers hold.
+        in_flight: Loads of 16 bytes that a thread has on their way.
+        share_cost: What it costs to put the parts of several warps together, in loads.
+    """
+
+    blocks: int
+    in_flight: int
+    share_cost: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a matrix that one block has on their way."""
+        return 32 * _WARPS * self.in_flight * _LOAD_BYTES
+
 
 MATVEC = KernelTemplate(
     "matvec",
@@ -57,6 +77,25 @@ class _Vectors:
     count: int
     outputs: int
     by_row: bool
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What threads share.
+
+    Attributes:
+        load: Elements of a load.
+        k: Elements of a row.
+        outputs: Rows that threads do together.
+        chunks: So many rows at a time make the whole matrix.
+        blocks_each: Blocks of a multiprocessor.
+    """
+
+    load: int
+    k: int
+    outputs: int
+    chunks: int
+    blocks_each: int
 
 
 @dataclass(frozen=True)
@@ -108,10 +147,11 @@ def lower_vectors(
     matrix, vector, batches = vectors.matrix, vectors.vector, found.batches
     size = pack_size(group, positions.operands, group.shape[-1]) if vectors.by_row else 1
     computed = vector.operand if isinstance(vector.operand, Computed) else None
-    shape = _shape(vectors, found, group.pairs * min(size, 2 if vectors.count <= 4 else 1), computed is not None)
+    outputs, device = group.pairs * min(size, 2 if vectors.count <= 4 else 1), lowering.device
+    shape = _shape(vectors, found, outputs, computed is not None, device)
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = ceil_div(vectors.outputs, shape.outputs)
-    blocks_each = _blocks_each(vectors, found)
+    blocks_each = _blocks_each(vectors, found, device)
     hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
     macros: dict[str, object] = {
@@ -140,7 +180,7 @@ def lower_vectors(
     }
     operands = (("matrix", matrix), ("vector", vector))
     functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
-    blocks = min(chunks * batches, MULTIPROCESSORS * blocks_each)
+    blocks = min(chunks * batches, device.cores * blocks_each)
     prologue = None if computed is None else vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)
     launch = EarlyLaunch(
         MATVEC,
@@ -156,35 +196,47 @@ def lower_vectors(
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
 
 
-def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool) -> _Shape:
-    load = _load(vectors.matrix, None if computed else vectors.vector, found.k)
-    lanes = 32
-    while lanes > 1 and lanes * load >= 2 * found.k:
+def _shape(vectors: _Vectors, found: Product, outputs: int, computed: bool, device: DeviceModel) -> _Shape:
+    work = _Work(
+        load=_load(vectors.matrix, None if computed else vectors.vector, found.k),
+        k=found.k,
+        outputs=outputs,
+        chunks=ceil_div(vectors.outputs, outputs) * found.batches,
+        blocks_each=_blocks_each(vectors, found, device),
+    )
+    return best_candidates([_candidates], work, device, THE_BEST)[0].sizes
+
+
+def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
+    """Rows shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
+    costs, lanes = _costs(device), 32
+    while lanes > 1 and lanes * work.load >= 2 * work.k:
         lanes //= 2
-    chunks = ceil_div(vectors.outputs, outputs) * found.batches
-    chunks_each = ceil_div(chunks, MULTIPROCESSORS * _blocks_each(vectors, found))
-
-    def cost(warps_k: int) -> int:
-        groups = _WARPS // warps_k * (32 // lanes)
-        passes = ceil_div(found.k, lanes * warps_k * load)
-        return ceil_div(chunks_each, groups) * (passes * outputs + (_SHARE_COST if warps_k > 1 else 0))
-
-    warps_k = min((1, 2, 4, 8), key=cost) if lanes == 32 else 1
-    passes = ceil_div(found.k, lanes * warps_k * load)
-    rounds = ceil_div(passes * outputs, _IN_FLIGHT)
-    return _Shape(load, lanes, warps_k, outputs, ceil_div(passes, rounds))
+    chunks_each = ceil_div(work.chunks, device.cores * work.blocks_each)
+    loaded_bytes = device.cores * work.blocks_each * 32 * _WARPS * _LOAD_BYTES  # by one load of all threads
+    for warps_k in (1, 2, 4, 8) if lanes == 32 else (1,):
+        passes = ceil_div(work.k, lanes * warps_k * work.load)
+        rounds = ceil_div(passes * work.outputs, costs.in_flight)
+        shape = _Shape(work.load, lanes, warps_k, work.outputs, ceil_div(passes, rounds))
+        loads = passes * work.outputs + (costs.share_cost if warps_k > 1 else 0)
+        clocks = ceil_div(chunks_each, shape.groups) * loads * (loaded_bytes / device.memory_a_clock)
+        yield Candidate(_FAMILY, shape, device.microseconds(clocks))
 
 
-def _blocks_each(vectors: _Vectors, found: Product) -> int:
+def _costs(device: DeviceModel) -> _Costs:
+    return device.constants(_FAMILY, _Costs)
+
+
+def _blocks_each(vectors: _Vectors, found: Product, device: DeviceModel) -> int:
     """Blocks of a multiprocessor: one, if all it reads is on its way at once, so that the next kernel finds room."""
-    nbytes = found.batches * vectors.outputs * found.k * vectors.matrix.dtype.size
-    return 1 if nbytes <= MULTIPROCESSORS * _HELD_BYTES else _BLOCKS_EACH
+    nbytes, costs = found.batches * vectors.outputs * found.k * vectors.matrix.dtype.size, _costs(device)
+    return 1 if nbytes <= device.cores * costs.held_bytes else costs.blocks
 
 
 def _load(matrix: Matrix, vector: Matrix | None, k: int) -> int:
     """Elements that a lane loads at a time from both operands."""
     operands = [matrix] if vector is None else [matrix, vector]
-    size = 16 // max(operand.dtype.size for operand in operands)
+    size = _LOAD_BYTES // max(operand.dtype.size for operand in operands)
     numbers: Sequence[int] = (k, *(n for m in operands for n in m.across(along_k=True)))
     while size > 1 and any(number % size for number in numbers):
         size //= 2

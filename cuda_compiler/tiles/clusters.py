@@ -1,105 +1,145 @@
-"""Tiles whose common dimension several blocks share, multiplied by warpgroups, which only compute capability 9.0 has.
-
-What a tiling costs was fitted to 3,000 times of candidates on the convolutions of ResNet-50 at four batch sizes and on
-the products of a language model of 1.5 billion parameters at 128 to 2048 rows, on one NVIDIA H200. Against those times,
-its choices take 4 to 6 % longer than the best candidates in sum at batches of 8 and more, and none longer at 1.
-"""
+"""Tiles that warpgroups multiply and whose common dimension blocks of a cluster share; compute capability 9.0 alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import ceil
 
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS, Tiling
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import cluster_cores, offers
+from cuda_compiler.tiles.tiling import CLUSTERED, STAGED_COLUMNS, Asked, Tiling
+from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.candidates import Candidate
+from npu_compiler.lowering.device_model import DeviceModel, scaling
 
-__all__ = ["CLUSTER_CANDIDATES", "ranked_cluster_tilings"]
-
-_ROWS = 64  # that a warpgroup multiplies at a time
-_DEPTH = 64  # of a tile: lines of 128 bytes
+__all__ = ["ClusterCosts", "ClusterTile", "ClusterTiling", "cluster_candidates", "cluster_clocks", "cluster_costs"]
 
 
 @dataclass(frozen=True)
-class _Cost:
-    """16-bit multiply-adds of a multiprocessor a clock, and the least clocks that a step along k takes a block."""
+class ClusterTiling(Tiling):
+    """Tiles of blocks that form a cluster, and so need no memory for their parts."""
 
-    products: int
-    step: int = 400
+    requires = WARPGROUPS
+    files = (
+        *("tensor_cores.cuh", "warpgroups.cuh", "tile.cuh"),
+        *("tile_warpgroups.cuh", "tile_cluster.cuh", "tile_once.cuh"),
+    )
 
+    @property
+    def shared_bytes(self) -> int:
+        """Operands, or later a whole tile of sums."""
+        return max(self.operand_bytes, self.rows * (self.columns + STAGED_COLUMNS) * 4)
 
-def _tiling(rows: int, columns: int, stages: int, blocks: int) -> Tiling:
-    """Each warpgroup multiplies 64 rows, or 128 where there are 256."""
-    warps = 4 if rows == _ROWS else 8
-    return Tiling(rows, columns, _DEPTH, warps, 1, stages, blocks, by_warpgroups=True)
+    def functions(self, dtype: str) -> str:
+        return warpgroup_product(self.columns // self.warps_n, dtype)
 
+    def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
+        return {"AHEAD": self.ahead(ceil_div(steps, self.splits)), **super().macros(results, steps, panel)}
 
-CLUSTER_CANDIDATES = {
-    _tiling(128, 256, 4, 1): _Cost(1906),
-    _tiling(256, 128, 4, 1): _Cost(1681),
-    _tiling(128, 192, 5, 1): _Cost(1725),
-    _tiling(128, 160, 6, 1): _Cost(1620),
-    _tiling(128, 128, 6, 1): _Cost(1598),
-    _tiling(128, 96, 7, 1): _Cost(1512),
-    _tiling(128, 96, 4, 2): _Cost(1384),
-    _tiling(128, 64, 8, 1): _Cost(1348),
-    _tiling(128, 64, 4, 2): _Cost(1348),
-    _tiling(64, 128, 4, 2): _Cost(1090),
-    _tiling(64, 64, 6, 2): _Cost(1348, 307),
-    _tiling(64, 64, 4, 3): _Cost(1348, 332),
-    _tiling(64, 32, 4, 4): _Cost(1348, 305),
-}
-_USABLE = {
-    2: 132,
-    3: 126,
-    4: 120,
-    6: 120,
-    8: 112,
-}  # multiprocessors that clusters of a size can fill
+    def ahead(self, steps: int) -> int:
+        """Tiles of a block that are copied before the first is multiplied, of `steps`.
 
-_LAUNCH = 1248  # clocks from the end of the kernel ahead to the first block, and from the last block to the end
-_START = 335  # clocks from the launch of a block to its first product
-_STORE_ALONE, _STORE = 0.1748, 0.1256  # clocks for a result, of one block and of several that share a multiprocessor
-_SPLIT, _SPLIT_RESULT = 1655, 0.1934  # clocks for blocks to wait for each other, and to add a result
-_COPY_BYTES = 53.3  # that a multiprocessor copies into shared memory a clock
-_CACHE_BYTES = 7724  # that all multiprocessors move through the level-2 cache a clock
-_MEMORY_BYTES = 4447  # of stored results and weights that device memory moves a clock
-_MARGIN = 0.9  # tiles for warps are mostly faster than the model of their own cost says
+        Where shared memory is used again, two tiles may still be at work while the next ones are asked for.
+        """
+        return max(1, steps) if steps <= self.stages else self.stages - 2
 
 
-def ranked_cluster_tilings(m: int, n: int, k: int, batch: int, moved: float) -> list[tuple[float, Tiling]]:
-    """All candidates after the clocks that they take, as `ranked_tilings` counts them; the best first.
+@dataclass(frozen=True)
+class ClusterTile:
+    """A tile that may be chosen.
 
-    Args:
-        m, n, k, batch: A product [m, k] by [k, n], `batch` times.
-        moved: Bytes that the epilogue reads and stores for each of the product's results.
+    Attributes:
+        products: 16-bit multiply-adds of a multiprocessor a clock.
+        step: Clocks that a step along k takes a block at the least.
     """
-    costs = [(_clocks(tiling, cost, m, n, k, batch, moved) / _MARGIN, tiling) for tiling, cost in _variants(k)]
-    return sorted(costs, key=lambda pair: (pair[0], pair[1].splits, pair[1].rows))
+
+    rows: int
+    columns: int
+    stages: int
+    blocks: int
+    products: int
+    step: int
+
+    def tiling(self, stages: int, splits: int) -> ClusterTiling:
+        """Each warpgroup multiplies 64 rows, or 128 where there are 256."""
+        warps = 4 if self.rows == WARPGROUP_ROWS else 8
+        return ClusterTiling(self.rows, self.columns, LINE, warps, 1, stages, self.blocks, splits)
 
 
-def _variants(k: int) -> Iterator[tuple[Tiling, _Cost]]:
+@dataclass(frozen=True)
+class ClusterCosts:
+    """The constants of the family.
+
+    Attributes:
+        tiles: What may be chosen.
+        launch: Clocks from the end of the kernel ahead to the first block, and from the last block to the end.
+        start: Clocks from the launch of a block to its first product.
+        store_alone, store: Clocks for a result, of one block and of several that share a multiprocessor.
+        split, split_result: Clocks for blocks to wait for each other, and to add a result.
+        copy_bytes: Bytes that a multiprocessor copies into shared memory a clock.
+        cache_bytes: Bytes that all multiprocessors move through the level-2 cache a clock.
+        memory_bytes: Bytes of stored results and weights that device memory moves a clock.
+        margin: What others' times are multiplied by: tiles for warps are mostly faster than their model says.
+    """
+
+    tiles: tuple[ClusterTile, ...]
+    launch: float
+    start: float
+    store_alone: float
+    store: float
+    split: float
+    split_result: float
+    margin: float
+    copy_bytes: float
+    cache_bytes: float = scaling("cache_a_clock")
+    memory_bytes: float = scaling("memory_a_clock")
+
+
+def cluster_costs(device: DeviceModel) -> ClusterCosts:
+    """The constants for a device."""
+    return device.constants(CLUSTERED, ClusterCosts)
+
+
+def cluster_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
+    """All tiles with all sizes of clusters, small clusters and few rows first; none without the instructions."""
+    if not offers(device, WARPGROUPS):
+        return
+    costs, cores = cluster_costs(device), cluster_cores(device)
+    for tiling, tile in sorted(_variants(costs, cores, asked.k), key=lambda pair: (pair[0].splits, pair[0].rows)):
+        if tiling.shared_bytes <= device.shared_bytes:
+            clocks = cluster_clocks(tiling, tile, costs, asked, device) / costs.margin
+            yield Candidate(CLUSTERED, tiling, device.microseconds(clocks), tiling.requires)
+
+
+def _variants(costs: ClusterCosts, cores: Mapping[int, int], k: int) -> Iterator[tuple[ClusterTiling, ClusterTile]]:
     """All candidates, with no more tiles on their way than a block has steps."""
-    for base, cost in CLUSTER_CANDIDATES.items():
-        for splits in _USABLE:
-            steps = ceil(ceil(k / _DEPTH) / splits)
-            if splits * 2 <= ceil(k / _DEPTH):
-                yield replace(base, stages=min(base.stages, max(steps, 3 if steps > 2 else 1)), splits=splits), cost
+    for tile in costs.tiles:
+        for splits in cores:
+            steps = ceil(ceil(k / LINE) / splits)
+            if splits > 1 and splits * 2 <= ceil(k / LINE):
+                yield tile.tiling(min(tile.stages, max(steps, 3 if steps > 2 else 1)), splits), tile
 
 
-def _clocks(tiling: Tiling, cost: _Cost, m: int, n: int, k: int, batch: int, moved: float) -> float:
+def cluster_clocks(
+    tiling: ClusterTiling, tile: ClusterTile, costs: ClusterCosts, asked: Asked, device: DeviceModel
+) -> float:
+    """Clocks that a product takes: waves of blocks, or what caches and memory move."""
+    m, n, k, batch = asked.m, asked.n, asked.k, asked.batch
     size, sides = tiling.rows * tiling.columns, tiling.rows + tiling.columns
-    blocks = ceil(m / tiling.rows) * ceil(n / tiling.columns) * batch * tiling.splits
-    steps, usable = ceil(ceil(k / _DEPTH) / tiling.splits), _USABLE[tiling.splits]
-    stored = moved * MULTIPROCESSORS / _MEMORY_BYTES
-    step = max(size * _DEPTH / cost.products, sides * _DEPTH * 2 / _COPY_BYTES)
+    blocks = asked.tiles(tiling.rows, tiling.columns) * tiling.splits
+    steps, usable = ceil(ceil(k / LINE) / tiling.splits), cluster_cores(device)[tiling.splits]
+    stored = asked.moved * device.cores / costs.memory_bytes
+    step = max(size * LINE / tile.products, sides * LINE * 2 / costs.copy_bytes)
 
     def wave(resident: int) -> float:
-        alone = steps * max(cost.step, step) + (_STORE_ALONE + stored) * size
-        return _START + max(alone, resident * (steps * step + (_STORE + stored) * size))
+        alone = steps * max(tile.step, step) + (costs.store_alone + stored) * size
+        return costs.start + max(alone, resident * (steps * step + (costs.store + stored) * size))
 
     full, rest = divmod(blocks, usable * tiling.blocks)
     clocks = full * wave(tiling.blocks) + (wave(ceil(rest / usable)) if rest else 0)
-    results = m * n * batch * moved
-    loads = blocks * sides * min(steps * _DEPTH, k) * 2
-    clocks = max(clocks, (loads + results) / _CACHE_BYTES, (n * k * batch * 2 + results) / _MEMORY_BYTES)
-    return _LAUNCH + clocks + _SPLIT + size * _SPLIT_RESULT
+    results = m * n * batch * asked.moved
+    loads = blocks * sides * min(steps * LINE, k) * 2
+    moved = (loads + results) / costs.cache_bytes, (n * k * batch * 2 + results) / costs.memory_bytes
+    return costs.launch + max(clocks, *moved) + costs.split + size * costs.split_result

@@ -1,71 +1,130 @@
-"""Tiles multiplied by teams of warpgroups while a warpgroup of its own copies; only compute capability 9.0 does that.
-
-What a tiling costs was fitted to 770 times of candidates in their places in ResNet-50 at four batch sizes, on one
-NVIDIA H200. Against those times its choices take up to 4 % longer than the best candidates in sum, and the best of the
-close ones 0.5 %.
-"""
+"""Tiles multiplied by teams of warpgroups while a warpgroup of its own copies; compute capability 9.0 alone does it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 
-from cuda_compiler.tiles.tiling import MULTIPROCESSORS, Tiling
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import offers
+from cuda_compiler.tiles.tiling import TEAMS, Asked, Tiling
+from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
+from npu_compiler.lowering.candidates import Candidate
+from npu_compiler.lowering.device_model import DeviceModel
 
-__all__ = ["TEAM_CANDIDATES", "ranked_team_tilings"]
+__all__ = ["TeamCosts", "TeamTile", "TeamTiling", "team_candidates", "team_clocks", "team_costs"]
 
-_ROWS = 64  # that a warpgroup multiplies at a time
-_DEPTH = 64  # of a tile: lines of 128 bytes
-
-
-def _tiling(rows: int, columns: int, groups: int, teams: int, stages: int) -> Tiling:
-    """A tile is shared by the warpgroups of a team."""
-    return Tiling(rows, columns, _DEPTH, 4 * groups, 1, stages, 1, by_warpgroups=True, teams=teams)
-
-
-TEAM_CANDIDATES = {  # 16-bit multiply-adds of a multiprocessor a clock
-    _tiling(128, 256, 2, 1, 4): 2000,
-    _tiling(256, 128, 2, 1, 4): 1800,
-    _tiling(256, 64, 2, 1, 5): 1270,
-    _tiling(128, 192, 2, 1, 5): 1725,
-    _tiling(128, 160, 2, 1, 6): 1620,
-    _tiling(128, 96, 2, 1, 7): 1512,
-    _tiling(128, 128, 2, 1, 7): 1375,
-    _tiling(128, 128, 1, 2, 7): 1300,
-    _tiling(64, 256, 1, 2, 5): 1835,
-    _tiling(64, 128, 1, 2, 8): 1820,
-    _tiling(128, 64, 1, 3, 8): 835,
-    _tiling(64, 64, 1, 3, 8): 1750,
-    _tiling(64, 32, 1, 3, 8): 1700,
-}
-
-_LAUNCH = 1418  # clocks from the end of the kernel ahead to the first tile, and from the last one to the end
-_STEP = 265  # clocks that a step along k takes at the least
-_STORE = 0.1745  # clocks of a team for a result
-_RESULT = 0.13  # clocks of the multiprocessor for a result, which teams cannot share
-_LATE_BYTE = 0.126  # clocks for a byte that the epilogue reads and that no register waits for
-_HELD = 64  # results of a thread whose operands are fetched ahead
-_STORED_BYTES = 2  # of a result, mostly
-_COPY_BYTES = 56.5  # that a multiprocessor copies into shared memory a clock
+_BARRIER_BYTES = 16  # of a stage
 
 
-def ranked_team_tilings(m: int, n: int, k: int, batch: int, moved: float) -> list[tuple[float, Tiling]]:
-    """All candidates after the clocks that they take, as `ranked_tilings` counts them; the best first.
+@dataclass(frozen=True)
+class TeamTiling(Tiling):
+    """Tiles that teams of warps take in turns.
 
-    Args:
-        m, n, k, batch: A product [m, k] by [k, n], `batch` times.
-        moved: Bytes that the epilogue reads and stores for each of the product's results.
+    Attributes:
+        teams: How many there are; a tile is shared by the warpgroups of a team.
     """
-    costs = [(_clocks(tiling, rate, m, n, k, batch, moved), tiling) for tiling, rate in TEAM_CANDIDATES.items()]
-    return sorted(costs, key=lambda pair: (pair[0], pair[1].rows))
+
+    teams: int = 1
+    requires = WARPGROUPS
+    files = ("tensor_cores.cuh", "warpgroups.cuh", "tile.cuh", "tile_results.cuh", "tile_teams.cuh")
+
+    @property
+    def threads(self) -> int:
+        """Those of all teams, and of the warpgroup that copies."""
+        return 32 * (self.warps_m * self.warps_n * self.teams + 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Operands and barriers."""
+        return self.operand_bytes + _BARRIER_BYTES * self.stages
+
+    def grid(self, tiles: int, device: DeviceModel) -> int:
+        """Blocks that stay, each for several tiles."""
+        return min(tiles, device.cores * self.blocks)
+
+    def functions(self, dtype: str) -> str:
+        return warpgroup_product(self.columns // self.warps_n, dtype)
+
+    def macros(self, results: int, steps: int, panel: int = 1) -> dict[str, object]:
+        return {**super().macros(results, steps, panel), "TEAMS": self.teams}
 
 
-def _clocks(tiling: Tiling, rate: int, m: int, n: int, k: int, batch: int, moved: float) -> float:
-    size, steps = tiling.rows * tiling.columns, ceil(k / _DEPTH)
-    tiles = ceil(m / tiling.rows) * ceil(n / tiling.columns) * batch
-    products, stores = steps * max(_STEP, size * _DEPTH / rate), size * _STORE
-    copies = steps * (tiling.rows + tiling.columns) * _DEPTH * 2 / _COPY_BYTES
+@dataclass(frozen=True)
+class TeamTile:
+    """A tile that may be chosen.
+
+    Attributes:
+        groups: Warpgroups of a team.
+        products: 16-bit multiply-adds of a multiprocessor a clock.
+    """
+
+    rows: int
+    columns: int
+    groups: int
+    teams: int
+    stages: int
+    products: int
+
+    @property
+    def tiling(self) -> TeamTiling:
+        """How a product is cut into such tiles."""
+        return TeamTiling(self.rows, self.columns, LINE, 4 * self.groups, 1, self.stages, blocks=1, teams=self.teams)
+
+
+@dataclass(frozen=True)
+class TeamCosts:
+    """The constants of the family.
+
+    Attributes:
+        tiles: What may be chosen.
+        launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
+        step: Clocks that a step along k takes at the least.
+        store: Clocks of a team for a result.
+        result: Clocks of the multiprocessor for a result, which teams cannot share.
+        late_byte: Clocks for a byte that the epilogue reads and that no register waits for.
+        held: Results of a thread whose operands are fetched ahead.
+        stored_bytes: Bytes that are stored of a result, mostly.
+        copy_bytes: Bytes that a multiprocessor copies into shared memory a clock.
+    """
+
+    tiles: tuple[TeamTile, ...]
+    launch: float
+    step: float
+    store: float
+    result: float
+    late_byte: float
+    held: int
+    stored_bytes: float
+    copy_bytes: float
+
+
+def team_costs(device: DeviceModel) -> TeamCosts:
+    """The constants for a device."""
+    return device.constants(TEAMS, TeamCosts)
+
+
+def team_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
+    """All tiles, those of few rows first; none without the instructions."""
+    if not offers(device, WARPGROUPS):
+        return
+    costs = team_costs(device)
+    for tile in sorted(costs.tiles, key=lambda tile: tile.rows):
+        tiling = tile.tiling
+        if tiling.shared_bytes <= device.shared_bytes:
+            clocks = team_clocks(tiling, tile, costs, asked, device)
+            yield Candidate(TEAMS, tiling, device.microseconds(clocks), tiling.requires)
+
+
+def team_clocks(tiling: TeamTiling, tile: TeamTile, costs: TeamCosts, asked: Asked, device: DeviceModel) -> float:
+    """Clocks that a product takes: rounds of tiles that are bound by products, by one team's turns or by copies."""
+    size, steps = tiling.rows * tiling.columns, ceil(asked.k / LINE)
+    tiles = asked.tiles(tiling.rows, tiling.columns)
+    products, stores = steps * max(costs.step, size * LINE / tile.products), size * costs.store
+    copies = steps * (tiling.rows + tiling.columns) * LINE * 2 / costs.copy_bytes
     threads = 32 * tiling.warps_m
-    late = max(0, size - _HELD * threads) * max(0.0, moved - _STORED_BYTES) * _LATE_BYTE
-    each = max(products, (products + stores) / tiling.teams, copies + size * _RESULT) + late
+    late = max(0, size - costs.held * threads) * max(0.0, asked.moved - costs.stored_bytes) * costs.late_byte
+    each = max(products, (products + stores) / tiling.teams, copies + size * costs.result) + late
     last = max(products, copies) + stores + late
-    return _LAUNCH + (ceil(tiles / MULTIPROCESSORS) - 1) * each + last
+    return costs.launch + (ceil(tiles / device.cores) - 1) * each + last

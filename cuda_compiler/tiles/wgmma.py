@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["SHARED_BYTES", "warpgroup_product"]
+__all__ = ["LINE", "WARPGROUP_ROWS", "warpgroup_product"]
 
-SHARED_BYTES = 227 * 1024  # that a block may have there
-
-_ROWS = 64  # that a warpgroup multiplies at a time
+LINE = 64  # elements of 16 bits along k that lie together in shared memory: 128 bytes
+WARPGROUP_ROWS = 64  # that a warpgroup multiplies at a time
 _TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 
@@ -47,7 +46,7 @@ def warpgroup_product(
             "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)",
             '    asm volatile("{.reg .pred adds;\\n"',
             f'                 "setp.ne.b32 adds, %{right + 1}, 0;\\n"',
-            f'                 "wgmma.mma_async.sync.aligned.m{_ROWS}n{columns}k16.f32.{kind}.{kind} "',
+            f'                 "wgmma.mma_async.sync.aligned.m{WARPGROUP_ROWS}n{columns}k16.f32.{kind}.{kind} "',
             f'                 "{{{sums}}}, {left}, %{right}, adds, 1, 1, {transposed}{int(b_along_columns)};}}"',
             f"                 : {outputs}",
             f'                 : {inputs}, "l"(b), "r"(adds));',

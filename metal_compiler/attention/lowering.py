@@ -11,6 +11,7 @@ from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.problems.attention import Attention
@@ -44,11 +45,24 @@ ATTENTION_COMBINE = KernelTemplate(
     files="store.metal",
 )
 
-_FEW_ROWS = 16  # so many that threadgroup memory holds their scores for large blocks
-_LONG = 4096  # positions from which on they are shared out
-_MIN_PART = 512  # positions that are worth a threadgroup
-_ENOUGH_THREADGROUPS = 64  # keep a large GPU busy
 _MASK_NONE, _MASK_BOOLEAN, _MASK_ADDED = range(3)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What decides how the work is divided.
+
+    Attributes:
+        few_rows: So many that threadgroup memory holds their scores for large blocks.
+        long: Positions from which on they are shared out.
+        least_part: Positions that are worth a threadgroup.
+        busy_groups: Threadgroups that keep a core busy.
+    """
+
+    few_rows: int
+    long: int
+    least_part: int
+    busy_groups: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ class _Division:
 @lowering_of(Attention)
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores."""
-    division = _divide(problem)
+    division = _divide(problem, lowering.device)
     if division.parts > 1:
         return _lower_parts(division, group, lowering)
     launch = Launch(
@@ -100,18 +114,20 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
 
 
-def _divide(problem: Attention) -> _Division:
+def _divide(problem: Attention, device: DeviceModel) -> _Division:
+    costs = device.constants("attention", _Costs)
     tile = problem.q.dtype if len(problem.dtypes) == 1 else FLOAT32
     rows, value_size = problem.shared * problem.rows, problem.value_size
     matrices = _is_matrices(problem.k, tile) and _is_matrices(problem.v, tile)
-    direct = rows <= _FEW_ROWS and value_size % 64 == 0 and matrices
+    direct = rows <= costs.few_rows and value_size % 64 == 0 and matrices
     tile_rows, block = _tile(rows, max(problem.size, value_size) * tile.size)
     simdgroups = TILE_THREADS // 32
     if direct:  # as many as there are matrices side by side in the result, and in the scores
         simdgroups = 16 if value_size % 128 == 0 else 8
         block = 8 * simdgroups
     threadgroups = problem.batch * problem.groups * ceil_div(rows, tile_rows)
-    return _Division(problem, tile, tile_rows, block, direct, simdgroups, _parts(problem.length, threadgroups))
+    parts = _parts(problem.length, threadgroups, device)
+    return _Division(problem, tile, tile_rows, block, direct, simdgroups, parts)
 
 
 def _is_matrices(operand: Operand, tile: DType) -> bool:
@@ -131,11 +147,12 @@ def _tile(rows: int, row_bytes: int) -> tuple[int, int]:
     return min(most, ceil_div(rows, 8) * 8), block
 
 
-def _parts(length: int, threadgroups: int) -> int:
+def _parts(length: int, threadgroups: int, device: DeviceModel) -> int:
     """In how many parts the positions are computed: a few rows over a long cache leave a GPU idle otherwise."""
-    if length < _LONG:
+    costs = device.constants("attention", _Costs)
+    if length < costs.long:
         return 1
-    return max(1, min(length // _MIN_PART, _ENOUGH_THREADGROUPS // threadgroups))
+    return max(1, min(length // costs.least_part, device.cores * costs.busy_groups // threadgroups))
 
 
 def _inputs(problem: Attention) -> dict[str, Argument]:

@@ -16,11 +16,10 @@ from metal_compiler.tiles.tiling import (
     GROUP,
     MAX_GRID,
     TILE_THREADS,
+    Asked,
+    best_tiling,
     chunk_of,
-    tile_columns,
-    tile_depth,
     tile_dtype,
-    tile_rows,
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
@@ -80,11 +79,11 @@ def _row_stride(weight: Operand) -> int | None:
 def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering) -> KernelCall:
     image, weight = conv.image, conv.weight
     tile = tile_dtype(image.dtype, weight.dtype)
-    rows, width = tile_rows(conv.pixels), tile_columns(conv.outputs)
+    tiling = best_tiling(Asked(conv.pixels, conv.outputs, conv.depth, conv.groups, tile), lowering.device)
     readable = weight.readable(0) if conv.groups == 1 else conv.outputs
     launch = Launch(
         CONV2D,
-        grid=(ceil_div(conv.pixels, rows), ceil_div(conv.outputs, width), conv.groups),
+        grid=(ceil_div(conv.pixels, tiling.rows), ceil_div(conv.outputs, tiling.columns), conv.groups),
         values=CONV2D.values_among({
             "pixels": conv.pixels, "columns": conv.outputs, "depth": conv.depth, "channels": conv.channels,
             **image_values(image, conv.shape), **window_values(conv.windows),
@@ -94,9 +93,9 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering)
             "a_t": METAL.storage[image.dtype.name],
             "b_t": METAL.storage[weight.dtype.name],
             "tile_t": METAL.storage[tile.name],
-            "TILE_M": rows,
-            "TILE_N": width,
-            "TILE_K": tile_depth(tile),
+            "TILE_M": tiling.rows,
+            "TILE_N": tiling.columns,
+            "TILE_K": tiling.depth,
             "A_CHUNK": chunk_of(image.dtype, tile, image.strides[1], (*image.across(1), conv.channels)),
             "B_CHUNK": chunk_of(weight.dtype, tile, weight.strides[0], (weight.offset, row_stride, readable)),
         },

@@ -13,11 +13,10 @@ from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologu
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
     TILE_THREADS,
+    Asked,
+    best_tiling,
     chunk_of,
-    tile_columns,
-    tile_depth,
     tile_dtype,
-    tile_rows,
 )
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import DType
@@ -123,16 +122,16 @@ def _batch_values(found: Product, batches: _Batches, a: str, b: str) -> dict[str
 def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     a, b = found.a, found.b
     tile = tile_dtype(a.dtype, b.dtype)
-    rows, columns = tile_rows(found.m), tile_columns(found.n)
+    tiling = best_tiling(Asked(found.m, found.n, found.k, found.batches, tile), lowering.device)
     a_along_k = a.k == 1 or a.along != 1
     b_along_k = b.k == 1 and b.along != 1
     macros = {
         "a_t": METAL.storage[a.dtype.name],
         "b_t": METAL.storage[b.dtype.name],
         "tile_t": METAL.storage[tile.name],
-        "TILE_M": rows,
-        "TILE_N": columns,
-        "TILE_K": tile_depth(tile),
+        "TILE_M": tiling.rows,
+        "TILE_N": tiling.columns,
+        "TILE_K": tiling.depth,
         "A_ALONG_K": int(a_along_k),
         "A_CHUNK": _tile_chunk(a, tile, a_along_k, found.k if a_along_k else found.m),
         "B_ALONG_K": int(b_along_k),
@@ -142,7 +141,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
     }  # fmt: skip
-    grid = (ceil_div(found.m, rows), ceil_div(found.n, columns))
+    grid = (ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns))
     return _launches(_Use(MATMUL, macros, values, grid, ("a", "b")), found, anchor_epilogue(group, lowering), lowering)
 
 

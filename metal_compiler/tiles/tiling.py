@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.problems.operand import are_chunks
 
 __all__ = [
     "GROUP",
     "MAX_GRID",
     "TILE_THREADS",
+    "Asked",
+    "Tiling",
+    "best_tiling",
     "chunk_of",
-    "tile_columns",
-    "tile_depth",
+    "tile_candidates",
     "tile_dtype",
-    "tile_rows",
 ]
 
 GROUP = 8  # neighbouring results that a thread stores together; GROUP of store.metal
 MAX_GRID = 65535  # threadgroups in y and in z
 TILE_THREADS = 128
 _VECTOR_BYTES = 16
-_STEP_BYTES = 64
-_TILE_OVERHEAD = 12  # rows that staging the columns of a tile costs as much as
+_MATRIX = 8  # rows and columns of what a simdgroup multiplies at a time
+_TILES = "tiles"
 
 
 def tile_dtype(a: DType, b: DType) -> DType:
@@ -32,18 +36,61 @@ def tile_dtype(a: DType, b: DType) -> DType:
     return a if a == b else FLOAT32
 
 
-def tile_rows(rows: int) -> int:
-    """Rows of a tile, a multiple of 8 up to 64, such that little of the last tile lies outside: 56 for 49 or 784."""
-    return min(range(64, 0, -8), key=lambda size: ceil_div(rows, size) * (size + _TILE_OVERHEAD))
+@dataclass(frozen=True)
+class Tiling:
+    """How a product [m, k] by [k, n] is cut up: the size of a tile along m, n and k."""
+
+    rows: int
+    columns: int
+    depth: int
 
 
-def tile_columns(columns: int) -> int:
-    return 64 if columns > 32 else 32
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of the tiles: a product [m, k] by [k, n], `batch` times, multiplied in a data type."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: DType
 
 
-def tile_depth(dtype: DType) -> int:
-    """How far a tile reaches along k."""
-    return _STEP_BYTES // dtype.size
+@dataclass(frozen=True)
+class _Costs:
+    """The constants of the family.
+
+    Attributes:
+        rows: Rows of the largest tile; others have a multiple of 8.
+        columns, few_columns: Columns of a tile, and where a product has no more than that.
+        depth_bytes: How far a tile reaches along k.
+        overhead_rows: Rows that staging the columns of a tile costs as much as.
+    """
+
+    rows: int
+    columns: int
+    few_columns: int
+    depth_bytes: int
+    overhead_rows: int
+
+
+def tile_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
+    """Tiles of different rows, the highest first: as many as leave little of the last tile outside, 56 for 49 or 784.
+
+    A tile takes as long as its products, and those of the rows that staging its columns costs as much as.
+    """
+    costs = device.constants(_TILES, _Costs)
+    columns = costs.columns if asked.n > costs.few_columns else costs.few_columns
+    depth = costs.depth_bytes // asked.dtype.size
+    of_a_row = ceil_div(asked.n, columns) * columns * asked.k * asked.batch
+    for rows in range(costs.rows, 0, -_MATRIX):
+        products = ceil_div(asked.m, rows) * (rows + costs.overhead_rows) * of_a_row
+        yield Candidate(_TILES, Tiling(rows, columns, depth), products / device.products_a_microsecond)
+
+
+def best_tiling(asked: Asked, device: DeviceModel) -> Tiling:
+    """The tiling that takes the least time, by the model of its cost."""
+    return best_candidates([tile_candidates], asked, device, THE_BEST)[0].sizes
 
 
 def chunk_of(dtype: DType, tile: DType, contiguous: int, multiples: Sequence[int]) -> int:

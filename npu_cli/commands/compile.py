@@ -18,7 +18,7 @@ def execute(args: argparse.Namespace) -> int:
     output: Path = args.output or args.ir.with_suffix(".npubin")
     check_output(output, [args.ir, args.ir.with_suffix(".safetensors")])
     start = perf_counter()
-    program = compile_whole(args.ir, args.target, args.dtype)
+    program = compile_whole(args.ir, args.target, args.dtype, args.device)
     seconds = perf_counter() - start
     program.save(output)
     print(f"{output}: {summary(program)}, compiled in {seconds * 1000:.0f} ms")

@@ -16,7 +16,7 @@ __all__ = ["execute"]
 
 
 def execute(args: argparse.Namespace) -> int:
-    plan = npu_compiler.partition(args.ir, target=args.target)
+    plan = npu_compiler.partition(args.ir, target=args.target, device=args.device)
     console = Console(highlight=False)
     if not console.is_terminal:  # a file or a program reads it: nothing is cut or wrapped
         print(plan.report(), end="")

@@ -51,8 +51,8 @@ def plan_graph(
     groups = group(trace, stored, in_place.aliases, target.pairs_columns)
     groups = with_operand_forms(groups, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
-    lowering = Lowering(trace.tensors)
-    for groups_ in schedule(groups, stored):
+    lowering = Lowering(trace.tensors, target.device)
+    for groups_ in schedule(groups, stored, target.shared_elements):
         lowering.steps += _lower(groups_, target, lowering, graph)
     names = dict(zip(stored, named_outputs, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)

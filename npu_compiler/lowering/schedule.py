@@ -15,7 +15,6 @@ from npu_compiler.tensor.trace import Scatter, TracedTensor
 
 __all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule"]
 
-_MAX_SHARED_ELEMENTS = 1 << 20  # a larger kernel fills the device by itself
 _MAX_SHARED_GROUPS = 8
 
 
@@ -104,11 +103,18 @@ def readers_of(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> C
     return Counter(index for part in needed_groups(groups, outputs) for index in part.reads())
 
 
-def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[tuple[Group, ...]]:
+def schedule(
+    groups: Mapping[int, list[Group]], outputs: Collection[int], shared_elements: int
+) -> list[tuple[Group, ...]]:
     """The launches that the outputs need, each after those whose result it reads.
 
     Small elementwise kernels that do not depend on each other share a launch: a step of a language model is short of
     launches, not of work in each.
+
+    Args:
+        groups: What computes each tensor, by its index.
+        outputs: What must be in memory in the end.
+        shared_elements: Results of a kernel that may share its launch.
     """
     launches: list[list[Group]] = []
     open_places: list[int] = []  # of launches that further groups may join, in order
@@ -118,7 +124,7 @@ def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> lis
             continue
         after = max((made_at[index] for index in _needs(group) if index in made_at), default=-1)
         place = len(launches)
-        if _may_share(group):
+        if group.is_elementwise and prod(group.shape) <= shared_elements:
             later = open_places[bisect_right(open_places, after) :]
             place = next((i for i in later if _fits(group, launches[i])), place)
             if place == len(launches):
@@ -130,10 +136,6 @@ def schedule(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> lis
             open_places.remove(place)
         made_at[group.output.index] = max(place, made_at.get(group.output.index, place))
     return [tuple(members) for members in launches]
-
-
-def _may_share(group: Group) -> bool:
-    return group.is_elementwise and prod(group.shape) <= _MAX_SHARED_ELEMENTS
 
 
 def _fits(group: Group, members: Sequence[Group]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from npu_compiler.artifact.plan import KernelSource, Step
 from npu_compiler.errors import CompileError
+from npu_compiler.lowering.device_model import GENERIC, DeviceModel, DeviceModels, Launches
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
@@ -31,6 +32,7 @@ class Lowering:
 
     Attributes:
         tensors: The trace's tensors, by index.
+        device: The device that choices are made for.
         scratch_sizes: Bytes of each scratch buffer asked for, by its index.
         common: The scratch buffers that several groups use, by what they hold.
         steps: What was emitted for the groups ahead.
@@ -39,6 +41,7 @@ class Lowering:
     """
 
     tensors: Sequence[TracedTensor]
+    device: DeviceModel = GENERIC
     scratch_sizes: dict[int, int] = field(default_factory=dict)
     common: dict[Hashable, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -103,6 +106,11 @@ class CodegenTarget(ABC):
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
         package: Whose functions lower problems, as `lowering_of` marks them; empty where it overrides `lower`.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
+        shared_elements: Results of an elementwise kernel that may share its launch: a larger one fills the device by
+            itself.
+        devices: The devices that it knows, whose data then say the two numbers above; None where it does not tell
+            them apart.
+        device: The one that programs are compiled for.
     """
 
     name: str
@@ -111,6 +119,28 @@ class CodegenTarget(ABC):
     pairs_columns: bool = False
     launch_flops: int = 1 << 25
     package: str = ""
+    shared_elements: int = 1 << 20
+    devices: DeviceModels | None = None
+    device: DeviceModel = GENERIC
+
+    def __init__(self, device: str | DeviceModel | None = None) -> None:
+        """Args:
+        device: Name of the device that programs are compiled for, or a model of it; the target's default when omitted.
+
+        Raises:
+            CompileError: The target knows no such device.
+        """
+        if isinstance(device, DeviceModel):
+            self.device = device
+        elif self.devices is not None:
+            self.device = self.devices.named(device, self.name)
+        elif device is not None:
+            raise CompileError(
+                f"given the device {device!r:.60}, the target '{self.name}' does not tell devices apart; leave it out"
+            )
+        if self.devices is not None:
+            launches = self.device.constants("launches", Launches)
+            self.launch_flops, self.shared_elements = launches.flops, launches.elements
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
@@ -155,27 +185,28 @@ def target_names() -> tuple[str, ...]:
     return tuple(entry_points_of(_GROUP))
 
 
-def target_named(name: str | None = None) -> CodegenTarget:
+def target_named(name: str | None = None, device: str | DeviceModel | None = None) -> CodegenTarget:
     """The target of a name; its package is imported only now.
 
     Args:
         name: What it is called; when omitted, the one that the entry point ``target`` in ``npu.defaults`` names.
+        device: The device of it that programs are compiled for; its default when omitted.
 
     Raises:
-        CompileError: There is no such target, or what its package calls one is none.
+        CompileError: There is no such target, or no such device, or what its package calls a target is none.
         MissingDependencyError: Its package is not installed.
     """
     if name is None:
-        return _target("target", _DEFAULTS)
+        return _target("target", _DEFAULTS, device)
     if not isinstance(name, str) or name not in target_names():
         raise CompileError(f"given the target {name!r:.60}, expected one of {', '.join(target_names())}")
-    return _target(name, _GROUP)
+    return _target(name, _GROUP, device)
 
 
-def _target(entry: str, group: str) -> CodegenTarget:
+def _target(entry: str, group: str, device: str | DeviceModel | None) -> CodegenTarget:
     target = load(group, entry)
     if not (isinstance(target, type) and issubclass(target, CodegenTarget)):
         raise CompileError(
             f"the entry point '{entry}' in '{group}' names {target!r:.80}, expected a subclass of CodegenTarget"
         )
-    return target()
+    return target() if device is None else target(device)

@@ -81,6 +81,7 @@ class PartitionPlan:
         weight_keys: Name in the weight file of each weight, by the name that nodes read.
         notes: What was assumed where the IR does not say it.
         structure: How the model nests its outputs; None for the usual way.
+        compiled_for: The device of the target that its partitions are compiled for; None for the default.
     """
 
     model: str
@@ -93,6 +94,7 @@ class PartitionPlan:
     weight_keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     structure: Structure | None = None
+    compiled_for: str | None = None
 
     def __repr__(self) -> str:
         return f"PartitionPlan({summary(self)})"

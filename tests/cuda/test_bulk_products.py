@@ -9,21 +9,24 @@ import pytest
 import torch
 
 from cuda_compiler.artifact.extensions import map_of
+from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import bulk
-from cuda_compiler.products.bulk_tilings import BULK_CANDIDATES, BulkTiling, bulk_tilings
+from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs, bulk_tilings
+from cuda_compiler.tiles.tiling import Asked
 from cuda_runtime.nvrtc import compile_kernel
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device
 from tests.cuda.kernels import kernels_for
 from tests.cuda.test_matvec import CUDAGraph
 from tests.metal.graphs import Node
 
-SHARED_BYTES = 227 * 1024  # that a block may have on compute capability 9.0
+MODEL = DEVICES.named("sm_90", "cuda")
 Force = Callable[[BulkTiling], None]
 
-TILINGS = list(BULK_CANDIDATES)
+TILINGS = [BulkTiling.of(tile, MODEL) for tile in bulk_costs(MODEL).tiles]
 SIZES = [(66, 32, 8), (130, 224, 520), (300, 800, 1096), (517, 416, 72)]
 
 
@@ -41,8 +44,8 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
     """Lets every product that the copy engine can serve take a tiling."""
 
     def use(tiling: BulkTiling) -> None:
-        def chosen(m: int, n: int, k: int) -> tuple[BulkTiling, ...]:
-            return (replace(tiling, splits=min(tiling.splits, ceil_div(k, 64))),)
+        def chosen(asked: Asked, device: DeviceModel) -> tuple[BulkTiling, ...]:
+            return (replace(tiling, splits=min(tiling.splits, ceil_div(asked.k, 64))),)
 
         monkeypatch.setattr(bulk, "bulk_tilings", chosen)
 
@@ -77,7 +80,7 @@ def _all_by_bulk(program: CompiledProgram) -> None:
 
 @each_tiling
 def test_tilings_fit_a_multiprocessor(tiling: BulkTiling) -> None:
-    assert tiling.shared_bytes <= SHARED_BYTES
+    assert tiling.shared_bytes <= MODEL.shared_bytes
     assert tiling.stages >= 4
     assert tiling.columns % 32 == 0
 
@@ -96,7 +99,7 @@ def test_every_tiling_compiles(tiling: BulkTiling, force: Force) -> None:
 @pytest.mark.parametrize("m", [65, 128, 512, 2048, 8192])
 @pytest.mark.parametrize(("n", "k"), [(17920, 1536), (1536, 8960), (2048, 1536), (1536, 1536), (32, 8), (151936, 1536)])
 def test_chosen_tilings_are_sound(m: int, n: int, k: int) -> None:
-    tilings = bulk_tilings(m, n, k)
+    tilings = bulk_tilings(Asked(m, n, k), MODEL)
     assert len(set(tilings)) == len(tilings) <= 3
     for tiling in tilings:
         assert tiling.splits <= ceil_div(k, 64)

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import ceil
+from typing import TypeGuard
 
 import pytest
 import torch
 
 import npu_compiler
+from cuda_compiler.devices import DEVICES
 from cuda_compiler.images import convolution
 from cuda_compiler.products import matmul
-from cuda_compiler.tiles import tiling as tiles
-from cuda_compiler.tiles.clusters import CLUSTER_CANDIDATES, ranked_cluster_tilings
+from cuda_compiler.tiles.clusters import cluster_candidates, cluster_costs
 from cuda_compiler.tiles.lowering import close_tilings
-from cuda_compiler.tiles.teams import TEAM_CANDIDATES, ranked_team_tilings
-from cuda_compiler.tiles.tiling import Tiling, ranked_tilings
+from cuda_compiler.tiles.teams import TeamTiling, team_candidates, team_costs
+from cuda_compiler.tiles.tiling import Asked, Tiling
+from cuda_compiler.tiles.warps import warp_candidates
 from npu_compiler.artifact.plan import CallChoice
+from npu_compiler.lowering.candidates import Candidate
+from npu_compiler.lowering.device_model import DeviceModel, DeviceModels
 from npu_runtime import Device
 from tests.cuda.kernels import check_compile, kernels_for
 from tests.cuda.test_matvec import CUDAGraph
 from tests.ops import test_ops
 from tests.ops.cases import Case, case, floats
 
-SHARED_BYTES = 227 * 1024  # that a block may have on compute capability 9.0
-TEAMS, CLUSTERS = list(TEAM_CANDIDATES), list(CLUSTER_CANDIDATES)
-TILINGS = [*TEAMS, *CLUSTERS]
+MODEL = DEVICES.named("sm_90", "cuda")
+TEAMS = [tile.tiling for tile in team_costs(MODEL).tiles]
+TILINGS: list[Tiling] = [*TEAMS, *(tile.tiling(tile.stages, 1) for tile in cluster_costs(MODEL).tiles)]
 SPLITS = (2, 3, 8)
 Force = Callable[[Tiling], None]
 
 
 def _name(tiling: Tiling) -> str:
-    return f"{tiling.rows}x{tiling.columns}x{tiling.stages}" + (f"-{tiling.teams}" if tiling.teams else "")
+    return f"{tiling.rows}x{tiling.columns}x{tiling.stages}" + (f"-{tiling.teams}" if _has_teams(tiling) else "")
+
+
+def _has_teams(tiling: Tiling) -> TypeGuard[TeamTiling]:
+    return isinstance(tiling, TeamTiling)
 
 
 def _shared(tiling: Tiling, number: int) -> Tiling:
     """A tiling for clusters, with one number of splits or another."""
-    return tiling if tiling.teams else replace(tiling, splits=SPLITS[number % len(SPLITS)])
+    return tiling if _has_teams(tiling) else replace(tiling, splits=SPLITS[number % len(SPLITS)])
 
 
 each_tiling = pytest.mark.parametrize("tiling", TILINGS, ids=_name)
@@ -61,18 +69,23 @@ CASES = [
 ]
 
 
+def best(candidates: Iterable[Candidate[Tiling]]) -> Candidate[Tiling]:
+    return min(candidates, key=lambda candidate: candidate.microseconds)
+
+
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Force:
     """Lets every product and convolution that warpgroups can multiply take a tiling, if its splits have steps enough.
 
     Teams compute several tiles of results each, as if the device had two multiprocessors.
     """
-    monkeypatch.setattr(tiles, "MULTIPROCESSORS", 2)
+    small = replace(MODEL, cores=2)
+    monkeypatch.setattr(DeviceModels, "named", lambda *_: small)
 
     def use(tiling: Tiling) -> None:
-        def chosen(m: int, n: int, k: int, batch: int, moved: float, warpgroups: bool) -> tuple[Tiling, ...]:
-            general = ranked_tilings(m, n, k, batch)[0][1]
-            fits = tiling.teams or tiling.splits * 2 <= ceil(k / tiling.depth)
+        def chosen(asked: Asked, device: DeviceModel, warpgroups: bool) -> tuple[Tiling, ...]:
+            general = best(warp_candidates(asked, device)).sizes
+            fits = _has_teams(tiling) or tiling.splits * 2 <= ceil(asked.k / tiling.depth)
             return (tiling if fits else TEAMS[0], general) if warpgroups else (general,)
 
         for module in (matmul, convolution):
@@ -85,8 +98,8 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
 def test_tilings_fit_a_multiprocessor(tiling: Tiling) -> None:
     for number in range(len(SPLITS)):
         whole = _shared(tiling, number)
-        assert whole.shared_bytes <= SHARED_BYTES
-        assert whole.blocks * (whole.shared_bytes + 1024) <= SHARED_BYTES + 1024
+        assert whole.shared_bytes <= MODEL.shared_bytes
+        assert whole.blocks * (whole.shared_bytes + 1024) <= MODEL.core_shared_bytes
 
 
 @pytest.mark.parametrize("architecture", [70, 80, 90])
@@ -112,24 +125,24 @@ def test_only_the_capability_that_has_them_runs_them() -> None:
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (49, 512, 4608), (128, 17920, 1536), (802816, 64, 64)])
 def test_blocks_of_a_cluster_all_have_steps(m: int, n: int, k: int) -> None:
-    for _, tiling in ranked_cluster_tilings(m, n, k, 1, 2.0):
-        assert 2 <= tiling.splits * 2 <= ceil(k / tiling.depth)
+    for candidate in cluster_candidates(Asked(m, n, k), MODEL):
+        assert 4 <= candidate.sizes.splits * 2 <= ceil(k / candidate.sizes.depth)
 
 
 def test_blocks_of_teams_stay() -> None:
-    few, many = (ranked_team_tilings(m, 256, 576, 1, 2.0)[0][1] for m in (49, 50176))
-    assert few.grid(4) == 4
-    assert many.grid(1000) == tiles.MULTIPROCESSORS
+    few, many = (best(team_candidates(Asked(m, 256, 576), MODEL)).sizes for m in (49, 50176))
+    assert few.grid(4, MODEL) == 4
+    assert many.grid(1000, MODEL) == MODEL.cores
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (6272, 128, 512), (512, 1536, 8960), (802816, 64, 64)])
 @pytest.mark.parametrize("warpgroups", [True, False])
 def test_close_tilings_are_few_and_serve_every_device(m: int, n: int, k: int, warpgroups: bool) -> None:
-    tilings = close_tilings(m, n, k, 1, 2.0, warpgroups)
+    tilings = close_tilings(Asked(m, n, k), MODEL, warpgroups)
     assert 1 <= len(tilings) <= 5
     assert len(set(tilings)) == len(tilings)
-    assert any(not tiling.by_warpgroups for tiling in tilings)
-    assert warpgroups or not any(tiling.by_warpgroups for tiling in tilings)
+    assert any(not tiling.requires for tiling in tilings)
+    assert warpgroups or not any(tiling.requires for tiling in tilings)
 
 
 @each_tiling
@@ -143,7 +156,7 @@ def test_equals_torch(tiling: Tiling, number: int, force: Force, device: Device)
 
 @each_tiling
 def test_pairs_and_a_residual(tiling: Tiling, force: Force, device: Device) -> None:
-    force(tiling if tiling.teams else replace(tiling, splits=4))
+    force(tiling if _has_teams(tiling) else replace(tiling, splits=4))
     graph = CUDAGraph(torch.bfloat16)
     x = graph.input(190, 520)
     gate, up = (graph.call("linear", x, graph.weight(148, 520)) for _ in range(2))

@@ -13,8 +13,11 @@ import torch
 
 import npu_compiler
 from cuda_compiler import compile_subgraph, is_cuda_op_supported
+from cuda_compiler.devices import DEVICES
 from cuda_compiler.target import CUDATarget
-from cuda_compiler.tiles.tiling import CANDIDATES, ranked_tilings
+from cuda_compiler.tiles.lowering import close_tilings
+from cuda_compiler.tiles.tiling import Asked
+from cuda_compiler.tiles.warps import WarpTile, warp_costs
 from cuda_runtime import CUDABackend, kernel_cache
 from cuda_runtime.capability import architecture_name, meets
 from cuda_runtime.cupy_api import cupy
@@ -22,6 +25,7 @@ from cuda_runtime.given import Span, span
 from npu_compiler.artifact.plan import KernelCall, KernelSource, options_of
 from npu_compiler.errors import DeviceError, MissingDependencyError
 from npu_runtime import Device
+from tests.cuda.kernels import check_plan_compiles
 from tests.ops.cases import case, floats
 
 
@@ -72,15 +76,19 @@ def test_compiling_a_subgraph_and_asking_for_support() -> None:
     assert is_cuda_op_supported(ir["nodes"][-1])
 
 
-@pytest.mark.parametrize("tiling", CANDIDATES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
-def test_tilings_fit_every_gpu(tiling: Any) -> None:
-    assert tiling.shared_bytes <= 64 * 1024
-    assert tiling.threads * tiling.blocks <= 1024
+MODEL = DEVICES.named("sm_90", "cuda")
+
+
+@pytest.mark.parametrize("tile", warp_costs(MODEL).tiles, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}x{t.warps_n}")
+def test_tilings_fit_every_gpu(tile: WarpTile) -> None:
+    for name in DEVICES.names:
+        assert tile.tiling.shared_bytes <= DEVICES.named(name, "cuda").shared_bytes
+    assert tile.tiling.threads * tile.tiling.blocks <= 1024
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (49, 512, 4608), (3211264, 64, 224), (4096, 4096, 4096)])
 def test_splits_leave_every_block_some_steps(m: int, n: int, k: int) -> None:
-    tiling = ranked_tilings(m, n, k, 1)[0][1]
+    tiling = close_tilings(Asked(m, n, k), MODEL, warpgroups=False)[0]
     assert tiling.splits == 1 or tiling.splits * tiling.depth * 2 <= k + tiling.depth
 
 
@@ -140,6 +148,18 @@ def test_overlapping_windows_fill_all_multiprocessors(outputs: int, grid: tuple[
     calls = [call for step in plan.steps for option in options_of(step) for call in option.calls]
     found = [c.grid for c in calls if isinstance(c, KernelCall) and plan.kernels[c.kernel].entry == "conv2d_overlap"]
     assert found == [grid]
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("sm_75", 75), ("sm_80", 80)])
+def test_programs_for_other_gpus_compile(name: str, architecture: int) -> None:
+    linear = case("linear.default", floats(300, 1024), floats(264, 1024))
+    image = case("conv2d.default", floats(2, 64, 20, 20), floats(64, 64, 3, 3), None, [1, 1], [1, 1])
+    q, kv = floats(1, 8, 4, 64), floats(1, 2, 1000, 64)
+    attention = case("scaled_dot_product_attention.default", q, kv, kv, enable_gqa=True)
+    for each in (linear, image, attention):
+        plan = npu_compiler.compile(each.ir(torch.float16), "cuda", device=name).main
+        assert plan.kernels
+        check_plan_compiles(plan, architecture)
 
 
 def test_memory_of_tensors_overlaps_where_an_address_is_in_both() -> None:

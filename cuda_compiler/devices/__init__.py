@@ -1,0 +1,49 @@
+"""The GPUs that programs are compiled for: their facts, and the constants of the kernels' costs.
+
+A file is what `npu_compiler.lowering.device_model` says. Instructions are ``clusters`` (blocks that reach each other's
+shared memory), ``warpgroups`` (products of 128 threads straight from there) and ``tensor_maps`` (tiles that the copy
+engine brings). ``benchmarks/tile_costs`` measures and fits the constants of tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
+from npu_compiler.lowering.candidates import Kept
+from npu_compiler.lowering.device_model import DeviceModel, DeviceModels
+
+__all__ = ["DEVICES", "TENSOR_MAPS", "cluster_cores", "kept_candidates", "offers"]
+
+DEVICES = DeviceModels("cuda_compiler.devices", default="sm_90")
+
+TENSOR_MAPS = "tensor_maps"
+_INSTRUCTIONS = {CLUSTERS: {"clusters"}, WARPGROUPS: {"clusters", "warpgroups"}}
+
+
+def offers(device: DeviceModel, requires: str) -> bool:
+    """Whether a device has the instructions of options that require this."""
+    return device.instructions >= _INSTRUCTIONS[requires]
+
+
+@dataclass(frozen=True)
+class _Clusters:
+    cores: Mapping[int, int]
+
+
+def cluster_cores(device: DeviceModel) -> Mapping[int, int]:
+    """Multiprocessors that clusters can fill, by the blocks of a cluster: a cluster lies within a part of the GPU."""
+    return device.constants("clusters_held", _Clusters).cores
+
+
+@dataclass(frozen=True)
+class _Rules:
+    tiles: Kept
+    bulk_tiles: Kept
+
+
+def kept_candidates(device: DeviceModel, *, bulk: bool) -> Kept:
+    """How many candidates are worth timing: of tiles that the copy engine brings, or of those that threads copy."""
+    rules = device.constants("kept", _Rules)
+    return rules.bulk_tiles if bulk else rules.tiles
