@@ -157,7 +157,7 @@ class Narrowed(Input):
         is_small = self._size <= SMALL_BYTES
         self._crossed = self._pinned if is_small else device.allocate(self._size)
         with device.active():
-            source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
+            source = self._crossed.array.view(spec.dtype.stored.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
         self._conversion = Conversion(source, memory.view(spec), from_host=is_small, notes_infinity=True)
         self._value: Any = None

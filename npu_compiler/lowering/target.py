@@ -87,7 +87,7 @@ class CodegenTarget(ABC):
     Attributes:
         name: What users call it, such as ``metal``.
         compute_dtypes: Names of the data types it computes in, the default first.
-        storage_dtypes: Names of all data types that its memory may hold.
+        storage_dtypes: Names of all data types that its memory may hold, but for those whose codes these hold.
         pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
         problems: What lowers a group around each kind of problem, given the problem, the group and the lowering.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
