@@ -9,6 +9,7 @@ from metal_compiler.dialect import METAL
 from metal_compiler.images.convolution import lower_conv2d
 from metal_compiler.images.pooling import lower_pool2d
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
+from metal_compiler.products.codes import loads_codes
 from metal_compiler.products.matmul import lower_matmul
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
@@ -56,7 +57,7 @@ class MetalTarget(CodegenTarget):
         return [*lower_shared(groups, lowering)]
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        return loads_vector(group, position, operand)
+        return loads_vector(group, position, operand) or loads_codes(group, position, operand)
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
         return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)

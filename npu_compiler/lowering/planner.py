@@ -49,7 +49,7 @@ def plan_graph(
     weights = dict(enumerate(graph.weights, first_weight))
     in_place = find_in_place(trace, range(first_weight), weights, stored)
     groups = group(trace, stored, in_place.aliases, target.pairs_columns)
-    groups = with_operand_forms(groups, stored, target.loads)
+    groups = with_operand_forms(groups, trace.tensors, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
     lowering = Lowering(trace.tensors)
     for groups_ in schedule(groups, stored):

@@ -45,7 +45,7 @@ class Problem(ABC):
         """The same problem with all operands in memory."""
         problem = self
         for position, operand in enumerate(self.operands):
-            problem = problem.with_operand(position, Operand(operand.tensor, operand.ref))
+            problem = problem.with_operand(position, operand.in_memory)
         return problem
 
     def reads(self) -> tuple[int, ...]:
