@@ -14,7 +14,7 @@ from cuda_compiler.images.convolution import loads_convolution, lower_conv2d
 from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.images.pooling import lower_pool2d
 from cuda_compiler.maps import lower_elementwise
-from cuda_compiler.products.matmul import lower_matmul
+from cuda_compiler.products.matmul import loads_codes, lower_matmul
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
@@ -62,7 +62,8 @@ class CUDATarget(CodegenTarget):
         return dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        return any(loads(group, position, operand) for loads in (loads_vector, loads_fresh, loads_convolution))
+        forms = loads_vector, loads_codes, loads_fresh, loads_convolution
+        return any(loads(group, position, operand) for loads in forms)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]

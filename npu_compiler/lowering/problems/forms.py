@@ -62,7 +62,7 @@ def is_vector(operand: Operand, problem: Problem | None, position: int, most_byt
 class Dequantised(Operand):
     """An operand of a product that is stored in codes of a byte, which become numbers where they are read.
 
-    Its tensor and its view are those of the codes. A row here is what lies along k, for one row of `a` or column of `b`.
+    Its tensor and its view are those of the codes. A row here is what lies along k: a row of `a`, or a column of `b`.
 
     Attributes:
         expr: What the codes become, over the view's shape, but for the scale: of a load of the codes, and of what is
