@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from npu_runtime import Device
-from tests.support.coded import SIZES, SPELLINGS, Coded, check, compiled, kernels_of, weight_stays_codes
+from tests.support.coded import CASES, SPELLINGS, Coded, check, compiled, kernels_of, weight_stays_codes
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 
 
-@pytest.mark.parametrize(("rows", "n", "k"), SIZES)
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(("spelling", "rows", "n", "k"), sorted({*CASES}))
 def test_products_load_codes(spelling: str, rows: int, n: int, k: int) -> None:
     dtype = torch.float16 if (rows + k) % 2 else torch.bfloat16
     check(SPELLINGS[spelling](n, k, dtype), rows, dtype, Device("software-metal"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.ao.quantization.fx._decomposed  # defines the ops of quantized_decomposed
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,14 +16,14 @@ from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role, options_
 from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device, load
 
-__all__ = ["SIZES", "SPELLINGS", "Coded", "check", "compiled", "kernels_of", "weight_stays_codes"]
+__all__ = ["CASES", "SIZES", "SPELLINGS", "Coded", "check", "compiled", "kernels_of", "weight_stays_codes"]
 
 SIZES = [(1, 256, 128), (1, 30, 41), (3, 64, 96), (5, 33, 50), (70, 72, 136), (19, 30, 41)]
 """Rows, columns and depth: a vector and matrices, in whole chunks and not."""
 
 
 class Coded(torch.nn.Module):
-    """Weights [n, k] in codes, with a scale and a zero point for each row; in float64 it computes what they stand for."""
+    """Weights [n, k] in codes, with a scale and a zero point for each row; in float64 it computes without rounding."""
 
     codes: Tensor
     scale: Tensor
@@ -60,9 +61,10 @@ class StoredByColumn(Coded):
     def __init__(self, n: int, k: int, dtype: torch.dtype) -> None:
         super().__init__(n, k, dtype)
         self.codes = self.codes.t().contiguous()
+        self.scale = 1 / self.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(torch.mm(x, (self.codes.to(x.dtype) - self.zero.to(x.dtype)) / (1 / self.scale)))
+        return torch.relu(torch.mm(x, (self.codes.to(x.dtype) - self.zero.to(x.dtype)) / self.scale))
 
 
 class Unsigned(Coded):
@@ -135,6 +137,10 @@ SPELLINGS: Mapping[str, type[Coded]] = {
         *(PerChannel, Packed, Floats, Left),
     )
 }
+
+CASES = [("WithZeroPoints", *size) for size in SIZES]
+CASES += [(name, *SIZES[(at + turn) % 6]) for at, name in enumerate(SPELLINGS) for turn in (0, 3)]
+"""A spelling, and a size: one spelling in all sizes, the others in two."""
 
 
 def compiled(model: Coded, rows: int, dtype: torch.dtype, target: str) -> tuple[CompiledProgram, Tensor]:
