@@ -24,7 +24,7 @@ from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Pooling
-from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.problem import Paired, Problem
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
 from npu_compiler.tensor.expr import has_reduce
@@ -45,7 +45,6 @@ class CUDATarget(CodegenTarget):
     name = "cuda"
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
-    pairs_columns = True
     problems: Mapping[type[Problem], LowerProblem] = {
         Product: lower_matmul,
         Convolution: lower_conv2d,
@@ -63,7 +62,7 @@ class CUDATarget(CodegenTarget):
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         forms = loads_vector, loads_codes, loads_fresh, loads_convolution
-        return any(loads(group, position, operand) for loads in forms)
+        return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]

@@ -19,7 +19,7 @@ from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Pooling
-from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.problems.problem import Paired, Problem
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import CodegenTarget, Lowering, LowerProblem
 from npu_compiler.tensor.expr import has_reduce
@@ -36,7 +36,6 @@ class MetalTarget(CodegenTarget):
     name = "metal"
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(METAL.storage)
-    pairs_columns = True
     problems: Mapping[type[Problem], LowerProblem] = {
         Product: lower_matmul,
         Convolution: lower_conv2d,
@@ -57,7 +56,8 @@ class MetalTarget(CodegenTarget):
         return [*lower_shared(groups, lowering)]
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        return loads_vector(group, position, operand) or loads_codes(group, position, operand)
+        forms = loads_vector, loads_codes
+        return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
         return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)

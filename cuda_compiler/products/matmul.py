@@ -115,7 +115,7 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
     )
     if group.output.index == result.index:
         return [call]
-    return [call, *lower_elementwise(replace(group, problem=None, pairs=1), lowering)]
+    return [call, *lower_elementwise(replace(group, problem=None), lowering)]
 
 
 def _own_traffic(found: Product) -> int:

@@ -6,27 +6,42 @@ of attention.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from math import prod
 
+from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.dequantisation import as_codes, with_scale_behind
-from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
 from npu_compiler.lowering.schedule import needed_groups, readers_of
 from npu_compiler.tensor.expr import Expr, reindex
-from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.trace import LayoutRule, TracedTensor
 
-__all__ = ["Loads", "with_operand_forms"]
+__all__ = ["pairs_columns", "with_operand_forms"]
 
 
-class Loads(Protocol):
-    """See `CodegenTarget.loads`."""
+def pairs_columns(layouts: LayoutRule, loads: Loads) -> Callable[[TensorSpec, TensorSpec], bool]:
+    """The question whether the epilogue of a linear can combine two neighbouring columns, given input and weight.
 
-    def __call__(self, group: Group, position: int, operand: Operand) -> bool: ...
+    Args:
+        layouts: How the target lays out tensors.
+        loads: See `with_operand_forms`.
+    """
+
+    def asked(input: TensorSpec, weight: TensorSpec) -> bool:
+        trace = Trace(layouts)
+        rows, columns = prod(input.shape[:-1]), weight.shape[0]
+        x = trace.add(input.name, (rows, input.shape[-1]), input.dtype, "plain")
+        w = trace.add(weight.name, weight.shape, weight.dtype, "plain")
+        trace.anchor("matmul", (x, w.swap(0, 1)), (rows, columns), input.dtype)
+        return takes_pairs(trace.tensors[-1], trace.tensors, loads)
+
+    return asked
 
 
 def with_operand_forms(

@@ -48,7 +48,7 @@ def plan_graph(
     first_weight = len(graph.inputs)
     weights = dict(enumerate(graph.weights, first_weight))
     in_place = find_in_place(trace, range(first_weight), weights, stored)
-    groups = group(trace, stored, in_place.aliases, target.pairs_columns)
+    groups = group(trace, stored, in_place.aliases, target.loads)
     groups = with_operand_forms(groups, trace.tensors, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
     lowering = Lowering(trace.tensors)

@@ -88,7 +88,6 @@ class CodegenTarget(ABC):
         name: What users call it, such as ``metal``.
         compute_dtypes: Names of the data types it computes in, the default first.
         storage_dtypes: Names of all data types that its memory may hold, but for those whose codes these hold.
-        pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
         problems: What lowers a group around each kind of problem, given the problem, the group and the lowering.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
     """
@@ -96,7 +95,6 @@ class CodegenTarget(ABC):
     name: str
     compute_dtypes: tuple[str, ...]
     storage_dtypes: frozenset[str]
-    pairs_columns: bool = False
     launch_flops: int = 1 << 25
     problems: Mapping[type[Problem], LowerProblem] = MappingProxyType({})
 
@@ -111,8 +109,8 @@ class CodegenTarget(ABC):
 
         Args:
             group: The group, the operands of its problem in the forms decided so far.
-            position: The operand's, or the number of operands for what is added to the problem's result.
-            operand: The form in question: `Computed`, `Scattered` or `Added`.
+            position: The operand's, or the number of operands for what is added to the problem's result, and for that.
+            operand: The form in question: `Computed`, `Dequantised`, `Scattered`, `Added` or `Paired`.
         """
         return False
 
