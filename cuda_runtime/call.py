@@ -113,7 +113,8 @@ class FromHost(Input):
         nbytes = prod(spec.shape) * dtype.itemsize
         staged = staging_memory(device, nbytes)
         with device.active():
-            source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
+            stored = spec.dtype.stored.numpy if dtype == spec.dtype.numpy else dtype
+            source = staged.array[:nbytes].view(stored).reshape(spec.shape)
         is_visible = isinstance(staged, VisibleBuffer)
         self._memory, self._conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible)
         self._staged = staged.pointer
@@ -157,7 +158,7 @@ class Narrowed(Input):
         is_small = self._size <= SMALL_BYTES
         self._crossed = self._pinned if is_small else device.allocate(self._size)
         with device.active():
-            source = self._crossed.array.view(spec.dtype.stored.numpy).reshape(spec.shape)
+            source = self._crossed.array.view(spec.dtype.numpy).reshape(spec.shape)
             self._read, self._infinite = cupy().cuda.Event(disable_timing=True), Flag(device)
         self._conversion = Conversion(source, memory.view(spec), from_host=is_small, notes_infinity=True)
         self._value: Any = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "as_array",
+    "codes_of",
     "copied",
     "described",
     "from_device",
@@ -145,6 +146,13 @@ def from_device(tensor: Any, kind: str, example: Any) -> Any:
     if _is_cupy(example):
         return tensor.array.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind, copy=False)
     return example.__array_namespace__().from_dlpack(tensor)
+
+
+def codes_of(value: Any, kind: DType) -> Any | None:
+    """The codes of a tensor of torch, in its own memory, where it is of a data type that has any; else None."""
+    if kind.coding is None or not _is_torch(value) or str(value.dtype) != f"torch.{kind.name}":
+        return None
+    return value.view(_torch_dtype(kind.stored.name))
 
 
 def to_torch(array: Array) -> torch.Tensor:

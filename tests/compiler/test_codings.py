@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,21 @@ from numpy.typing import NDArray
 import npu_compiler
 from npu_compiler import dtypes
 from npu_compiler.codings import Arithmetic, Coding
-from npu_compiler.dtypes import ALL, DType, add
+from npu_compiler.dtypes import DType, add
 from npu_compiler.errors import IRError, UnsupportedOpError, WeightError
 from npu_runtime import Device, Model, load
 from tests.support.ir_builder import IRBuilder
+from tests.support.stored_types import (
+    CODED,
+    Stores,
+    assert_same_codes,
+    check_stores,
+    every_code,
+    hard_numbers,
+    torch_type,
+)
 
 ROOT = Path(__file__).parents[2]
-CODED = [kind for kind in ALL if kind.coding is not None]
 each_coded = pytest.mark.parametrize("kind", CODED, ids=str)
 
 
@@ -40,34 +47,6 @@ class _Numpy:
         return np.asarray(bits, np.int32).view(np.float32)
 
 
-def torch_type(kind: DType) -> torch.dtype:
-    found: torch.dtype = getattr(torch, kind.name)
-    return found
-
-
-def every_code(kind: DType) -> torch.Tensor:
-    return torch.arange(256).to(torch.uint8).view(torch_type(kind))
-
-
-def hard_numbers(kind: DType) -> torch.Tensor:
-    """Random float32, the type's own numbers, halfway between them and next to that, and what is beyond."""
-    random = torch.Generator().manual_seed(0)
-    bits = torch.randint(-(1 << 31), 1 << 31, (20000,), generator=random).to(torch.int32).view(torch.float32)
-    own = every_code(kind).float()
-    own = own[own.isfinite()].unique()
-    halfway = (own[1:] + own[:-1]) / 2
-    near = [torch.nextafter(halfway, torch.tensor(to)) for to in (float("inf"), -float("inf"))]
-    beyond = torch.tensor([*(float(own.max()) * x for x in (1.03, 1.04, 1.07, 1.2, 9)), float("inf"), float("nan")])
-    return torch.cat([bits, own, halfway, *near, beyond, -beyond, torch.randn(20000, generator=random)])
-
-
-def assert_same_codes(given: torch.Tensor, expected: torch.Tensor) -> None:
-    """Of two tensors of codes, where the sign of a NaN does not count: PyTorch's own depends on where it lies."""
-    is_nan = expected.float().isnan()
-    assert given.float().isnan().equal(is_nan)
-    assert given.view(torch.uint8)[~is_nan].equal(expected.view(torch.uint8)[~is_nan])
-
-
 @each_coded
 def test_codes_mean_and_numbers_become_what_they_do_in_torch(kind: DType) -> None:
     assert kind.coding is not None
@@ -79,42 +58,10 @@ def test_codes_mean_and_numbers_become_what_they_do_in_torch(kind: DType) -> Non
     assert_same_codes(torch.from_numpy(codes).view(torch_type(kind)), hard.to(torch_type(kind)))
 
 
-class _Stores(torch.nn.Module):
-    """Loads, computes with and stores a type; moves what it does not compute with."""
-
-    weight: torch.Tensor
-
-    def __init__(self, kind: torch.dtype) -> None:
-        super().__init__()
-        self.kind = kind
-        self.bias = torch.nn.Parameter(torch.zeros(24).half())  # a half model: float32 inputs stay what they are
-        self.register_buffer("weight", (torch.arange(24 * 40) % 91).to(torch.uint8).view(kind).reshape(24, 40))
-
-    def forward(self, x: torch.Tensor, hard: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        weight = self.weight.to(x.dtype)
-        moved = torch.cat([codes, codes.t()], 1)
-        rows = torch.nn.functional.embedding(torch.tensor([1, 3]), self.weight)
-        return x @ weight.t() + self.bias, hard.to(self.kind), codes.to(torch.float32), moved, rows
-
-
 @each_coded
 def test_a_stored_type_loads_computes_and_stores(kind: DType, tmp_path: Path) -> None:
     """From a safetensors file through kernels of the software GPU, every code among what is loaded."""
-    module = _Stores(torch_type(kind)).eval()
-    inputs = torch.rand(3, 40).half(), hard_numbers(kind), every_code(kind).reshape(16, 16)
-    npu_compiler.extract(module, inputs, tmp_path / "m.json")
-    program = npu_compiler.compile(tmp_path / "m.json")
-    model = load(program, tmp_path / "m.safetensors", Device("software-metal"))
-    product, *results = model(*inputs)
-    others = module(*inputs)[1:]
-    exact = inputs[0].double() @ module.weight.double().t()
-    torch.testing.assert_close(product.double(), exact, rtol=2e-3, atol=1e-3 * float(exact.abs().max()))
-    assert [(r.dtype, r.shape) for r in results] == [(o.dtype, o.shape) for o in others]
-    for result, other in zip(results, others, strict=True):
-        if result.dtype == torch.float32:
-            torch.testing.assert_close(result, other, rtol=0, atol=0, equal_nan=True)
-        else:
-            assert_same_codes(result, other.contiguous())
+    check_stores(kind, Device("software-metal"), tmp_path)
 
 
 @each_coded
@@ -131,7 +78,7 @@ def test_what_is_only_stored_is_not_computed_with(kind: DType) -> None:
 
 @each_coded
 def test_weights_of_a_stored_type_are_neither_converted_nor_nan(kind: DType) -> None:
-    module = _Stores(torch_type(kind)).eval()
+    module = Stores(torch_type(kind)).eval()
     inputs = torch.rand(3, 40).half(), hard_numbers(kind), every_code(kind).reshape(16, 16)
     program = npu_compiler.compile(npu_compiler.extract(module, inputs))
     with pytest.raises(WeightError, match=f"given dtype float32, expected {kind}"):
@@ -206,10 +153,11 @@ def test_a_data_type_is_added_in_one_place(eighths: DType, tmp_path: Path) -> No
     np.testing.assert_allclose(product, x.astype(np.float64) @ (codes / 8.0).T, rtol=2e-3)
 
 
-def test_no_other_file_lists_the_small_floats() -> None:
-    files = subprocess.run(["git", "grep", "-il", "float8", "--", "*.py"], cwd=ROOT, capture_output=True, text=True)
-    found = {name for name in files.stdout.split() if not name.startswith(("tests/", "benchmarks/"))}
-    assert found <= {"npu_compiler/dtypes.py"}
+def test_no_other_file_knows_a_stored_type_by_name() -> None:
+    packages = [file.parent for file in ROOT.glob("*/__init__.py") if file.parent.name not in ("tests", "benchmarks")]
+    texts = {file.relative_to(ROOT): file.read_text() for folder in packages for file in folder.rglob("*.py")}
+    for kind in CODED:
+        assert [str(file) for file, text in texts.items() if kind.name in text] == ["npu_compiler/dtypes.py"]
 
 
 def test_a_name_is_taken_once() -> None:
