@@ -162,8 +162,8 @@ def to_torch(array: Array) -> torch.Tensor:
     """
     import torch
 
-    if array.dtype.type.__module__ == ml_dtypes.__name__:
-        kind: torch.dtype = getattr(torch, array.dtype.name)
+    kind = getattr(torch, array.dtype.name, None)
+    if array.dtype.type.__module__ == ml_dtypes.__name__ and kind is not None and kind.is_floating_point:
         return to_torch(array.view(_INTEGERS[array.dtype.itemsize])).view(kind)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or not array.dtype.isnative:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
@@ -204,7 +204,7 @@ def _as_bits(kind: torch.dtype) -> tuple[torch.dtype, Any] | None:
 
     name = str(kind).removeprefix("torch.")
     own = getattr(ml_dtypes, name, None)
-    return None if own is None else (getattr(torch, _INTEGERS[kind.itemsize]), own)
+    return None if own is None or not kind.is_floating_point else (getattr(torch, _INTEGERS[kind.itemsize]), own)
 
 
 def _converted(value: Any) -> Array:
