@@ -33,12 +33,14 @@ class Prologue:
         values: Parameters, with their values.
         definitions: Macros, the statements among them.
         flops: Arithmetic of one threadgroup.
+        functions: What the kernel's files call.
     """
 
     operands: Operands
     values: Mapping[str, int]
     definitions: Mapping[str, object]
     flops: int
+    functions: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def anchor_kernel(
     kernel: KernelText,
     group: Group,
     lowering: Lowering,
-    prologue: Prologue | None = None,
+    prologues: Sequence[Prologue] = (),
 ) -> AnchorKernel:
     """Assembles a kernel out of its file and what is generated for its group.
 
@@ -126,19 +128,20 @@ def anchor_kernel(
         kernel: The kernel.
         group: What to compute.
         lowering: Where the trace's tensors are.
-        prologue: What it computes first, for kernels that have a place for it.
+        prologues: What makes its operands, for kernels that have a place for it.
 
     Raises:
         OpRefusal: An operand is too large.
     """
     found = epilogue_positions(group, lowering, "value", sized=True)
     operands = found.operands
-    pointers = [*operands.pointers, *(prologue.operands.pointers if prologue else ())]
-    macros = {**kernel.macros, **_macros(group, operands, prologue, kernel.inputs)}
-    values = {**found.values, **(prologue.values if prologue else {})}
+    pointers = [*operands.pointers, *(pointer for each in prologues for pointer in each.operands.pointers)]
+    macros = {**kernel.macros, **_macros(group, operands, prologues, kernel.inputs)}
+    values = {**found.values, **{name: value for each in prologues for name, value in each.values.items()}}
     params = ParamStruct("Params", tuple(("int", name) for name in (*kernel.fields, *values)))
     files = (*kernel.parts, f"{kernel.entry}.metal")
-    text = [_functions(group, found), *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
+    functions = [_functions(group, found), *(each.functions for each in prologues if each.functions)]
+    text = [*functions, *(_DEFAULTS.sub("", kernel_file(name)) for name in files)]
     defined = "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
     return AnchorKernel(
         group=group,
@@ -148,27 +151,29 @@ def anchor_kernel(
         values=values,
         output=output_argument(group),
         nbytes=traffic_of(group, lowering.tensors),
-        generated_flops=flops_of([group.expr], prod(group.shape)) + (prologue.flops if prologue else 0),
+        generated_flops=flops_of([group.expr], prod(group.shape)) + sum(each.flops for each in prologues),
     )
 
 
-def _macros(group: Group, operands: Operands, prologue: Prologue | None, inputs: int) -> dict[str, object]:
+def _macros(group: Group, operands: Operands, prologues: Sequence[Prologue], inputs: int) -> dict[str, object]:
     """What the files need to be told of output, epilogue and prologue; the output is bound behind the inputs."""
     first = inputs + 1
-    behind = first + len(operands.pointers)
-    before = "" if prologue is None else pointer_parameters(prologue.operands, behind)
+    behind, before = first + len(operands.pointers), ""
+    for each in prologues:
+        before += pointer_parameters(each.operands, behind)
+        behind += len(each.operands.pointers)
     return {
         "PAIRS": group.pairs,
         "OUT_BUFFER": inputs,
         "EPILOGUE_BUFFERS": pointer_parameters(operands, first).replace("\n", " "),
         "EPILOGUE_PARAMETERS": _parameters(operands),
         "EPILOGUE_ARGUMENTS": "".join(f"e{number}, " for number in range(len(operands.pointers))),
-        "PROLOGUE": int(prologue is not None),
+        "PROLOGUE": 0,
         "PROLOGUE_BUFFERS": before.replace("\n", " "),
-        "PARAMS_BUFFER": behind + (len(prologue.operands.pointers) if prologue else 0),
+        "PARAMS_BUFFER": behind,
         "out_t": METAL.storage[group.output.dtype.name],
         "result_t": METAL.register(group.expr.dtype),
-        **(prologue.definitions if prologue else {}),
+        **{name: value for each in prologues for name, value in each.definitions.items()},
     }
 
 

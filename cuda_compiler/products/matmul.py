@@ -11,8 +11,9 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_options
+from cuda_compiler.products.codes import code_function
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
-from cuda_compiler.products.product import are_along_k, fits_tiles, offset_function
+from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
@@ -21,14 +22,27 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.forms import Dequantised
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.tensor.expr import Call, Load
 
-__all__ = ["lower_matmul"]
+__all__ = ["loads_codes", "lower_matmul"]
 
 _PLAIN_SIDE = 64
 _CHUNK = 8  # columns that a thread stores at a time
+
+
+def loads_codes(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is codes, and a product's right matrix, or its left one where a few vectors stand right."""
+    problem = group.problem
+    if not isinstance(operand, Dequantised) or not isinstance(problem, Product):
+        return False
+    if any(isinstance(other, Dequantised) for other in problem.operands):
+        return False
+    vectors = as_vectors(problem.with_operand(position, operand), group)
+    return position == 1 or (vectors is not None and not vectors.by_row)
 
 
 @lowering_of(Product)
@@ -42,6 +56,8 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]
+    if isinstance(found.b.operand, Dequantised) and fits_coded_tiles(found):
+        return choice_of(_coded_options(found, group, lowering, positions))
     if not fits_tiles(found):
         return [_lower_plain(found, group, lowering, positions)]
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
@@ -52,11 +68,21 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, group, lowering))))
     if options:  # there is a quicker way, but not on every device
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
-    fused = Epilogue(
-        group, positions, min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
-    )
+    fused = _fused(group, positions)
     options += [option_of(_lower_tiled(found, fused, lowering, tiling), tiling) for tiling in tilings]
     return choice_of(options)
+
+
+def _coded_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The launches worth trying where codes become numbers on their way into shared memory, which threads do."""
+    asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
+    tilings = close_tilings(asked, lowering.device, False)
+    return [option_of(_lower_tiled(found, _fused(group, positions), lowering, tiling), tiling) for tiling in tilings]
+
+
+def _fused(group: Group, positions: Positions) -> Epilogue:
+    size = pack_size(group, positions.operands, group.shape[-1])
+    return Epilogue(group, positions, min(_CHUNK // group.pairs, size))
 
 
 @dataclass(frozen=True)
@@ -98,7 +124,7 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
     )
     if group.output.index == result.index:
         return [call]
-    return [call, *lower_elementwise(replace(group, problem=None, pairs=1), lowering)]
+    return [call, *lower_elementwise(replace(group, problem=None), lowering)]
 
 
 def _own_traffic(found: Product) -> int:
@@ -149,20 +175,23 @@ def _strides(found: Product) -> dict[str, int]:
 def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
     tiles = tiles_m * tiles_n * found.batches
+    codes = code_function(found, lowering)
+    is_constant = codes.are_constant if isinstance(found.b.operand, Dequantised) else found.b.is_constant
     macros = {
+        **codes.macros,
         **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n, lowering.device)),
         "tile_t": CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
-        "B_CONSTANT": int(found.b.is_constant),
+        "B_CONSTANT": int(is_constant),
     }
     return anchor_launch(
         KernelText(
             "matmul",
-            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n, **codes.values},
             macros=macros,
-            generated="\n".join((_offsets(found), tiling.functions(found.a.dtype.name))),
-            parts=tiling.files,
+            generated="\n".join((codes.text, _offsets(found), tiling.functions(found.a.dtype.name))),
+            parts=(*tiling.files, *(("tile_codes.cuh",) if codes.macros["CODES"] else ())),
         ),
         LaunchShape(
             blocks=tiling.grid(tiles, lowering.device),
@@ -172,14 +201,19 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
         ),
         fused,
         lowering,
-        inputs=(found.a.argument, found.b.argument, partial_argument(tiling, tiles, found.b.argument, lowering)),
+        inputs=(
+            *(found.a.argument, found.b.argument, *codes.inputs),
+            partial_argument(tiling, tiles, found.b.argument, lowering),
+        ),
         flops=found.flops,
     )
 
 
 def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, _PLAIN_SIDE), ceil_div(found.n, _PLAIN_SIDE)
+    codes = code_function(found, lowering)
     macros = {
+        **codes.macros,
         "a_t": CUDA.storage[found.a.dtype.name],
         "b_t": CUDA.storage[found.b.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
@@ -188,13 +222,13 @@ def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Po
     return anchor_launch(
         KernelText(
             "matmul_plain",
-            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n},
+            values={**_strides(found), "tiles_m": tiles_m, "tiles_n": tiles_n, **codes.values},
             macros=macros,
-            generated=_offsets(found),
+            generated="\n".join((codes.text, _offsets(found))),
         ),
         LaunchShape(blocks=tiles_m * tiles_n * found.batches, threads=256),
         Epilogue(group, positions, 1),
         lowering,
-        inputs=[found.a.argument, found.b.argument],
+        inputs=[found.a.argument, found.b.argument, *codes.inputs],
         flops=found.flops,
     )

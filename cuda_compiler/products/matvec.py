@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cuda_compiler.anchors import Epilogue, KernelText, LaunchShape, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
+from cuda_compiler.products.codes import code_function
 from cuda_compiler.products.product import offset_function
 from cuda_compiler.rows import vector_function
 from npu_compiler.artifact.plan import KernelCall
@@ -18,7 +19,7 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.lowering.problems.forms import Computed, is_vector
+from npu_compiler.lowering.problems.forms import Computed, Dequantised, is_vector
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
@@ -117,11 +118,18 @@ def loads_vector(group: Group, position: int, operand: Operand) -> bool:
 
 def as_vectors(found: Product, group: Group) -> _Vectors | None:
     """The product as one by vectors; None where it is none."""
-    if not {found.a.dtype, found.b.dtype} <= {FLOAT16, BFLOAT16, FLOAT32}:
+    left, right = (isinstance(operand, Dequantised) for operand in found.operands)
+    numbers = [part.dtype for part, is_codes in ((found.a, left), (found.b, right)) if not is_codes]
+    if not {*numbers} <= {FLOAT16, BFLOAT16, FLOAT32}:
         return None
-    if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or isinstance(found.a.operand, Computed)):
+    if (
+        found.m <= _MAX_VECTORS
+        and not left
+        and found.b.k == 1
+        and (found.a.k == 1 or isinstance(found.a.operand, Computed))
+    ):
         return _Vectors(found.b, found.a, found.m, found.n, True)
-    if found.n <= _MAX_VECTORS and found.a.k == found.b.k == 1 and group.pairs == 1:
+    if found.n <= _MAX_VECTORS and not right and found.a.k == found.b.k == 1 and group.pairs == 1:
         return _Vectors(found.a, found.b, found.n, found.m, False)
     return None
 
@@ -139,6 +147,7 @@ def lower_vectors(
     chunks = ceil_div(vectors.outputs, shape.outputs)
     prologue = None if computed is None else vector_function(computed.row, lowering, 32 * _WARPS, _PREFIX)
     blocks_each = _blocks_each(vectors, found, device)
+    codes = code_function(found, lowering)
     hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
     macros: dict[str, object] = {
@@ -158,6 +167,7 @@ def lower_vectors(
         "PROLOGUE": int(prologue is not None),
         "VECTOR_PARAMETERS": "const vector_t* vector, ",
         **({} if prologue is None else prologue.macros),
+        **codes.macros,
     }
     values = {
         "outputs": vectors.outputs,
@@ -166,9 +176,10 @@ def lower_vectors(
         "matrix_row": matrix.along,
         "vector_row": vector.along,
         **({} if prologue is None else prologue.values),
+        **codes.values,
     }
     operands = (("matrix", matrix), ("vector", vector))
-    functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
+    functions = [codes.text, *(offset_function(name, found.batch, part.batch) for name, part in operands)]
     blocks = min(chunks * batches, device.cores * blocks_each)
     read = (vector.argument,) if prologue is None else prologue.inputs
     return anchor_launch(
@@ -182,7 +193,7 @@ def lower_vectors(
         LaunchShape(blocks=blocks, threads=32 * _WARPS, hurries=hurries),
         Epilogue(group, positions, store),
         lowering,
-        inputs=(matrix.argument, *read),
+        inputs=(matrix.argument, *read, *codes.inputs),
         flops=found.flops + (0 if computed is None else blocks * flops_of([computed.expr], found.k)),
     )
 
@@ -227,7 +238,8 @@ def _blocks_each(vectors: _Vectors, found: Product, device: DeviceModel) -> int:
 def _load(matrix: Matrix, vector: Matrix | None, k: int) -> int:
     """Elements that a lane loads at a time from both operands."""
     operands = [matrix] if vector is None else [matrix, vector]
-    size = _LOAD_BYTES // max(operand.dtype.size for operand in operands)
+    loaded = [matrix] if isinstance(matrix.operand, Dequantised) else operands
+    size = _LOAD_BYTES // max(operand.dtype.size for operand in loaded)
     numbers: Sequence[int] = (k, *(n for m in operands for n in m.across(along_k=True)))
     while size > 1 and any(number % size for number in numbers):
         size //= 2

@@ -9,6 +9,7 @@ from math import prod
 
 from metal_compiler.anchors import AnchorKernel, KernelText, anchor_kernel
 from metal_compiler.dialect import METAL
+from metal_compiler.products.codes import code_prologues
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
@@ -22,7 +23,7 @@ from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.forms import Computed
+from npu_compiler.lowering.problems.forms import Computed, Dequantised
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -92,7 +93,7 @@ def _batch_values(found: Product, batches: _Batches, a: str, b: str) -> dict[str
 
 def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     a, b = found.a, found.b
-    tile = tile_dtype(a.dtype, b.dtype)
+    tile = a.dtype if isinstance(b.operand, Dequantised) else tile_dtype(a.dtype, b.dtype)
     tiling = best_tiling(Asked(found.m, found.n, found.k, found.batches, tile), lowering.device)
     a_along_k = a.k == 1 or a.along != 1
     b_along_k = b.k == 1 and b.along != 1
@@ -109,7 +110,7 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
         "B_CHUNK": _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
     }
     text = KernelText("matmul", 2, MATMUL_FIELDS, definitions, ("store.metal", "tile.metal"))
-    kernel = anchor_kernel(text, group, lowering)
+    kernel = anchor_kernel(text, group, lowering, code_prologues(found, lowering))
     values = {
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
@@ -121,6 +122,8 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
 def _tile_chunk(operand: Matrix, tile: DType, along_k: bool, extent: int) -> int:
     """Elements of an operand that a tiled kernel copies at a time, along k or along the other dimension."""
     step = operand.k if along_k else operand.along
+    if isinstance(operand.operand, Dequantised):
+        return _VECTOR if operand.has_chunks(_VECTOR, extent, along_k) else 1
     return chunk_of(operand.dtype, tile, step, (*operand.across(along_k), extent))
 
 
@@ -140,24 +143,25 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
         "matrix_row": matrix.along, "matrix_k": matrix.k, "vector_k": vector.k,
     }  # fmt: skip
     names = ("vector", "matrix") if is_row else ("matrix", "vector")
+    prologues = code_prologues(found, lowering)
     if matrix.k != 1:
         chunk = _VECTOR if matrix.has_chunks(_VECTOR, outputs, along_k=False) else 1
         definitions["CHUNK"] = chunk
         text = KernelText("matvec_columns", 2, MATVEC_FIELDS, definitions)
-        kernel = anchor_kernel(text, group, lowering)
+        kernel = anchor_kernel(text, group, lowering, prologues)
         return _launches(kernel, found, names, values, (ceil_div(outputs, 32 * chunk), 1), 256)
     aligned = [*matrix.across(along_k=True), found.k]
     if isinstance(vector.operand, Computed):
-        prologue = vector_prologue(vector.operand, lowering)
+        prologues.append(vector_prologue(vector.operand, lowering))
         simdgroups, rounds = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
         values["vector_k"] = 1
     else:
-        prologue, simdgroups, rounds = None, _SIMDGROUPS, 1
+        simdgroups, rounds = _SIMDGROUPS, 1
         aligned += [vector.offset, *vector.batch]
     chunk = _VECTOR if are_chunks(_VECTOR, values["vector_k"], aligned) else 1
     definitions |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
-    text = KernelText("matvec", 1 if prologue else 2, MATVEC_FIELDS, definitions)
-    kernel = anchor_kernel(text, group, lowering, prologue)
+    text = KernelText("matvec", 1 if isinstance(vector.operand, Computed) else 2, MATVEC_FIELDS, definitions)
+    kernel = anchor_kernel(text, group, lowering, prologues)
     width = simdgroups * rounds * _SIMDGROUP_SUMS
     return _launches(kernel, found, names, values, (ceil_div(outputs, width), 1), 32 * simdgroups)
 
