@@ -20,7 +20,11 @@ CUDA = Dialect(
     },
     pointer="const {type}*",
     faults="Fault*",
-    functions={"quotient": "quotient({0}, {1})"},
+    functions={
+        "quotient": "quotient({0}, {1})",
+        "bits": "__float_as_int({0})",
+        "of_bits": "__int_as_float({0})",
+    },
     infinity="__int_as_float(0x7f800000)",
     nan="__int_as_float(0x7fffffff)",
 )

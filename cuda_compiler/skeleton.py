@@ -21,9 +21,9 @@ class _CUDAKernels(KernelWriter):
     package = "cuda_compiler"
 
     def source(self, launch: Launch, declaration: str, fused: Epilogue | None = None) -> KernelSource:
-        template, prologue = launch.template, launch.prologue
-        own = [text for text in (launch.text, "" if prologue is None else prologue.text) if text]
-        before = [*template.before.split(), *(() if prologue is None else prologue.files)]
+        template, prologues = launch.template, launch.prologues.values()
+        own = [text for text in (launch.text, *(prologue.text for prologue in prologues)) if text]
+        before = [*template.before.split(), *(file for prologue in prologues for file in prologue.files)]
         macros = launch.defined
         if fused is not None:
             macros = {**fused.macros, **macros}

@@ -13,12 +13,14 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution
 from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.maps import lower_elementwise
+from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Paired
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
@@ -38,7 +40,6 @@ class CUDATarget(CodegenTarget):
     name = "cuda"
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(CUDA.storage)
-    pairs_columns = True
     package = "cuda_compiler"
     devices = DEVICES
 
@@ -50,7 +51,8 @@ class CUDATarget(CodegenTarget):
         return dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        return any(loads(group, position, operand) for loads in (loads_vector, loads_fresh, loads_convolution))
+        forms = loads_vector, loads_codes, loads_fresh, loads_convolution
+        return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]

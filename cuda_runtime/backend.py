@@ -107,7 +107,8 @@ class CUDABackend(CUDADevice, Backend):
     def upload(self, array: NDArray[Any], spec: BufferSpec) -> DeviceBuffer:
         """As `Backend.upload`; what must be converted crosses as it is, and is converted on the device."""
         spec.check(array)
-        if array.nbytes < _WORTHWHILE or array.dtype == spec.dtype.numpy or array.dtype.name == "bfloat16":
+        on_host = array.dtype.name == "bfloat16" or spec.dtype.coding is not None
+        if array.nbytes < _WORTHWHILE or array.dtype == spec.dtype.numpy or on_host:
             return super().upload(array, spec)
         started = perf_counter()
         buffer = self.allocate(spec.nbytes)
@@ -135,7 +136,8 @@ class CUDABackend(CUDADevice, Backend):
             return self._small(buffer, spec)
         dense_there = BufferSpec(spec.name, spec.host_dtype, spec.host_dtype, dense(spec.shape))
         same = spec.dtype == spec.host_dtype and spec.layout.strides == dense_there.layout.strides
-        if same or spec.nbytes < _WORTHWHILE or BFLOAT16 in (spec.dtype, spec.host_dtype):
+        on_host = BFLOAT16 in (spec.dtype, spec.host_dtype) or spec.dtype.coding is not None
+        if same or spec.nbytes < _WORTHWHILE or on_host:
             return super().download(buffer, spec)
         converted = self.allocate(dense_there.nbytes)
         with self.active():

@@ -113,7 +113,8 @@ class FromHost(Input):
         nbytes = prod(spec.shape) * dtype.itemsize
         staged = staging_memory(device, nbytes)
         with device.active():
-            source = staged.array[:nbytes].view(dtype).reshape(spec.shape)
+            stored = spec.dtype.stored.numpy if dtype == spec.dtype.numpy else dtype
+            source = staged.array[:nbytes].view(stored).reshape(spec.shape)
         is_visible = isinstance(staged, VisibleBuffer)
         self._memory, self.conversion = staged, Conversion(source, memory.view(spec), from_host=is_visible, flag=flag)
         self._staged = staged.pointer

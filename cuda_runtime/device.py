@@ -84,9 +84,9 @@ class CUDABuffer(DeviceBuffer):
         return self.pointer < other.pointer + other.nbytes and other.pointer < self.pointer + self.nbytes
 
     def view(self, spec: BufferSpec) -> Any:
-        """The tensor in this memory as a CuPy array of shape `spec.shape`, without a copy."""
+        """The tensor in this memory, or its codes, as a CuPy array of shape `spec.shape`, without a copy."""
         with self.device.active():
-            flat = self.array[: spec.nbytes].view(spec.dtype.numpy)
+            flat = self.array[: spec.nbytes].view(spec.dtype.stored.numpy)
             return spec.layout.view(flat)
 
 

@@ -17,6 +17,7 @@ from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord, Runs
+from npu_runtime.host_tensors import codes_of
 
 __all__ = ["CUDATensor", "checked_array", "lies_as"]
 
@@ -47,7 +48,7 @@ class CUDATensor(NPUBuffer):
 
     @property
     def array(self) -> Any:
-        """The tensor as a CuPy array of shape `shape`, in device memory's dtype; no copy."""
+        """The tensor as a CuPy array of shape `shape`, in device memory's dtype, or of its codes; no copy."""
         return self.data.view(self.spec)
 
     @property
@@ -119,8 +120,9 @@ def checked_array(value: Any, backend: CUDABackend, spec: BufferSpec) -> Any:
         InputError: It is not on this device, or has another shape or kind of data type.
     """
     with backend.active():
-        array = _as_cupy(value, spec)
-        _check(array, backend, spec)
+        codes = codes_of(value, spec.dtype)
+        array = _as_cupy(value if codes is None else codes, spec)
+        _check(array, backend, spec, spec.dtype if codes is None else spec.dtype.stored)
         return array
 
 
@@ -128,7 +130,7 @@ def lies_as(array: Any, spec: BufferSpec) -> bool:
     """Whether each element of a CuPy array lies where `spec` has it, in its data type."""
     strides = tuple(stride * spec.dtype.size for stride in spec.layout.strides)
     same = all(n == 1 or a == b for n, a, b in zip(spec.shape, array.strides, strides, strict=True))
-    return same and str(array.dtype) == spec.dtype.name
+    return same and str(array.dtype) == spec.dtype.stored.name
 
 
 def _as_cupy(value: Any, spec: BufferSpec) -> Any:
@@ -143,7 +145,7 @@ def _as_cupy(value: Any, spec: BufferSpec) -> Any:
         ) from error
 
 
-def _check(array: Any, backend: CUDABackend, spec: BufferSpec) -> None:
+def _check(array: Any, backend: CUDABackend, spec: BufferSpec, expected: DType) -> None:
     if array.device.id != backend.ordinal:
         raise InputError(
             f"input '{spec.name}': given a tensor on cuda:{array.device.id}, expected one on cuda:{backend.ordinal}"
@@ -154,6 +156,6 @@ def _check(array: Any, backend: CUDABackend, spec: BufferSpec) -> None:
         given = data_type(array.dtype)
     except IRError as error:
         raise InputError(f"input '{spec.name}': {error}") from error
-    narrowed = given.is_integer and given.size > spec.dtype.size  # what does not fit would wrap around
-    if given.category != spec.dtype.category or narrowed:
+    narrowed = given.is_integer and given.size > expected.size  # what does not fit would wrap around
+    if given.category != expected.category or narrowed:
         raise InputError(f"input '{spec.name}': given {given}, expected {spec.host_dtype}; convert it first")

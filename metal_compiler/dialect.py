@@ -25,5 +25,7 @@ METAL = Dialect(
         "exp": "precise::exp({0})",
         "tanh": "precise::tanh({0})",
         "pow": "precise::pow({0}, {1})",
+        "bits": "as_type<int>({0})",
+        "of_bits": "as_type<float>({0})",
     },
 )

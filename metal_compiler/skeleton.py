@@ -27,7 +27,8 @@ class _MetalKernels(KernelWriter):
             parts = ["", declaration, Template(self.file(name)).substitute(blanks)]
         else:
             defined = {**launch.macros, **(_stored(launch) if fused is None else _told(launch, fused))}
-            functions = [] if fused is None else [fused.text]
+            prologues = [prologue.text for prologue in launch.prologues.values() if prologue.text]
+            functions = [*(() if fused is None else (fused.text,)), *prologues]
             parts = [definitions(defined), declaration, *functions, *map(self.file, (*template.files.split(), name))]
         checks = ["checks.metal"] if any(CHECK in part for part in parts) else []
         return KernelSource(template.entry, *map(self.file, ("common.metal", *checks)), *parts)
@@ -56,21 +57,23 @@ def _blanks(fused: Epilogue) -> dict[str, object]:
 
 def _told(launch: Launch, fused: Epilogue) -> dict[str, object]:
     """What the files need to be told of output, epilogue and prologue."""
-    operands, output, prologue = fused.found.operands, len(launch.inputs), launch.prologue
-    behind = output + 1 + len(operands.pointers)
-    before = [] if prologue is None else prologue.operands
+    operands, output = fused.found.operands, len(launch.inputs)
+    behind, before = output + 1 + len(operands.pointers), ""
+    for read in (read for prologue in launch.prologues.values() for read in prologue.operands):
+        before += _bound(read, behind)
+        behind += len(read.pointers)
     return {
         "PAIRS": fused.group.pairs,
         "OUT_BUFFER": output,
         "EPILOGUE_BUFFERS": _bound(operands, output + 1).replace("\n", " "),
         "EPILOGUE_PARAMETERS": pointer_parameters(operands, METAL),
         "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
-        "PROLOGUE": int(prologue is not None),
-        "PROLOGUE_BUFFERS": "".join(_bound(read, behind) for read in before).replace("\n", " "),
-        "PARAMS_BUFFER": behind + sum(len(read.pointers) for read in before),
+        "PROLOGUE": 0,
+        "PROLOGUE_BUFFERS": before.replace("\n", " "),
+        "PARAMS_BUFFER": behind,
         "out_t": METAL.storage[fused.group.output.dtype.name],
         "result_t": METAL.register(fused.group.expr.dtype),
-        **({} if prologue is None else prologue.macros),
+        **launch.prologue_macros,
     }
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from metal_compiler.devices import DEVICES
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
+from metal_compiler.products.codes import loads_codes
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Paired
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import has_reduce
 from npu_compiler.tensor.layout import Layout, dense
@@ -27,7 +29,6 @@ class MetalTarget(CodegenTarget):
     name = "metal"
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(METAL.storage)
-    pairs_columns = True
     package = "metal_compiler"
     devices = DEVICES
 
@@ -44,7 +45,8 @@ class MetalTarget(CodegenTarget):
         return [*lower_shared(groups, lowering)]
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        return loads_vector(group, position, operand)
+        forms = loads_vector, loads_codes
+        return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:
         return lower_rows(group, lowering) if has_reduce(group.expr) else lower_elementwise(group, lowering)

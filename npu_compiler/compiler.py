@@ -19,6 +19,7 @@ from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.constraint_checker import check_constraints
 from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.operand_forms import pairs_columns
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.target import CodegenTarget, target_named
 
@@ -73,7 +74,8 @@ def _functions(source: IRSource | Mapping[str, IRSource]) -> dict[str, IRSource]
 def _plan(graph: IRGraph, target: CodegenTarget, compute: DType) -> tuple[ExecutionPlan, tuple[WeightRecipe, ...]]:
     """One function, from the graph as it was read."""
     host_dtypes = {name: spec.dtype for name, spec in graph.tensors.items()}
-    optimized = assign_dtypes(optimize(graph, target.pairs_columns, target.launch_flops), compute).verify()
+    pairs = pairs_columns(target, target.loads)
+    optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops), compute).verify()
     host_dtypes.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     check_constraints(optimized, target.storage_dtypes)
     structure = graph.structure if graph.structure is not None else usual_structure(len(graph.outputs))

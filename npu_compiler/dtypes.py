@@ -1,18 +1,33 @@
-"""The one table of data types: names, sizes, numpy types, kernel-language names, promotion."""
+"""The one table of data types: names, sizes, numpy types, codes, promotion. Who lists data types asks this table."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 
 import ml_dtypes
 import numpy as np
 
+from npu_compiler.codings import Coding, SmallFloat
 from npu_compiler.errors import IRError
 from npu_compiler.tensor.interning import Interned
 
-__all__ = ["DType", "dtype", "promote", "BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FLOAT16", "BFLOAT16"]
-__all__ += ["FLOAT32", "FLOAT64", "ALL"]
+__all__ = [
+    "DType",
+    "add",
+    "converts",
+    "dtype",
+    "promote",
+    "BOOL",
+    "UINT8",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FLOAT16",
+]
+__all__ += ["BFLOAT16", "FLOAT32", "FLOAT64", "FLOAT8_E4M3FN", "FLOAT8_E5M2", "ALL"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +40,8 @@ class DType(Interned):
         category: 0 boolean, 1 integer, 2 floating point: the order of PyTorch's type promotion.
         rank: Position inside the category; a higher rank holds at least the range of a lower one.
         safetensors: Name in a safetensors header.
+        coding: For a type that tensors are only stored in, what its codes mean. It is converted to another type before
+            it is computed with, and promotes to none.
     """
 
     name: str
@@ -32,6 +49,12 @@ class DType(Interned):
     category: int
     rank: int
     safetensors: str
+    coding: Coding | None = None
+
+    @property
+    def stored(self) -> DType:
+        """The type of what lies in memory, as kernels see it: that of the codes, where it has any."""
+        return self if self.coding is None else UINT8
 
     @property
     def is_float(self) -> bool:
@@ -51,23 +74,53 @@ class DType(Interned):
 
 @cache
 def _numpy(name: str) -> np.dtype[np.generic]:
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    try:
+        return np.dtype(getattr(ml_dtypes, name, name))
+    except TypeError:  # neither knows it: its codes
+        return _BY_NAME[name].stored.numpy
 
 
-BOOL = DType("bool", 1, 0, 0, "BOOL")
-UINT8 = DType("uint8", 1, 1, 0, "U8")
-INT8 = DType("int8", 1, 1, 0, "I8")
-INT16 = DType("int16", 2, 1, 1, "I16")
-INT32 = DType("int32", 4, 1, 2, "I32")
-INT64 = DType("int64", 8, 1, 3, "I64")
-FLOAT16 = DType("float16", 2, 2, 0, "F16")
-BFLOAT16 = DType("bfloat16", 2, 2, 0, "BF16")
-FLOAT32 = DType("float32", 4, 2, 1, "F32")
-FLOAT64 = DType("float64", 8, 2, 2, "F64")
+_BY_NAME: dict[str, DType] = {}
+_BY_NUMPY: dict[np.dtype[np.generic], DType] = {}
 
-ALL = (BOOL, UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
-_BY_NAME = {d.name: d for d in ALL}
-_BY_NUMPY = {d.numpy: d for d in ALL}
+
+def add(kind: DType) -> DType:
+    """Enters a data type into the table: models, weight files, kernels of all targets and devices then have it.
+
+    Returns:
+        The data type.
+
+    Raises:
+        IRError: Its name, or that in safetensors, is another's; or its codes do not fit a byte.
+    """
+    same = [old for old in ALL if kind.name == old.name or kind.safetensors == old.safetensors]
+    if any(old != kind for old in same):
+        raise IRError(
+            f"given the data type {kind} ({kind.safetensors}), there is already {same[0]}; choose other names"
+        )
+    if kind.coding is not None and kind.size != 1:
+        raise IRError(f"given the data type {kind} with codes of {kind.size} bytes, expected 1")
+    _BY_NAME[kind.name] = kind
+    _BY_NUMPY.setdefault(kind.numpy, kind)
+    return kind
+
+
+ALL: Collection[DType] = _BY_NAME.values()
+"""All data types: a view of the table."""
+
+BOOL = add(DType("bool", 1, 0, 0, "BOOL"))
+UINT8 = add(DType("uint8", 1, 1, 0, "U8"))
+INT8 = add(DType("int8", 1, 1, 0, "I8"))
+INT16 = add(DType("int16", 2, 1, 1, "I16"))
+INT32 = add(DType("int32", 4, 1, 2, "I32"))
+INT64 = add(DType("int64", 8, 1, 3, "I64"))
+FLOAT16 = add(DType("float16", 2, 2, 0, "F16"))
+BFLOAT16 = add(DType("bfloat16", 2, 2, 0, "BF16"))
+FLOAT32 = add(DType("float32", 4, 2, 1, "F32"))
+FLOAT64 = add(DType("float64", 8, 2, 2, "F64"))
+FLOAT8_E4M3FN = add(DType("float8_e4m3fn", 1, 2, -1, "F8_E4M3", SmallFloat(4, 3, has_infinity=False)))
+FLOAT8_E5M2 = add(DType("float8_e5m2", 1, 2, -1, "F8_E5M2", SmallFloat(5, 2, has_infinity=True)))
+
 _TORCH_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
 
 
@@ -93,10 +146,21 @@ def dtype(value: object) -> DType:
     return found
 
 
+def converts(given: DType, wanted: DType) -> bool:
+    """Whether numbers of a data type may be given where another is expected: both are floating point, without codes."""
+    return given.is_float and wanted.is_float and given.coding is wanted.coding is None
+
+
 def promote(a: DType, b: DType) -> DType:
-    """The data type of a binary op on tensors of dtypes `a` and `b`, by PyTorch's rules."""
+    """The data type of a binary op on tensors of dtypes `a` and `b`, by PyTorch's rules.
+
+    Raises:
+        IRError: One of them is only a type to store in, which promotes to no other.
+    """
     if a == b:
         return a
+    if a.coding is not None or b.coding is not None:
+        raise IRError(f"given {a} and {b}, expected types to compute in; convert the tensor first")
     if a.category != b.category:
         return a if a.category > b.category else b
     if {a, b} == {FLOAT16, BFLOAT16}:

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.dtypes import DType
+from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "as_array",
+    "codes_of",
     "copied",
     "described",
     "from_device",
@@ -35,10 +36,7 @@ __all__ = [
 
 Array = NDArray[Any]
 
-# numpy knows these from ml_dtypes, torch has its own; between them the bits travel as integers.
-_FOREIGN_TO_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-_FOREIGN = frozenset(np.dtype(getattr(ml_dtypes, name)) for name in _FOREIGN_TO_NUMPY)
-_INTEGERS = {1: "uint8", 2: "int16"}
+_INTEGERS = {1: "uint8", 2: "int16"}  # as which the bits travel of what numpy knows from ml_dtypes and torch by itself
 _CPU = (1, 3)  # DLPack's numbers of memory that the host reads: its own, and what is pinned in it
 _TAKEN = "a numpy array, a tensor of torch, or anything else with __array__, DLPack or the buffer protocol"
 
@@ -143,10 +141,18 @@ def from_device(tensor: Any, kind: str, example: Any) -> Any:
     """
     if _is_torch(example):
         torch = sys.modules["torch"]
-        return torch.from_dlpack(tensor).to(example.device, getattr(torch, kind))
+        made, wanted = torch.from_dlpack(tensor), getattr(torch, kind)
+        return made.view(wanted) if dtype(kind).coding is not None else made.to(example.device, wanted)
     if _is_cupy(example):
         return tensor.array.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind, copy=False)
     return example.__array_namespace__().from_dlpack(tensor)
+
+
+def codes_of(value: Any, kind: DType) -> Any | None:
+    """The codes of a tensor of torch, in its own memory, where it is of a data type that has any; else None."""
+    if kind.coding is None or not _is_torch(value) or str(value.dtype) != f"torch.{kind.name}":
+        return None
+    return value.view(_torch_dtype(kind.stored.name))
 
 
 def to_torch(array: Array) -> torch.Tensor:
@@ -156,8 +162,8 @@ def to_torch(array: Array) -> torch.Tensor:
     """
     import torch
 
-    if array.dtype in _FOREIGN:
-        kind: torch.dtype = getattr(torch, array.dtype.name)
+    kind = getattr(torch, array.dtype.name, None)
+    if array.dtype.type.__module__ == ml_dtypes.__name__ and kind is not None and kind.is_floating_point:
         return to_torch(array.view(_INTEGERS[array.dtype.itemsize])).view(kind)
     if any(stride < 0 or stride % array.itemsize for stride in array.strides) or not array.dtype.isnative:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
@@ -197,9 +203,8 @@ def _as_bits(kind: torch.dtype) -> tuple[torch.dtype, Any] | None:
     import torch
 
     name = str(kind).removeprefix("torch.")
-    if name not in _FOREIGN_TO_NUMPY:
-        return None
-    return getattr(torch, _INTEGERS[kind.itemsize]), getattr(ml_dtypes, name)
+    own = getattr(ml_dtypes, name, None)
+    return None if own is None or not kind.is_floating_point else (getattr(torch, _INTEGERS[kind.itemsize]), own)
 
 
 def _converted(value: Any) -> Array:

@@ -29,7 +29,6 @@ __all__ = ["SafetensorsFile", "ShardedFiles", "TensorFile", "open_safetensors"]
 _LENGTH_BYTES = 8
 _MAX_HEADER = 100_000_000  # the format's own limit
 _MAX_READ = 1 << 30  # of one call; systems take less than 2 GiB
-_BY_NAME = {kind.safetensors: kind for kind in dtypes.ALL}
 _INDEX = "*.safetensors.index.json"
 
 
@@ -172,9 +171,10 @@ class SafetensorsFile(TensorFile):
                 pass
             case _:
                 raise self._damaged(f"tensor '{name}' has no dtype, shape and data_offsets")
-        kind = _BY_NAME.get(kind_name)
+        known = {kind.safetensors: kind for kind in dtypes.ALL}
+        kind = known.get(kind_name)
         if kind is None:
-            raise WeightError(f"'{self.path}': '{name}' has dtype {kind_name}, expected one of {', '.join(_BY_NAME)}")
+            raise WeightError(f"'{self.path}': '{name}' has dtype {kind_name}, expected one of {', '.join(known)}")
         if not all(type(n) is int and n >= 0 for n in shape):
             raise self._damaged(f"tensor '{name}' has the shape {shape}")
         if not 0 <= begin <= end <= self._length - self._start or end - begin != prod(shape) * kind.size:

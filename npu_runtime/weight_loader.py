@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.compiled_program import CompiledProgram
-from npu_compiler.dtypes import dtype
+from npu_compiler.dtypes import converts, dtype
 from npu_compiler.errors import InputError, IRError, WeightError
 from npu_runtime.backend import Backend, DeviceBuffer
 from npu_runtime.device import Device
@@ -225,7 +225,7 @@ def check_tensor(expected: WeightInput, given: object) -> Array:
         kinds = dtype(given.dtype), dtype(expected.dtype)
     except IRError as error:
         raise WeightError(f"'{expected.name}': {error}") from error
-    if kinds[0] != kinds[1] and not (kinds[0].is_float and kinds[1].is_float):
+    if kinds[0] != kinds[1] and not converts(*kinds):
         raise WeightError(f"'{expected.name}': given dtype {kinds[0]}, expected {kinds[1]}")
     return given
 

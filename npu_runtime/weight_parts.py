@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.artifact.recipes import Run, WeightInput, WeightRecipe
-from npu_compiler.dtypes import ALL, DType
+from npu_compiler.dtypes import DType, converts, dtype
 from npu_compiler.errors import InputError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.safetensors_file import TensorFile
 from npu_runtime.weight_values import STEP_BYTES, all_finite
 
 __all__ = ["WeightPart", "parts_of"]
-
-_FLOATS = {kind.name for kind in ALL if kind.is_float}
 
 Array = NDArray[Any]
 
@@ -114,7 +112,7 @@ def parts_of(recipe: WeightRecipe, source: TensorFile, most: int) -> list[Weight
 def _kind(item: WeightInput, source: TensorFile, wanted: DType) -> DType | None:
     """The data type of a tensor in the file, if it has the shape and the kind of type that it should have."""
     kind, shape = source.describe(item.name)
-    alike = kind.is_float and wanted.is_float and item.dtype in _FLOATS
+    alike = converts(kind, wanted) and converts(kind, dtype(item.dtype))
     return kind if shape == item.shape and (alike or (kind == wanted and kind.name == item.dtype)) else None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from npu_compiler.dtypes import dtype
 from npu_compiler.errors import WeightError
 
 __all__ = ["STEP_BYTES", "all_finite", "check_values"]
@@ -14,8 +16,6 @@ __all__ = ["STEP_BYTES", "all_finite", "check_values"]
 # Looked at in one step: few enough that the second look finds them in a cache, and so many that the interpreter's lock,
 # which threads hand over after each look, does not matter.
 STEP_BYTES = 4 << 20
-# Bits of infinity in each floating-point type.
-_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}
 
 
 def check_values(name: str, array: NDArray[Any]) -> str:
@@ -41,6 +41,15 @@ def check_values(name: str, array: NDArray[Any]) -> str:
     return f"'{name}': {int(is_infinite.sum())} of {array.size} values are infinite"
 
 
+@cache
+def _infinity(kind: np.dtype[Any]) -> int | None:
+    """The least bits, without a sign, of a data type that are no finite number; None where it is not floating point."""
+    if not dtype(kind).is_float:
+        return None
+    with np.errstate(invalid="ignore"):
+        return int(np.array(np.inf, np.float32).astype(kind).view(f"u{kind.itemsize}"))  # NaN where it has no infinity
+
+
 def all_finite(array: NDArray[Any]) -> bool:
     """Whether a tensor holds neither NaN nor infinities; integers never do.
 
@@ -48,10 +57,9 @@ def all_finite(array: NDArray[Any]) -> bool:
     tells: as signed integers that of the values without a sign, as unsigned ones that of those with a sign. Neither
     look makes an array, and both together take less time than one that puts the signs away.
     """
-    infinity = _INFINITY.get(array.dtype.name)
+    infinity, size = _infinity(array.dtype), array.dtype.itemsize
     if infinity is None:
         return True
-    size = array.dtype.itemsize
     signed = np.ascontiguousarray(array).reshape(-1).view(f"i{size}")
     unsigned, negative_infinity = signed.view(f"u{size}"), infinity + (1 << (8 * size - 1))
     step = STEP_BYTES // size

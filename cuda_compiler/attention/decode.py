@@ -179,11 +179,13 @@ def lower_decode(
         macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
         inputs={**inputs, **caches},
         flops=problem.flops,
-        prologue=Prologue(
-            tuple(function.operands for function in functions),
-            {name: value for function in functions for name, value in function.operands.fields},
-            text=_text(functions),
-        ),
+        prologues={
+            "fresh": Prologue(
+                tuple(function.operands for function in functions),
+                {name: value for function in functions for name, value in function.operands.fields},
+                text=_text(functions),
+            )
+        },
         shared_bytes=division.shared_bytes,
         extension=cluster_along_x(division.cluster),
         hurries=early,

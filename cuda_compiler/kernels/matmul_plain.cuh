@@ -1,7 +1,20 @@
 // Matrix products of any strides and data types, in float. A block computes 64 x 64 results, a thread 4 x 4 of them.
+// With CODES b holds codes of a byte, of which the generated number_of makes numbers.
 // Grid: tiles (columns first, then rows, then the batch) in x. Block: 256.
+#if CODES
+__device__ __forceinline__ float right_number(b_t code, int col, const Codes& codes, const Params& p)
+{
+    return number_of(int(code), col, codes, p);
+}
+#else
+__device__ __forceinline__ float right_number(b_t element, int col, const Codes& codes, const Params& p)
+{
+    return float(element);
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(256) matmul_plain(
-    const a_t* a, const b_t* b, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const a_t* a, const b_t* b, CODE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     constexpr int SIDE = 64, DEPTH = 16;
     __shared__ float a_tile[DEPTH][SIDE + 1], b_tile[DEPTH][SIDE + 1];
@@ -11,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) matmul_plain(
     wait_for_previous_grid();
     a += a_offset(batch, p);
     b += b_offset(batch, p);
+    const Codes codes = {CODE_ARGUMENTS};
     float sum[4][4] = {};
     for (int base = 0; base < p.k; base += DEPTH) {
         for (int index = int(threadIdx.x); index < DEPTH * SIDE; index += 256) {
@@ -21,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(256) matmul_plain(
         for (int index = int(threadIdx.x); index < DEPTH * SIDE; index += 256) {
             int at = B_ALONG_K ? index / DEPTH : index % SIDE, k = B_ALONG_K ? index % DEPTH : index / SIDE;
             bool valid = col + at < p.n && base + k < p.k;
-            b_tile[k][at] = valid ? float(b[(long long)(base + k) * p.b_k + (long long)(col + at) * p.b_col]) : 0.0f;
+            const b_t* element = b + (valid ? (long long)(base + k) * p.b_k + (long long)(col + at) * p.b_col : 0);
+            b_tile[k][at] = valid ? right_number(*element, col + at, codes, p) : 0.0f;
         }
         __syncthreads();
         #pragma unroll

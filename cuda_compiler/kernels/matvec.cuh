@@ -1,7 +1,7 @@
 // Products of a matrix, whose rows are contiguous, by up to a few vectors: result[v, o] = sum of vector[v, k] * matrix[o, k].
 // A group of LANES threads of each of WARPS_K warps has OUTPUTS rows at a time, a chunk; of each row DEPTH loads are on
 // their way, the first ones before the grid ahead of this one has finished. Each row is read once. Grid: chunks, in turns,
-// in x. Block: 256.
+// in x. Block: 256. With CODES the matrix holds codes of a byte, of which the generated number_of makes numbers.
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int GROUPS = WARPS / WARPS_K * (32 / LANES);     // of threads that share a chunk
 constexpr int SPAN = LANES * WARPS_K * LOAD;               // elements of a row that they read together
@@ -23,6 +23,14 @@ __device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index
 {
     return __uint_as_float(index % 2 ? word[index / 2] & 0xffff0000u : word[index / 2] << 16);
 }
+__device__ __forceinline__ int code_of(const uint (&word)[WORDS], int index, uint8)
+{
+    return int(word[index / 4] >> index % 4 * 8 & 255u);
+}
+__device__ __forceinline__ int code_of(const uint (&word)[WORDS], int index, int8)
+{
+    return int(int8(word[index / 4] >> index % 4 * 8));
+}
 
 // Neighbouring elements of a row as they lie in memory: taken apart only where they are used, so that nothing waits for a
 // load before that.
@@ -37,6 +45,8 @@ struct Weights {
                          "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
                          : "+r"(word[0]), "+r"(word[1 % WORDS]), "+r"(word[2 % WORDS]), "+r"(word[3 % WORDS])
                          : "l"(source), "r"(int(valid)));
+        } else if (valid && LOAD_BYTES == 1) {
+            word[0] = *reinterpret_cast<const uint8*>(source);
         } else if (valid && LOAD_BYTES == 2) {
             word[0] = *reinterpret_cast<const unsigned short*>(source);
         } else if (valid) {
@@ -47,7 +57,11 @@ struct Weights {
         }
     }
 
+#if CODES
+    __device__ __forceinline__ int operator[](int index) const { return code_of(word, index, matrix_t()); }
+#else
     __device__ __forceinline__ float operator[](int index) const { return element_of(word, index, matrix_t()); }
+#endif
 };
 
 // A group's place in the matrix: a chunk, and which of its loads come next.
@@ -87,8 +101,20 @@ struct Stream {
     }
 };
 
+// The number that an element stands for; rows behind the last one are not stored.
+#if CODES
+__device__ __forceinline__ float number_in(int code, int row, const Codes& codes, const Params& p)
+{
+    return number_of(code, row < p.outputs ? row : p.outputs - 1, codes, p);
+}
+#else
+__device__ __forceinline__ float number_in(float element, int row, const Codes& codes, const Params& p) { return element; }
+#endif
+
+// `output` is the first of the rows.
 __device__ __forceinline__ void add_products(
-    float (&sum)[OUTPUTS][VECTORS], const Weights (&weights)[OUTPUTS], const vector_t* vector, long long stride)
+    float (&sum)[OUTPUTS][VECTORS], const Weights (&weights)[OUTPUTS], const vector_t* vector, long long stride, int output,
+    const Codes& codes, const Params& p)
 {
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
@@ -97,7 +123,7 @@ __device__ __forceinline__ void add_products(
         for (int u = 0; u < LOAD; ++u) {
             #pragma unroll
             for (int o = 0; o < OUTPUTS; ++o) {
-                sum[o][v] += weights[o][u] * float(part[u]);
+                sum[o][v] += number_in(weights[o][u], output + o, codes, p) * float(part[u]);
             }
         }
     }
@@ -135,7 +161,7 @@ __device__ __forceinline__ void add_lanes(float (&sum)[OUTPUTS][VECTORS], int tu
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
-    const matrix_t* matrix, VECTOR_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const matrix_t* matrix, VECTOR_PARAMETERS CODE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
 #if STAGED
     __shared__ __align__(16) vector_t staged[VECTORS * COMMON];
@@ -146,6 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
     if (HURRIES) {
         hurry_next_grid();
     }
+    const Codes codes = {CODE_ARGUMENTS};
     Stream stream{matrix};
     Weights weights[DEPTH][OUTPUTS];
     if (!MATRIX_CONSTANT) {
@@ -189,10 +216,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(
                 int k = (round * DEPTH + pass) * SPAN + first;
                 if (COMMON % SPAN == 0 && PASSES % DEPTH == 0 || k < COMMON) {
 #if STAGED
-                    add_products(sum, weights[pass], staged + k, COMMON);
+                    add_products(sum, weights[pass], staged + k, COMMON, output, codes, p);
 #else
                     const vector_t* own = vector + vector_offset(place < total ? batch : 0, p);
-                    add_products(sum, weights[pass], own + k, p.vector_row);
+                    add_products(sum, weights[pass], own + k, p.vector_row, output, codes, p);
 #endif
                 }
                 stream.load(weights[pass], pass, first);

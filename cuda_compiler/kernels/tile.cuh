@@ -32,12 +32,12 @@ __device__ __forceinline__ constexpr int column_at(int position)
 }
 
 // Copies tiles of an operand whose chunks are contiguous in memory: every thread has one column of them.
-template <int EXTENT, bool ALONG_K, bool DEALT = false>
+template <int EXTENT, bool ALONG_K, bool DEALT = false, typename T = tile_t>
 struct OperandCopier {
     static constexpr int CHUNKS = (ALONG_K ? TILE_K : EXTENT) / CHUNK, LINES = ALONG_K ? EXTENT : TILE_K;
     static constexpr int STEP = COPY_THREADS / CHUNKS, ROUNDS = LINES / STEP;
     static_assert(COPY_THREADS % CHUNKS == 0 && LINES % STEP == 0 && STEP % 8 == 0, "every thread copies as many chunks");
-    const tile_t* source; // of this thread's first chunk in the next tile
+    const T* source; // of this thread's first chunk in the next tile
     long long line_stride, tile_stride;
     uint target;
     int depth, common;    // position of the first chunk along k, and where k ends
@@ -47,7 +47,7 @@ struct OperandCopier {
 
     // `base` is the tile's first row, below `limit`; `common` the extent of k.
     __device__ __forceinline__ OperandCopier(
-        const tile_t* operand, int base, int limit, int stride_along, int stride_k, int first_tile, int common)
+        const T* operand, int base, int limit, int stride_along, int stride_k, int first_tile, int common)
         : common(common)
     {
         int line = int(copy_thread() / CHUNKS), place = int(copy_thread() % CHUNKS) * CHUNK;

@@ -11,8 +11,9 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_options
+from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
-from cuda_compiler.products.product import are_along_k, fits_tiles, offset_function
+from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling
@@ -23,31 +24,46 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.forms import Dequantised
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.expr import Call, Load
 
-__all__ = ["MATMUL", "MATMUL_PLAIN", "lower_matmul"]
+__all__ = ["MATMUL", "MATMUL_PLAIN", "loads_codes", "lower_matmul"]
 
 _PARAMS = "int m, n, k, a_row, a_k, b_col, b_k, tiles_m, tiles_n"
 MATMUL = KernelTemplate(
     "matmul",
     params=_PARAMS,
-    macros=f"{TILE_MACROS} tile_t A_ALONG_K B_ALONG_K B_CONSTANT",
-    inputs="a b partial",
+    macros=f"{CODE_MACROS} code_t? {TILE_MACROS} tile_t A_ALONG_K B_ALONG_K B_CONSTANT",
+    inputs="a b codes? partial",
     shared_bytes=None,
+    computed="codes",
 )
 MATMUL_PLAIN = KernelTemplate(
     "matmul_plain",
     params=_PARAMS,
-    macros="a_t b_t A_ALONG_K B_ALONG_K",
-    inputs="a b",
+    macros=f"{CODE_MACROS} a_t b_t A_ALONG_K B_ALONG_K",
+    inputs="a b codes?",
     threads=256,
+    computed="codes",
 )
 
 _PLAIN_SIDE = 64
 _CHUNK = 8  # columns that a thread stores at a time
+
+
+def loads_codes(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is codes, and a product's right matrix, or its left one where a few vectors stand right."""
+    problem = group.problem
+    if not isinstance(operand, Dequantised) or not isinstance(problem, Product):
+        return False
+    if any(isinstance(other, Dequantised) for other in problem.operands):
+        return False
+    vectors = as_vectors(problem.with_operand(position, operand), group)
+    return position == 1 or (vectors is not None and not vectors.by_row)
 
 
 @lowering_of(Product)
@@ -61,6 +77,8 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]
+    if isinstance(found.b.operand, Dequantised) and fits_coded_tiles(found):
+        return choice_of(_coded_options(found, group, lowering, positions))
     if not fits_tiles(found):
         return [_lower_plain(found, group, lowering, positions)]
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
@@ -71,11 +89,21 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         options.append(CallOption(LIBRARY, tuple(_lower_to_library(found, group, lowering))))
     if options:  # there is a quicker way, but not on every device
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
-    fused = anchor_epilogue(
-        group, positions, min(_CHUNK // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
-    )
+    fused = _fused(group, positions)
     options += [option_of(_lower_tiled(found, fused, lowering, tiling), tiling) for tiling in tilings]
     return choice_of(options)
+
+
+def _coded_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The launches worth trying where codes become numbers on their way into shared memory, which threads do."""
+    asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
+    tilings = close_tilings(asked, lowering.device, False)
+    return [option_of(_lower_tiled(found, _fused(group, positions), lowering, tiling), tiling) for tiling in tilings]
+
+
+def _fused(group: Group, positions: Positions) -> Epilogue:
+    size = pack_size(group, positions.operands, group.shape[-1])
+    return anchor_epilogue(group, positions, min(_CHUNK // group.pairs, size))
 
 
 @dataclass(frozen=True)
@@ -117,7 +145,7 @@ def _lower_to_library(found: Product, group: Group, lowering: Lowering) -> list[
     )
     if group.output.index == result.index:
         return [call]
-    return [call, *lower_elementwise(replace(group, problem=None, pairs=1), lowering)]
+    return [call, *lower_elementwise(replace(group, problem=None), lowering)]
 
 
 def _own_traffic(found: Product) -> int:
@@ -168,13 +196,19 @@ def _strides(found: Product) -> dict[str, int]:
 def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
     tiles = tiles_m * tiles_n * found.batches
+    codes = code_function(found, lowering)
+    is_constant = codes.are_constant if isinstance(found.b.operand, Dequantised) else found.b.is_constant
     macros = {
+        **codes.macros,
         **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n, lowering.device)),
         "tile_t": CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
-        "B_CONSTANT": int(found.b.is_constant),
+        "B_CONSTANT": int(is_constant),
     }
+    files = tiling.files
+    if codes.prologues:
+        macros["code_t"], files = CUDA.storage[found.b.dtype.name], (*files, "tile_codes.cuh")
     launch = Launch(
         MATMUL,
         grid=(tiling.grid(tiles, lowering.device), tiling.splits, 1),
@@ -186,8 +220,9 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
             "partial": partial_argument(tiling, tiles, found.b.argument, lowering),
         },
         flops=found.flops,
-        text="\n".join((_offsets(found), tiling.functions(found.a.dtype.name))),
-        files=tiling.files,
+        text="\n".join((codes.text, _offsets(found), tiling.functions(found.a.dtype.name))),
+        files=files,
+        prologues=codes.prologues,
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
@@ -196,7 +231,9 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
 
 def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, _PLAIN_SIDE), ceil_div(found.n, _PLAIN_SIDE)
+    codes = code_function(found, lowering)
     macros = {
+        **codes.macros,
         "a_t": CUDA.storage[found.a.dtype.name],
         "b_t": CUDA.storage[found.b.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
@@ -209,6 +246,7 @@ def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Po
         macros=macros,
         inputs={"a": found.a.argument, "b": found.b.argument},
         flops=found.flops,
-        text=_offsets(found),
+        text="\n".join((codes.text, _offsets(found))),
+        prologues=codes.prologues,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, 1), lowering)

@@ -9,6 +9,7 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
+from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.product import offset_function
 from cuda_compiler.rows import vector_prologue
 from npu_compiler.artifact.plan import KernelCall
@@ -18,7 +19,7 @@ from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidate
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.lowering.problems.forms import Computed, is_vector
+from npu_compiler.lowering.problems.forms import Computed, Dequantised, is_vector
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering
@@ -60,11 +61,11 @@ MATVEC = KernelTemplate(
     params="int outputs, chunks, batches, matrix_row, vector_row",
     macros=(
         "matrix_t vector_t COMMON VECTORS OUTPUTS LANES WARPS_K DEPTH LOAD BY_ROW STAGED MATRIX_CONSTANT "
-        "HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+        f"HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS? {CODE_MACROS}"
     ),
-    inputs="matrix vector",
+    inputs="matrix vector codes?",
     threads=32 * _WARPS,
-    computed="vector",
+    computed="vector codes",
 )
 
 
@@ -131,11 +132,18 @@ def loads_vector(group: Group, position: int, operand: Operand) -> bool:
 
 def as_vectors(found: Product, group: Group) -> _Vectors | None:
     """The product as one by vectors; None where it is none."""
-    if not {found.a.dtype, found.b.dtype} <= {FLOAT16, BFLOAT16, FLOAT32}:
+    left, right = (isinstance(operand, Dequantised) for operand in found.operands)
+    numbers = [part.dtype for part, is_codes in ((found.a, left), (found.b, right)) if not is_codes]
+    if not {*numbers} <= {FLOAT16, BFLOAT16, FLOAT32}:
         return None
-    if found.m <= _MAX_VECTORS and found.b.k == 1 and (found.a.k == 1 or isinstance(found.a.operand, Computed)):
+    if (
+        found.m <= _MAX_VECTORS
+        and not left
+        and found.b.k == 1
+        and (found.a.k == 1 or isinstance(found.a.operand, Computed))
+    ):
         return _Vectors(found.b, found.a, found.m, found.n, True)
-    if found.n <= _MAX_VECTORS and found.a.k == found.b.k == 1 and group.pairs == 1:
+    if found.n <= _MAX_VECTORS and not right and found.a.k == found.b.k == 1 and group.pairs == 1:
         return _Vectors(found.a, found.b, found.n, found.m, False)
     return None
 
@@ -152,6 +160,7 @@ def lower_vectors(
     store = max(1, min(size, shape.outputs // group.pairs))
     chunks = ceil_div(vectors.outputs, shape.outputs)
     blocks_each = _blocks_each(vectors, found, device)
+    codes = code_function(found, lowering)
     hurries = matrix.is_constant and blocks_each == 1
     staged = batches == 1 and vectors.count * found.k * vector.dtype.size <= _MAX_STAGED_BYTES
     macros: dict[str, object] = {
@@ -170,6 +179,7 @@ def lower_vectors(
         "HURRIES": int(hurries),
         "PROLOGUE": int(computed is not None),
         "VECTOR_PARAMETERS": "const vector_t* vector, ",
+        **codes.macros,
     }
     values = {
         "outputs": vectors.outputs,
@@ -179,18 +189,21 @@ def lower_vectors(
         "vector_row": vector.along,
     }
     operands = (("matrix", matrix), ("vector", vector))
-    functions = [offset_function(name, found.batch, part.batch) for name, part in operands]
+    functions = [codes.text, *(offset_function(name, found.batch, part.batch) for name, part in operands)]
     blocks = min(chunks * batches, device.cores * blocks_each)
-    prologue = None if computed is None else vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)
+    vector_input, prologues = {"vector": vector.argument}, dict(codes.prologues)
+    if computed is not None:
+        made = vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)
+        vector_input, prologues = {}, {"vector": made, **prologues}
     launch = EarlyLaunch(
         MATVEC,
         grid=(blocks, 1, 1),
         values=values,
         macros=macros,
-        inputs={"matrix": matrix.argument} if prologue else {"matrix": matrix.argument, "vector": vector.argument},
+        inputs={"matrix": matrix.argument, **vector_input},
         flops=found.flops,
         text="\n".join(functions),
-        prologue=prologue,
+        prologues=prologues,
         hurries=hurries,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
@@ -236,7 +249,8 @@ def _blocks_each(vectors: _Vectors, found: Product, device: DeviceModel) -> int:
 def _load(matrix: Matrix, vector: Matrix | None, k: int) -> int:
     """Elements that a lane loads at a time from both operands."""
     operands = [matrix] if vector is None else [matrix, vector]
-    size = _LOAD_BYTES // max(operand.dtype.size for operand in operands)
+    loaded = [matrix] if isinstance(matrix.operand, Dequantised) else operands
+    size = _LOAD_BYTES // max(operand.dtype.size for operand in loaded)
     numbers: Sequence[int] = (k, *(n for m in operands for n in m.across(along_k=True)))
     while size > 1 and any(number % size for number in numbers):
         size //= 2

@@ -8,7 +8,7 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.anchors import function
 from npu_compiler.lowering.problems.product import Matrix, Product
 
-__all__ = ["are_along_k", "fits_tiles", "offset_function"]
+__all__ = ["are_along_k", "fits_coded_tiles", "fits_tiles", "offset_function"]
 
 _CHUNK = 8  # elements of 16 bytes
 
@@ -16,6 +16,12 @@ _CHUNK = 8  # elements of 16 bytes
 def fits_tiles(found: Product) -> bool:
     """Whether both operands are of the same 16-bit type and read 16 bytes at a time."""
     half = found.a.dtype == found.b.dtype and found.a.dtype in (FLOAT16, BFLOAT16)
+    return half and _fits_chunks(found.a, found.m, found.k) and _fits_chunks(found.b, found.n, found.k)
+
+
+def fits_coded_tiles(found: Product) -> bool:
+    """Whether the left operand is read 16 bytes at a time, and the right one, which is codes, 8 of these at a time."""
+    half = found.a.dtype in (FLOAT16, BFLOAT16)
     return half and _fits_chunks(found.a, found.m, found.k) and _fits_chunks(found.b, found.n, found.k)
 
 

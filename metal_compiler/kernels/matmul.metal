@@ -1,4 +1,5 @@
 // Tiled matrix product: out[batch, row, col] = epilogue(sum over k of a[batch, row, k] * b[batch, k, col]).
+// With CODES b holds codes of a byte, of which the generated number_of makes numbers where they are staged.
 // Grid: tiles of rows, tiles of columns, batch. Block: 128.
 
 // A staged operand has rows along the dimension that is not contiguous in memory: of A either [row][k] or [k][row], of B
@@ -17,11 +18,36 @@ constant constexpr int A_PITCH = A_COLUMNS + PAD, B_PITCH = B_COLUMNS + PAD;
 constant constexpr int A_BYTES = staged_bytes(A_ROWS, A_COLUMNS), B_BYTES = staged_bytes(B_ROWS, B_COLUMNS);
 constant constexpr int MEMORY_BYTES = larger(A_BYTES + B_BYTES, TILE_M * TILE_N * 4);
 
+#ifdef CODES
+// As `stage`, for codes: the number that one stands for depends on the column of the result that it counts for.
+METAL_FUNC void stage_codes(
+    threadgroup tile_t* tile, device const b_t* source, int columns, int depth, int column_stride, int k_stride,
+    int first_column, uint thread_index, CODE_PARAMETERS constant Params& p)
+{
+    constexpr uint chunks = B_COLUMNS / B_CHUNK;
+    for (uint i = thread_index; i < B_ROWS * chunks; i += THREADS) {
+        int line = int(i / chunks);
+        int place = int(i % chunks * B_CHUNK);
+        int column = B_ALONG_K ? line : place;
+        int k = B_ALONG_K ? place : line;
+        bool inside = (column < columns) & (k < depth);
+        device const b_t* codes = source + (inside ? column * column_stride + k * k_stride : 0);
+        threadgroup tile_t* target = tile + line * B_PITCH + place;
+        for (int c = 0; c < B_CHUNK; ++c) {
+            int own = inside ? first_column + column + (B_ALONG_K ? 0 : c) : 0;
+            float number = number_of(codes[inside ? c : 0], own, CODE_ARGUMENTS p);
+            target[c] = tile_t(inside ? number : 0.0f);
+        }
+    }
+}
+#endif
+
 kernel void matmul(
     device const a_t* a [[buffer(0)]],
     device const b_t* b [[buffer(1)]],
     device out_t* out [[buffer(2)]],
     EPILOGUE_BUFFERS
+    PROLOGUE_BUFFERS
     constant Params& p [[buffer(PARAMS_BUFFER)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -55,7 +81,10 @@ kernel void matmul(
         stage<A_ROWS, A_COLUMNS, A_CHUNK>(
             a_tile, a_rows + k0 * p.a_k, p.k - k0, p.m - row0, p.a_k, p.a_row, thread_index);
 #endif
-#if B_ALONG_K
+#ifdef CODES
+        stage_codes(
+            b_tile, b_cols + k0 * p.b_k, p.n - col0, p.k - k0, p.b_col, p.b_k, col0, thread_index, CODE_ARGUMENTS p);
+#elif B_ALONG_K
         stage<B_ROWS, B_COLUMNS, B_CHUNK>(
             b_tile, b_cols + k0 * p.b_k, p.n - col0, p.k - k0, p.b_col, p.b_k, thread_index);
 #else

@@ -1,7 +1,8 @@
 // Matrix-vector product: out[batch, i] = epilogue(sum over k of matrix[batch, i, k] * vector[batch, k]), rows of the
 // matrix contiguous in k. A simdgroup computes OUTPUTS neighbouring sums at a time, ROUNDS times; its lanes stride over k.
 // Where PAIRS is 2, two neighbouring sums make one result. With a PROLOGUE the vector is not read: each threadgroup
-// computes it first, by the generated statements of COMPUTE_VECTOR.
+// computes it first, by the generated statements of COMPUTE_VECTOR. With CODES the matrix holds codes of a byte, of which the
+// generated number_of makes numbers.
 // Grid: groups of sums, 1, batch. Block: 32 * SIMDGROUPS.
 
 constant constexpr int OUTPUTS = 4;
@@ -44,6 +45,23 @@ METAL_FUNC float total_of(float sum)
 }
 #endif
 
+#ifdef CODES
+#define MATRIX(source, row) numbers(source, min(row, last), CODE_ARGUMENTS p)
+METAL_FUNC sum_t numbers(device const matrix_t* source, int row, CODE_PARAMETERS constant Params& p)
+{
+#if CHUNK > 1
+    vec<matrix_t, 4> codes = *(device const vec<matrix_t, 4>*)source;
+    return float4(
+        number_of(codes.x, row, CODE_ARGUMENTS p), number_of(codes.y, row, CODE_ARGUMENTS p),
+        number_of(codes.z, row, CODE_ARGUMENTS p), number_of(codes.w, row, CODE_ARGUMENTS p));
+#else
+    return number_of(*source, row, CODE_ARGUMENTS p);
+#endif
+}
+#else
+#define MATRIX(source, row) load_matrix(source)
+#endif
+
 kernel void matvec(
     device const matrix_t* matrix [[buffer(0)]],
 #if !PROLOGUE
@@ -83,10 +101,10 @@ kernel void matvec(
         sum_t sum0 = 0.0f, sum1 = 0.0f, sum2 = 0.0f, sum3 = 0.0f;
         for (int k = int(simd_lane) * CHUNK; k < p.k; k += 32 * CHUNK) {
             sum_t value = load_vector(x + k * p.vector_k);
-            sum0 += value * load_matrix(row0 + k);
-            sum1 += value * load_matrix(row1 + k);
-            sum2 += value * load_matrix(row2 + k);
-            sum3 += value * load_matrix(row3 + k);
+            sum0 += value * MATRIX(row0 + k, first);
+            sum1 += value * MATRIX(row1 + k, first + 1);
+            sum2 += value * MATRIX(row2 + k, first + 2);
+            sum3 += value * MATRIX(row3 + k, first + 3);
         }
         float total0 = simd_sum(total_of(sum0));
         float total1 = simd_sum(total_of(sum1));

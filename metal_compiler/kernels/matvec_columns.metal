@@ -1,16 +1,46 @@
 // Matrix-vector product of a matrix whose rows are not contiguous: out[batch, i] = epilogue(sum over k of
 // matrix[batch, i, k] * vector[batch, k]). A lane computes CHUNK neighbouring sums, each simdgroup every eighth k. Where
-// PAIRS is 2, two neighbouring sums make one result.
+// PAIRS is 2, two neighbouring sums make one result. With CODES the matrix holds codes of a byte, of which the generated
+// number_of makes numbers.
 // Grid: groups of sums, 1, batch. Block: 256.
+
+#ifndef CODES
+#define CODE_PARAMETERS
+#define CODE_ARGUMENTS
+#endif
 
 constant constexpr int SLICES = 8;
 constant constexpr int WIDTH = 32 * CHUNK;
+
+#if CHUNK > 1
+METAL_FUNC float4 load_columns(device const matrix_t* source, int column, CODE_PARAMETERS constant Params& p)
+{
+    vec<matrix_t, 4> found = *(device const vec<matrix_t, 4>*)source;
+#ifdef CODES
+    return float4(
+        number_of(found.x, column, CODE_ARGUMENTS p), number_of(found.y, column + 1, CODE_ARGUMENTS p),
+        number_of(found.z, column + 2, CODE_ARGUMENTS p), number_of(found.w, column + 3, CODE_ARGUMENTS p));
+#else
+    return float4(found);
+#endif
+}
+#else
+METAL_FUNC float load_columns(device const matrix_t* source, int column, CODE_PARAMETERS constant Params& p)
+{
+#ifdef CODES
+    return number_of(*source, column, CODE_ARGUMENTS p);
+#else
+    return float(*source);
+#endif
+}
+#endif
 
 kernel void matvec_columns(
     device const matrix_t* matrix [[buffer(0)]],
     device const vector_t* vector [[buffer(1)]],
     device out_t* out [[buffer(OUT_BUFFER)]],
     EPILOGUE_BUFFERS
+    PROLOGUE_BUFFERS
     constant Params& p [[buffer(PARAMS_BUFFER)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -32,7 +62,7 @@ kernel void matvec_columns(
     if (own < p.outputs) {
         for (int k = int(slice); k < p.k; k += SLICES) {
             device const matrix_t* source = columns + k * p.matrix_k + own;
-            sum += float(x[k * p.vector_k]) * float4(*(device const vec<matrix_t, 4>*)source);
+            sum += float(x[k * p.vector_k]) * load_columns(source, own, CODE_ARGUMENTS p);
         }
     }
     for (int c = 0; c < CHUNK; ++c) {
@@ -42,7 +72,8 @@ kernel void matvec_columns(
     float sum = 0.0f;
     if (own < p.outputs) {
         for (int k = int(slice); k < p.k; k += SLICES) {
-            sum += float(x[k * p.vector_k]) * float(columns[k * p.matrix_k + own * p.matrix_row]);
+            device const matrix_t* source = columns + k * p.matrix_k + own * p.matrix_row;
+            sum += float(x[k * p.vector_k]) * load_columns(source, own, CODE_ARGUMENTS p);
         }
     }
     partial[int(slice) * WIDTH + int(lane)] = sum;

@@ -9,6 +9,7 @@ from math import prod
 
 from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
+from metal_compiler.products.codes import code_prologues
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
@@ -23,7 +24,7 @@ from npu_compiler.dtypes import DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.forms import Computed
+from npu_compiler.lowering.problems.forms import Computed, Dequantised
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -33,29 +34,32 @@ __all__ = ["MATMUL", "MATVEC", "MATVEC_COLUMNS", "lower_matmul"]
 
 _BATCH_PARAMS = "batch_base, batch_start, batch_inner"
 _MATVEC_BATCH = f"{_BATCH_PARAMS}, matrix_outer, matrix_inner, vector_outer, vector_inner"
-_MATVEC_MACROS = "matrix_t vector_t ROW(i) COL(i) CHUNK"
+_CODE_MACROS = "CODES? CODE_PARAMETERS? CODE_ARGUMENTS?"
+_MATVEC_MACROS = f"matrix_t vector_t ROW(i) COL(i) CHUNK {_CODE_MACROS}"
 MATMUL = KernelTemplate(
     "matmul",
     params=f"int m, n, k, a_row, a_k, b_k, b_col, {_BATCH_PARAMS}, a_outer, a_inner, b_outer, b_inner",
-    macros="a_t b_t tile_t TILE_M TILE_N TILE_K A_ALONG_K A_CHUNK B_ALONG_K B_CHUNK",
-    inputs="a b",
+    macros=f"a_t b_t tile_t TILE_M TILE_N TILE_K A_ALONG_K A_CHUNK B_ALONG_K B_CHUNK {_CODE_MACROS}",
+    inputs="a b codes?",
     threads=TILE_THREADS,
     files="store.metal tile.metal",
+    computed="codes",
 )
 MATVEC = KernelTemplate(
     "matvec",
     params=f"int outputs, k, matrix_row, vector_k, {_MATVEC_BATCH}",
-    macros=f"{_MATVEC_MACROS} SIMDGROUPS ROUNDS COMPUTE_VECTOR? VECTOR_CAPACITY?",
-    inputs="matrix vector",
+    macros=f"{_MATVEC_MACROS} SIMDGROUPS ROUNDS PROLOGUE? COMPUTE_VECTOR? VECTOR_CAPACITY?",
+    inputs="matrix vector codes?",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
-    computed="vector",
+    computed="vector codes",
 )
 MATVEC_COLUMNS = KernelTemplate(
     "matvec_columns",
     params=f"int outputs, k, matrix_row, matrix_k, vector_k, {_MATVEC_BATCH}",
     macros=_MATVEC_MACROS,
-    inputs="matrix vector",
+    inputs="matrix vector codes?",
     threads=256,
+    computed="codes",
 )
 
 _VECTOR = 4  # elements of a vector load in the matrix-vector kernels
@@ -84,7 +88,7 @@ class _Use:
     values: Mapping[str, int]
     grid: tuple[int, int]
     names: tuple[str, str]
-    prologue: Prologue | None = None
+    prologues: Mapping[str, Prologue]
 
 
 @lowering_of(Product)
@@ -121,7 +125,7 @@ def _batch_values(found: Product, batches: _Batches, a: str, b: str) -> dict[str
 
 def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     a, b = found.a, found.b
-    tile = tile_dtype(a.dtype, b.dtype)
+    tile = a.dtype if isinstance(b.operand, Dequantised) else tile_dtype(a.dtype, b.dtype)
     tiling = best_tiling(Asked(found.m, found.n, found.k, found.batches, tile), lowering.device)
     a_along_k = a.k == 1 or a.along != 1
     b_along_k = b.k == 1 and b.along != 1
@@ -142,12 +146,15 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
     }  # fmt: skip
     grid = (ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns))
-    return _launches(_Use(MATMUL, macros, values, grid, ("a", "b")), found, anchor_epilogue(group, lowering), lowering)
+    use = _Use(MATMUL, macros, values, grid, ("a", "b"), code_prologues(found, lowering))
+    return _launches(use, found, anchor_epilogue(group, lowering), lowering)
 
 
 def _tile_chunk(operand: Matrix, tile: DType, along_k: bool, extent: int) -> int:
     """Elements of an operand that a tiled kernel copies at a time, along k or along the other dimension."""
     step = operand.k if along_k else operand.along
+    if isinstance(operand.operand, Dequantised):
+        return _VECTOR if operand.has_chunks(_VECTOR, extent, along_k) else 1
     return chunk_of(operand.dtype, tile, step, (*operand.across(along_k), extent))
 
 
@@ -164,23 +171,25 @@ def _lower_vector(found: Product, group: Group, lowering: Lowering) -> list[Kern
         "COL(i)": "i" if is_row else "0",
     }
     names = ("vector", "matrix") if is_row else ("matrix", "vector")
+    prologues = code_prologues(found, lowering)
     if matrix.k != 1:
         chunk = _VECTOR if matrix.has_chunks(_VECTOR, outputs, along_k=False) else 1
         values["matrix_k"] = matrix.k
-        use = _Use(MATVEC_COLUMNS, {**macros, "CHUNK": chunk}, values, (ceil_div(outputs, 32 * chunk), 1), names)
+        grid = (ceil_div(outputs, 32 * chunk), 1)
+        use = _Use(MATVEC_COLUMNS, {**macros, "CHUNK": chunk}, values, grid, names, prologues)
         return _launches(use, found, anchor_epilogue(group, lowering), lowering)
     aligned = [*matrix.across(along_k=True), found.k]
     if isinstance(vector.operand, Computed):
-        prologue = vector_prologue(vector.operand, lowering)
+        prologues["vector"] = vector_prologue(vector.operand, lowering)
         simdgroups, rounds = PROLOGUE_SIMDGROUPS, _PROLOGUE_ROUNDS
         values["vector_k"] = 1
     else:
-        prologue, simdgroups, rounds = None, _SIMDGROUPS, 1
+        simdgroups, rounds = _SIMDGROUPS, 1
         aligned += [vector.offset, *vector.batch]
     chunk = _VECTOR if are_chunks(_VECTOR, values["vector_k"], aligned) else 1
     macros |= {"CHUNK": chunk, "SIMDGROUPS": simdgroups, "ROUNDS": rounds}
     grid = (ceil_div(outputs, simdgroups * rounds * _SIMDGROUP_SUMS), 1)
-    use = _Use(MATVEC, macros, values, grid, names, prologue)
+    use = _Use(MATVEC, macros, values, grid, names, prologues)
     return _launches(use, found, anchor_epilogue(group, lowering), lowering)
 
 
@@ -189,7 +198,7 @@ def _launches(use: _Use, found: Product, fused: Epilogue, lowering: Lowering) ->
     launches = []
     for batches in _batches(found):
         inputs = {use.names[1]: found.b.operand.argument_at(batches.b_offset)}
-        if use.prologue is None:
+        if use.names[0] not in use.prologues:
             inputs[use.names[0]] = found.a.operand.argument_at(batches.a_offset)
         launch = Launch(
             use.template,
@@ -198,7 +207,7 @@ def _launches(use: _Use, found: Product, fused: Epilogue, lowering: Lowering) ->
             macros=use.macros,
             inputs=inputs,
             flops=2 * batches.count * found.m * found.n * found.k,
-            prologue=use.prologue,
+            prologues=use.prologues,
             share=batches.count / found.batches,
         )
         launches.append(anchor_launch(launch, fused, lowering))

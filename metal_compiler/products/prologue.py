@@ -39,6 +39,7 @@ def vector_prologue(operand: Computed, lowering: Lowering) -> Prologue:
         f"x[c] = vector_t({program.value}); }}",
     ]
     macros = {
+        "PROLOGUE": 1,
         "COMPUTE_VECTOR": " ".join(" ".join(statements).split()),
         "VECTOR_CAPACITY": next(most for most in _CAPACITIES if k * size <= most) // size,
     }

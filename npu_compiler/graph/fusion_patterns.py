@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -138,17 +138,21 @@ def _foreign_parameter(match: Match, scene: Scene) -> str:
     return ""
 
 
-def merged_linears(interleave: bool = False) -> Rule:
+PairsColumns = Callable[[TensorSpec, TensorSpec], bool]
+"""Asked, of the input and the weight of a linear, whether an epilogue can combine two neighbouring columns of it."""
+
+
+def merged_linears(pairs_columns: PairsColumns | None = None) -> Rule:
     """Linears of one input become one product: all with or all without bias, of weights that nothing else reads.
 
     Args:
-        interleave: Whether two linears of the same width put their columns in turns, so that an epilogue has the two
-            that belong together side by side (a gated activation).
+        pairs_columns: Where it says so, two linears of the same width put their columns in turns, so that an epilogue
+            has the two that belong together side by side (a gated activation).
     """
 
     def merged(site: Sequence[Match], scene: Scene) -> Replacement | str:
         members = [match.root for match in site]
-        in_turns = interleave and _pairs(members, scene.graph, scene.users)
+        in_turns = _pairs(members, scene.graph, scene.users) and _are_paired(members, scene.graph, pairs_columns)
         tensors: dict[str, TensorSpec] = {}
         weights: dict[str, WeightRecipe] = {}
         inputs, output = _merged_weights(members, scene.graph, tensors, weights, in_turns)
@@ -160,9 +164,9 @@ def merged_linears(interleave: bool = False) -> Rule:
     return Rule("one product with others of its input", patterns, merged, _shared_input, 2, _foreign_parameter)
 
 
-def merge_linears(graph: IRGraph, interleave: bool) -> IRGraph:
+def merge_linears(graph: IRGraph, pairs_columns: PairsColumns | None = None) -> IRGraph:
     """``[x @ a.T, x @ b.T]`` becomes ``split(x @ concat(a, b).T)``: the input is read once, by one kernel."""
-    return apply(graph, merged_linears(interleave))
+    return apply(graph, merged_linears(pairs_columns))
 
 
 def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:
@@ -172,6 +176,13 @@ def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNod
         return False
     first, second = (set(_elementwise_readers(node.outputs[0], users)) for node in members)
     return not first.isdisjoint(second)
+
+
+def _are_paired(members: Sequence[OpNode], graph: IRGraph, pairs_columns: PairsColumns | None) -> bool:
+    """Whether the target combines the columns of two linears that put theirs in turns."""
+    given, weight = (graph.tensors[str(members[0].inputs[key])] for key in ("input", "weight"))
+    both = TensorSpec(weight.name, (2 * weight.shape[0], *weight.shape[1:]), weight.dtype)
+    return pairs_columns is not None and pairs_columns(given, both)
 
 
 def _elementwise_readers(name: str, users: Mapping[str, list[OpNode]]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.errors import UnsupportedOpError
-from npu_compiler.graph.fusion_patterns import fuse_attention, merge_linears, share_heads
+from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, merge_linears, share_heads
 from npu_compiler.graph.linear_spelling import spell_linears
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.graph.row_pushdown import push_down_selections
@@ -25,12 +25,13 @@ __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionaliz
 Pass = Callable[[IRGraph], IRGraph]
 
 
-def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0) -> IRGraph:
+def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_flops: int = 0) -> IRGraph:
     """Runs all passes in order; the graph is verified after each.
 
     Args:
         graph: A graph as it was read.
-        pairs_columns: Whether the target's epilogues can combine two neighbouring columns of a product.
+        pairs_columns: Asked whether the target's epilogue can combine two neighbouring columns of a linear; where it is
+            not given, none can.
         launch_flops: Arithmetic that takes the target as long as one more small launch.
     """
     passes: tuple[Pass, ...] = (
@@ -41,7 +42,7 @@ def optimize(graph: IRGraph, pairs_columns: bool = False, launch_flops: int = 0)
         fuse_attention,
         share_heads,
         partial(push_down_selections, launch_flops=launch_flops),
-        partial(merge_linears, interleave=pairs_columns),
+        partial(merge_linears, pairs_columns=pairs_columns),
     )
     for run in passes:
         graph = run(graph).verify()

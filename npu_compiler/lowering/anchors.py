@@ -17,7 +17,7 @@ from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.params import ParamStruct, ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["Epilogue", "KernelWriter", "definitions", "function", "pointer_arguments", "pointer_parameters"]
 
@@ -56,9 +56,6 @@ class Epilogue:
         return flops_of([self.group.expr], prod(self.group.shape))
 
 
-_NO_PROLOGUE = Prologue((), {})
-
-
 class KernelWriter(ABC):
     """Makes launches of a target's kernel files.
 
@@ -91,9 +88,11 @@ class KernelWriter(ABC):
 
     def launch(self, launch: Launch, fused: Epilogue, lowering: Lowering) -> KernelCall:
         """A launch that computes a group."""
-        prologue = launch.prologue or _NO_PROLOGUE
-        first, last = (fused, prologue) if self.prologue_last else (prologue, fused)
-        values = {**launch.values, **first.values, **last.values}
+        prologues = launch.prologues.values()
+        generated = [*(prologue.values for prologue in prologues), fused.values]
+        if self.prologue_last:
+            generated = [generated[-1], *generated[:-1]]
+        values = {**launch.values, **{name: value for values in generated for name, value in values.items()}}
         params = _struct(launch.template, tuple(values))
         return KernelCall(
             label=" + ".join(fused.group.nodes),
@@ -102,7 +101,7 @@ class KernelWriter(ABC):
             params=params.pack(values),
             grid=launch.grid,
             block=launch.threads,
-            flops=launch.flops + round((fused.flops + prologue.flops) * launch.share),
+            flops=launch.flops + round((fused.flops + sum(each.flops for each in prologues)) * launch.share),
             nbytes=round(traffic_of(fused.group, lowering.tensors) * launch.share),
             shared_bytes=launch.shared,
             extension=launch.extension,
@@ -124,8 +123,8 @@ class KernelWriter(ABC):
         )
 
     def _arguments(self, launch: Launch, fused: Epilogue) -> tuple[Argument, ...]:
-        behind = launch.prologue.arguments if launch.prologue is not None and self.prologue_last else ()
-        return (*self._inputs(launch), *fused.arguments, *behind)
+        prologues = launch.prologues.values() if self.prologue_last else ()
+        return (*self._inputs(launch), *fused.arguments, *(read for each in prologues for read in each.arguments))
 
     def _inputs(self, launch: Launch) -> list[Argument]:
         """What is bound before the output, in the order of the template."""
@@ -133,8 +132,8 @@ class KernelWriter(ABC):
         for name in launch.template.input_names:
             if name in launch.inputs:
                 found.append(launch.inputs[name])
-            elif name == launch.template.computed and launch.prologue is not None and not self.prologue_last:
-                found += launch.prologue.arguments
+            elif name in launch.prologues and not self.prologue_last:
+                found += launch.prologues[name].arguments
         return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import prod
 
+from npu_compiler.dtypes import ALL
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 
@@ -17,8 +18,8 @@ _MAX_ELEMENTS = 1 << 31
 def violation(specs: Iterable[TensorSpec], storage_dtypes: Collection[str]) -> str | None:
     """Why one of the tensors cannot be on the device; None where all can."""
     for spec in specs:
-        if spec.dtype.name not in storage_dtypes:
-            held = ", ".join(sorted(storage_dtypes))
+        if spec.dtype.stored.name not in storage_dtypes:
+            held = ", ".join(sorted(kind.name for kind in ALL if kind.stored.name in storage_dtypes))
             return f"'{spec.name}' is {spec.dtype}, the device holds {held}; convert the model before extraction"
         if len(spec.shape) > MAX_RANK:
             return f"'{spec.name}' has {len(spec.shape)} dimensions, at most {MAX_RANK} are supported"

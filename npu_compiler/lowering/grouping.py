@@ -8,7 +8,7 @@ RMSNorm, softmax or add+ReLU are what these rules give.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -16,20 +16,20 @@ from math import prod
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.output_parts import in_parts
 from npu_compiler.lowering.problems.build import problem_of
-from npu_compiler.lowering.problems.problem import Added, Problem
-from npu_compiler.lowering.row_alignment import expands, realign_rows, reshaped
-from npu_compiler.lowering.value import MAX_READS, Value
-from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, Ref, has_reduce, leaves, reindex, substitute, walk
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Added, Paired, Problem
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.row_alignment import column_step, expands, realign_rows, reshaped
+from npu_compiler.lowering.value import MAX_READS, Value, is_cheap
+from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.symbolic import OpRefusal, Trace
 from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
-from npu_compiler.tensor.view import Step, View
+from npu_compiler.tensor.view import View
 
-__all__ = ["Group", "group"]
+__all__ = ["Group", "Loads", "group", "takes_pairs"]
 
-_CHEAP_CALLS = frozenset(
-    {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
-)
-_MAX_CHEAP_CALLS = 12
+Loads = Callable[["Group", int, Operand], bool]
+"""What is asked of a target, see `CodegenTarget.loads`."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,6 @@ class Group:
         view: For each position of `shape`, the place of its value in the output's buffer.
         nodes: Names of the IR's nodes that it computes.
         index: For a scatter, over `shape`: the value goes `index * index_stride` elements behind its place in `view`.
-        pairs: 1; or 2 where each result is made of two neighbouring columns of a product. Then the problem's result is
-            [..., m, 2 * n] for `shape` [..., m, n], and of its loads in `expr` the one at offset 0 is column 2 * j, the
-            one at offset 1 column 2 * j + 1.
         added: Another problem of the same shape, whose result is added to that of `problem` before `expr`.
     """
 
@@ -60,8 +57,14 @@ class Group:
     nodes: tuple[str, ...]
     index: Expr | None = None
     index_stride: int = 0
-    pairs: int = 1
     added: Added | None = None
+
+    @cached_property
+    def pairs(self) -> int:
+        """2 where the epilogue combines two neighbouring columns of a product: the problem's result has twice the
+        columns of `shape`, and its load at an offset of 1 is the odd column. Else 1.
+        """
+        return 1 if self.problem is None or not self.shape[-1] else self.problem.shape[-1] // self.shape[-1]
 
     @property
     def anchor(self) -> TracedTensor | None:
@@ -105,28 +108,41 @@ class Group:
         return self.problem is None and not has_reduce(self.expr)
 
 
-def group(
-    trace: Trace, outputs: Collection[int], in_place: Collection[int], pairs_columns: bool
-) -> dict[int, list[Group]]:
+def takes_pairs(result: TracedTensor, tensors: Sequence[TracedTensor], loads: Loads) -> bool:
+    """Whether an epilogue may combine two neighbouring columns of an anchor.
+
+    Args:
+        result: A tensor whose source is an `Anchor`.
+        tensors: The trace's tensors.
+        loads: Asked whether the epilogue of the problem can take its result as `Paired`.
+    """
+    problem = problem_of(result, tensors)
+    if not isinstance(problem, Product) or result.shape[-1] % 2:
+        return False
+    ref = Ref(result.index, result.view)
+    alone = Group(result, problem, Load(ref, result.dtype), result.shape, result.view, ())
+    return loads(alone, len(problem.operands), Paired(result, ref))
+
+
+def group(trace: Trace, outputs: Collection[int], in_place: Collection[int], loads: Loads) -> dict[int, list[Group]]:
     """Groups a trace into kernels.
 
     Args:
         trace: The traced graph.
         outputs: Indices of the tensors that must end up in memory.
         in_place: Indices of the scatters whose result is the very memory that they change.
-        pairs_columns: Whether an epilogue may combine two neighbouring columns of a matmul.
+        loads: Whether a group's launches can load an operand of a form, see `CodegenTarget.loads`.
 
     Returns:
         By index, what computes each tensor that may have to be stored: one group; two where a scatter copies first; or
         several that each write a part of it.
     """
-    return _Grouping(trace, set(outputs), in_place, pairs_columns).run()
+    return _Grouping(trace, set(outputs), in_place, loads).run()
 
 
 class _Grouping:
-    def __init__(self, trace: Trace, outputs: set[int], in_place: Collection[int], pairs_columns: bool) -> None:
-        self.tensors, self.in_place = trace.tensors, in_place
-        self.most_pairs = 2 if pairs_columns else 1
+    def __init__(self, trace: Trace, outputs: set[int], in_place: Collection[int], loads: Loads) -> None:
+        self.tensors, self.in_place, self.loads = trace.tensors, in_place, loads
         self.values: dict[int, Value] = {}
         self.users: dict[int, set[int]] = {}
         self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
@@ -266,32 +282,7 @@ class _Grouping:
         value = self.values[producer.index]
         if producer.index in self.stored or value.anchor is not None:
             return False
-        return len(self.users[producer.index]) == 1 or self._is_cheap(value.expr, prod(producer.shape))
-
-    def _is_cheap(self, expr: Expr, elements: int) -> bool:
-        """Whether computing a value of so many elements again for each reader costs less than storing and loading it.
-
-        That is so for a few simple operations on no more elements than the value has itself.
-        """
-        calls = 0
-        inside_index: set[Load] = set()
-        loads: list[Load] = []
-        for node in walk(expr):
-            if isinstance(node, Reduce) or (isinstance(node, Call) and node.fn not in _CHEAP_CALLS):
-                return False
-            calls += isinstance(node, Call)
-            if isinstance(node, Load):
-                loads.append(node)
-                if node.index is not None:
-                    inside_index.update(leaves(node.index))
-        read: dict[int, int] = {}
-        for load in loads:
-            if load not in inside_index:
-                view = load.ref.view
-                distinct = prod(n for n, stride in zip(view.shape, view.strides, strict=True) if stride)
-                read[load.ref.tensor] = read.get(load.ref.tensor, 0) + distinct
-        total = sum(min(count, prod(self.tensors[index].shape)) for index, count in read.items())
-        return total <= elements and calls <= _MAX_CHEAP_CALLS
+        return len(self.users[producer.index]) == 1 or is_cheap(value.expr, self.tensors, prod(producer.shape))
 
     def _inline(self, load: Load, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
         """The producer's expression at the positions of `shape` that read it, or None where it must be stored."""
@@ -363,9 +354,9 @@ class _Grouping:
         assert anchor is not None
         own = operand.view.reshape(anchor.shape)
         pairs = prod(anchor.shape) // max(1, prod(tensor.shape))
-        if own is None or not 1 <= pairs <= self.most_pairs or pairs * prod(tensor.shape) != prod(anchor.shape):
+        if own is None or pairs not in (1, 2) or pairs * prod(tensor.shape) != prod(anchor.shape):
             return None
-        if pairs == 2 and (anchor.shape[-1] % 2 or not _is_matmul(anchor)):
+        if pairs == 2 and not takes_pairs(anchor, self.tensors, self.loads):
             return None
         shape = (*anchor.shape[:-1], anchor.shape[-1] // pairs)
         if tensor.view.reshape(shape) is None:
@@ -376,7 +367,7 @@ class _Grouping:
             return None
         replacements: dict[Expr, Expr] = {}
         for load in (load for load in leaves(expr) if load.ref.tensor == index):
-            step = _column_step(load, own, pairs)
+            step = column_step(load, own, pairs)
             made_there = None if step is None else reindex(made.expr, anchor.shape, step)
             if made_there is None:
                 return None
@@ -398,7 +389,7 @@ class _Grouping:
         view = tensor.view.reshape(shape)
         assert view is not None
         problem = problem_of(value.anchor, self.tensors)
-        return [Group(tensor, problem, value.expr, shape, view, value.nodes, pairs=value.pairs)]
+        return [Group(tensor, problem, value.expr, shape, view, value.nodes)]
 
     def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:
         """The scatter itself, after a copy of what it leaves unless that is in place already."""
@@ -411,32 +402,6 @@ class _Grouping:
             return [scatter]
         untouched = Load(source.into, tensor.dtype)
         return [Group(tensor, None, untouched, tensor.shape, tensor.view, (f"copy for {tensor.name}",)), scatter]
-
-
-def _is_matmul(tensor: TracedTensor) -> bool:
-    return isinstance(tensor.source, Anchor) and tensor.source.kind == "matmul"
-
-
-def _column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
-    """The view steps from the anchor's result to what a load of it reads: none, or every other column.
-
-    Args:
-        load: A load of the anchor's result.
-        own: The whole result, in the anchor's shape.
-        pairs: How many columns of it make one result.
-
-    Returns:
-        The steps, or None where the load reads anything else.
-    """
-    if load.index is not None:
-        return None
-    if pairs == 1:
-        return () if load.ref.view.same_elements(own) else None
-    last = len(own.shape) - 1
-    for start in (0, 1):
-        if load.ref.view.same_elements(own.slice(last, start, own.shape[-1] // 2, 2)):
-            return (("slice", (last, start, own.shape[-1] // 2, 2)),)
-    return None
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:

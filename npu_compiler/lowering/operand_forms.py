@@ -6,28 +6,46 @@ of attention.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from math import prod
 
-from npu_compiler.lowering.grouping import Group
+from npu_compiler.ir import TensorSpec
+from npu_compiler.lowering.dequantisation import as_codes, with_scale_behind
+from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
 from npu_compiler.lowering.schedule import needed_groups, readers_of
 from npu_compiler.tensor.expr import Expr, reindex
+from npu_compiler.tensor.symbolic import Trace
+from npu_compiler.tensor.trace import LayoutRule, TracedTensor
 
-__all__ = ["Loads", "with_operand_forms"]
+__all__ = ["pairs_columns", "with_operand_forms"]
 
 
-class Loads(Protocol):
-    """See `CodegenTarget.loads`."""
+def pairs_columns(layouts: LayoutRule, loads: Loads) -> Callable[[TensorSpec, TensorSpec], bool]:
+    """The question whether the epilogue of a linear can combine two neighbouring columns, given input and weight.
 
-    def __call__(self, group: Group, position: int, operand: Operand) -> bool: ...
+    Args:
+        layouts: How the target lays out tensors.
+        loads: See `with_operand_forms`.
+    """
+
+    def asked(input: TensorSpec, weight: TensorSpec) -> bool:
+        trace = Trace(layouts)
+        rows, columns = prod(input.shape[:-1]), weight.shape[0]
+        x = trace.add(input.name, (rows, input.shape[-1]), input.dtype, "plain")
+        w = trace.add(weight.name, weight.shape, weight.dtype, "plain")
+        trace.anchor("matmul", (x, w.swap(0, 1)), (rows, columns), input.dtype)
+        return takes_pairs(trace.tensors[-1], trace.tensors, loads)
+
+    return asked
 
 
 def with_operand_forms(
-    groups: Mapping[int, list[Group]], outputs: Collection[int], loads: Loads
+    groups: Mapping[int, list[Group]], tensors: Sequence[TracedTensor], outputs: Collection[int], loads: Loads
 ) -> dict[int, list[Group]]:
     """Makes operands of problems where these are computed, if nobody else reads them and the target can.
 
@@ -35,6 +53,7 @@ def with_operand_forms(
 
     Args:
         groups: What computes each tensor.
+        tensors: The trace's tensors.
         outputs: Tensors that must be stored all the same.
         loads: Whether a group's launches can load an operand of a form.
     """
@@ -43,12 +62,13 @@ def with_operand_forms(
     for group in needed_groups(groups, outputs):
         if group.problem is None:
             continue
-        current, problem = group, group.problem
-        nodes: list[str] = []
+        current, nodes = _with_codes(group, groups, tensors, loads)
+        assert current.problem is not None
+        problem = current.problem
         for position, operand in enumerate(problem.operands):
             index = operand.tensor.index
             makers = groups.get(index, [])
-            if readers.get(index) != 1 or len(makers) != 1:
+            if type(operand) is not Operand or readers.get(index) != 1 or len(makers) != 1:
                 continue
             form = _form(operand, makers[0], index in outputs)
             if form is not None and loads(current, position, form):
@@ -59,6 +79,24 @@ def with_operand_forms(
         if nodes:
             result[group.output.index] = [replace(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
     return result
+
+
+def _with_codes(
+    group: Group, groups: Mapping[int, list[Group]], tensors: Sequence[TracedTensor], loads: Loads
+) -> tuple[Group, list[str]]:
+    """The group with operands loaded as codes, whoever else reads what these are made into; and the nodes it covers so.
+
+    They come first: where a matrix lies as it is stored decides what a kernel can compute ahead of the product.
+    """
+    nodes: list[str] = []
+    for position, operand in enumerate(group.problem.operands if isinstance(group.problem, Product) else ()):
+        makers = groups.get(operand.tensor.index, [])
+        made = _form(operand, makers[0], False) if len(makers) == 1 else None
+        codes = as_codes(made, position, tensors) if isinstance(made, Computed) else None
+        if codes is not None and loads(group, position, codes):
+            scaled = with_scale_behind(group, position, codes)
+            group, nodes = (group, nodes) if scaled is None else (scaled, [*nodes, *makers[0].nodes])
+    return group, nodes
 
 
 def _form(operand: Operand, made: Group, is_output: bool) -> Operand | None:

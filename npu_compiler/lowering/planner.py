@@ -48,8 +48,8 @@ def plan_graph(
     first_weight = len(graph.inputs)
     weights = dict(enumerate(graph.weights, first_weight))
     in_place = find_in_place(trace, range(first_weight), weights, stored)
-    groups = group(trace, stored, in_place.aliases, target.pairs_columns)
-    groups = with_operand_forms(groups, stored, target.loads)
+    groups = group(trace, stored, in_place.aliases, target.loads)
+    groups = with_operand_forms(groups, trace.tensors, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
     lowering = Lowering(trace.tensors, target.device)
     for groups_ in schedule(groups, stored, target.shared_elements):
@@ -63,7 +63,7 @@ def plan_graph(
         steps=steps,
         inputs=tuple(_spec(trace.tensors[i], name, host_dtypes[name]) for i, name in enumerate(graph.inputs)),
         outputs=tuple(
-            BufferSpec(name, trace.tensors[index].dtype, host_dtype, layout)
+            _spec(trace.tensors[index], name, host_dtype, layout)
             for (index, layout), (name, host_dtype) in zip(outputs, named_outputs.items(), strict=True)
         ),
         state=tuple((names[index], graph.inputs[source]) for index, source in in_place.state.items()),
@@ -78,8 +78,9 @@ def plan_graph(
     return plan.with_launched_kernels(), recipes
 
 
-def _spec(tensor: TracedTensor, name: str, host: DType) -> BufferSpec:
-    return BufferSpec(name, tensor.dtype, host, tensor.layout)
+def _spec(tensor: TracedTensor, name: str, host: DType, layout: Layout | None = None) -> BufferSpec:
+    kind = tensor.dtype if host.coding is None else host  # kernels see its codes
+    return BufferSpec(name, kind, host, layout or tensor.layout)
 
 
 def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) -> list[tuple[int, Layout]]:

@@ -1,4 +1,4 @@
-"""Rows under another shape: a kernel over rows [a, b, n] may compute what reduces the same rows seen as [a * b, n]."""
+"""Rows under another shape: a kernel over rows [a, b, n] computes what reduces the same rows as [a * b, n]."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from math import prod
 from typing import TypeVar
 
 from npu_compiler.tensor.expr import Expr, Iota, Load, Ref, substitute
-from npu_compiler.tensor.view import View
+from npu_compiler.tensor.view import Step, View
 
-__all__ = ["expands", "realign_rows", "reshaped"]
+__all__ = ["column_step", "expands", "realign_rows", "reshaped"]
 
 
 def expands(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -56,3 +56,16 @@ def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr
         return expr
     result = substitute(expr, rewrite)
     return None if failed else result
+
+
+def column_step(load: Load, own: View, pairs: int) -> tuple[Step, ...] | None:
+    """How a load of the anchor's result sees it: as it is, or every other column; None for any other way."""
+    if load.index is not None:
+        return None
+    if pairs == 1:
+        return () if load.ref.view.same_elements(own) else None
+    last = len(own.shape) - 1
+    for start in (0, 1):
+        if load.ref.view.same_elements(own.slice(last, start, own.shape[-1] // 2, 2)):
+            return (("slice", (last, start, own.shape[-1] // 2, 2)),)
+    return None

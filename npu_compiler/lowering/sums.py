@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
-from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.operand_forms import Loads
+from npu_compiler.lowering.grouping import Group, Loads
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added
 from npu_compiler.lowering.schedule import readers_of

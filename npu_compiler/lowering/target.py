@@ -102,8 +102,7 @@ class CodegenTarget(ABC):
     Attributes:
         name: What users call it, such as ``metal``.
         compute_dtypes: Names of the data types it computes in, the default first.
-        storage_dtypes: Names of all data types that its memory may hold.
-        pairs_columns: Whether a matmul's epilogue can combine two neighbouring columns (`Group.pairs`).
+        storage_dtypes: Names of all data types that its memory may hold, but for those whose codes these hold.
         package: Whose functions lower problems, as `lowering_of` marks them; empty where it overrides `lower`.
         launch_flops: Arithmetic of a large product that takes as long as one more small launch.
         shared_elements: Results of an elementwise kernel that may share its launch: a larger one fills the device by
@@ -116,7 +115,6 @@ class CodegenTarget(ABC):
     name: str
     compute_dtypes: tuple[str, ...]
     storage_dtypes: frozenset[str]
-    pairs_columns: bool = False
     launch_flops: int = 1 << 25
     package: str = ""
     shared_elements: int = 1 << 20
@@ -153,8 +151,8 @@ class CodegenTarget(ABC):
 
         Args:
             group: The group, the operands of its problem in the forms decided so far.
-            position: The operand's, or the number of operands for what is added to the problem's result.
-            operand: The form in question: `Computed`, `Scattered` or `Added`.
+            position: The operand's, or the number of operands for what is added to the problem's result, and for that.
+            operand: The form in question: `Computed`, `Dequantised`, `Scattered`, `Added` or `Paired`.
         """
         return False
 

@@ -36,7 +36,7 @@ class KernelTemplate:
         shared_bytes: Dynamic shared memory of a block.
         files: Files that it builds on, which come behind what is generated; spaces between them.
         before: Files that what is generated builds on.
-        computed: The input that a `Prologue` may compute in the kernel; empty where there is no place for one.
+        computed: The inputs that a `Prologue` may compute in the kernel.
         filled: Whether the file is a skeleton whose ``$placeholders`` are filled in, instead of macros being defined.
     """
 
@@ -58,9 +58,9 @@ class KernelTemplate:
         Raises:
             CompileError: A parameter, a macro or a binding is missing or unknown, or the prologue has no place.
         """
-        if launch.prologue is not None and (not self.computed or self.computed in launch.inputs):
+        if not {*self.computed.split()}.difference(launch.inputs).issuperset(launch.prologues):
             raise CompileError(f"the kernel '{self.entry}' was given a prologue, and its template has no place for it")
-        inputs = launch.inputs.keys() if launch.prologue is None else {*launch.inputs, self.computed}
+        inputs = launch.inputs.keys() | launch.prologues.keys()
         given = launch.values.keys(), launch.defined.keys(), inputs, launch.outputs.keys()
         for (kind, (needed, known)), names in zip(self._declared.items(), given, strict=True):
             if not needed <= names <= known:
@@ -135,7 +135,7 @@ class Launch:
         flops: Arithmetic of the kernel itself.
         text: Functions that its file calls, beside those of the epilogue.
         files: Files that it builds on, beside the template's.
-        prologue: What computes the template's `computed` input.
+        prologues: What computes inputs in the kernel, by name.
         block: Threads of a block in x, y and z, where the template leaves that open.
         shared_bytes: Dynamic shared memory of a block, where the template leaves that open.
         extension: What only the target's launches have.
@@ -154,7 +154,7 @@ class Launch:
     flops: int = 0
     text: str = ""
     files: Sequence[str] = ()
-    prologue: Prologue | None = None
+    prologues: Mapping[str, Prologue] = field(default_factory=dict)
     block: tuple[int, int, int] | None = None
     shared_bytes: int | None = None
     extension: LaunchExtension | None = None
@@ -165,8 +165,13 @@ class Launch:
 
     @property
     def defined(self) -> Mapping[str, object]:
-        """All macros, those of the prologue last."""
-        return self.macros if self.prologue is None else {**self.macros, **self.prologue.macros}
+        """All macros, those of the prologues last."""
+        return {**self.macros, **self.prologue_macros} if self.prologues else self.macros
+
+    @property
+    def prologue_macros(self) -> dict[str, object]:
+        """What is defined for the prologues."""
+        return {name: value for each in self.prologues.values() for name, value in each.macros.items()}
 
     @property
     def threads(self) -> tuple[int, int, int]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
-from npu_compiler.tensor.expr import Call, Expr, Reduce, leaves, walk
+from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, leaves, walk
 from npu_compiler.tensor.trace import TracedTensor
 
-__all__ = ["MAX_READS", "Value"]
+__all__ = ["MAX_READS", "Value", "is_cheap"]
+
+_CHEAP_CALLS = frozenset(
+    {"add", "sub", "mul", "neg", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
+)
+_MAX_CHEAP_CALLS = 12
 
 _MAX_WORK = 192
 """Operations on an element beyond which a kernel's arithmetic takes longer than to store the element and load it again,
@@ -31,7 +38,7 @@ class Value:
         reductions: Reductions, counted in the same way; each is one more loop over the row, which computes its elements
             again.
         anchor: The matmul, convolution, pooling or attention that it follows.
-        pairs: See `grouping.Group`.
+        pairs: Neighbouring columns of its anchor that each element combines.
         index: For a scatter, where each value goes.
         most_reads: The most tensors that it may load when grouping is done.
     """
@@ -79,3 +86,29 @@ class Value:
             return None
         nodes = tuple(dict.fromkeys((*self.nodes, *made.nodes)))
         return replace(self, nodes=nodes, reads=reads, work=work, reductions=reductions)
+
+
+def is_cheap(expr: Expr, tensors: Sequence[TracedTensor], elements: int) -> bool:
+    """Whether computing a value of so many elements again for each reader costs less than storing and loading it.
+
+    That is so for a few simple operations on no more elements than the value has itself.
+    """
+    calls = 0
+    inside_index: set[Load] = set()
+    loads: list[Load] = []
+    for node in walk(expr):
+        if isinstance(node, Reduce) or (isinstance(node, Call) and node.fn not in _CHEAP_CALLS):
+            return False
+        calls += isinstance(node, Call)
+        if isinstance(node, Load):
+            loads.append(node)
+            if node.index is not None:
+                inside_index.update(leaves(node.index))
+    read: dict[int, int] = {}
+    for load in loads:
+        if load not in inside_index:
+            view = load.ref.view
+            distinct = prod(n for n, stride in zip(view.shape, view.strides, strict=True) if stride)
+            read[load.ref.tensor] = read.get(load.ref.tensor, 0) + distinct
+    total = sum(min(count, prod(tensors[index].shape)) for index, count in read.items())
+    return total <= elements and calls <= _MAX_CHEAP_CALLS

@@ -10,7 +10,8 @@ from npu_compiler.dtypes import BOOL
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Term, Work
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, broadcast_shapes
+from npu_compiler.tensor.shapes import broadcast_shapes
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
 
 def _attended_rows(call: RowCall) -> Passage | None:

@@ -11,7 +11,8 @@ from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, Rows, Selection, apart_from_dim
 from npu_compiler.ops.traits import Memory
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, normalize_dim, where
+from npu_compiler.tensor.shapes import normalize_dim
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, where
 
 
 def picked(node: OpNode) -> str | None:

@@ -10,13 +10,16 @@ from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, RowRule
 from npu_compiler.ops.traits import Term, Work
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, broadcast_shapes
+from npu_compiler.tensor.shapes import broadcast_shapes
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, refuse_codes
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` for matrices, with leading dimensions that broadcast: [..., M, K] by [..., K, N] gives [..., M, N]."""
     if a.shape[-1] != b.shape[-2]:
         raise OpRefusal(f"the shapes {list(a.shape)} and {list(b.shape)} cannot be multiplied")
+    refuse_codes(a)
+    refuse_codes(b)
     if not (a.dtype.is_float and b.dtype.is_float):
         raise OpRefusal(f"given {a.dtype} and {b.dtype}, expected floating point")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])

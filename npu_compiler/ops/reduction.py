@@ -13,7 +13,8 @@ from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.reducing import State, highest, lowest, reduce, reduction
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, normalize_dim, where
+from npu_compiler.tensor.shapes import normalize_dim
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, where
 
 
 def _rows_kept(call: RowCall) -> Passage | None:

@@ -12,7 +12,8 @@ from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import spelled, view
 from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Turn, apart_from_dim, of_known_rows, turned
 from npu_compiler.ops.traits import Memory, Term
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, normalize_dim
+from npu_compiler.tensor.shapes import normalize_dim
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -221,6 +221,10 @@ FUNCTIONS: dict[str, Function] = {
     "or": Function("({0} | {1})", np.bitwise_or),
     "xor": Function("({0} ^ {1})", np.bitwise_xor),
     "not": Function("(!{0})", np.logical_not),
+    "shl": Function("({0} << {1})", np.left_shift),
+    "shr": Function("({0} >> {1})", np.right_shift),
+    "bits": Function("bits_of({0})", lambda x: np.asarray(x, np.float32).view(np.int32)),  # of a float32, as int32
+    "of_bits": Function("float_of({0})", lambda x: np.asarray(x, np.int32).view(np.float32)),
     "where": Function("({0} ? {1} : {2})", np.where),
 }
 

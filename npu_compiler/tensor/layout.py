@@ -207,7 +207,7 @@ class BufferSpec:
         given = array.dtype
         if given == self.dtype.numpy:
             return
-        floats = self.dtype.is_float and (given.kind == "f" or given == _BFLOAT16)
+        floats = self.dtype.is_float and self.dtype.coding is None and (given.kind == "f" or given == _BFLOAT16)
         if not floats and given not in (self.dtype.numpy, self.host_dtype.numpy):
             raise InputError(
                 f"'{self.name}': given an array of dtype {given}, expected {self.host_dtype}; convert it with "

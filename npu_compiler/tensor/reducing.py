@@ -13,7 +13,8 @@ from math import prod
 
 from npu_compiler.dtypes import BOOL, DType
 from npu_compiler.tensor.expr import Combination, Const, Reduce, Slot
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, arange, normalize_dim
+from npu_compiler.tensor.shapes import normalize_dim
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, arange, refuse_codes
 
 __all__ = ["Reduction", "State", "highest", "lowest", "reduce", "reduction"]
 
@@ -127,6 +128,7 @@ def reduce(
     Raises:
         OpRefusal: There are no elements, and no result without them.
     """
+    refuse_codes(x)
     rank = len(x.shape)
     reduced = sorted({normalize_dim(d, rank) for d in dims} if rank else ()) or list(range(rank))
     kept = [d for d in range(rank) if d not in reduced]

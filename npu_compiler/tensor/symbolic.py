@@ -10,10 +10,12 @@ from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
+from npu_compiler.tensor.coded import decoded, encoded
 from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex
 from npu_compiler.tensor.index_check import IndexCheck
 from npu_compiler.tensor.intervals import Interval, interval
 from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.shapes import OpRefusal, broadcast_shapes, normalize_dim
 from npu_compiler.tensor.trace import Anchor, LayoutRule, Map, Scatter, Source, TracedTensor
 from npu_compiler.tensor.view import Step, View
 
@@ -24,18 +26,13 @@ __all__ = [
     "Trace",
     "apply",
     "arange",
-    "broadcast_shapes",
     "full",
-    "normalize_dim",
+    "refuse_codes",
     "where",
 ]
 
 Number = float | int | bool
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-
-
-class OpRefusal(Exception):
-    """Raised by an op's definition, or by a target's lowering, with the reason why it cannot be computed."""
 
 
 class Tensor:
@@ -49,7 +46,7 @@ class Tensor:
     def __init__(self, trace: Trace, shape: tuple[int, ...], dtype: DType, source: Ref | Expr) -> None:
         self.trace, self.shape, self.dtype = trace, shape, dtype
         self.ref = source if isinstance(source, Ref) else None
-        self.expr: Expr = Load(source, dtype) if isinstance(source, Ref) else source
+        self.expr: Expr = Load(source, dtype.stored) if isinstance(source, Ref) else source
 
     def realize(self) -> Tensor:
         """This tensor in memory: itself where it is, else a new tensor of the trace that holds it."""
@@ -58,18 +55,21 @@ class Tensor:
     def with_expr(self, expr: Expr, dtype: DType | None = None) -> Tensor:
         return Tensor(self.trace, self.shape, dtype or self.dtype, expr)
 
+    def _over(self, shape: tuple[int, ...], source: Ref | Expr) -> Tensor:
+        return Tensor(self.trace, shape, self.dtype, source)
+
     # ---- views
 
     def _view(self, shape: tuple[int, ...], step: Step) -> Tensor:
         if self.ref is None:
             expr = reindex(self.expr, self.shape, (step,))
             if expr is not None:
-                return Tensor(self.trace, shape, self.dtype, expr)
+                return self._over(shape, expr)
             return self.trace.map(self, role="plain")._view(shape, step)
         ref = self.ref.apply(step)
         if ref is None:  # an image's padded channels, say, do not flatten; a plain tensor's dimensions do
             return self.trace.map(self, role="plain")._view(shape, step)
-        return Tensor(self.trace, shape, self.dtype, ref)
+        return self._over(shape, ref)
 
     def permute(self, dims: Sequence[int]) -> Tensor:
         order = tuple(normalize_dim(d, len(self.shape)) for d in dims)
@@ -138,11 +138,12 @@ class Tensor:
         """The values in another data type. Between floating-point types nothing happens until a store."""
         if dtype == self.dtype:
             return self
-        if dtype.is_float and self.dtype.is_float:
-            if self.ref is None:
-                return self.with_expr(self.expr, dtype)
-            return self.with_expr(Call("cast", (self.expr,), dtype), dtype)
-        return self.with_expr(Call("cast", (self.expr,), dtype), dtype)
+        if self.dtype.coding is not None:
+            return self.with_expr(decoded(self.expr, self.dtype), FLOAT32).cast(dtype)
+        if dtype.coding is not None:
+            return self.with_expr(encoded(self.cast(FLOAT32).expr, dtype), dtype)
+        kept = dtype.is_float and self.dtype.is_float and self.ref is None
+        return self.with_expr(self.expr if kept else Call("cast", (self.expr,), dtype), dtype)
 
     def within(self, extent: int, *, wraps: bool = False, otherwise: int = 0) -> Tensor:
         """These integers as positions of a dimension, int64: a kernel checks those that might lie outside of it.
@@ -185,7 +186,7 @@ class Tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
         trailing = (1,) * (len(self.shape) - dim - 1)
         position = index.within(size).reshape((*index.shape, *trailing)).expand(sizes)
-        return Tensor(self.trace, sizes, self.dtype, Load(rows.ref, self.dtype, position.expr, stride))
+        return self._over(sizes, Load(rows.ref, self.dtype.stored, position.expr, stride))
 
     def __add__(self, other: Tensor | Number) -> Tensor:
         return apply("add", self, other)
@@ -253,7 +254,7 @@ class Trace:
     def _declare(
         self, name: str, shape: tuple[int, ...], dtype: DType, role: str, source: Source | None, layout: Layout
     ) -> Tensor:
-        traced = TracedTensor(len(self.tensors), name, shape, dtype, layout, role, source)
+        traced = TracedTensor(len(self.tensors), name, shape, dtype.stored, layout, role, source)
         self.tensors.append(traced)
         bounds = interval(source.expr, self.bounds) if isinstance(source, Map) and not dtype.is_float else None
         if bounds is not None:
@@ -290,6 +291,7 @@ class Trace:
         """
         refs = []
         for operand in operands:
+            refuse_codes(operand)
             ref = operand.realize().ref
             assert ref is not None
             refs.append(ref)
@@ -327,31 +329,10 @@ class Trace:
         return "plain"
 
 
-def normalize_dim(dim: int, rank: int) -> int:
-    """A dimension counted from the front.
-
-    Raises:
-        OpRefusal: There is no such dimension.
-    """
-    if not -max(rank, 1) <= dim < max(rank, 1):
-        raise OpRefusal(f"given dim={dim}, expected one of {rank} dimensions")
-    return dim % max(rank, 1)
-
-
-def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that tensors of `shapes` broadcast to.
-
-    Raises:
-        OpRefusal: They do not broadcast.
-    """
-    rank = max(map(len, shapes), default=0)
-    result = []
-    for sizes in zip(*((1,) * (rank - len(s)) + s for s in shapes), strict=True):
-        different = {size for size in sizes if size != 1}
-        if len(different) > 1:
-            raise OpRefusal(f"the shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
-        result.append(different.pop() if different else 1)
-    return tuple(result)
+def refuse_codes(tensor: Tensor) -> None:
+    """Raises OpRefusal for a tensor of a type that is only stored, with which nothing is computed."""
+    if tensor.dtype.coding is not None:
+        raise OpRefusal(f"given a tensor of {tensor.dtype}, which is only stored; convert it with .to(dtype) first")
 
 
 def _floating(tensor: Tensor) -> Tensor:
@@ -377,8 +358,11 @@ def apply(fn: str, *operands: Tensor | Number) -> Tensor:
 
     For ``where`` the condition is left out of the promotion; comparisons give booleans.
     """
-    first = next(operand for operand in operands if isinstance(operand, Tensor))
-    shape = broadcast_shapes(*(operand.shape for operand in operands if isinstance(operand, Tensor)))
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    first = tensors[0]
+    for tensor in tensors if fn != "where" or len({tensor.dtype for tensor in tensors[1:]}) > 1 else ():
+        refuse_codes(tensor)
+    shape = broadcast_shapes(*(tensor.shape for tensor in tensors))
     promoted = operands[1:] if fn == "where" else operands
     dtype = _result_dtype([*promoted] if any(isinstance(p, Tensor) for p in promoted) else [first, *promoted])
     args = []
@@ -389,9 +373,9 @@ def apply(fn: str, *operands: Tensor | Number) -> Tensor:
         elif isinstance(operand, Tensor):
             args.append(operand.cast(dtype).expr)
         else:
-            args.append(_constant(operand, dtype))
+            args.append(full(first.trace, (), operand, dtype).expr)
     result = BOOL if fn in _COMPARISONS or fn == "not" else dtype
-    return Tensor(first.trace, shape, result, Call(fn, tuple(args), result))
+    return Tensor(first.trace, shape, result, Call(fn, tuple(args), result.stored))
 
 
 _INT64_LIMIT = 1 << 63
@@ -417,6 +401,8 @@ def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
 
 def full(trace: Trace, shape: tuple[int, ...], value: Number, dtype: DType) -> Tensor:
     """A tensor of one value."""
+    if dtype.coding is not None:
+        return full(trace, shape, value, FLOAT32).cast(dtype)
     return Tensor(trace, shape, dtype, _constant(value, dtype))
 
 

@@ -245,5 +245,5 @@ def test_columns_lie_in_turns_only_where_elementwise_work_combines_them(meet: bo
     left, right = (builder.call("aten.linear.default", x, builder.weight(name, (6, 8))) for name in ("a", "b"))
     active = builder.call("aten.silu.default", left)
     outputs = [builder.call("aten.mul.Tensor", active, right)] if meet else [active, right]
-    merged = merge_linears(read_graph(builder.build(*outputs)), interleave=True).verify()
+    merged = merge_linears(read_graph(builder.build(*outputs)), lambda input, weight: True).verify()
     assert [recipe.transform for recipe in merged.weights.values()] == ["interleave" if meet else "concatenate"]

@@ -46,9 +46,9 @@ class Made:
     @property
     def files(self) -> str:
         """The text of the kernel's file and of those that it builds on, without comments and strings."""
-        template, prologue = self.launch.template, self.launch.prologue
+        template, prologues = self.launch.template, self.launch.prologues.values()
         suffix = "metal" if self.writer.package == TARGETS["metal"] else "cuh"
-        before = [*template.before.split(), *(() if prologue is None else prologue.files)]
+        before = [*template.before.split(), *(file for prologue in prologues for file in prologue.files)]
         names = (*before, *template.files.split(), *self.launch.files, f"{template.entry}.{suffix}")
         return re.sub(_COMMENTS, " ", "\n".join(map(self.writer.file, names)))
 
@@ -174,11 +174,11 @@ def test_files_for_cuda_bind_and_launch_what_their_templates_declare(made: list[
             continue
         expected: list[str] = []
         for name in template.inputs.split():
-            generated = name.endswith("?") or name == template.computed  # a macro of pointers
+            generated = name.endswith("?") or name in template.computed.split()  # a macro of pointers
             expected += [] if generated and expected[-1:] == ["..."] else ["..." if generated else name]
         expected += template.outputs.split() or ["out", "..."]
         (parameters,) = re.findall(rf"\b{template.entry}\(([^()]*)const Params p\)", each.files)
-        found = re.findall(r"(\w+)\s*(?:,|$)", re.sub(r"\w+_PARAMETERS", "MACRO,", parameters))
+        found = re.findall(r"(\w+)\s*(?:,|$)", re.sub(r"(\w+_PARAMETERS\s+)+", "MACRO, ", parameters))
         assert [name.replace("MACRO", "...") for name in found] == expected, template.entry
         threads = {int(number) for number in re.findall(r"__launch_bounds__\((\d+)\b", each.files)}
         assert threads <= {prod(each.launch.threads)}, template.entry
@@ -189,9 +189,11 @@ def test_files_for_metal_bind_what_their_templates_declare(made: list[Made]) -> 
         template = each.launch.template
         if each.writer.package == TARGETS["metal"]:
             found = re.findall(r"(\w+) \[\[buffer\((\d+)\)\]\]", each.files)
-            expected = enumerate((*template.input_names, "out"))
+            beside = {f"{name}?" for name in template.computed.split()}  # bound behind the epilogue
+            inputs = [name.removesuffix("?") for name in template.inputs.split() if name not in beside]
+            expected = enumerate((*inputs, "out"))
             assert set(found) <= {(name, str(number)) for number, name in expected}, template.entry
-            assert len(found) >= len(template.input_names), template.entry
+            assert len(found) >= len(inputs), template.entry
 
 
 AXPY = KernelTemplate("axpy", "int count; float step", "T TWICE?", "x y?", threads=lambda given: given["T"])
@@ -214,7 +216,7 @@ def test_a_launch_gives_what_its_template_declares() -> None:
         ({"inputs": {}}, "without the input 'x'"),
         ({"inputs": {"x": Argument(0), "z": Argument(1)}}, "with the input 'z'"),
         ({"outputs": {"out": Argument(2)}}, "with the output 'out'"),
-        ({"prologue": Prologue((), {})}, "a prologue, and its template has no place for it"),
+        ({"prologues": {"x": Prologue((), {})}}, "a prologue, and its template has no place for it"),
     ],
 )
 def test_a_launch_that_gives_something_else_is_refused(changed: dict[str, Any], message: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.ops.cases import Operand, case, floats, integers, refused
+import torch
+
+from tests.ops.cases import Case, Operand, case, floats, integers, refused
 
 WIDE = floats(5, 70)  # more than a tile, and no multiple of one
 TURNED = floats(70, 5).through("aten.transpose.int", 0, 1)
@@ -44,6 +46,19 @@ PRODUCTS = [
     case("addmm.default", floats(5, 1), WIDE, floats(70, 9), beta=0),
     case("baddbmm.default", floats(3, 5, 4), floats(3, 5, 16), floats(3, 16, 4), beta=2, alpha=0.5),
     case("baddbmm.default", floats(1, 5, 1), floats(3, 5, 16), floats(3, 16, 4)),
+]
+
+_CODES = integers(33, 70, low=-128, high=128, dtype="int8")
+_LIMITS = -128, 127, torch.int8
+DEQUANTISED = [
+    Case("quantized_decomposed.dequantize_per_channel.default", (_CODES, floats(33), integers(33), 0, *_LIMITS)),
+    Case("quantized_decomposed.dequantize_per_channel.default", (_CODES, floats(70), None, -1, *_LIMITS)),
+    Case("quantized_decomposed.dequantize_per_tensor.default", (_CODES, 0.25, -3, *_LIMITS)),
+    Case(
+        "quantized_decomposed.dequantize_per_tensor.default",
+        (_CODES, 0.25, -3, 0, 255, torch.uint8),
+        refusal="given codes of int8 and dtype=uint8",
+    ),
 ]
 
 _IMAGE, _KERNEL = floats(1, 3, 9, 8), floats(5, 3, 3, 3)
@@ -125,4 +140,4 @@ ATTENTION = [
 ATTENTION = [attention.storing(2) for attention in ATTENTION]
 ATTENTION.append(refused("dropout_p=0.5", _NAME, _HEADS, _KEYS, _KEYS, None, 0.5))
 
-CASES = [*LINEAR, *PRODUCTS, *CONVOLUTIONS, *POOLINGS, *ATTENTION]
+CASES = [*LINEAR, *PRODUCTS, *DEQUANTISED, *CONVOLUTIONS, *POOLINGS, *ATTENTION]

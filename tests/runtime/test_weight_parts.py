@@ -23,6 +23,7 @@ from npu_compiler.dtypes import ALL, BFLOAT16, FLOAT16, FLOAT32, DType, dtype
 from npu_compiler.errors import WeightError
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime import Device, Weights, load_weights, weight_parts
+from npu_runtime.host_tensors import as_array
 from npu_runtime.safetensors_file import SafetensorsFile, open_safetensors
 from npu_runtime.weight_values import all_finite, check_values
 from tests.runtime.test_weights import program_of
@@ -97,10 +98,7 @@ def test_parts_give_what_the_recipe_gives(name: str, given: DType, made: DType, 
     if transform == "interleave" and shapes[0][0] > 1 and len(shapes) * prod(shapes[0][1:]) * made.size > SMALL_PART:
         pytest.skip("a row of each is more than a part")
     weights = _loaded(_file(tmp_path / "w.safetensors", tensors), recipe, device)
-    arrays = [
-        tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if given is BFLOAT16 else tensor.numpy()
-        for tensor in tensors.values()
-    ]
+    arrays = [as_array(tensor) for tensor in tensors.values()]
     assert weights["w"].reading().tobytes() == recipe.apply(arrays).tobytes()
     assert weights.notes == ()
 
@@ -175,7 +173,7 @@ def test_one_value_that_is_not_finite_is_seen_anywhere(kind: DType, bad: float, 
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("transform", ["identity", "interleave"])
-@pytest.mark.parametrize("given", FLOATS, ids=str)
+@pytest.mark.parametrize("given", [kind for kind in FLOATS if kind.coding is None], ids=str)
 def test_errors_and_notes_are_those_of_arrays(transform: str, given: DType, device: Device, tmp_path: Path) -> None:
     count = 1 if transform == "identity" else 2
 

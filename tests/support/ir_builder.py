@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.ao.quantization.fx._decomposed  # defines the ops of quantized_decomposed
 
 __all__ = ["IRBuilder", "Value", "overload_of"]
 
@@ -35,8 +36,8 @@ class Value:
 
 def overload_of(op: str) -> torch._ops.OpOverload:
     """The torch operator of a name such as ``aten.add.Tensor``."""
-    _, name, overload = op.split(".")
-    found = getattr(getattr(torch.ops.aten, name), overload)
+    namespace, name, overload = op.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     assert isinstance(found, torch._ops.OpOverload)
     return found
 

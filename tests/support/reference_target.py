@@ -23,10 +23,11 @@ from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.operand_forms import pairs_columns
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.forms import Computed, Dequantised, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
@@ -49,7 +50,6 @@ class ReferenceTarget(CodegenTarget):
     name = "reference"
     compute_dtypes = ("float16", "bfloat16")
     storage_dtypes = frozenset(kind.name for kind in ALL)
-    pairs_columns = True
     launch_flops = 0
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class Planned:
 def _solve(problem: Problem, buffer: Any) -> Array:
     operands = []
     for operand in problem.operands:
-        if isinstance(operand, Computed):
+        if isinstance(operand, Computed | Dequantised):
             value = evaluate(operand.expr, operand.shape, buffer)
         else:
             value = read_view(buffer(operand.tensor.index), positions(operand.view))
@@ -200,7 +200,8 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     """Compiles an IR for the reference target, through all passes."""
     target = target or ReferenceTarget()
     graph = read_graph(ir)
-    optimized = assign_dtypes(optimize(graph, target.pairs_columns, target.launch_flops), FLOAT16).verify()
+    pairs = pairs_columns(target, target.loads)
+    optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
     names = output_names(usual_structure(len(graph.outputs)), graph.outputs)
     outputs = {name: hosts[tensor] for name, tensor in zip(names, graph.outputs, strict=True)}

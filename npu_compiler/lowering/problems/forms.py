@@ -9,11 +9,11 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.tensor.expr import Expr, has_reduce, leaves
+from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.layout import dense
-from npu_compiler.tensor.view import View
+from npu_compiler.tensor.view import Step, View
 
-__all__ = ["Computed", "Scattered", "is_vector"]
+__all__ = ["Computed", "Dequantised", "Scattered", "is_vector"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,46 @@ def is_vector(operand: Operand, problem: Problem | None, position: int, most_byt
     *outer, k = operand.shape
     fits = 0 < k * problem.result.dtype.size <= most_bytes
     return fits and all(n == 1 for n in outer) and problem.b.operand.strides[-2] == 1
+
+
+@dataclass(frozen=True)
+class Dequantised(Operand):
+    """An operand of a product that is stored in codes of a byte, which become numbers where they are read.
+
+    Its tensor and its view are those of the codes. A row here is what lies along k: a row of `a`, or a column of `b`.
+
+    Attributes:
+        expr: What the codes become, over the view's shape, but for the scale: of a load of the codes, and of what is
+            the same all along a row, such as its zero point.
+        scale: What each number is multiplied by, over the view's shape, the same all along a row; None for 1. It is
+            left to the epilogue, which multiplies sums.
+        code: The load of the codes in `expr`.
+    """
+
+    expr: Expr
+    scale: Expr | None
+    code: Load
+
+    @property
+    def in_memory(self) -> Operand:
+        return self
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((self.tensor.index, *(load.ref.tensor for load in leaves(self.expr)))))
+
+    def by_row(self, position: int) -> Expr | None:
+        """`expr` as a function of the row alone, over [rows]; a load of the codes stands for the one at hand.
+
+        Args:
+            position: The operand's: 0 for the left matrix, 1 for the right one.
+        """
+        rank = len(self.shape)
+        row = rank - 2 + position
+        steps: list[Step] = [("slice", (dim, 0, 1, 1)) for dim in range(rank) if dim != row]
+        steps.append(("reshape", (self.shape[row],)))
+        at_hand = Load(Ref(self.tensor.index, View(self.shape, (0,) * rank)), self.code.dtype)
+        expr = substitute(self.expr, lambda node: at_hand if node is self.code else None)
+        return reindex(expr, self.shape, tuple(steps))
 
 
 @dataclass(frozen=True)

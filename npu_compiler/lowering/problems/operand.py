@@ -60,6 +60,11 @@ class Operand:
         """Whether no kernel of the plan writes it."""
         return self.tensor.source is None
 
+    @property
+    def in_memory(self) -> Operand:
+        """The same operand, read from the memory of its tensor."""
+        return Operand(self.tensor, self.ref)
+
     def argument_at(self, further: int) -> Argument:
         """What a kernel binds that begins so many elements behind the first one."""
         return Argument(self.tensor.index, (self.offset + further) * self.dtype.size)

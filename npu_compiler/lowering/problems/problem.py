@@ -11,7 +11,7 @@ from npu_compiler.lowering.operands import check_size
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.tensor.trace import Anchor, TracedTensor
 
-__all__ = ["Added", "Dims", "Problem"]
+__all__ = ["Added", "Dims", "Paired", "Problem"]
 
 Dims = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """The dimensions of a result that kernels count as their batch, their rows and their columns; these are one."""
@@ -58,7 +58,7 @@ class Problem(ABC):
         """The same problem with all operands in memory."""
         problem = self
         for position, operand in enumerate(self.operands):
-            problem = problem.with_operand(position, Operand(operand.tensor, operand.ref))
+            problem = problem.with_operand(position, operand.in_memory)
         return problem
 
     def reads(self) -> tuple[int, ...]:
@@ -97,3 +97,8 @@ class Added(Operand):
 
     def reads(self) -> tuple[int, ...]:
         return self.problem.reads()
+
+
+@dataclass(frozen=True)
+class Paired(Operand):
+    """A product's own result as its epilogue takes it: two neighbouring columns, which become one."""

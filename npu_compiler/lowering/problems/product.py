@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Self
 
@@ -89,8 +89,12 @@ class Product(Problem):
     batch: tuple[int, ...]
 
     @classmethod
-    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Product:
-        left, right = operands
+    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Self:
+        """The problem that an anchor poses."""
+        return cls._posed(result, *operands)
+
+    @classmethod
+    def _posed(cls, result: TracedTensor, left: Operand, right: Operand) -> Self:
         *outer, m, n = result.shape
         batch, (a_batch, b_batch) = collapse(tuple(outer), [left.strides[:-2], right.strides[:-2]])
         a, b = Matrix.of(left, (-2, -1), a_batch), Matrix.of(right, (-1, -2), b_batch)
@@ -101,9 +105,9 @@ class Product(Problem):
         return self.a.operand, self.b.operand
 
     def with_operand(self, position: int, operand: Operand) -> Self:
-        if position:
-            return replace(self, b=replace(self.b, operand=operand))
-        return replace(self, a=replace(self.a, operand=operand))
+        operands = [*self.operands]
+        operands[position] = operand
+        return self._posed(self.result, *operands)
 
     @property
     def dims(self) -> Dims:

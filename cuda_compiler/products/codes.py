@@ -1,0 +1,67 @@
+"""Matrices that are stored in codes of a byte, which become numbers on their way into a product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cuda_compiler.dialect import CUDA
+from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.dequantisation import number_function
+from npu_compiler.lowering.problems.forms import Dequantised
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Prologue
+
+__all__ = ["CODE_MACROS", "CodeFunction", "code_function"]
+
+CODE_MACROS = "CODES CODE_PARAMETERS CODE_ARGUMENTS"
+
+
+@dataclass(frozen=True)
+class CodeFunction:
+    """The device function ``number_of`` of a product's codes, and the struct ``Codes`` of what it reads beside them.
+
+    Attributes:
+        text: Both; where nothing is codes, a struct without members.
+        macros: What the kernel's file needs to be told.
+        prologues: What they read, which the kernel binds as its input ``codes``.
+        are_constant: Whether no kernel of the plan writes the codes, or what makes them numbers.
+    """
+
+    text: str
+    macros: Mapping[str, object]
+    prologues: Mapping[str, Prologue]
+    are_constant: bool
+
+
+def code_function(found: Product, lowering: Lowering) -> CodeFunction:
+    """The function for the operand that is codes, if one is.
+
+    Raises:
+        OpRefusal: What it reads is too large.
+    """
+    for position, operand in enumerate(found.operands):
+        if isinstance(operand, Dequantised):
+            return _function(operand, position, lowering)
+    return CodeFunction("struct Codes {};", {"CODES": 0, "CODE_PARAMETERS": "", "CODE_ARGUMENTS": ""}, {}, False)
+
+
+def _function(codes: Dequantised, position: int, lowering: Lowering) -> CodeFunction:
+    made = number_function(codes, position, lowering.tensors, CUDA)
+    prefix, pointers = made.operands.prefix, made.operands.pointers
+    members = [f"{CUDA.pointer_to(dtype)} {prefix}e{number}" for number, (_, dtype) in enumerate(pointers)]
+    head = "__device__ __forceinline__ float number_of(int code, int row, const Codes& codes, const Params& p)"
+    taken = (f"    {member} = codes.{prefix}e{number};" for number, member in enumerate(members))
+    struct = ["struct Codes {", *(f"    {member};" for member in members), "};"]
+    macros = {
+        "CODES": 1,
+        "CODE_PARAMETERS": pointer_parameters(made.operands, CUDA),
+        "CODE_ARGUMENTS": pointer_arguments(made.operands),
+    }
+    return CodeFunction(
+        "\n".join((*struct, function(head, (*taken, *made.lines), made.value))),
+        macros,
+        {"codes": Prologue((made.operands,), dict(made.operands.fields))},
+        all(lowering.tensors[index].source is None for index in codes.reads()),
+    )

@@ -1,0 +1,149 @@
+"""Weights in codes of a byte: which expressions are codes times a scale, by which a product's epilogue multiplies.
+
+A product's sums run along k. What is the same all along it is a factor of the sum, so that kernels load the codes as
+they are, and multiply once for each result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from npu_compiler.dtypes import BOOL, FLOAT32
+from npu_compiler.lowering.dialect import Dialect, Printer
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.operands import Operands
+from npu_compiler.lowering.problems.forms import Computed, Dequantised
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.value import MAX_READS
+from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, leaves, reindex, substitute, walk
+from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.tensor.view import View
+
+__all__ = ["NumberFunction", "as_codes", "number_function", "with_scale_behind"]
+
+
+def as_codes(computed: Computed, position: int, tensors: Sequence[TracedTensor]) -> Dequantised | None:
+    """An operand of a product as codes, where what computes it makes each element of a byte; else None.
+
+    Args:
+        computed: The operand.
+        position: 0 for the left matrix, [..., m, k], 1 for the right one, [..., k, n].
+        tensors: The trace's tensors.
+    """
+    shape, k = computed.shape, len(computed.shape) - 1 - position
+    if computed.is_of_rows:
+        return None
+    expr, scale = _factored(computed.expr, shape, k)
+    codes = [load for load in leaves(expr) if _moves(load, shape, k)]
+    rest = [leaf for leaf in walk(expr) if isinstance(leaf, Load | Iota) and leaf not in codes]
+    if len(codes) != 1 or not expr.dtype.is_float or not _are_of_rows(rest, shape, position):
+        return None
+    (code,) = codes
+    ref = code.ref if code.ref.view.shape == shape else code.ref.apply(("expand", shape))
+    if ref is None or code.index is not None or code.dtype.size != 1 or code.dtype == BOOL:
+        return None
+    made = Dequantised(tensors[ref.tensor], ref, expr, scale, code)
+    return None if made.by_row(position) is None else made
+
+
+@dataclass(frozen=True)
+class NumberFunction:
+    """A function of a code and of the row that it is in: the number that it stands for, a float32.
+
+    Attributes:
+        operands: What it reads beside the code: zero points. Their pointers and parameters begin with ``w``.
+        lines: Statements over ``code`` and ``row``.
+        value: The result.
+    """
+
+    operands: Operands
+    lines: tuple[str, ...]
+    value: str
+
+
+def number_function(
+    codes: Dequantised, position: int, tensors: Sequence[TracedTensor], dialect: Dialect
+) -> NumberFunction:
+    """The function that makes numbers of an operand's codes.
+
+    Args:
+        codes: The operand.
+        position: As in `as_codes`.
+        tensors: The trace's tensors.
+        dialect: The language.
+
+    Raises:
+        OpRefusal: What it reads is too large.
+    """
+    expr, rows = codes.by_row(position), codes.shape[position - 2]
+    assert expr is not None
+    anchors = {codes.tensor.index: "code"}
+    operands = Operands.resolve([expr], View((rows,), (0,)), tensors, ("row",), anchors=anchors, prefix="w")
+    printer = Printer(dialect, operands.names)
+    value = printer.value(expr)
+    return NumberFunction(operands, tuple(printer.lines), value)
+
+
+def _factored(expr: Expr, shape: tuple[int, ...], k: int) -> tuple[Expr, Expr | None]:
+    """An expression without the factors that are the same all along a dimension, and these; conversions that only round
+    are left out.
+    """
+    scale: Expr | None = None
+    while isinstance(expr, Call):
+        if expr.fn == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
+            expr = expr.args[0]
+            continue
+        if expr.fn not in ("mul", "div") or not expr.dtype.is_float:
+            break
+        left, right = expr.args
+        if expr.fn == "mul" and not _varies(left, shape, k):
+            left, right = right, left
+        if _varies(right, shape, k) or not _varies(left, shape, k):
+            break
+        if scale is None:
+            scale = right if expr.fn == "mul" else Call("div", (Const(1.0, FLOAT32), right), FLOAT32)
+        else:
+            scale = Call(expr.fn, (scale, right), FLOAT32)
+        expr = left
+    return expr, scale
+
+
+def _varies(expr: Expr, shape: tuple[int, ...], dim: int) -> bool:
+    return any(_moves(leaf, shape, dim) for leaf in walk(expr) if isinstance(leaf, Load | Iota))
+
+
+def _moves(leaf: Load | Iota, shape: tuple[int, ...], dim: int) -> bool:
+    """Whether a leaf reads something else from one position of a dimension to the next."""
+    view = (leaf.ref.view if isinstance(leaf, Load) else leaf.view).expand(shape)
+    return shape[dim] > 1 and view.strides[dim] != 0
+
+
+def _are_of_rows(leaves_: list[Load | Iota], shape: tuple[int, ...], position: int) -> bool:
+    """Whether leaves move along rows or columns alone, not along a batch."""
+    row = len(shape) - 2 + position
+    return not any(_moves(leaf, shape, dim) for leaf in leaves_ for dim in range(len(shape)) if dim != row)
+
+
+def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Group | None:
+    """A group around a product whose operand is loaded as codes; its epilogue multiplies by their scale.
+
+    Returns:
+        The group, or None where the epilogue cannot say the scale, or would read too many tensors.
+    """
+    assert isinstance(group.problem, Product)
+    problem = group.problem.with_operand(position, operand)
+    scaled = replace(group, problem=problem)
+    if operand.scale is not None:
+        k = len(operand.shape) - 1 - position
+        steps = (("slice", (k, 0, 1, 1)), ("expand", problem.shape))
+        scale = reindex(operand.scale, operand.shape, steps)
+        own = [load for load in leaves(group.expr) if load.ref.tensor == problem.result.index]
+        factors = {load: None if scale is None else reindex(scale, problem.shape, load.ref.steps) for load in own}
+        if any(factor is None for factor in factors.values()):
+            return None
+        products: dict[Expr, Expr] = {
+            load: Call("mul", (load, factor), FLOAT32) for load, factor in factors.items() if factor is not None
+        }
+        scaled = replace(scaled, expr=substitute(group.expr, products.get))
+    return scaled if len(scaled.reads()) <= MAX_READS else None
