@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from npu_compiler.artifact.output_structure import output_names, usual_structure
@@ -51,6 +53,25 @@ def compile(
         CompileError: An option is wrong, or functions disagree about a weight.
     """
     chosen = target_named(target, device)
+    with _without_collections():
+        return _compiled(source, chosen, dtype)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keeps Python's collector of cycles from running: compiling makes many objects and hardly a cycle, and a process
+    that has imported PyTorch takes as long to look through as a small model takes to compile.
+    """
+    runs = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if runs:
+            gc.enable()
+
+
+def _compiled(source: IRSource | Mapping[str, IRSource], chosen: CodegenTarget, dtype: str | None) -> CompiledProgram:
     graphs = {name: read_graph(ir) for name, ir in _functions(source).items()}
     computes = {compute_dtype(graph, chosen, dtype) for graph in graphs.values()}
     if len(computes) > 1:

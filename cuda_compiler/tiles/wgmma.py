@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 __all__ = ["LINE", "WARPGROUP_ROWS", "warpgroup_product"]
 
 LINE = 64  # elements of 16 bits along k that lie together in shared memory: 128 bytes
@@ -9,6 +11,7 @@ WARPGROUP_ROWS = 64  # that a warpgroup multiplies at a time
 _TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 
+@cache  # a model has the same few in many kernels
 def warpgroup_product(
     columns: int,
     dtype: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import npu_compiler
+import npu_compiler.errors
 import npu_model
 import npu_runtime
 import npu_text
@@ -33,6 +35,20 @@ def model() -> dict[str, Any]:
     rows = b.call("aten.linear.default", rows, b.weight("w", (16, 16)), b.weight("b", (16,)))
     joined = b.call("aten.cat.default", [b.call("aten.softmax.int", rows, -1), rows], 1)
     return b.build(b.call("aten.transpose.int", joined, 0, 1), b.call("aten.mean.dim", joined, [0]))
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_collector_of_cycles_is_as_it_was(runs: bool) -> None:
+    was = gc.isenabled()
+    (gc.enable if runs else gc.disable)()
+    try:
+        npu_compiler.compile(model())
+        assert gc.isenabled() == runs
+        with pytest.raises(npu_compiler.errors.NPUError):
+            npu_compiler.compile({**model(), "nodes": 1})
+        assert gc.isenabled() == runs
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_compiling_twice_gives_the_same_bytes() -> None:

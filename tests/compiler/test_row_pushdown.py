@@ -167,6 +167,7 @@ def select(m: Model, x: Value, dim: int) -> Value:
 
 SELECTIONS: dict[str, tuple[int, Callable[[Model, Value, int], Value]]] = {
     "select": (1, select),
+    "select the first": (1, lambda m, x, d: m.call("select.int", x, d, 0)),
     "select from the end": (1, lambda m, x, d: m.call("select.int", x, d - len(x.meta.shape), -2)),
     "slice": (3, lambda m, x, d: m.call("slice.Tensor", x, d, -6, 7, 2)),
     "narrow": (2, lambda m, x, d: m.call("narrow.default", x, d, 5, 2)),

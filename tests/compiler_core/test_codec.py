@@ -46,7 +46,10 @@ class Page:
 numbers = st.integers(-(2**63), 2**63 - 1)
 dots = st.builds(Dot, st.sampled_from(Colour), st.tuples(numbers, numbers))
 lines = st.builds(
-    Line, st.sampled_from(list(ALL)), st.lists(dots, max_size=3).map(tuple), st.floats(allow_nan=False, allow_infinity=True)
+    Line,
+    st.sampled_from(list(ALL)),
+    st.lists(dots, max_size=3).map(tuple),
+    st.floats(allow_nan=False, allow_infinity=True),
 )
 plain: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | numbers | st.text(max_size=5) | st.binary(max_size=5),

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import npu_compiler
+from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.errors import KernelCompileError
 from npu_runtime import Device, Executor, Generator
 from tests.ops.cases import case, floats
@@ -109,7 +110,7 @@ def test_indices_are_checked(name: str, device: Device) -> None:
 def test_a_damaged_kernel_is_refused(device: Device) -> None:
     program = npu_compiler.compile(case("relu.default", floats(4)).ir(torch.float32), target="toy")
     (kernel,) = program.main.kernels
-    plan = replace(program.main, kernels=(replace(kernel, text=kernel.text[:-1]),))
+    plan = replace(program.main, kernels=(KernelSource(kernel.entry, kernel.text[:-1]),))
     damaged = replace(program, functions={"main": plan})
     with pytest.raises(KernelCompileError, match="compile the model again"):
         Executor(damaged, device)
