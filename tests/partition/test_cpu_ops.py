@@ -17,6 +17,7 @@ from torch_ir.executor import ExecutionError
 from npu_compiler import extract, partition
 from npu_compiler.errors import DeviceError, InputError, IRError, UnsupportedOpError
 from npu_compiler.partitioner import PartitionPlan
+from npu_compiler.partitioning.carried_graph import read_carried_graph
 from npu_runtime.aten_call import AtenCall
 from npu_runtime.cpu_fallback import CPUProgram
 from npu_runtime.host_tensors import to_numpy, to_torch
@@ -272,6 +273,13 @@ def test_numpy_and_torch_share_memory(kind: torch.dtype, shape: tuple[int, ...])
     assert back.dtype == kind
     assert back.shape == tensor.shape
     assert back.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize(("kind", "nbytes"), [("complex64", 8), ("complex128", 16), ("float16", 2), ("uint4", 1)])
+def test_a_data_type_that_only_the_cpu_knows_has_its_size(kind: str, nbytes: int) -> None:
+    given = {"name": "x", "shape": [2], "dtype": kind}
+    graph = read_carried_graph({"graph_inputs": [given], "graph_outputs": [given], "nodes": [], "weights": []})
+    assert graph.graph.tensors["x"].dtype.size == nbytes
 
 
 def test_arrays_that_torch_cannot_write_or_stride() -> None:
