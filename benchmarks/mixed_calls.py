@@ -44,6 +44,7 @@ _PLANS = (
 _ON_CPU = "aten.sigmoid.default"
 _MOST_A_PARTITION, _MOST_A_TRANSFER = 30.0, 10.0
 _IN_A_ROW = 100
+_ROUNDS = 10
 
 
 class Chain(torch.nn.Module):
@@ -76,7 +77,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)  # the ops are too small to share
     device = Device(args.device)
-    rows = [_measure(Chain(*plan), device, args.calls) for plan in _PLANS]
+    plans = [_Measured(Chain(*plan), device) for plan in _PLANS]
+    for _ in range(_ROUNDS):  # in turns, so that a machine that slows down does so for all of them
+        for plan in plans:
+            plan.run(args.calls // _ROUNDS)
+    rows = [plan.row() for plan in plans]
     counts = np.array([[row["partitions"], row["transfers"]] for row in rows], float)
     (partition, transfer), *_ = np.linalg.lstsq(counts, np.array([row["overhead"] for row in rows]), rcond=None)
     print(f"{partition:.1f} µs a partition (at most {_MOST_A_PARTITION:g}), ", end="")
@@ -86,34 +91,50 @@ def main() -> None:
         args.json.write_text(json.dumps({**figures, "plans": rows}, indent=2) + "\n")
 
 
-def _measure(model: Chain, device: Device, calls: int) -> dict[str, Any]:
-    tensors = [torch.randn(_ROWS, _SIZE) for _ in range(model.width)]
-    extraction = npu_compiler.extract(model.eval(), tuple(tensors))
-    plan = npu_compiler.partition(extraction.ir, lambda op: op != _ON_CPU, target=device.target)
-    with _timed_plans(device) as on_device:
-        executor = DAGExecutor(plan, device)
-    executor.load_weights(extraction.weights)
-    inputs = {spec.name: tensor.numpy() for spec, tensor in zip(plan.inputs, tensors, strict=True)}
-    _check(executor.execute(inputs).values(), model(*tensors))
-    on_host: list[float] = []
-    waited: list[float] = []
-    for _ in range(calls):
-        on_device.seconds = 0.0
-        started = perf_counter()
-        executor.execute(inputs)
-        on_host.append(perf_counter() - started - on_device.seconds)
-        waited.append(on_device.seconds)
-    device_seconds, host_seconds = _undisturbed(waited), _undisturbed(on_host)
-    if device.backend.runs_ahead:
-        device_seconds = sum(_replay(part, device, extraction.weights) for part in plan.partitions if part.on_device)
-        host_seconds -= device_seconds
-    row = {"residual": model.residual} | _row(plan, host_seconds, device_seconds, _torch_seconds(plan, calls))
-    print(
-        f"{row['partitions']:3} partitions, {row['transfers']:3} transfers: {row['call']:7.1f} µs a call, device "
-        f"{row['on device']:6.1f}, CPU {row['on CPU']:6.1f}, bytes {row['bytes']:4.1f}; beyond them "
-        f"{row['overhead']:7.1f} of at most {row['allowed']:6.1f}" + (", residual" if model.residual else "")
-    )
-    return row
+class _Measured:
+    """A plan ready to run, and how long its calls took."""
+
+    def __init__(self, model: Chain, device: Device) -> None:
+        self._residual, self._device = model.residual, device
+        tensors = [torch.randn(_ROWS, _SIZE) for _ in range(model.width)]
+        extraction = npu_compiler.extract(model.eval(), tuple(tensors))
+        self._weights = extraction.weights
+        self._plan = npu_compiler.partition(extraction.ir, lambda op: op != _ON_CPU, target=device.target)
+        with _timed_plans(device) as self._on_device:
+            self._executor = DAGExecutor(self._plan, device)
+        self._executor.load_weights(extraction.weights)
+        named = zip(self._plan.inputs, tensors, strict=True)
+        self._inputs = {spec.name: tensor.numpy() for spec, tensor in named}
+        _check(self._executor.execute(self._inputs).values(), model(*tensors))
+        self._on_host: list[float] = []
+        self._waited: list[float] = []
+        self._of_torch: list[float] = []
+
+    def run(self, calls: int) -> None:
+        """Times so many calls, and as many of PyTorch's own beside them."""
+        for _ in range(calls):
+            self._on_device.seconds = 0.0
+            started = perf_counter()
+            self._executor.execute(self._inputs)
+            self._on_host.append(perf_counter() - started - self._on_device.seconds)
+            self._waited.append(self._on_device.seconds)
+        self._of_torch += _torch_seconds(self._plan, calls)
+
+    def row(self) -> dict[str, Any]:
+        """The figures, printed as well."""
+        on_device, on_host = _undisturbed(self._waited), _undisturbed(self._on_host)
+        if self._device.backend.runs_ahead:
+            parts = [part for part in self._plan.partitions if part.on_device]
+            on_device = sum(_replay(part, self._device, self._weights) for part in parts)
+            on_host -= on_device
+        figures = _row(self._plan, on_host, on_device, _undisturbed(self._of_torch))
+        row = {"residual": self._residual} | figures
+        print(
+            f"{row['partitions']:3} partitions, {row['transfers']:3} transfers: {row['call']:7.1f} µs a call, device "
+            f"{row['on device']:6.1f}, CPU {row['on CPU']:6.1f}, bytes {row['bytes']:4.1f}; beyond them "
+            f"{row['overhead']:7.1f} of at most {row['allowed']:6.1f}" + (", residual" if self._residual else "")
+        )
+        return row
 
 
 def _row(plan: PartitionPlan, on_host: float, on_device: float, on_cpu: float) -> dict[str, Any]:
@@ -189,7 +210,7 @@ def _replay(part: Partition, device: Device, weights: Any) -> float:
     return (perf_counter() - started) / _IN_A_ROW
 
 
-def _torch_seconds(plan: PartitionPlan, calls: int) -> float:
+def _torch_seconds(plan: PartitionPlan, calls: int) -> list[float]:
     """Seconds of the calls of PyTorch in a plan, made directly."""
     tensors = [torch.randn(_ROWS, _SIZE) for part in plan.partitions if not part.on_device for _ in part.nodes]
     op: Callable[[torch.Tensor], torch.Tensor] = torch.ops.aten.sigmoid.default
@@ -199,7 +220,7 @@ def _torch_seconds(plan: PartitionPlan, calls: int) -> float:
         for tensor in tensors:
             op(tensor)
         seconds.append(perf_counter() - started)
-    return _undisturbed(seconds)
+    return seconds
 
 
 def _undisturbed(seconds: Sequence[float]) -> float:

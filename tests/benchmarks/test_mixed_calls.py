@@ -21,7 +21,9 @@ def device() -> Device:
 
 
 def test_the_benchmark_runs(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
-    row = mixed_calls._measure(mixed_calls.Chain(1, 2), device, calls=3)
+    measured = mixed_calls._Measured(mixed_calls.Chain(1, 2), device)
+    measured.run(3)
+    row = measured.row()
     assert (row["partitions"], row["transfers"]) == (3, 8)
     assert row["allowed"] == 30 * 3 + 10 * 8
     assert "3 partitions,   8 transfers:" in capsys.readouterr().out
