@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from npu_compiler.ops.elementwise import clamp, sigmoid
+from npu_compiler.ops.pointwise import log1p
 from npu_compiler.ops.registry import elementwise, op
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, where
 
@@ -10,12 +11,6 @@ from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, where
 def _check_float(x: Tensor) -> None:
     if not x.dtype.is_float:
         raise OpRefusal(f"given {x.dtype}, expected floating point")
-
-
-def _log1p(x: Tensor) -> Tensor:
-    """``log(1 + x)``, exact for small `x` too: the quotient takes away what rounding adds in the sum (Kahan)."""
-    sum_ = 1 + x
-    return where(apply("eq", sum_, 1), x, apply("log", sum_) * x / (sum_ - 1))
 
 
 @elementwise("aten.leaky_relu.default", "aten.leaky_relu_.default")
@@ -59,14 +54,14 @@ def softplus(self: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
     """``log(1 + exp(beta * self)) / beta``, and `self` where ``beta * self`` is above the threshold."""
     _check_float(self)
     scaled = self * beta
-    return where(scaled > threshold, self, _log1p(apply("exp", scaled)) / float(beta))
+    return where(scaled > threshold, self, log1p(apply("exp", scaled)) / float(beta))
 
 
 @elementwise("aten.log_sigmoid.default")
 def log_sigmoid(self: Tensor) -> Tensor:
     """``log(1 / (1 + exp(-self)))``."""
     _check_float(self)
-    return apply("min", self, 0) - _log1p(apply("exp", -apply("abs", self)))
+    return apply("min", self, 0) - log1p(apply("exp", -apply("abs", self)))
 
 
 @elementwise("aten.mish.default", "aten.mish_.default")

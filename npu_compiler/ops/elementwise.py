@@ -13,7 +13,7 @@ from npu_compiler.ops.traits import Memory, Term
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, full, where
 
 
-def _float(x: Tensor) -> Tensor:
+def as_float(x: Tensor) -> Tensor:
     """Integers and booleans become float32, as in PyTorch's floating-point functions."""
     return x if x.dtype.is_float else x.cast(FLOAT32)
 
@@ -64,7 +64,7 @@ def mul(self: Tensor, other: Tensor | Number) -> Tensor:
 )  # fmt: skip
 def div(self: Tensor, other: Tensor | Number) -> Tensor:
     """``self / other``, in floating point."""
-    return apply("div", _float(self), _float(other) if isinstance(other, Tensor) else float(other))
+    return apply("div", as_float(self), as_float(other) if isinstance(other, Tensor) else float(other))
 
 
 @elementwise("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode")
@@ -81,7 +81,7 @@ def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) ->
             f"given rounding_mode='{rounding_mode}' and {self.dtype}, expected 'floor' or 'trunc' and floating point"
         )
     if rounding_mode == "floor":
-        return _floor_divide(_float(self), other)
+        return _floor_divide(as_float(self), other)
     return where(quotient < 0, apply("ceil", quotient), apply("floor", quotient))
 
 
@@ -91,7 +91,7 @@ def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
     It goes by the remainder, which is exact, where a quotient just below a whole number may round up to it:
     ``0.5 / 0.1`` gives 4. An infinite dividend gives NaN.
     """
-    divisor = _float(other) if isinstance(other, Tensor) else full(dividend.trace, (), float(other), dividend.dtype)
+    divisor = as_float(other) if isinstance(other, Tensor) else full(dividend.trace, (), float(other), dividend.dtype)
     rest = apply("fmod", dividend, divisor)
     quotient = (dividend - rest) / divisor
     quotient = where(where(divisor < 0, rest > 0, rest < 0), quotient - 1, quotient)
@@ -121,7 +121,7 @@ def relu(self: Tensor) -> Tensor:
 @elementwise("aten.sigmoid.default", "aten.sigmoid_.default")
 def sigmoid(self: Tensor) -> Tensor:
     """``1 / (1 + exp(-self))``."""
-    return apply("quotient", 1, 1 + apply("exp", -_float(self)))
+    return apply("quotient", 1, 1 + apply("exp", -as_float(self)))
 
 
 @elementwise("aten.silu.default", "aten.silu_.default")
@@ -201,7 +201,7 @@ def _function(name: str, documentation: str) -> Any:
     """A definition that is nothing but an entry of the expression table."""
 
     def compute(self: Tensor) -> Tensor:
-        return apply(name, _float(self))
+        return apply(name, as_float(self))
 
     compute.__doc__ = documentation
     return compute
@@ -228,7 +228,7 @@ elementwise("aten.ceil.default", "aten.ceil_.default")(_rounding("ceil", "The le
 @elementwise("aten.pow.Tensor_Scalar", "aten.pow_.Scalar")
 def pow_scalar(self: Tensor, exponent: Number) -> Tensor:
     """``self ** exponent``; small whole exponents and halves become products and roots."""
-    base = _float(self) if isinstance(exponent, float) else self
+    base = as_float(self) if isinstance(exponent, float) else self
     if exponent == 2:
         return base * base
     if exponent == 3:
@@ -260,7 +260,7 @@ def _is_negative(base: Tensor) -> Tensor:
 @elementwise("aten.pow.Tensor_Tensor")
 def pow_tensor(self: Tensor, exponent: Tensor) -> Tensor:
     """``self ** exponent``; a negative base with a whole exponent keeps its sign rule."""
-    base, power = _float(self), _float(exponent)
+    base, power = as_float(self), as_float(exponent)
     magnitude = apply("pow", apply("abs", base), power)
     whole = apply("eq", apply("floor", power), power)
     odd = apply("ne", apply("floor", power * 0.5) * 2, power)
@@ -273,7 +273,7 @@ def pow_base(self: Number, exponent: Tensor) -> Tensor:
     """A positive number to the power of a tensor."""
     if not self > 0:
         raise OpRefusal(f"given the base {self}, expected a positive one")
-    return apply("pow", float(self), _float(exponent))
+    return apply("pow", float(self), as_float(exponent))
 
 
 def _comparison(name: str) -> Any:

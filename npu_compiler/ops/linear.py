@@ -94,6 +94,24 @@ def matmul(self: Tensor, other: Tensor) -> Tensor:
     return result.reshape(shape)
 
 
+@op("aten.mv.default")
+def mv(self: Tensor, vec: Tensor) -> Tensor:
+    """The product of a matrix and a vector."""
+    return matmul(self, vec)
+
+
+@op("aten.dot.default", "aten.vdot.default")
+def dot(self: Tensor, tensor: Tensor) -> Tensor:
+    """The product of two vectors, a number."""
+    return matmul(self, tensor)
+
+
+@op("aten.outer.default", "aten.ger.default")
+def outer(self: Tensor, vec2: Tensor) -> Tensor:
+    """Of two vectors the products of each with each: [M] and [N] give [M, N]."""
+    return self.reshape((-1, 1)) * vec2
+
+
 @multiplication(
     "aten.mm.default", "aten.bmm.default", rows=_multiplied("self", "mat2"), term=Term("mm", ("self", "mat2"))
 )

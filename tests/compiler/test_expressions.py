@@ -26,7 +26,7 @@ from npu_compiler.tensor.expr import (
 )
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.view import View
-from tests.ops import elementwise_cases, indexing_cases, reduction_cases, views_cases
+from tests.ops import elementwise_cases, indexing_cases, pointwise_cases, reduction_cases, views_cases
 from tests.ops.cases import Case
 from tests.support.evaluate import apply_definition, evaluate
 from tests.support.ir_builder import overload_of
@@ -36,6 +36,7 @@ CASES = [
     case
     for cases in (
         elementwise_cases.CASES,
+        pointwise_cases.CASES,
         views_cases.CASES,
         reduction_cases.CASES,
         reduction_cases.MEANINGS,

@@ -36,6 +36,8 @@ PRODUCTS = [
     case("matmul.default", floats(3, 0), floats(0, 4)),
     case("matmul.default", floats(0, 3), floats(3, 4)),
     refused("expected floating point", "matmul.default", integers(3, 4), integers(4, 2)),
+    case("mv.default", floats(5, 8), floats(8)),
+    case("dot.default", floats(64), floats(64)),
     case("mm.default", WIDE, floats(70, 9)),
     case("mm.default", TURNED, floats(70, 9)),
     case("mm.default", floats(1, 1), floats(1, 1)),
