@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.dag_schedule import Copy, CPUStep, DeviceStep, Key, Schedule
 from npu_runtime.device import Device
@@ -56,10 +55,8 @@ class DAGRun:
     def on_device(self, step: DeviceStep, weights: Weights | None) -> None:
         """Runs a partition on the device, and fetches what the host needs of it."""
         here, there = self._host, self._on_device
-        for sent in step.uploads:
-            there[sent.key] = NPUBuffer.from_numpy(
-                self._sent(sent.tensor, sent.spec, sent.rounds), self._device, sent.spec
-            )
+        if step.uploads:
+            there.update(step.executor.upload({name: as_array(here[name]) for name in step.uploads}))
         for source, key, spec in step.relayouts:
             there[key] = NPUBuffer.from_numpy(rounded(there[source].to_numpy(), spec.dtype), self._device, spec)
         given = {name: there[key] for name, key in step.given}
@@ -86,11 +83,6 @@ class DAGRun:
             else:
                 found[name] = np.asarray(as_array(self._host[tensor]), dtype=kind, order="C")
         return found
-
-    def _sent(self, name: str, spec: BufferSpec, rounds: bool) -> Array:
-        """A tensor of the host as an array; what the CPU made, as the device stores it."""
-        value = self._host[name]
-        return rounded(value, spec.dtype) if rounds else as_array(value)
 
     def _copied(self, copy: Copy) -> Any:
         value = self._on_device[copy.key]

@@ -17,7 +17,7 @@ from npu_runtime.executor import Executor
 if TYPE_CHECKING:
     from npu_runtime.cpu_fallback import CPUProgram
 
-__all__ = ["CPUStep", "Copy", "DeviceStep", "Form", "Key", "Relayout", "Result", "Schedule", "Sent", "types_on_host"]
+__all__ = ["CPUStep", "Copy", "DeviceStep", "Form", "Key", "Relayout", "Result", "Schedule", "types_on_host"]
 
 Key: TypeAlias = str | tuple[str, int]  # of a tensor on the device: its name, with a number in a further layout
 
@@ -37,22 +37,6 @@ class Form(NamedTuple):
     buffers: frozenset[str]
     tensors: frozenset[str]
     on_device: bool
-
-
-class Sent(NamedTuple):
-    """A tensor of the host that several partitions on the device read.
-
-    Attributes:
-        key: Its key among those on the device.
-        tensor: Its name.
-        spec: How the device reads it.
-        rounds: Whether it is stored as the device would store it, too large a number as infinity.
-    """
-
-    key: Key
-    tensor: str
-    spec: BufferSpec
-    rounds: bool
 
 
 class Relayout(NamedTuple):
@@ -96,7 +80,7 @@ class DeviceStep:
 
     executor: Executor
     index: int
-    uploads: tuple[Sent, ...]
+    uploads: tuple[str, ...]
     relayouts: tuple[Relayout, ...]
     given: tuple[tuple[str, Key], ...]
     sent: tuple[str, ...]
@@ -169,7 +153,6 @@ class Schedule:
         form: How the inputs are given.
         """
         self._plan, self._form = plan, form
-        self._inputs = frozenset(spec.name for spec in plan.inputs)
         self._outputs = frozenset(plan.output_tensors)
         self._resident = set(form.buffers)  # what the caller keeps on the device
         self._last_read = {name: part.index for part in plan.partitions for name in part.inputs}
@@ -224,11 +207,9 @@ class Schedule:
             *self._ends(part),
         )
 
-    def _read(
-        self, part: Partition, executor: Executor
-    ) -> tuple[list[Sent], list[Relayout], dict[str, Key], list[str]]:
+    def _read(self, part: Partition, executor: Executor) -> tuple[list[str], list[Relayout], dict[str, Key], list[str]]:
         """How a partition on the device comes by its inputs, as in `DeviceStep`."""
-        uploads: list[Sent] = []
+        uploads: list[str] = []
         relayouts: list[Relayout] = []
         given: dict[str, Key] = {}
         sent: list[str] = []
@@ -239,7 +220,6 @@ class Schedule:
             if key is not None:
                 given[name] = key
                 continue
-            rounds = name not in self._inputs and spec.dtype.is_float
             if not places and (self._last_device_read[name] == part.index or spec.nbytes <= _SENT_AGAIN):
                 sent.append(name)
                 continue
@@ -248,7 +228,7 @@ class Schedule:
                 relayouts.append(Relayout(places[0][0], given[name], spec))
             else:
                 given[name] = name
-                uploads.append(Sent(name, name, spec, rounds))
+                uploads.append(name)
             places.append((given[name], spec))
             self._keys.setdefault(name, []).append(given[name])
         return uploads, relayouts, given, sent

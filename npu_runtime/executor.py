@@ -216,8 +216,7 @@ class Executor:
         """The inputs on the device, small arrays of the host in memory of the executor's own."""
         own, received = self._own, {}
         for name, value in inputs.items():
-            if name in self._rounded and is_host_array(value):
-                value = rounded(value, self._inputs[name].dtype)
+            value = self._as_taken(name, value)
             takes = own.takes(name) and is_host_array(value)
             received[name] = (
                 own.receive(name, as_array(value, f"input '{name}'")) if takes else self._adopted(name, value)
@@ -243,7 +242,12 @@ class Executor:
             InputError: An array does not fit its input.
         """
         check_mapping(inputs, self._inputs)
-        return {name: self._adopted(name, value) for name, value in inputs.items()}
+        return {name: self._adopted(name, self._as_taken(name, value)) for name, value in inputs.items()}
+
+    def _as_taken(self, name: str, value: Any) -> Any:
+        """An input as it is, but rounded where `meet_host` says so."""
+        rounds = name in self._rounded and is_host_array(value)
+        return rounded(value, self._inputs[name].dtype) if rounds else value
 
     def _adopted(self, name: str, value: Any) -> NPUBuffer:
         """An input on the device."""
