@@ -14,6 +14,7 @@ from npu_compiler.ops import (
     rearranging,
     reduction,
     rotary,
+    scans,
     unlowered,
     views,
 )
@@ -34,6 +35,7 @@ __all__ += [
     "rearranging",
     "reduction",
     "rotary",
+    "scans",
     "unlowered",
     "views",
 ]

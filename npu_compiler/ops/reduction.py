@@ -83,7 +83,7 @@ def exponentials(a: State, b: State) -> State:
     return most, next(parts) + next(parts)
 
 
-def _with_place(element: Tensor, position: Tensor) -> State:
+def with_place(element: Tensor, position: Tensor) -> State:
     return element, position.cast(INT32)
 
 
@@ -91,30 +91,36 @@ def _value_and_place(value: Tensor, place: Tensor) -> State:
     return value, place.cast(INT64)
 
 
-def _first(function: str, a: State, b: State) -> State:
-    """Which of two values with their places comes first in PyTorch's order: NaN, then the extremum, then the place."""
+def first(function: str, a: State, b: State, latest: bool = False) -> State:
+    """Which of two values with their places comes first in PyTorch's order: NaN, then the extremum, then the place.
+
+    Args:
+        function: How a value compares with those behind it: ``gt`` or ``lt``.
+        a, b: The values and places.
+        latest: Whether of equal values that with the last place comes first.
+    """
     (x, i), (y, j) = a, b
     ahead, same = apply(function, y, x), apply("eq", x, y)
     if x.dtype.is_float:
         x_is_nan, y_is_nan = apply("ne", x, x), apply("ne", y, y)
         ahead = apply("or", ahead, apply("and", y_is_nan, apply("not", x_is_nan)))
         same = apply("or", same, apply("and", x_is_nan, y_is_nan))
-    later = apply("or", ahead, apply("and", same, j < i))
+    later = apply("or", ahead, apply("and", same, j > i if latest else j < i))
     return where(later, y, x), where(later, j, i)
 
 
-_extremum = partial(reduction, lift=_with_place, finish=_value_and_place, needs_elements=True)
+_extremum = partial(reduction, lift=with_place, finish=_value_and_place, needs_elements=True)
 
 
 # A row whose extremum is the identity's has it everywhere, so first at 0: a place that no row is without.
 @_extremum(lowest, 0)
 def first_greatest(a: State, b: State) -> State:
-    return _first("gt", a, b)
+    return first("gt", a, b)
 
 
 @_extremum(highest, 0)
 def first_least(a: State, b: State) -> State:
-    return _first("lt", a, b)
+    return first("lt", a, b)
 
 
 def _dims(dim: Any) -> Sequence[int]:
@@ -124,7 +130,7 @@ def _dims(dim: Any) -> Sequence[int]:
 @row_op("aten.sum.default", "aten.sum.dim_IntList")
 def sum_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The sum over `dim`, or over all dimensions. Integers and booleans add up in int64."""
-    kind = _accumulator(self, dtype)
+    kind = accumulator(self, dtype)
     return reduce(self, total, _dims(dim), keepdim, kind)[0]
 
 
@@ -133,13 +139,13 @@ def mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     """The mean over `dim`, or over all dimensions."""
     rank = len(self.shape)
     dims = [normalize_dim(d, rank) for d in _dims(dim) if rank] or list(range(rank))
-    kind = _accumulator(self, dtype) if self.dtype.is_float or dtype is not None else FLOAT32
+    kind = accumulator(self, dtype) if self.dtype.is_float or dtype is not None else FLOAT32
     count = prod(self.shape[d] for d in dims)
     (result,) = reduce(self, total, dims, keepdim, kind, 1 / count if count else None)
     return result if count else full(self.trace, result.shape, float("nan"), kind)
 
 
-def _accumulator(x: Tensor, name: Any) -> DType:
+def accumulator(x: Tensor, name: Any) -> DType:
     if name is not None:
         return dtype(name)
     return x.dtype if x.dtype.is_float else INT64
@@ -172,7 +178,7 @@ def min_(self: Tensor) -> Tensor:
 @row_op("aten.prod.default", "aten.prod.dim_int")
 def prod_(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The product over `dim`, or over all dimensions. Integers and booleans multiply in int64."""
-    return reduce(self, product, _dims(dim), keepdim, _accumulator(self, dtype))[0]
+    return reduce(self, product, _dims(dim), keepdim, accumulator(self, dtype))[0]
 
 
 @row_op("aten.argmax.default")

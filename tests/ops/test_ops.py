@@ -14,7 +14,15 @@ import npu_compiler
 from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
-from tests.ops import anchor_cases, elementwise_cases, indexing_cases, pointwise_cases, reduction_cases, views_cases
+from tests.ops import (
+    anchor_cases,
+    elementwise_cases,
+    indexing_cases,
+    pointwise_cases,
+    reduction_cases,
+    scan_cases,
+    views_cases,
+)
 from tests.ops.cases import MODEL, Case
 from tests.support.running import run_ir
 
@@ -23,6 +31,7 @@ CASES = [
     *pointwise_cases.CASES,
     *views_cases.CASES,
     *reduction_cases.CASES,
+    *scan_cases.CASES,
     *indexing_cases.CASES,
     *anchor_cases.CASES,
 ]
