@@ -23,7 +23,7 @@ _ATTRIBUTES: dict[type[api.Problem], tuple[str, ...]] = {
     api.Pooling: ("windows", "maximum", "adaptive", "divisor"),
     api.Attention: ("scale", "causal"),
     api.Scan: (),
-    api.Sort: ("count", "descending"),
+    api.Sort: ("descending",),
 }
 
 

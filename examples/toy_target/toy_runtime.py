@@ -95,7 +95,7 @@ def _run(kernel: Mapping[str, Any], given: Sequence[Array]) -> None:
     if kernel["problems"]:
         size, place = kernel["result"]
         result = np.asarray(sum(map(machine.solve, kernel["problems"])))
-        machine.result = np.full(size, np.nan if result.dtype.kind == "f" else -1, result.dtype)
+        machine.result = np.zeros(size, result.dtype)
         machine.result[_positions(place)] = result
     shape = tuple(kernel["shape"])
     value, where = machine.tensor(kernel["value"], shape), _positions(kernel["place"])
@@ -254,7 +254,7 @@ def _scan(problem: Any, source: Array) -> Any:
 def _sort(problem: Any, source: Array) -> Any:
     """The places of equal elements stay in order, for whose sake the elements become dense ranks, NaN the highest."""
     ranks = np.unique(source, return_inverse=True)[1].reshape(source.shape)
-    return np.argsort(-ranks if problem["descending"] else ranks, 1, kind="stable")[:, : problem["count"]]
+    return np.argsort(-ranks if problem["descending"] else ranks, -1, kind="stable")[..., : problem["shape"][-1]]
 
 
 _SOLVERS: Mapping[str, Any] = {

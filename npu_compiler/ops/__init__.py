@@ -15,6 +15,7 @@ from npu_compiler.ops import (
     reduction,
     rotary,
     scans,
+    sorting,
     unlowered,
     views,
 )
@@ -36,6 +37,7 @@ __all__ += [
     "reduction",
     "rotary",
     "scans",
+    "sorting",
     "unlowered",
     "views",
 ]

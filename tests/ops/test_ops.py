@@ -21,6 +21,7 @@ from tests.ops import (
     pointwise_cases,
     reduction_cases,
     scan_cases,
+    sort_cases,
     views_cases,
 )
 from tests.ops.cases import MODEL, Case
@@ -32,6 +33,7 @@ CASES = [
     *views_cases.CASES,
     *reduction_cases.CASES,
     *scan_cases.CASES,
+    *sort_cases.CASES,
     *indexing_cases.CASES,
     *anchor_cases.CASES,
 ]
