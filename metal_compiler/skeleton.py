@@ -78,7 +78,7 @@ def _stored(launch: Launch) -> dict[str, object]:
     """What a file that stores its results by itself needs to be told: where its outputs are bound."""
     numbers = {f"{name.upper()}_BUFFER": number for number, name in enumerate(launch.outputs, len(launch.inputs))}
     before, behind = _read_by_prologues(launch, len(launch.inputs) + len(launch.outputs))
-    bound = {"PROLOGUE_BUFFERS": before} if launch.prologues else {}
+    bound = {"PROLOGUE_BUFFERS": before} if launch.template.computed else {}
     return {**numbers, "PARAMS_BUFFER": behind, **bound, **launch.prologue_macros}
 
 

@@ -161,7 +161,7 @@ def _segments(
         inputs = {}
     else:
         prologues, inputs = {}, {"runs": Argument(made.runs)}
-        macros |= {"INPUT_PARAMETERS": "device const Entry* runs,", "INPUT_ARGUMENTS": "runs,", "PROLOGUE_BUFFERS": ""}
+        macros |= {"INPUT_PARAMETERS": "device const Entry* runs,", "INPUT_ARGUMENTS": "runs,"}
     outputs = {} if output is None else {"kept": Argument(output, writes=True)}
     values, flops = made.values(template), made.sort.flops
     return Launch(template, grid, values, macros, inputs, outputs, flops, prologues=prologues)
