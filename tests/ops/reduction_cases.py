@@ -114,6 +114,7 @@ VARIANCES = [
     case("var_mean.correction", MATRIX, [1], correction=1),
     case("var_mean.dim", CUBE, [-1], False, True),
     case("std_mean.correction", MATRIX, [1]),
+    case("std_mean.default", MATRIX),
     *(case(f"{op}.default", MATRIX) for op in ("var", "std", "var_mean")),
 ]
 
