@@ -8,17 +8,20 @@ from math import prod
 
 from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import Dialect, Printer
+from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.operands import Operands, merge_groups
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.scan import Scan
+from npu_compiler.lowering.problems.sort import Sort
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
 from npu_compiler.tensor.expr import Expr, Load
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["ELEMENT_MACROS", "ElementFunction", "element_function", "element_prologue"]
+__all__ = ["ELEMENT_MACROS", "ElementFunction", "element_function", "element_prologue", "loads_element"]
 
 _POSITIONS = ("batch", "head", "row", "col")
 ELEMENT_MACROS = "element_t SOURCE_PARAMETERS SOURCE_ARGUMENTS"
@@ -71,6 +74,15 @@ def element_function(
     printer = Printer(dialect, operands.names)
     value = printer.value(expr)
     return ElementFunction(name, dialect.register(expr.dtype), tuple(printer.lines), value, operands)
+
+
+_MAX_READS = 8  # of what is computed, so that there is room for what the kernel binds beside it
+
+
+def loads_element(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is computed element by element, and that of a problem whose kernels call ``element``."""
+    is_called = isinstance(group.problem, Scan | Sort) and isinstance(operand, Computed)
+    return is_called and not operand.is_of_rows and len(operand.reads()) <= _MAX_READS
 
 
 def element_prologue(operand: Operand, lowering: Lowering, dialect: Dialect) -> Prologue:
