@@ -23,10 +23,7 @@ __all__ = ["SORT", "SORT_MERGE", "SORT_PLACES", "SORT_SEGMENT", "lower_sort"]
 
 _ENTRY_MACROS = "WIDE DESCENDING THREADS"
 _ENTRIES, _NETWORK = "sort_entries.metal", "sort_network.metal"
-_SEGMENT_MACROS = (
-    f"{_ENTRY_MACROS} SEGMENT SEGMENTS RUN FROM_RUNS INPUT_PARAMETERS INPUT_ARGUMENTS "
-    "element_t? SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
-)
+_SEGMENT_MACROS = f"{_ENTRY_MACROS} SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
 _SEGMENT_FILES = f"{_ENTRIES} {_NETWORK} sort_segments.metal"
 
 
@@ -157,11 +154,9 @@ def _segments(
     }  # fmt: skip
     if made.runs is None:
         prologues = {"source": element_prologue(made.sort.source, made.lowering, METAL)}
-        macros |= {"INPUT_PARAMETERS": "SOURCE_PARAMETERS", "INPUT_ARGUMENTS": "SOURCE_ARGUMENTS"}
         inputs = {}
     else:
         prologues, inputs = {}, {"runs": Argument(made.runs)}
-        macros |= {"INPUT_PARAMETERS": "device const Entry* runs,", "INPUT_ARGUMENTS": "runs,"}
     outputs = {} if output is None else {"kept": Argument(output, writes=True)}
     values, flops = made.values(template), made.sort.flops
     return Launch(template, grid, values, macros, inputs, outputs, flops, prologues=prologues)

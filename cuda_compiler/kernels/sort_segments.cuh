@@ -1,5 +1,13 @@
 // SEGMENTS rows, or one segment of a row, brought into shared memory, of which the first RUN are found, in order. What is
 // sorted are elements, or with FROM_RUNS the entries that launches ahead have kept.
+#if FROM_RUNS
+#define INPUT_PARAMETERS const Entry* runs,
+#define INPUT_ARGUMENTS runs,
+#else
+#define INPUT_PARAMETERS SOURCE_PARAMETERS
+#define INPUT_ARGUMENTS SOURCE_ARGUMENTS
+#endif
+
 __shared__ Entry entries[SEGMENT * SEGMENTS];
 
 __device__ __forceinline__ void sort_segments(INPUT_PARAMETERS const Params& p)

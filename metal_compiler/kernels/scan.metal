@@ -28,7 +28,7 @@ kernel void scan(
         for (int item = 0; item < ITEMS; ++item) {
             states[item] = nothing();
             if (first + item < end) {
-                states[item] = lift(element(0, outer, first + item, inner, SOURCE_ARGUMENTS p), first + item);
+                states[item] = state_at(SOURCE_ARGUMENTS p, outer, first + item, inner);
             }
             if (item > 0) {
                 states[item] = combine(states[item - 1], states[item]);

@@ -2,6 +2,12 @@
 // each column. What a state is, is generated: `State`, `combine`. They pass through threadgroup memory, as simdgroups do
 // not exchange integers of 64 bits.
 
+// The state of one element.
+METAL_FUNC State state_at(SOURCE_PARAMETERS constant Params& p, int outer, int position, int inner)
+{
+    return lift(element(0, outer, position, inner, SOURCE_ARGUMENTS p), position);
+}
+
 // The states of the slices ahead of this thread's, combined; `all` becomes that of all slices.
 METAL_FUNC State ahead_of(State own, thread State& all, int lane, int slice, threadgroup State* states)
 {

@@ -13,7 +13,7 @@ kernel void scan_totals(
     int begin = int(group.y) * p.chunk, end = column < p.columns ? min(begin + p.chunk, p.length) : begin;
     State part = nothing();
     for (int position = begin + slice; position < end; position += SLICES) {
-        part = combine(part, lift(element(0, outer, position, inner, SOURCE_ARGUMENTS p), position));
+        part = combine(part, state_at(SOURCE_ARGUMENTS p, outer, position, inner));
     }
     State all = nothing();
     ahead_of(part, all, lane, slice, shared);

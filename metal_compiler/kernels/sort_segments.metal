@@ -1,5 +1,13 @@
 // SEGMENTS rows, or one segment of a row, brought into threadgroup memory, of which the first RUN are found, in order. What
 // is sorted are elements, or with FROM_RUNS the entries that launches ahead have kept.
+#if FROM_RUNS
+#define INPUT_PARAMETERS device const Entry* runs,
+#define INPUT_ARGUMENTS runs,
+#else
+#define INPUT_PARAMETERS SOURCE_PARAMETERS
+#define INPUT_ARGUMENTS SOURCE_ARGUMENTS
+#endif
+
 METAL_FUNC void sort_segments(
     threadgroup Entry* entries, INPUT_PARAMETERS constant Params& p, uint3 group, int thread_index)
 {

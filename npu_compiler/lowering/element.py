@@ -24,7 +24,7 @@ from npu_compiler.tensor.view import View
 __all__ = ["ELEMENT_MACROS", "ElementFunction", "element_function", "element_prologue", "loads_element"]
 
 _POSITIONS = ("batch", "head", "row", "col")
-ELEMENT_MACROS = "element_t SOURCE_PARAMETERS SOURCE_ARGUMENTS"
+ELEMENT_MACROS = "SOURCE_PARAMETERS SOURCE_ARGUMENTS"
 """What `element_prologue` defines for a kernel's file."""
 
 
@@ -103,7 +103,6 @@ def element_prologue(operand: Operand, lowering: Lowering, dialect: Dialect) -> 
         (made.operands,),
         values=dict(made.operands.fields),
         macros={
-            "element_t": made.register,
             "SOURCE_PARAMETERS": pointers,
             "SOURCE_ARGUMENTS": pointer_arguments(made.operands),
         },

@@ -15,7 +15,7 @@ __all__ = ["scan_functions", "state_bytes"]
 def scan_functions(scan: Scan, dialect: Dialect) -> str:
     """The struct ``State``, and the functions ``nothing``, ``combine``, ``lift`` and ``value_of`` of it.
 
-    ``lift`` takes an element, of the macro ``element_t``, and its position; ``value_of`` gives a result.
+    ``lift`` takes an element and its position; ``value_of`` gives a result.
     """
     count = len(scan.lift)
     fields = [f"s{item}" for item in range(count)]
@@ -29,7 +29,7 @@ def scan_functions(scan: Scan, dialect: Dialect) -> str:
     parts = (
         ("nothing()", (identity, [])),
         ("combine(State a, State b)", (both, combined)),
-        ("lift(element_t element, int position)", lifted),
+        (f"lift({dialect.register(scan.source.dtype)} element, int position)", lifted),
     )
     return "\n".join(
         [
