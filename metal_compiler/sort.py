@@ -21,9 +21,9 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["SORT", "SORT_MERGE", "SORT_PLACES", "SORT_SEGMENT", "lower_sort"]
 
-_ENTRY_MACROS = "WIDE DESCENDING THREADS"
+_ENTRY_MACROS = "WIDE DESCENDING"
 _ENTRIES, _NETWORK = "sort_entries.metal", "sort_network.metal"
-_SEGMENT_MACROS = f"{_ENTRY_MACROS} SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
+_SEGMENT_MACROS = f"{_ENTRY_MACROS} THREADS SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
 _SEGMENT_FILES = f"{_ENTRIES} {_NETWORK} sort_segments.metal"
 
 
@@ -31,6 +31,7 @@ def _threads(macros: Mapping[str, object]) -> int:
     return int(str(macros["THREADS"]))
 
 
+_PLACES_THREADS = 256
 SORT = KernelTemplate(
     "sort",
     params="int rows, inner, length, count",
@@ -53,7 +54,7 @@ SORT_SEGMENT = KernelTemplate(
 SORT_MERGE = KernelTemplate(
     "sort_merge",
     params="int length, run",
-    macros=f"{_ENTRY_MACROS} ITEMS",
+    macros=f"{_ENTRY_MACROS} THREADS ITEMS",
     inputs="runs",
     outputs="merged",
     threads=_threads,
@@ -64,14 +65,13 @@ SORT_PLACES = KernelTemplate(
     params="int rows, inner, length, count",
     macros=_ENTRY_MACROS,
     inputs="runs",
-    threads=_threads,
+    threads=_PLACES_THREADS,
     files=_ENTRIES,
 )
 _SHARED_BYTES = 1 << 14  # of entries that a threadgroup sorts
 _LEAST_SEGMENTS = 512  # entries of a threadgroup that has several rows
 _THREADS = 256
 _MERGE_THREADS, _MERGE_ITEMS = 256, 4
-_PLACES_THREADS = 256
 
 
 @dataclass
@@ -108,9 +108,9 @@ class _Sorting:
     def scratch(self, length: int) -> int:
         return self.lowering.scratch(self.sort.rows * length * self.entry_bytes)
 
-    def macros(self, threads: int) -> dict[str, object]:
-        sort = self.sort
-        return {"WIDE": int(sort.is_wide), "DESCENDING": int(sort.descending), "THREADS": threads}
+    @property
+    def macros(self) -> dict[str, object]:
+        return {"WIDE": int(self.sort.is_wide), "DESCENDING": int(self.sort.descending)}
 
     def values(self, template: KernelTemplate) -> dict[str, int]:
         sort = self.sort
@@ -149,7 +149,7 @@ def _segments(
     """A launch that sorts segments of rows, or several rows at a time."""
     threads = max(32, min(_THREADS, segment * together // 2))
     macros = {
-        **made.macros(threads), "SEGMENT": segment, "SEGMENTS": together, "RUN": run,
+        **made.macros, "THREADS": threads, "SEGMENT": segment, "SEGMENTS": together, "RUN": run,
         "FROM_RUNS": int(made.runs is not None),
     }  # fmt: skip
     if made.runs is None:
@@ -183,7 +183,7 @@ def _merge(made: _Sorting, segment: int) -> None:
             SORT_MERGE,
             (sort.rows, ceil_div(length, _MERGE_THREADS * _MERGE_ITEMS), 1),
             {"length": length, "run": run},
-            {**made.macros(_MERGE_THREADS), "ITEMS": _MERGE_ITEMS},
+            {**made.macros, "THREADS": _MERGE_THREADS, "ITEMS": _MERGE_ITEMS},
             {"runs": Argument(source)},
             {"merged": Argument(target, writes=True)},
             flops=2 * sort.rows * length,
@@ -193,4 +193,4 @@ def _merge(made: _Sorting, segment: int) -> None:
     assert made.runs is not None
     grid = (ceil_div(sort.rows * sort.count, _PLACES_THREADS), 1, 1)
     inputs = {"runs": Argument(made.runs)}
-    _finish(made, Launch(SORT_PLACES, grid, made.values(SORT_PLACES), made.macros(_PLACES_THREADS), inputs))
+    _finish(made, Launch(SORT_PLACES, grid, made.values(SORT_PLACES), made.macros, inputs))
