@@ -41,13 +41,11 @@ def lower_recurrence(problem: Recurrence, group: Group, lowering: Lowering) -> l
         "a_t": METAL.storage[problem.result.dtype.name],
         "SIMDGROUPS": _SIMDGROUPS,
     }
-    rows = shared.macros(problem)["ROWS"]
-    assert isinstance(rows, int)
     calls = []
     for step in range(problem.steps):
         launch = Launch(
             RECURRENCE_STEP,
-            grid=(ceil_div(problem.hidden, _SIMDGROUPS), ceil_div(problem.batch, rows), problem.directions),
+            grid=(ceil_div(problem.hidden, _SIMDGROUPS), ceil_div(problem.batch, shared.rows(problem)), problem.directions),
             values=shared.values(problem, step),
             macros=macros,
             inputs=shared.bindings(problem),

@@ -120,6 +120,7 @@ class KernelWriter(ABC):
             flops=launch.flops,
             nbytes=nbytes,
             shared_bytes=launch.shared,
+            extension=launch.extension,
         )
 
     def _arguments(self, launch: Launch, fused: Epilogue) -> tuple[Argument, ...]:

@@ -11,7 +11,8 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.recurrence import Cell, Recurrence
 from npu_compiler.tensor.symbolic import OpRefusal
 
-__all__ = ["CELLS", "MACROS", "INPUTS", "OUTPUTS", "PARAMS", "bindings", "check_dtypes", "chunk", "macros", "values"]
+__all__ = ["FORM_MACROS", "INPUTS", "MACROS", "OUTPUTS", "PARAMS", "STRIDES"]
+__all__ += ["are_read_in", "bindings", "check_dtypes", "form_macros", "macros", "rows", "strides", "values"]
 
 _STRIDES = {
     "gates0": ("step", "batch", "unit"),
@@ -23,15 +24,15 @@ _STRIDES = {
     "hidden": ("direction", "batch", "unit"),
     "carried": ("direction", "batch", "unit"),
 }
-CELLS = {Cell.LSTM: 0, Cell.GRU: 1, Cell.TANH: 2, Cell.RELU: 3}
+_CELLS = {Cell.LSTM: 0, Cell.GRU: 1, Cell.TANH: 2, Cell.RELU: 3}
 """How kernels know what a step computes: their macro ``CELL``."""
 
-PARAMS = "int step, steps, batch, units, " + ", ".join(
-    f"{name}_{dimension}" for name, dimensions in _STRIDES.items() for dimension in dimensions
-)
+STRIDES = ", ".join(f"{name}_{dimension}" for name, dimensions in _STRIDES.items() for dimension in dimensions)
+PARAMS = f"int step, steps, batch, units, {STRIDES}"
 INPUTS = " ".join(_STRIDES)
 OUTPUTS = "out kept"
-MACROS = "a_t CELL GATES DIRECTIONS ROWS CHUNK HAS_BIAS HAS_HIDDEN HAS_CARRIED"
+FORM_MACROS = "CELL GATES DIRECTIONS HAS_BIAS HAS_HIDDEN HAS_CARRIED"
+MACROS = f"a_t {FORM_MACROS} ROWS CHUNK"
 _CHUNK = 4
 _MOST_ROWS = 4
 
@@ -47,38 +48,49 @@ def check_dtypes(problem: Recurrence) -> None:
         raise OpRefusal(f"given {', '.join(sorted(map(str, given)))}, expected one data type for all")
 
 
-def chunk(problem: Recurrence) -> int:
-    """Neighbours along h that are read at once."""
-    read = [operand for name, operand in zip(problem.names, problem.operands, strict=True) if _is_walked(name)]
-    return _CHUNK if problem.hidden % _CHUNK == 0 and all(each.has_chunks(_CHUNK) for each in read) else 1
+def are_read_in(count: int, problem: Recurrence) -> bool:
+    """Whether weights and initial states can be read by so many neighbours along h."""
+    walked = (name for name in problem.names if name == "hidden" or name.startswith("weight"))
+    return problem.hidden % count == 0 and all(problem[name].has_chunks(count) for name in walked)
 
 
-def _is_walked(name: str) -> bool:
-    return name == "hidden" or name.startswith("weight")
+def form_macros(problem: Recurrence) -> dict[str, object]:
+    """What kernels are told of the form of a recurrence."""
+    return {
+        "CELL": _CELLS[problem.cell],
+        "GATES": problem.cell.gates,
+        "DIRECTIONS": problem.directions,
+        "HAS_BIAS": int("bias0" in problem.names),
+        "HAS_HIDDEN": int("hidden" in problem.names),
+        "HAS_CARRIED": int("carried" in problem.names),
+    }
+
+
+def rows(problem: Recurrence) -> int:
+    """Rows of the batch that a group of lanes computes together."""
+    return min(_MOST_ROWS, 1 << (max(1, problem.batch) - 1).bit_length())
 
 
 def macros(problem: Recurrence) -> dict[str, object]:
-    """What the kernels are told, but for their data type."""
-    return {
-        "CELL": CELLS[problem.cell],
-        "GATES": problem.cell.gates,
-        "DIRECTIONS": problem.directions,
-        "ROWS": min(_MOST_ROWS, 1 << (max(1, problem.batch) - 1).bit_length()),
-        "CHUNK": chunk(problem),
-        "HAS_BIAS": int(problem.operand("bias0") is not None),
-        "HAS_HIDDEN": int(problem.operand("hidden") is not None),
-        "HAS_CARRIED": int(problem.operand("carried") is not None),
-    }
+    """What kernels of a step are told, but for their data type."""
+    chunk = _CHUNK if are_read_in(_CHUNK, problem) else 1
+    return {**form_macros(problem), "ROWS": rows(problem), "CHUNK": chunk}
+
+
+def strides(problem: Recurrence) -> dict[str, int]:
+    """Strides of the operands by the names of parameters; zeros for those that are not there."""
+    found: dict[str, int] = {}
+    for name, dimensions in _STRIDES.items():
+        operand = _operand(problem, name)
+        own = (0,) * len(dimensions) if operand is None else operand.strides
+        found |= {f"{name}_{key}": stride for key, stride in zip(dimensions, own, strict=True)}
+    return found
 
 
 def values(problem: Recurrence, step: int) -> dict[str, int]:
     """The parameters of the launch for a step."""
-    found = {"step": step, "steps": problem.steps, "batch": problem.batch, "units": problem.hidden}
-    for name, dimensions in _STRIDES.items():
-        operand = _operand(problem, name)
-        strides = (0,) * len(dimensions) if operand is None else operand.strides
-        found |= {f"{name}_{key}": stride for key, stride in zip(dimensions, strides, strict=True)}
-    return found
+    sizes = {"step": step, "steps": problem.steps, "batch": problem.batch, "units": problem.hidden}
+    return {**sizes, **strides(problem)}
 
 
 def bindings(problem: Recurrence) -> dict[str, Argument]:
@@ -90,4 +102,5 @@ def bindings(problem: Recurrence) -> dict[str, Argument]:
 
 def _operand(problem: Recurrence, name: str) -> Operand | None:
     """An operand; the second direction's is that of the first one where there is no second."""
-    return problem.of_direction(name[:-1], int(name[-1])) if name[-1] in "01" else problem.operand(name)
+    known = name if name[-1] not in "01" else f"{name[:-1]}{min(int(name[-1]), problem.directions - 1)}"
+    return problem[known] if known in problem.names else None

@@ -113,7 +113,8 @@ def test_is_refused_with_its_reason(case: Case, device: Device) -> None:
         npu_compiler.compile(ir, target=device.target)
     assert case.refusal in caught.value.reason
     assert caught.value.op == case.op
-    support = npu_compiler.is_op_supported(ir["nodes"][-1], device.target)
+    node = next(node for node in ir["nodes"] if node["op_type"] == case.op)
+    support = npu_compiler.is_op_supported(node, device.target)
     assert not support
     assert case.refusal in support.reason
 

@@ -70,13 +70,9 @@ class Recurrence(Problem):
     def with_operand(self, position: int, operand: Operand) -> Self:
         return replace(self, given=(*self.given[:position], operand, *self.given[position + 1 :]))
 
-    def operand(self, name: str) -> Operand | None:
-        """The operand of a name; None where there is none."""
-        return self.given[self.names.index(name)] if name in self.names else None
-
-    def of_direction(self, name: str, direction: int) -> Operand | None:
-        """An operand that each direction has for itself, or that of the only one."""
-        return self.operand(f"{name}{min(direction, self.directions - 1)}")
+    def __getitem__(self, name: str) -> Operand:
+        """The operand of a name."""
+        return self.given[self.names.index(name)]
 
     @property
     def directions(self) -> int:
@@ -84,20 +80,16 @@ class Recurrence(Problem):
 
     @property
     def steps(self) -> int:
-        return self._gates.shape[0]
+        return self["gates0"].shape[0]
 
     @property
     def batch(self) -> int:
-        return self._gates.shape[1]
+        return self["gates0"].shape[1]
 
     @property
     def hidden(self) -> int:
         """Size of h and of c."""
-        return self._gates.shape[2] // self.cell.gates
-
-    @property
-    def _gates(self) -> Operand:
-        return self.given[self.names.index("gates0")]
+        return self["gates0"].shape[2] // self.cell.gates
 
     @property
     def states(self) -> int:
