@@ -30,7 +30,7 @@ __all__ = ["RECURRENCE_CLUSTER", "Division", "RecurrenceCosts", "divide", "lower
 
 _WARPS = 8
 _THREADS = 32 * _WARPS
-_REGISTERS = 255 - 80  # of a thread, but for addresses and what the compiler needs
+_REGISTERS = 255 - 96  # of a thread, but for addresses and what the compiler needs
 _PART_BYTES = 16 * _THREADS  # of matrices of 16 x 16, one for each warp
 _CLUSTERS, _SPLITS, _ROW_SETS = (8, 4, 2, 1), (1, 2, 4, 8), (1, 2, 4)
 
