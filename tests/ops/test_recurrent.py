@@ -7,27 +7,29 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 import npu_compiler
 import npu_runtime
 
 
-class Packed(nn.Module):
-    """A layer over sequences of several lengths."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.layer(pack_padded_sequence(x, torch.tensor([3, 2])))[1]
+def _tensor(name: str, shape: tuple[int, ...], dtype: str = "float32") -> dict[str, Any]:
+    return {"name": name, "shape": list(shape), "dtype": dtype}
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_packed_sequences_are_refused_with_their_reason(kind: type[nn.Module]) -> None:
-    extraction = npu_compiler.extract(Packed(kind(4, 5)).eval(), (torch.zeros(3, 2, 4),))
-    (node,) = (node for node in extraction.ir["nodes"] if node["op_type"].endswith(".data"))
+@pytest.mark.parametrize(("kind", "gates", "states"), [("lstm", 4, 2), ("gru", 3, 1), ("rnn_tanh", 1, 1)])
+def test_packed_sequences_are_refused_with_their_reason(kind: str, gates: int, states: int) -> None:
+    given = [_tensor(f"state{number}", (1, 2, 5)) for number in range(states)]
+    weights = [_tensor("w", (gates * 5, 4)), _tensor("u", (gates * 5, 5))]
+    node = {
+        "name": "packed",
+        "op_type": f"aten.{kind}.data",
+        "inputs": [_tensor("data", (5, 4)), _tensor("sizes", (3,), "int64"), *given, *weights],
+        "outputs": [_tensor("packed_0", (5, 5)), *(_tensor(f"packed_{n + 1}", (1, 2, 5)) for n in range(states))],
+        "attrs": {
+            "_tensor_list_sizes": [2, 2] if states == 2 else [2], "has_biases": False, "num_layers": 1, "dropout": 0.0,
+            "train": False, "bidirectional": False,
+        },
+    }  # fmt: skip
     support = npu_compiler.is_op_supported(node)
     assert not support
     assert "a packed sequence" in support.reason
