@@ -103,7 +103,8 @@ class Division:
     def kept(self) -> int:
         """Tiles of a warp that lie in registers, beside its sums and what its threads hold of gates and states."""
         items = ceil_div(self.own // 2 * 8 * self.row_sets, _THREADS)
-        others = self.tiles * self.row_sets * 4 + items * (self.problem.cell.gates + 4) + self.row_sets * 4 + self.cluster
+        sums, states = self.tiles * self.row_sets * 4, items * (self.problem.cell.gates + 4)
+        others = sums + states + self.row_sets * 4 + self.cluster
         return max(1, min(self.parts, (_REGISTERS - others) // 4))
 
     @property

@@ -1,4 +1,4 @@
-"""Lowers recurrent layers: one launch for all steps where a cluster can hold the weights, and a launch for each step."""
+"""Lowers recurrent layers: a launch for all steps where a cluster can hold the weights, and a launch for each step."""
 
 from __future__ import annotations
 

@@ -236,8 +236,8 @@ def _check_weights(cell: str, weights: _Weights) -> None:
 def _layer(cell: str, x: Tensor, weights: Sequence[_Weights], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The outputs [steps, batch, directions * size] of a layer, and its last states.
 
-    An LSTM's projection R is moved out of the steps: weight @ (R @ h) is (weight @ R) @ h, and what is projected are all
-    outputs at once.
+    An LSTM's projection R is moved out of the steps: weight @ (R @ h) is (weight @ R) @ h, and what is projected are
+    all outputs at once.
     """
     (steps, batch, _), directions = x.shape, len(weights)
     rows, size = weights[0].hidden.shape

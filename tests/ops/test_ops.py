@@ -16,6 +16,7 @@ from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
 from tests.ops import (
     anchor_cases,
+    attention_cases,
     elementwise_cases,
     indexing_cases,
     pointwise_cases,
@@ -33,6 +34,7 @@ CASES = [
     *reduction_cases.CASES,
     *indexing_cases.CASES,
     *anchor_cases.CASES,
+    *attention_cases.CASES,
     *recurrent_cases.CASES,
 ]
 COMPUTED = [case for case in CASES if not case.refusal]
@@ -48,6 +50,14 @@ ELSEWHERE = {"getitem", "aten._assert_tensor_metadata.default", "wrap_with_set_g
 ELSEWHERE |= {"aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default"}
 ELSEWHERE |= {"aten._weight_int8pack_mm.default"}  # which torch has not in float64: tests of codes have it
 ELSEWHERE |= {f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}  # which need values to export
+
+ELSEWHERE |= {  # whose further results nobody reads: tests of the forms of attention have them
+    f"aten._scaled_dot_product_{form}.default"
+    for form in (
+        *("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"),
+        *("fused_attention_overrideable", "attention_math"),
+    )
+}
 
 FLOAT32_ROUNDOFF = 2.0**-24
 
