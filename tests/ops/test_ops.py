@@ -18,6 +18,7 @@ from tests.ops import (
     anchor_cases,
     attention_cases,
     elementwise_cases,
+    expert_cases,
     indexing_cases,
     pointwise_cases,
     recurrent_cases,
@@ -35,6 +36,7 @@ CASES = [
     *indexing_cases.CASES,
     *anchor_cases.CASES,
     *attention_cases.CASES,
+    *expert_cases.CASES,
     *recurrent_cases.CASES,
 ]
 COMPUTED = [case for case in CASES if not case.refusal]
@@ -58,6 +60,8 @@ ELSEWHERE |= {  # whose further results nobody reads: tests of the forms of atte
         *("fused_attention_overrideable", "attention_math"),
     )
 }
+
+ELSEWHERE |= {"aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"}  # tests of experts have them
 
 FLOAT32_ROUNDOFF = 2.0**-24
 
