@@ -45,7 +45,11 @@ def lower_recurrence(problem: Recurrence, group: Group, lowering: Lowering) -> l
     for step in range(problem.steps):
         launch = Launch(
             RECURRENCE_STEP,
-            grid=(ceil_div(problem.hidden, _SIMDGROUPS), ceil_div(problem.batch, shared.rows(problem)), problem.directions),
+            grid=(
+                ceil_div(problem.hidden, _SIMDGROUPS),
+                ceil_div(problem.batch, shared.rows(problem)),
+                problem.directions,
+            ),
             values=shared.values(problem, step),
             macros=macros,
             inputs=shared.bindings(problem),

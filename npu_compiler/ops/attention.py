@@ -15,7 +15,6 @@ from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import broadcast_shapes
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, arange, where
 
-
 MAX_HEAD_SIZE = 256
 """Of queries, keys and values, for kernels that keep a tile of them at hand."""
 
@@ -82,7 +81,7 @@ def scaled_dot_product_attention(
             raise OpRefusal(f"given a mask of {attn_mask.dtype}, expected booleans or floats")
         operands.append(attn_mask.expand((batch, heads, rows, length)))
     factor = float(scale) if scale is not None else 1 / sqrt(max(1, size))
-    if not (length and 1 <= min(size, value.shape[-1]) and max(size, value.shape[-1]) <= MAX_HEAD_SIZE):
+    if not (length and min(size, value.shape[-1]) >= 1 and max(size, value.shape[-1]) <= MAX_HEAD_SIZE):
         return _written_out(query, key, value, operands[3] if len(operands) > 3 else None, factor, is_causal)
     shape = (batch, heads, rows, value.shape[-1])
     return query.trace.anchor("attention", tuple(operands), shape, query.dtype, scale=factor, causal=is_causal)
@@ -95,11 +94,11 @@ def _of_four_dimensions(
     lead, heads = query.shape[:-3], query.shape[-3:-2] or (1,)
     if not lead == key.shape[:-3] == value.shape[:-3]:
         raise OpRefusal(f"given batches of {list(lead)}, {list(key.shape[:-3])} and {list(value.shape[:-3])}")
-    parts = [t.reshape((prod(lead), *(t.shape[-3:-2] or (1,)), *t.shape[-2:])) for t in (query, key, value)]
+    q, k, v = (t.reshape((prod(lead), *(t.shape[-3:-2] or (1,)), *t.shape[-2:])) for t in (query, key, value))
     if mask is not None and len(mask.shape) > 3:
         whole = mask.expand((*lead, *heads, query.shape[-2], key.shape[-2]))
         mask = whole.reshape((prod(lead), *whole.shape[-3:]))
-    result = scaled_dot_product_attention(*parts, mask, 0.0, is_causal, scale, enable_gqa)
+    result = scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale, enable_gqa)
     return result.reshape((*query.shape[:-1], value.shape[-1]))
 
 

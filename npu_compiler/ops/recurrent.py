@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from npu_compiler.ops.elementwise import relu, sigmoid
 from npu_compiler.ops.indexing import cat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.ops.cases import Case, Operand, case, floats, integers, refused
+from tests.ops.cases import Case, Operand, case, floats, refused
 
 ON_KERNELS = ("metal", "cuda")  # which have one for recurrences
 

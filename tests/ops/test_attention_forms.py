@@ -26,7 +26,8 @@ def test_forms_of_attention_are_one(form: str, options: tuple[object, ...]) -> N
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(shape, generator=generator).half().double() for name in "qkv"}
     (found,) = run_ir(builder.build(result), tensors, Device("software-metal"))
-    expected = torch.nn.functional.scaled_dot_product_attention(*tensors.values(), is_causal=True)
+    q, k, v = tensors.values()
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(torch.from_numpy(found).double(), expected, rtol=2e-3, atol=2e-3)
 
 
@@ -35,7 +36,11 @@ def test_forms_that_the_cpu_has_not_lower_where_the_first_result_is_read(form: s
     def tensor(name: str) -> dict[str, object]:
         return {"name": name, "shape": [2, 3, 8, 16], "dtype": "float32"}
 
-    node = {"name": "node", "op_type": f"aten._scaled_dot_product_{form}.default", "inputs": [*map(tensor, "qkv")]}
+    node: dict[str, object] = {
+        "name": "node",
+        "op_type": f"aten._scaled_dot_product_{form}.default",
+        "inputs": [*map(tensor, "qkv")],
+    }
     node |= {"attrs": {"is_causal": True}, "outputs": [tensor("node_0")]}
     assert npu_compiler.is_op_supported(node)
     support = npu_compiler.is_op_supported(node | {"outputs": [tensor("node_0"), tensor("node_1")]})

@@ -76,4 +76,3 @@ def test_counts_beyond_what_a_half_precision_holds_are_exact() -> None:
     x = torch.arange(5000, dtype=torch.float64).remainder(3).eq(2).double()
     (found,) = run_ir(ir, {"x0": x}, npu_runtime.Device("software-metal"))
     assert found.tolist() == [3334.0, 1666.0, 0.0, 0.0]
-
