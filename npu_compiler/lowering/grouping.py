@@ -15,7 +15,7 @@ from math import prod
 
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.output_parts import in_parts
-from npu_compiler.lowering.problems.build import problem_of
+from npu_compiler.lowering.problems.build import problem_of, takes_epilogue
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Paired, Problem
 from npu_compiler.lowering.problems.product import Product
@@ -153,6 +153,8 @@ class _Grouping:
                 self.users.setdefault(ref.tensor, set()).add(tensor.index)
             if isinstance(tensor.source, Anchor):
                 self.stored.update(ref.tensor for ref in tensor.source.operands)
+                if not takes_epilogue(tensor.source.kind):
+                    self.stored.add(tensor.index)
             elif isinstance(tensor.source, Scatter):
                 self.stored.add(tensor.source.into.tensor)
 
