@@ -7,6 +7,7 @@ from npu_compiler.ops import (
     creation,
     elementwise,
     indexing,
+    lookups,
     linear,
     normalization,
     pointwise,
@@ -14,6 +15,7 @@ from npu_compiler.ops import (
     rearranging,
     reduction,
     rotary,
+    scattering,
     unlowered,
     views,
 )
@@ -27,6 +29,7 @@ __all__ += [
     "creation",
     "elementwise",
     "indexing",
+    "lookups",
     "linear",
     "normalization",
     "pointwise",
@@ -34,6 +37,7 @@ __all__ += [
     "rearranging",
     "reduction",
     "rotary",
+    "scattering",
     "unlowered",
     "views",
 ]

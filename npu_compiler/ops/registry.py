@@ -193,10 +193,10 @@ def bind(
     for parameter, place in bound.tensors.items():
         if isinstance(place, int):
             inputs[parameter] = tensors[place]
-        elif None in place:
-            raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
         else:
             inputs[parameter] = tuple(tensors[i] for i in place if i is not None)
+            if None in place:
+                attrs["_dims"] = [dim for dim, i in enumerate(place) if i is not None]
     _check_attributes(node, entry, name, inputs, attrs)
     return BoundNode(inputs, attrs, bound.absent, bound.assumption)
 
