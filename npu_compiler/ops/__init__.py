@@ -15,7 +15,9 @@ from npu_compiler.ops import (
     rearranging,
     reduction,
     rotary,
+    sampling,
     scattering,
+    slicing,
     unlowered,
     views,
 )
@@ -37,7 +39,9 @@ __all__ += [
     "rearranging",
     "reduction",
     "rotary",
+    "sampling",
     "scattering",
+    "slicing",
     "unlowered",
     "views",
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from npu_compiler.dtypes import INT64, promote
+from npu_compiler.dtypes import INT64
 from npu_compiler.ops.indexing import embedding, gather, indices_of
-from npu_compiler.ops.reduction import least, total
+from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.scattering import reduced_rows
 from npu_compiler.tensor.reducing import reduce
@@ -96,7 +96,7 @@ def _ended(ends: Tensor, size: int) -> Tensor:
 _MODES = ("sum", "mean", "amax")
 
 
-@op("aten.embedding_bag.default", "aten.embedding_bag.padding_idx", is_learned=True)
+@op("aten.embedding_bag.default", "aten.embedding_bag.padding_idx", is_learned=True, for_gradients=True)
 def embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
     sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
@@ -104,7 +104,7 @@ def embedding_bag(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Sums, means or maxima of rows of `weight` [V, D] over bags of `indices` [N], which begin at `offsets` [B]: [B, D].
 
-    Then the bag of each index [N], the size of each bag [B], and its size or, of maxima, its greatest rows [B, D].
+    Three further results, which gradients alone read, differ from device to device in PyTorch: here they are zeros.
     """
     if len(indices.shape) != 1 or len(offsets.shape) != 1:
         raise OpRefusal(f"given indices {list(indices.shape)} and offsets {list(offsets.shape)}, expected vectors")
@@ -125,21 +125,5 @@ def embedding_bag(
         rows = rows * per_sample_weights.reshape((count, 1))
     empty = full(weight.trace, (bags, weight.shape[1]), 0, weight.dtype)
     result = reduced_rows(empty, 0, bag, rows, _MODES[mode], False)
-    own = apply("eq", bag, arange(bag.trace, bags).reshape((bags, 1)))
-    (size,) = reduce(own, total, (-1,), False, INT64)
-    if mode != 2:
-        return result, bag, size, size
-    return result, bag, size, _greatest_rows(result, rows, own, indices)
-
-
-def _greatest_rows(result: Tensor, rows: Tensor, own: Tensor, indices: Tensor) -> Tensor:
-    """Of maxima [B, D] of `rows` [N, D] the index of the first row that has each; 0 where a bag is empty."""
-    (bags, width), (count,) = result.shape, indices.shape
-    if not count:
-        return full(result.trace, result.shape, 0, INT64)
-    same = apply("eq", rows.cast(result.dtype).realize().swap(0, 1), result.realize().reshape((bags, width, 1)))
-    hit = apply("and", same, own.reshape((bags, 1, count)))
-    places = where(hit, arange(hit.trace, count), count - 1)
-    (first,) = reduce(places, least, (-1,), False)
-    found = indices.gather(0, first.realize())
-    return found.cast(promote(indices.dtype, INT64))
+    unread = (full(weight.trace, (size,), 0, INT64) for size in (count, bags, bags))
+    return result, *unread

@@ -6,8 +6,8 @@ from npu_compiler.ops import attention, convolution, linear
 from npu_compiler.ops.registry import unlowered
 from npu_compiler.ops.traits import Memory
 
-unlowered("adjoint", "as_strided", "diagonal", "H", "imag", "mH", "mT", "real", "swapdims", "T", memory=Memory.OPERAND)
-unlowered("unfold", "view_as_complex", "view_as_real", memory=Memory.OPERAND)
+unlowered("adjoint", "as_strided", "H", "imag", "mH", "mT", "real", "swapdims", "T", memory=Memory.OPERAND)
+unlowered("view_as_complex", "view_as_real", memory=Memory.OPERAND)
 unlowered("to", memory=Memory.OPERAND_OF_SAME_DTYPE)
 unlowered("mv", "dot", flops=linear.flops)
 unlowered("addbmm", flops=linear.flops_beside_sum)
@@ -22,4 +22,3 @@ unlowered(
     "scaled_dot_product_attention_math",
     flops=attention.flops,
 )
-unlowered("embedding_bag", is_learned=True)

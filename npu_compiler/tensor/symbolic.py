@@ -133,6 +133,12 @@ class Tensor:
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
         return self._view(shape, ("slice", (dim, start, length, step)))
 
+    def window(self, dim: int, count: int, step: int, size: int, dilation: int = 1) -> Tensor:
+        """`count` windows along a dimension, `step` apart, in its place; their `size` taps come last."""
+        dim = normalize_dim(dim, len(self.shape))
+        shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
+        return self._view(shape, ("window", (dim, count, step, size, dilation)))
+
     # ---- arithmetic
 
     def cast(self, dtype: DType) -> Tensor:
