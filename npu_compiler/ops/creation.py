@@ -205,9 +205,12 @@ def _spaced(trace: Trace, start: float, end: float, steps: int) -> Tensor:
     return where(place < steps // 2, number * step + start, (number - float(steps - 1)) * step + end)
 
 
+_LONG = 4  # int64, as the schemas of ATen number data types
+
+
 @op("aten.tril_indices.default")
 def tril_indices(
-    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = None, layout: Any = None, device: Any = None,
+    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = _LONG, layout: Any = None, device: Any = None,
     pin_memory: Any = None,
 ) -> Tensor:  # fmt: skip
     """The rows and the columns [2, n] of the elements on and below a diagonal of a matrix [row, col]."""
@@ -216,7 +219,7 @@ def tril_indices(
 
 @op("aten.triu_indices.default")
 def triu_indices(
-    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = None, layout: Any = None, device: Any = None,
+    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = _LONG, layout: Any = None, device: Any = None,
     pin_memory: Any = None,
 ) -> Tensor:  # fmt: skip
     """The rows and the columns [2, n] of the elements on and above a diagonal of a matrix [row, col]."""
@@ -237,7 +240,7 @@ def _triangle(trace: Trace, columns: Sequence[tuple[int, int]], dtype: Any) -> T
             row, column = (where(place < start, old, new) for old, new in ((row, number), (column, place - start + first)))
         start = end
     both = where(apply("eq", arange(trace, 2).reshape((2, 1)), 0), row, column)
-    return both.cast(_kind(dtype, 0))
+    return both.cast(_kind(None if dtype == _LONG else dtype, 0))
 
 
 _MOST_ROWS = 256  # each is a choice of its own
