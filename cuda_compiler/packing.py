@@ -13,20 +13,28 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, substitute, walk
 
-__all__ = ["PACK_SIZES", "PackedLoad", "element_functions", "epilogue", "pack_size", "packed_loads", "with_packs"]
+__all__ = ["PACK_SIZES", "PackedLoad", "element_functions", "epilogue", "pack_size", "packed_loads", "with_gathered_packs", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
 
 
 @dataclass(frozen=True)
 class PackedLoad:
-    """A load of neighbouring elements: its leaf, the text that loads the pack, and its storage type."""
+    """A load of neighbouring elements.
+
+    Attributes:
+        leaf: The load of one of them.
+        source: The text that loads the pack.
+        storage: Its storage type.
+        lines: Statements ahead of it, which say where a gathered pack lies.
+    """
 
     leaf: Load
     source: str
     storage: str
+    lines: tuple[str, ...] = ()
 
 
 def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> int:
@@ -48,7 +56,9 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
     contiguous = [load for load, walk in walks if walk is not None and walk[axis] == 1]
     for wanted in (len(contiguous), sum(not _guarded(operands, load) for load in contiguous)):
         for size in fitting:
-            if len(packed_loads(operands, [group.expr], size, axis)) >= wanted:
+            packed = packed_loads(operands, [group.expr], size, axis)
+            gathered = gathered_packs(operands, [group.expr], size, axis) if group.is_elementwise else []
+            if len(packed) + len(gathered) >= wanted:
                 return size
     return fitting[0] if fitting else 1
 
@@ -78,6 +88,44 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
                 source = f"{_all_of(guards, operands)} ? {source} : Pack<{storage}, {size}>()"
             found.append(PackedLoad(load, source, storage))
     return found
+
+
+def gathered_packs(operands: Operands, exprs: Sequence[Expr], size: int, axis: int = -1) -> list[PackedLoad]:
+    """The loads by index that may read `size` neighbours at once: parts of rows that one index names."""
+    found: list[PackedLoad] = []
+    for load in _loads(exprs) if size > 1 else ():
+        walk_of = operands.walks.get(load)
+        if load.index is None or walk_of is None or walk_of[axis] != 1 or _is_conditional(operands, load):
+            continue
+        uniform = not any(operands.walks[leaf][axis] for leaf in _leaves(load.index))
+        pointer, address, _ = operands.names.loads[load]
+        argument, dtype = operands.pointers[int(pointer[len(operands.prefix) + 1 :])]
+        assert dtype is not None
+        outer = [*_split(walk_of, axis)[1], load.index_stride, load.ref.view.offset]
+        if uniform and _aligned(outer, argument.offset, size, dtype.size):
+            printer = Printer(CUDA, operands.names, variable=f"g{len(found)}_")
+            index = printer.value(load.index)
+            source = f"load_pack<{size}>({pointer} + {address} + int({index}) * {load.index_stride})"
+            found.append(PackedLoad(load, source, CUDA.storage[dtype.name], tuple(printer.lines)))
+    return found
+
+
+def with_gathered_packs(expr: Expr, operands: Operands, size: int) -> tuple[Expr, list[PackedLoad]]:
+    """`expr` with leaves of their own in place of the loads by index that read packs, and these loads."""
+    gathered = gathered_packs(operands, [expr], size)
+    instead: dict[Expr, Expr] = {}
+    loads = []
+    for number, load in enumerate(gathered):
+        leaf = replace(load.leaf, index=None, index_stride=-1 - number)
+        instead[load.leaf] = leaf
+        loads.append(replace(load, leaf=leaf))
+    return (substitute(expr, instead.get) if instead else expr), loads
+
+
+def _is_conditional(operands: Operands, load: Load) -> bool:
+    """Whether an element, or its index, exists at some positions only."""
+    checks = (node for node in walk(load) if isinstance(node, Checked))
+    return any(_guarded(operands, each) for each in _loads([load])) or any(operands.names.checks[c][1] for c in checks)
 
 
 def _all_of(guards: Iterable[Guard], operands: Operands) -> str:
@@ -131,6 +179,9 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
     """
     storage = CUDA.storage[group.output.dtype.name]
     loads = packed_loads(found.operands, [group.expr], size)
+    if group.is_elementwise:
+        expr, gathered = with_gathered_packs(group.expr, found.operands, size)
+        loads, group = [*loads, *gathered], replace(group, expr=expr)
     operands = with_packs(found.operands, loads, "fetched.")
     pointers, passed = f"{pointer_parameters(operands, CUDA)}const Params& p", f"{pointer_arguments(operands)}p"
     value = "value, " if values else ""
@@ -184,7 +235,7 @@ def _fetching(
         "{",
         *found.statements,
         f"    {struct} fetched;",
-        *(f"    fetched.{name} = {load.source};" for name, load in packs.items()),
+        *(line for name, load in packs.items() for line in (*load.lines, f"    fetched.{name} = {load.source};")),
         "    return fetched;",
         "}",
     ]

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import PACK_SIZES, pack_size
+from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_gathered_packs, with_packs
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of
+from npu_compiler.lowering.operands import Operands, merge_groups
 from npu_compiler.lowering.positions import Positions, epilogue_positions
-from npu_compiler.lowering.problems.operand import are_chunks
+from npu_compiler.lowering.problems.forms import Computed
+from npu_compiler.lowering.problems.operand import Operand, are_chunks
 from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.tensor.expr import Expr, Load
+from npu_compiler.tensor.view import View
 
-__all__ = ["SCATTER_ROWS", "lower_scatter_rows"]
+__all__ = ["SCATTER_ROWS", "loads_values", "lower_scatter_rows"]
+
+_POSITIONS = ("outer", "entry", "column")
 
 _THREADS = 256
 _CHUNK = 8192  # indices that a block looks through at a time
@@ -30,9 +41,10 @@ SCATTER_ROWS = KernelTemplate(
         "int rows, width, count, index_step, base_outer, base_row, base_column, values_outer, values_row, "
         "values_column, row_blocks, column_blocks"
     ),
-    macros="b_t v_t LANES EACH INDEX_PACK COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL CHUNK",
-    inputs="index values base?",
+    macros="b_t VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS LANES EACH INDEX_PACK COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL CHUNK",
+    inputs="index values? base?",
     threads=_THREADS,
+    computed="values",
 )
 
 
@@ -44,20 +56,19 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
         OpRefusal: A tensor that the epilogue reads is too large.
     """
     found = epilogue_positions(group, lowering, "sum")
-    size = _pack_size(scatter, group, found)
+    size = _pack_size(scatter, group, found, lowering)
     outer, rows, width = scatter.shape
     packs = ceil_div(width, size)
     lanes = min(_THREADS, 1 << (packs - 1).bit_length())
     each = _each(scatter, size, lanes, lowering.device)
     row_blocks, column_blocks = ceil_div(rows, _THREADS // lanes * each), ceil_div(packs, lanes)
-    values, base = scatter.values, scatter.base
+    base = scatter.base
     launch = Launch(
         SCATTER_ROWS,
         grid=(row_blocks * column_blocks * outer, 1, 1),
         values={**scatter.sizes, "row_blocks": row_blocks, "column_blocks": column_blocks},
         macros={
-            "v_t": CUDA.storage[values.dtype.name],
-            "b_t": CUDA.storage[(base or values).dtype.name],
+            "b_t": CUDA.storage[(base or scatter.result).dtype.name],
             "LANES": lanes,
             "EACH": each,
             "INDEX_PACK": 4 if are_chunks(4, scatter.index.strides[0], (scatter.index.offset,)) else 1,
@@ -71,10 +82,10 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
         },
         inputs={
             "index": scatter.index.argument,
-            "values": values.argument,
             **({} if base is None else {"base": base.argument}),
         },
         flops=scatter.flops,
+        prologues={"values": _values(scatter, size, lowering)},
     )
     return [anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
 
@@ -89,10 +100,71 @@ def _each(scatter: ScatterRows, size: int, lanes: int, device: DeviceModel) -> i
     return each
 
 
-def _pack_size(scatter: ScatterRows, group: Group, found: Positions) -> int:
+def loads_values(group: Group, position: int, operand: Operand) -> bool:
+    """Whether the kernel computes an operand itself: the values, each of which it reads once."""
+    scatters = isinstance(group.problem, ScatterRows) and position == group.problem.operands.index(group.problem.values)
+    return scatters and isinstance(operand, Computed) and not operand.is_of_rows
+
+
+def _element(scatter: ScatterRows) -> Expr:
+    values = scatter.values
+    return values.expr if isinstance(values, Computed) else Load(values.ref, values.dtype)
+
+
+def _operands(scatter: ScatterRows, lowering: Lowering) -> Operands:
+    """What an element of the values reads."""
+    shape = scatter.values.shape
+    each = merge_groups([(dim,) for dim in range(len(shape))])
+    nowhere = View(shape, (0,) * len(shape))
+    return Operands.resolve([_element(scatter)], nowhere, lowering.tensors, _POSITIONS, each, prefix="f")
+
+
+def _packs(expr: Expr, operands: Operands, size: int) -> tuple[Expr, list[PackedLoad]]:
+    """The loads of a value that read `size` columns at once, and the value by them."""
+    expr, gathered = with_gathered_packs(expr, operands, size)
+    return expr, [*packed_loads(operands, [expr], size), *gathered]
+
+
+def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
+    """The device function ``values_at``, which gives `size` neighbouring columns of a row of values."""
+    operands = _operands(scatter, lowering)
+    expr, loads = _packs(_element(scatter), operands, size)
+    printer = Printer(CUDA, with_packs(operands, loads).names, "        ")
+    value, kind = printer.value(expr), f"Pack<float, {size}>"
+    head = [line for n, load in enumerate(loads) for line in (*load.lines, _named_pack(load, n, size))]
+    pointers = pointer_parameters(operands, CUDA)
+    text = [
+        f"__device__ __forceinline__ {kind} values_at(int outer, int entry, int column, {pointers}const Params& p)",
+        "{",
+        *head,
+        f"    {kind} result;",
+        "    const int first = column;",
+        "    #pragma unroll",
+        f"    for (int u = 0; u < {size}; ++u) {{",
+        "        const int column = first + u;",
+        *printer.lines,
+        f"        result[u] = {value};",
+        "    }",
+        "    return result;",
+        "}",
+    ]
+    macros = {"VALUE_T": "float", "VALUES_PARAMETERS": pointers, "VALUES_ARGUMENTS": pointer_arguments(operands)}
+    flops = flops_of([expr], prod(scatter.values.shape))
+    return Prologue((operands,), dict(operands.fields), macros, "\n".join(text), flops=flops)
+
+
+def _named_pack(load: PackedLoad, number: int, size: int) -> str:
+    return f"    Pack<{load.storage}, {size}> x{number} = {load.source};"
+
+
+def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:
     """Columns of a thread: those that the epilogue stores together, where values and base can be read that way too."""
-    read = [operand for operand in (scatter.values, scatter.base) if operand is not None]
-    size = pack_size(group, found.operands, scatter.shape[2])
-    while size > 1 and not all(are_chunks(size, each.strides[2], each.across(2)) for each in read):
+    size, base = pack_size(group, found.operands, scatter.shape[2]), scatter.base
+    operands = _operands(scatter, lowering)
+    side_by_side = sum(walk_of[-1] == 1 for leaf, walk_of in operands.walks.items() if isinstance(leaf, Load))
+    while size > 1:
+        reads_base = base is None or are_chunks(size, base.strides[2], base.across(2))
+        if reads_base and len(_packs(_element(scatter), operands, size)[1]) >= side_by_side:
+            break
         size //= 2
-    return size if size in PACK_SIZES else 1
+    return size

@@ -35,7 +35,7 @@ __device__ __forceinline__ void look(int (&named)[LOADS], const int* index, int 
 }
 
 extern "C" __global__ void __launch_bounds__(256) scatter_rows(
-    const int* index, const v_t* values,
+    const int* index, VALUES_PARAMETERS
 #if HAS_BASE
     const b_t* base,
 #endif
@@ -49,7 +49,6 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
     int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, group = thread / LANES;
     int column = (block % p.column_blocks * LANES + thread % LANES) * STORE_SIZE;
     bool inside = column < p.width;
-    const v_t* source = values + (long long)outer * p.values_outer + (long long)column * p.values_column;
     int taken = min(GROUPS * EACH, p.rows - first);
 
     float sums[EACH][STORE_SIZE];
@@ -92,14 +91,14 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
         }
         __syncthreads();
         for (int k = 0; k < total; k += AHEAD) {
-            Pack<v_t, STORE_SIZE> part[AHEAD];
+            Pack<VALUE_T, STORE_SIZE> part[AHEAD];
             int mine[AHEAD];
             #pragma unroll
             for (int a = 0; a < AHEAD; ++a) {
                 int entry = k + a < total ? listed[k + a] : -1, row = entry / CHUNK;
                 mine[a] = entry >= 0 && row % GROUPS == group && inside ? row / GROUPS : -1;
                 if (mine[a] >= 0) {
-                    part[a] = load_pack<STORE_SIZE>(source + (long long)(chunk + entry % CHUNK) * p.values_row);
+                    part[a] = values_at(outer, chunk + entry % CHUNK, column, VALUES_ARGUMENTS p);
                 }
             }
             #pragma unroll

@@ -88,9 +88,16 @@ def _repeated(repeats: Tensor, output_size: int | None) -> Tensor:
 
 
 def _ended(ends: Tensor, size: int) -> Tensor:
-    """How many of `ends` are at or before each position."""
-    passed = apply("le", ends, arange(ends.trace, size).reshape((size, 1)))
-    return reduce(passed, total, (-1,), False, INT64)[0]
+    """How many of `ends`, which do not fall, are at or before each of `size` positions: found by halving."""
+    (count,), here = ends.shape, arange(ends.trace, size)
+    found = full(ends.trace, (size,), 0, INT64)
+    step = 1 << count.bit_length() >> 1
+    while step:
+        further = found + step
+        end = ends.pick({0: apply("min", further - 1, count - 1)})
+        passed = apply("and", further <= count, end <= here)
+        found, step = where(passed, further, found), step >> 1
+    return found
 
 
 _MODES = ("sum", "mean", "amax")

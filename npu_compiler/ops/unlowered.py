@@ -22,3 +22,4 @@ unlowered(
     "scaled_dot_product_attention_math",
     flops=attention.flops,
 )
+unlowered("nonzero", "nonzero_numpy", "argwhere", "masked_select", "unique_consecutive", "unique2", dynamic=True)
