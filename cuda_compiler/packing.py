@@ -15,7 +15,16 @@ from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, substitute, walk
 
-__all__ = ["PACK_SIZES", "PackedLoad", "element_functions", "epilogue", "pack_size", "packed_loads", "with_gathered_packs", "with_packs"]
+__all__ = [
+    "PACK_SIZES",
+    "PackedLoad",
+    "element_functions",
+    "epilogue",
+    "pack_size",
+    "packed_loads",
+    "with_gathered_packs",
+    "with_packs",
+]
 
 PACK_SIZES = (8, 4, 2)
 

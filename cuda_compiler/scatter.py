@@ -41,7 +41,10 @@ SCATTER_ROWS = KernelTemplate(
         "int rows, width, count, index_step, base_outer, base_row, base_column, values_outer, values_row, "
         "values_column, row_blocks, column_blocks"
     ),
-    macros="b_t VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS LANES EACH INDEX_PACK COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL CHUNK",
+    macros=(
+        "b_t VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS LANES EACH INDEX_PACK COMBINE NEUTRAL MEAN INCLUDED HAS_BASE "
+        "FILL CHUNK"
+    ),
     inputs="index values? base?",
     threads=_THREADS,
     computed="values",

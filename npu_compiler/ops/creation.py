@@ -192,7 +192,9 @@ def logspace(
     kind = _kind(dtype, 0.0)
     if not kind.is_float or base <= 0:
         raise OpRefusal(f"given dtype={dtype} and base={base}, expected floating point and a base above 0")
-    return apply("pow", full(trace, (), float(base), FLOAT32), _spaced(trace, float(start), float(end), steps)).cast(kind)
+    return apply("pow", full(trace, (), float(base), FLOAT32), _spaced(trace, float(start), float(end), steps)).cast(
+        kind
+    )
 
 
 def _spaced(trace: Trace, start: float, end: float, steps: int) -> Tensor:
@@ -237,7 +239,9 @@ def _triangle(trace: Trace, columns: Sequence[tuple[int, int]], dtype: Any) -> T
     start = 0
     for number, ((first, _), end) in enumerate(zip(columns, ends, strict=True)):
         if end > start:
-            row, column = (where(place < start, old, new) for old, new in ((row, number), (column, place - start + first)))
+            row, column = (
+                where(place < start, old, new) for old, new in ((row, number), (column, place - start + first))
+            )
         start = end
     both = where(apply("eq", arange(trace, 2).reshape((2, 1)), 0), row, column)
     return both.cast(_kind(None if dtype == _LONG else dtype, 0))

@@ -109,7 +109,7 @@ def embedding_bag(
     sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
     padding_idx: Any = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Sums, means or maxima of rows of `weight` [V, D] over bags of `indices` [N], which begin at `offsets` [B]: [B, D].
+    """Sums, means or maxima [B, D] of rows of `weight` [V, D] over bags of `indices` [N] that begin at `offsets` [B].
 
     Three further results, which gradients alone read, differ from device to device in PyTorch: here they are zeros.
     """

@@ -1,9 +1,10 @@
 """Writes by index: values that replace elements, and values that are combined with them.
 
 What replaces is a scatter of the trace: one kernel stores each value where its index says. What combines is computed
-from the side of the result, so that it is the same in every run: each element looks for the values that are for it. Where
-whole rows of floating point have one index each, that is a problem with kernels of its own (`ScatterRows`), whose blocks
-of rows look through the indices together; else it is a reduction over a comparison of the indices with all positions.
+from the side of the result, so that it is the same in every run: each element looks for the values that are for it.
+Where whole rows of floating point have one index each, that is a problem with kernels of its own (`ScatterRows`), whose
+blocks of rows look through the indices together; else it is a reduction over a comparison of the indices with all
+positions.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def _put_by_mask(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool, dim:
     shape = ((1,) * (rank - len(values.shape)) + values.shape) if len(values.shape) <= rank else ()
     if not shape or shape[dim] != 1:
         raise OpRefusal(
-            f"given values {list(values.shape)} for the elements that a mask names, whose number depends on its values; "
-            "expected one value for all of them, or masked_scatter"
+            f"given values {list(values.shape)} for the elements that a mask names, whose number depends on its "
+            "values; expected one value for all of them, or masked_scatter"
         )
     same = values.reshape((*shape[:dim], *(1,) * len(mask.shape), *shape[dim + 1 :])).cast(x.dtype)
     chosen = mask.reshape((*mask.shape, *(1,) * (len(x.shape) - end)))
@@ -216,10 +217,8 @@ def _scattered(x: Tensor, dim: int, index: Tensor, src: Tensor, how: str, includ
     return _pasted(whole, result).reshape(shape)
 
 
-def _like_rows(
-    x: Tensor, dim: int, index: Tensor, src: Tensor
-) -> tuple[Tensor, int, Tensor, Tensor, tuple[int, ...]]:
-    """The operands of a scatter with a dimension at least, `src` cut to the shape of `index`; and the result's shape."""
+def _like_rows(x: Tensor, dim: int, index: Tensor, src: Tensor) -> tuple[Tensor, int, Tensor, Tensor, tuple[int, ...]]:
+    """The operands of a scatter with a dimension at least, `src` cut as `index` is; and the shape of the result."""
     shape = x.shape
     x, index, src = (t if t.shape else t.reshape((1,)) for t in (x, index, src))
     dim = normalize_dim(dim, len(x.shape))
@@ -274,7 +273,8 @@ def _accumulated(x: Tensor, found: Indexed, values: Tensor) -> Tensor:
         position = here if position is None else position * x.shape[dim] + here
         beyond = here < 0
         nowhere = beyond if nowhere is None else apply("or", nowhere, beyond)
-    assert position is not None and nowhere is not None
+    assert position is not None
+    assert nowhere is not None
     at = where(nowhere, -1, position).expand(found.common).realize().reshape((prod(found.common),))
     rest = prod(x.shape[dim] for dim in walked)
     rows = x.permute([*dims, *walked]).reshape((prod(sizes), rest))
@@ -306,8 +306,10 @@ def reduced_rows(x: Tensor, dim: int, places: Tensor, values: Tensor, how: str, 
     rows = values.reshape((outer, values.shape[dim], inner))
     fill = _only_value(x)
     operands = (places.cast(INT32), rows, *(() if fill is not None else (x.reshape(shape),)))
-    attrs = {"how": how, "include_self": include_self, "fill": fill or 0.0}
-    return x.trace.anchor("scatter_rows", operands, shape, x.dtype, **attrs).reshape(x.shape)
+    result = x.trace.anchor(
+        "scatter_rows", operands, shape, x.dtype, how=how, include_self=include_self, fill=fill or 0.0
+    )
+    return result.reshape(x.shape)
 
 
 def _only_value(x: Tensor) -> float | None:

@@ -1,10 +1,10 @@
-"""Elements in other places, by position alone: reversed dimensions, diagonals, windows, pieces and joints of tensors."""
+"""Elements in other places, by position alone: reversed dimensions, diagonals, windows, pieces and joints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -228,8 +228,8 @@ def col2im(
     """Images [N, C, H, W] from the columns of their windows [N, C * taps, windows]: what overlaps is added."""
     if len(self.shape) == 2:
         batched = self.reshape((1, *self.shape))
-        image = col2im(batched, output_size, kernel_size, dilation, padding, stride)
-        return image.reshape(image.shape[1:])
+        single = col2im(batched, output_size, kernel_size, dilation, padding, stride)
+        return single.reshape(single.shape[1:])
     counts, (height, width) = _window_counts(output_size, kernel_size, dilation, padding, stride), output_size
     taps, steps = _pair(kernel_size), _pair(stride)
     batch, channels = self.shape[0], self.shape[1] // prod(taps)
@@ -237,7 +237,9 @@ def col2im(
         raise OpRefusal(f"given columns {list(self.shape)}, expected {prod(counts)} windows of {prod(taps)} taps")
     columns = self.realize().reshape((batch, channels, *taps, *counts))
     if taps == steps and _pair(dilation) == (1, 1) and _pair(padding) == (0, 0):
-        whole = columns.permute((0, 1, 4, 2, 5, 3)).reshape((batch, channels, *map(prod, zip(counts, taps, strict=True))))
+        whole = columns.permute((0, 1, 4, 2, 5, 3)).reshape(
+            (batch, channels, *map(prod, zip(counts, taps, strict=True)))
+        )
         return _padded_to(whole, height, width)
     kind = FLOAT32 if self.dtype.is_float else self.dtype
     image: Tensor | None = None
@@ -294,8 +296,7 @@ def _cuts(x: Tensor, indices: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     """The pieces between positions along a dimension, cut as Python cuts lists."""
     size = x.shape[normalize_dim(dim, len(x.shape))]
     borders = [0, *(min(size, max(0, i + size if i < 0 else i)) for i in indices), size]
-    pairs = zip(borders, borders[1:], strict=False)
-    return tuple(x.slice(dim, first, max(0, last - first)) for first, last in pairs)
+    return tuple(x.slice(dim, first, max(0, last - first)) for first, last in pairwise(borders))
 
 
 @view("aten.tensor_split.sections", rows=apart_from_dim)

@@ -62,7 +62,10 @@ def test_means_over_images_take_eight_channels_a_thread() -> None:
 def test_rows_that_an_index_names_are_read_in_packs(width: int) -> None:
     size = {64: 8, 12: 4}.get(width)
     ids = integers(9, low=0, high=50)
-    for call in (case("embedding.default", floats(50, width), ids), case("index.Tensor", floats(3, 50, width), [None, ids])):
+    for call in (
+        case("embedding.default", floats(50, width), ids),
+        case("index.Tensor", floats(3, 50, width), [None, ids]),
+    ):
         text = npu_compiler.compile(call.ir(torch.float32), "cuda").main.kernels[0].text
         assert (f"load_pack<{size}>(e1" in text) == (size is not None)
 
@@ -73,7 +76,9 @@ def test_rows_that_are_combined_are_computed_where_they_are_read() -> None:
     index = builder.input("index", (96,), torch.int64)
     base = builder.call("aten.full.default", [40, 64], 0.0, device=torch.device("meta"))
     scaled = builder.call("aten.mul.Tensor", rows, weights)
-    program = npu_compiler.compile(builder.build(builder.call("aten.index_add.default", base, 0, index, scaled)), "cuda")
+    program = npu_compiler.compile(
+        builder.build(builder.call("aten.index_add.default", base, 0, index, scaled)), "cuda"
+    )
     *_, call = program.main.calls
     assert len(program.main.calls) == 2
     assert "load_pack<8>(fe0" in program.main.kernels[call.kernel].text

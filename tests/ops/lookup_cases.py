@@ -47,7 +47,11 @@ SAMPLES = [
         for padding in (0, 1, 2)
         for corners in (False, True)
     ),
-    *(case("grid_sampler.default", _VOLUME, _PLACES, mode, padding, padding == 1) for mode in (0, 1) for padding in range(3)),
+    *(
+        case("grid_sampler.default", _VOLUME, _PLACES, mode, padding, padding == 1)
+        for mode in (0, 1)
+        for padding in range(3)
+    ),
     case("grid_sampler_2d.default", _IMAGE, _GRID, 0, 0, False),
     case("grid_sampler_3d.default", _VOLUME, _PLACES, 0, 0, False),
     case("grid_sampler.default", floats(1, 1, 1, 1), floats(1, 2, 2, 2), 0, 2, True),

@@ -92,7 +92,9 @@ COMBINED = [
         for own in (True, False)
     ),
     *(
-        case("index_reduce.default", MATRIX, 0, _named(2, 0, 2, 2), floats(4, 8), how, include_self=own).only_on(*KERNELS)
+        case("index_reduce.default", MATRIX, 0, _named(2, 0, 2, 2), floats(4, 8), how, include_self=own).only_on(
+            *KERNELS
+        )
         for how in ("prod", "mean", "amax", "amin")
         for own in (True, False)
     ),

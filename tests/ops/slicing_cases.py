@@ -17,7 +17,10 @@ REVERSED = [
     case("flip.default", floats(0, 4), (0, 1)),
     case("fliplr.default", MATRIX),
     case("flipud.default", booleans(4)),
-    *(case("rot90.default", CUBE, turns, dims) for turns, dims in ((1, (0, 1)), (2, (1, 2)), (-1, (2, 0)), (4, (0, 1)))),
+    *(
+        case("rot90.default", CUBE, turns, dims)
+        for turns, dims in ((1, (0, 1)), (2, (1, 2)), (-1, (2, 0)), (4, (0, 1)))
+    ),
 ]
 
 DIAGONALS = [

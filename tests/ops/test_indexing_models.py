@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ TOLERANCE = 6e-3
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    yield Device("software-metal")
+def device() -> Device:
+    return Device("software-metal")
 
 
 def check(model: nn.Module, *inputs: Tensor, device: Device) -> None:
@@ -37,7 +36,7 @@ def check(model: nn.Module, *inputs: Tensor, device: Device) -> None:
 
 
 class Experts(nn.Module):
-    """A mixture of experts by gathered rows: each token's slices go to its experts, and are added up where they were."""
+    """A mixture of experts by gathered rows: each token goes to its expert, and is added up where it was."""
 
     def __init__(self) -> None:
         super().__init__()

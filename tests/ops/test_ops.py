@@ -14,8 +14,17 @@ import npu_compiler
 from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
-from tests.ops import anchor_cases, elementwise_cases, indexing_cases, lookup_cases, pointwise_cases, reduction_cases
-from tests.ops import scatter_cases, slicing_cases, views_cases
+from tests.ops import (
+    anchor_cases,
+    elementwise_cases,
+    indexing_cases,
+    lookup_cases,
+    pointwise_cases,
+    reduction_cases,
+    scatter_cases,
+    slicing_cases,
+    views_cases,
+)
 from tests.ops.cases import MODEL, Case
 from tests.support.running import run_ir
 
