@@ -6,7 +6,7 @@ from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_gathered_packs, with_packs
+from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed_loads, with_packs
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
@@ -122,24 +122,22 @@ def _operands(scatter: ScatterRows, lowering: Lowering) -> Operands:
     return Operands.resolve([_element(scatter)], nowhere, lowering.tensors, _POSITIONS, each, prefix="f")
 
 
-def _packs(expr: Expr, operands: Operands, size: int) -> tuple[Expr, list[PackedLoad]]:
-    """The loads of a value that read `size` columns at once, and the value by them."""
-    expr, gathered = with_gathered_packs(expr, operands, size)
-    return expr, [*packed_loads(operands, [expr], size), *gathered]
-
-
 def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
     """The device function ``values_at``, which gives `size` neighbouring columns of a row of values."""
     operands = _operands(scatter, lowering)
-    expr, loads = _packs(_element(scatter), operands, size)
-    printer = Printer(CUDA, with_packs(operands, loads).names, "        ")
-    value, kind = printer.value(expr), f"Pack<float, {size}>"
-    head = [line for n, load in enumerate(loads) for line in (*load.lines, _named_pack(load, n, size))]
+    expr, kind = _element(scatter), f"Pack<float, {size}>"
+    packs = {f"x{n}": load for n, load in enumerate(packed_loads(operands, [expr], size, indexed=True, checked=True))}
+    places = Printer(CUDA, operands.names, variable="at")
+    printer = Printer(CUDA, with_packs(operands, [*packs.values()]).names, "        ")
+    define_indexed(printer, packs)
+    value = printer.value(expr)
+    heads = [f"    Pack<{load.storage}, {size}> {x} = {pack_source(load, places)};" for x, load in packs.items()]
     pointers = pointer_parameters(operands, CUDA)
     text = [
         f"__device__ __forceinline__ {kind} values_at(int outer, int entry, int column, {pointers}const Params& p)",
         "{",
-        *head,
+        *places.lines,
+        *heads,
         f"    {kind} result;",
         "    const int first = column;",
         "    #pragma unroll",
@@ -156,10 +154,6 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
     return Prologue((operands,), dict(operands.fields), macros, "\n".join(text), flops=flops)
 
 
-def _named_pack(load: PackedLoad, number: int, size: int) -> str:
-    return f"    Pack<{load.storage}, {size}> x{number} = {load.source};"
-
-
 def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:
     """Columns of a thread: those that the epilogue stores together, where values and base can be read that way too."""
     size, base = pack_size(group, found.operands, scatter.shape[2]), scatter.base
@@ -167,7 +161,8 @@ def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: L
     side_by_side = sum(walk_of[-1] == 1 for leaf, walk_of in operands.walks.items() if isinstance(leaf, Load))
     while size > 1:
         reads_base = base is None or are_chunks(size, base.strides[2], base.across(2))
-        if reads_base and len(_packs(_element(scatter), operands, size)[1]) >= side_by_side:
+        found_packs = packed_loads(operands, [_element(scatter)], size, indexed=True, checked=True)
+        if reads_base and len(found_packs) >= side_by_side:
             break
         size //= 2
     return size
