@@ -135,32 +135,6 @@ def arange_(
     return steps * step + start if (step, start) != (1, 0) else steps
 
 
-@op("aten.empty.memory_format")
-def empty(
-    trace: Trace, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None,
-    pin_memory: Any = None, memory_format: Any = None,
-) -> Tensor:  # fmt: skip
-    """A tensor whose elements PyTorch leaves as they are found: zeros."""
-    return full(trace, tuple(size), 0, _kind(dtype, 0.0))
-
-
-@op("aten.empty_like.default")
-def empty_like(
-    self: Tensor, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Tensor:  # fmt: skip
-    """A tensor whose elements PyTorch leaves as they are found, with the shape of another: zeros."""
-    return full_like(self, 0, dtype)
-
-
-@op("aten.new_empty.default")
-def new_empty(
-    self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-) -> Tensor:
-    """A tensor whose elements PyTorch leaves as they are found: zeros, with the data type of another."""
-    return new_full(self, size, 0, dtype)
-
-
 @op("aten.eye.default", "aten.eye.m")
 def eye(
     trace: Trace, n: int, m: int | None = None, dtype: Any = None, layout: Any = None, device: Any = None,

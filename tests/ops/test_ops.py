@@ -119,7 +119,8 @@ def _siblings(op: str) -> list[Case]:
 def test_alias_gives_the_same_program(op: str, device: Device) -> None:
     """An in-place variant, or another name, of an op with cases: both names must compile to the same program."""
     compared = 0
-    for case in _siblings(op):
+    siblings = [case for case in _siblings(op) if not case.targets or device.target in case.targets]
+    for case in siblings:
         other = Case(op, case.args, case.kwargs)
         try:
             ir = other.ir(torch.float32)
@@ -131,7 +132,7 @@ def test_alias_gives_the_same_program(op: str, device: Device) -> None:
         ir["model_name"] = original["model_name"]
         assert _program_bytes(ir, device) == _program_bytes(original, device)
         compared += 1
-    assert compared
+    assert compared or not siblings
 
 
 def _program_bytes(ir: dict[str, Any], device: Device) -> bytes:
