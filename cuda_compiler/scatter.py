@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
@@ -9,7 +10,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed_loads, with_packs
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
@@ -30,6 +31,7 @@ _POSITIONS = ("outer", "entry", "column")
 
 _THREADS = 256
 _CHUNK = 8192  # indices that a block looks through at a time
+_FEW = 8192  # rows of which each block may compute where they go
 _MOST_SUMS = 32  # numbers that a thread holds
 _COMBINE = {"sum": "combine_sum", "mean": "combine_sum", "prod": "combine_prod", "amax": "combine_max"}
 _COMBINE |= {"amin": "combine_min"}
@@ -37,17 +39,14 @@ _NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
 
 SCATTER_ROWS = KernelTemplate(
     "scatter_rows",
-    params=(
-        "int rows, width, count, index_step, base_outer, base_row, base_column, values_outer, values_row, "
-        "values_column, row_blocks, column_blocks"
-    ),
+    params="int rows, width, count, base_outer, base_row, base_column, row_blocks, column_blocks",
     macros=(
-        "b_t VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS LANES EACH INDEX_PACK COMBINE NEUTRAL MEAN INCLUDED HAS_BASE "
-        "FILL CHUNK"
+        "b_t INDEX_PARAMETERS INDEX_ARGUMENTS INDEX_PACK INDEX_POINTER? VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS "
+        "LANES EACH COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL CHUNK"
     ),
-    inputs="index values? base?",
+    inputs="index? values? base?",
     threads=_THREADS,
-    computed="values",
+    computed="index values",
 )
 
 
@@ -69,12 +68,11 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
     launch = Launch(
         SCATTER_ROWS,
         grid=(row_blocks * column_blocks * outer, 1, 1),
-        values={**scatter.sizes, "row_blocks": row_blocks, "column_blocks": column_blocks},
+        values={**SCATTER_ROWS.values_among(scatter.sizes), "row_blocks": row_blocks, "column_blocks": column_blocks},
         macros={
             "b_t": CUDA.storage[(base or scatter.result).dtype.name],
             "LANES": lanes,
             "EACH": each,
-            "INDEX_PACK": 4 if are_chunks(4, scatter.index.strides[0], (scatter.index.offset,)) else 1,
             "COMBINE": _COMBINE[scatter.how],
             "NEUTRAL": CUDA.literal(_NEUTRAL.get(scatter.how, 0.0), scatter.result.dtype),
             "MEAN": int(scatter.how == "mean"),
@@ -83,12 +81,9 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
             "FILL": CUDA.literal(scatter.fill, scatter.result.dtype),
             "CHUNK": _CHUNK,
         },
-        inputs={
-            "index": scatter.index.argument,
-            **({} if base is None else {"base": base.argument}),
-        },
+        inputs={} if base is None else {"base": base.argument},
         flops=scatter.flops,
-        prologues={"values": _values(scatter, size, lowering)},
+        prologues={"index": _index(scatter, lowering), "values": _values(scatter, size, lowering)},
     )
     return [anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
 
@@ -104,28 +99,45 @@ def _each(scatter: ScatterRows, size: int, lanes: int, device: DeviceModel) -> i
 
 
 def loads_values(group: Group, position: int, operand: Operand) -> bool:
-    """Whether the kernel computes an operand itself: the values, each of which it reads once."""
-    scatters = isinstance(group.problem, ScatterRows) and position == group.problem.operands.index(group.problem.values)
-    return scatters and isinstance(operand, Computed) and not operand.is_of_rows
+    """Whether the kernel computes an operand itself: values, each of which it reads once, or an index of few rows."""
+    if not isinstance(group.problem, ScatterRows) or not isinstance(operand, Computed) or operand.is_of_rows:
+        return False
+    return position == 1 or (position == 0 and group.problem.count <= _FEW)
 
 
-def _element(scatter: ScatterRows) -> Expr:
-    values = scatter.values
-    return values.expr if isinstance(values, Computed) else Load(values.ref, values.dtype)
+def _element(operand: Operand) -> Expr:
+    return operand.expr if isinstance(operand, Computed) else Load(operand.ref, operand.dtype)
 
 
-def _operands(scatter: ScatterRows, lowering: Lowering) -> Operands:
-    """What an element of the values reads."""
-    shape = scatter.values.shape
-    each = merge_groups([(dim,) for dim in range(len(shape))])
-    nowhere = View(shape, (0,) * len(shape))
-    return Operands.resolve([_element(scatter)], nowhere, lowering.tensors, _POSITIONS, each, prefix="f")
+def _operands(operand: Operand, lowering: Lowering, positions: Sequence[str], prefix: str) -> Operands:
+    """What an element of an operand reads."""
+    each = merge_groups([(dim,) for dim in range(len(operand.shape))])
+    nowhere = View(operand.shape, (0,) * len(operand.shape))
+    return Operands.resolve([_element(operand)], nowhere, lowering.tensors, positions, each, prefix=prefix)
+
+
+def _index(scatter: ScatterRows, lowering: Lowering) -> Prologue:
+    """The device function ``row_at``, which gives the row that a row of values is for."""
+    index = scatter.index
+    operands = _operands(index, lowering, ("entry",), "g")
+    printer = Printer(CUDA, operands.names)
+    pointers = pointer_parameters(operands, CUDA)
+    head = f"__device__ __forceinline__ int row_at(int entry, {pointers}const Params& p)"
+    value = printer.value(_element(index))
+    packed = not isinstance(index, Computed) and are_chunks(4, index.strides[0], (index.offset,))
+    macros = {
+        "INDEX_PACK": 4 if packed else 1,
+        "INDEX_PARAMETERS": pointers,
+        "INDEX_ARGUMENTS": pointer_arguments(operands),
+        **({"INDEX_POINTER": "ge0"} if packed else {}),
+    }
+    return Prologue((operands,), dict(operands.fields), macros, function(head, printer.lines, value))
 
 
 def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
     """The device function ``values_at``, which gives `size` neighbouring columns of a row of values."""
-    operands = _operands(scatter, lowering)
-    expr, kind = _element(scatter), f"Pack<float, {size}>"
+    operands = _operands(scatter.values, lowering, _POSITIONS, "f")
+    expr, kind = _element(scatter.values), f"Pack<float, {size}>"
     packs = {f"x{n}": load for n, load in enumerate(packed_loads(operands, [expr], size, indexed=True, checked=True))}
     places = Printer(CUDA, operands.names, variable="at")
     printer = Printer(CUDA, with_packs(operands, [*packs.values()]).names, "        ")
@@ -157,11 +169,13 @@ def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
 def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:
     """Columns of a thread: those that the epilogue stores together, where values and base can be read that way too."""
     size, base = pack_size(group, found.operands, scatter.shape[2]), scatter.base
-    operands = _operands(scatter, lowering)
+    while size > 1 and prod(scatter.shape) < size * _THREADS * lowering.device.cores:
+        size //= 2  # more blocks, each of fewer rows
+    operands = _operands(scatter.values, lowering, _POSITIONS, "f")
     side_by_side = sum(walk_of[-1] == 1 for leaf, walk_of in operands.walks.items() if isinstance(leaf, Load))
     while size > 1:
         reads_base = base is None or are_chunks(size, base.strides[2], base.across(2))
-        found_packs = packed_loads(operands, [_element(scatter)], size, indexed=True, checked=True)
+        found_packs = packed_loads(operands, [_element(scatter.values)], size, indexed=True, checked=True)
         if reads_base and len(found_packs) >= side_by_side:
             break
         size //= 2

@@ -9,21 +9,25 @@
 __device__ __forceinline__ float combine_prod(float a, float b) { return a * b; }
 
 // Which rows of the block, counted from `first`, the numbers of a lane name; -1 for none.
-__device__ __forceinline__ void look(int (&named)[LOADS], const int* index, int start, int lane, int first, int taken, const Params& p)
+__device__ __forceinline__ void look(
+    int (&named)[LOADS], int start, int lane, int first, int taken, INDEX_PARAMETERS const Params& p)
 {
     #pragma unroll
     for (int j = 0; j < LOADS; j += INDEX_PACK) {
         int at = start + (j / INDEX_PACK * 32 + lane) * INDEX_PACK;
-        if (INDEX_PACK > 1 && at + INDEX_PACK <= p.count) {
-            Pack<int, INDEX_PACK> found = load_pack<INDEX_PACK>(index + at);
+#if INDEX_PACK > 1
+        if (at + INDEX_PACK <= p.count) {
+            Pack<int, INDEX_PACK> found = load_pack<INDEX_PACK>(INDEX_POINTER + at);
             #pragma unroll
             for (int e = 0; e < INDEX_PACK; ++e) {
                 named[j + e] = found[e];
             }
-        } else {
+        } else
+#endif
+        {
             #pragma unroll
             for (int e = 0; e < INDEX_PACK; ++e) {
-                named[j + e] = at + e < p.count ? index[(long long)(at + e) * p.index_step] : -1;
+                named[j + e] = at + e < p.count ? row_at(at + e, INDEX_ARGUMENTS p) : -1;
             }
         }
     }
@@ -35,7 +39,7 @@ __device__ __forceinline__ void look(int (&named)[LOADS], const int* index, int 
 }
 
 extern "C" __global__ void __launch_bounds__(256) scatter_rows(
-    const int* index, VALUES_PARAMETERS
+    INDEX_PARAMETERS VALUES_PARAMETERS
 #if HAS_BASE
     const b_t* base,
 #endif
@@ -63,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
     }
     for (int chunk = 0; chunk < p.count; chunk += CHUNK) {
         int named[LOADS], own = 0;
-        look(named, index, chunk + warp * WARP_CHUNK, lane, first, taken, p);
+        look(named, chunk + warp * WARP_CHUNK, lane, first, taken, INDEX_ARGUMENTS p);
         #pragma unroll
         for (int j = 0; j < LOADS; ++j) {
             own += __popc(__ballot_sync(0xffffffffu, named[j] >= 0));

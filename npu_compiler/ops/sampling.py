@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from npu_compiler.dtypes import FLOAT32, INT64
+from npu_compiler.dtypes import FLOAT32, INT32
 from npu_compiler.ops.pointwise import round_
 from npu_compiler.ops.registry import op
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, where
@@ -37,9 +37,11 @@ def grid_sampler(
     if 0 in input.shape[1:]:
         raise OpRefusal(f"given an image {list(input.shape)} of no pixels")
     image, result = input.realize(), (input.shape[0], 1, *grid.shape[1:-1])
+    whole = (*input.shape[:2], *grid.shape[1:-1])  # places are as wide as the result, so that all shares are of them
     places = []
     for axis, size in enumerate(input.shape[2:]):
-        along = grid.slice(-1, axes - 1 - axis, 1).reshape(result).cast(FLOAT32)  # the last coordinate is the first
+        coordinate = grid.slice(-1, axes - 1 - axis, 1)  # the last comes first
+        along = coordinate.reshape(result).expand(whole).cast(FLOAT32)
         place = (along + 1) * ((size - 1) / 2) if align_corners else ((along + 1) * size - 1) * 0.5
         if interpolation_mode != _BICUBIC:
             place = _inside(place, size, padding_mode, align_corners)
@@ -58,19 +60,14 @@ def grid_sampler(
             if padding_mode == _ZEROS:
                 held = apply("and", place >= 0, place < size)
                 valid = held if valid is None else apply("and", valid, held)
-            bounded = apply("min", apply("max", _finite(place), 0.0), float(size - 1)).cast(INT64)
-            at[2 + axis] = apply("min", apply("max", bounded, 0), size - 1)
+            bounded = apply("min", apply("max", place, 0.0), float(size - 1)).cast(INT32)
+            at[2 + axis] = apply("min", apply("max", bounded, 0), size - 1)  # whatever NaN has become
         value = image.pick(at).cast(FLOAT32)
         value = value if weight is None else value * weight
         value = value if valid is None else where(valid, value, 0.0)
         total = value if total is None else total + value
     assert total is not None
     return total.cast(input.dtype)
-
-
-def _finite(place: Tensor) -> Tensor:
-    """A place, or 0 for one that is no number."""
-    return where(apply("eq", place, place), place, 0.0)
 
 
 Neighbour = tuple[Tensor, Tensor | None]

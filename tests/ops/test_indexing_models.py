@@ -93,7 +93,7 @@ class RelativeBias(nn.Module):
         self.register_buffer("index", apart[..., 0] * 5 + apart[..., 1])
 
     def forward(self, scores: Tensor) -> Tensor:
-        bias = self.table[self.index.view(-1)].view(9, 9, -1).permute(2, 0, 1)
+        bias = self.table[self.get_buffer("index").view(-1)].view(9, 9, -1).permute(2, 0, 1)
         return (scores + bias[None]).softmax(-1)
 
 
