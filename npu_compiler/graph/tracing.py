@@ -45,16 +45,19 @@ def results_of(
 ) -> tuple[Tensor, ...]:
     """Calls the definition of a node's op, and compares what it gives with what the IR declares.
 
-    Of a further result without elements the IR has the last word: the statistics that a norm used are empty where it
-    was exported on the CPU, and have a value for each channel elsewhere.
+    Of a further result without elements, or for gradients, the IR has the last word: the statistics that a norm used
+    are empty where it was exported on the CPU, and have a value for each channel elsewhere.
 
     Raises:
         UnsupportedOpError: The definition refuses these arguments.
         IRError: A result differs.
     """
     first, *others = call(node, env, trace) or (None,)
+    any_shape = traits_of(node.op).for_gradients
     rest = [
-        full(trace, spec.shape, 0, spec.dtype) if 0 in spec.shape and spec.shape != result.shape else result
+        full(trace, spec.shape, 0, spec.dtype)
+        if (any_shape or 0 in spec.shape) and spec.shape != result.shape
+        else result
         for result, spec in zip(others, declared[1:], strict=True)
     ]
     results = () if first is None else (first, *rest)

@@ -396,11 +396,8 @@ class _Grouping:
 
     def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:
         """The scatter itself, after a copy of what it leaves unless that is in place already."""
-        strides = tensor.layout.strides
-        fixed = tuple(0 if dim == source.dim else stride for dim, stride in enumerate(strides))
-        stride = strides[source.dim]
-        view = View(source.shape, fixed)
-        scatter = Group(tensor, None, value.expr, source.shape, view, value.nodes, value.index, stride)
+        stride = source.index_stride
+        scatter = Group(tensor, None, value.expr, source.shape, source.view, value.nodes, value.index, stride)
         if tensor.index in self.in_place:
             return [scatter]
         untouched = Load(source.into, tensor.dtype)

@@ -186,17 +186,19 @@ def bind(
     """
     entry = _REGISTRY.get(name)
     if entry is None:
-        raise UnsupportedOpError(node, name, "no definition of this op is registered")
+        dynamic = "the shape of its result depends on the values of its operands, and shapes are static on the device"
+        unknown = "no definition of this op is registered"
+        raise UnsupportedOpError(node, name, dynamic if traits_of(name).dynamic else unknown)
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
     bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
     inputs: dict[str, str | tuple[str, ...]] = {}
     for parameter, place in bound.tensors.items():
         if isinstance(place, int):
             inputs[parameter] = tensors[place]
-        elif None in place:
-            raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
         else:
             inputs[parameter] = tuple(tensors[i] for i in place if i is not None)
+            if None in place:
+                attrs["_dims"] = [dim for dim, i in enumerate(place) if i is not None]
     _check_attributes(node, entry, name, inputs, attrs)
     return BoundNode(inputs, attrs, bound.absent, bound.assumption)
 

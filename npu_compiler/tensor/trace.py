@@ -49,21 +49,24 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A tensor that equals another one but for the positions that an index names along one dimension.
+    """A tensor that equals another one but for the positions that an index names.
 
     Attributes:
         into: The other tensor, whole.
         expr: The new values, over `shape`.
         shape: Shape of the new values.
-        dim: The dimension.
-        index: Where along `dim` each value goes, over `shape`.
+        view: For each position of `shape`, the place of its value in the tensor's buffer but for what the index says.
+        index: Over `shape`: the value goes `index * index_stride` elements behind its place in `view`; nowhere where
+            the index is negative.
+        index_stride: Elements from one number of the index to the next.
     """
 
     into: Ref
     expr: Expr
     shape: tuple[int, ...]
-    dim: int
+    view: View
     index: Expr
+    index_stride: int
 
 
 Source = Map | Anchor | Scatter

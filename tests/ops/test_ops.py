@@ -28,6 +28,7 @@ BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=[
 # next two give statistics of another size on the CPU than elsewhere: tests of spellings and of absent tensors have them
 ELSEWHERE = {"getitem", "aten._assert_tensor_metadata.default", "wrap_with_set_grad_enabled"}
 ELSEWHERE |= {"aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default"}
+ELSEWHERE |= {"aten.embedding_bag.default", "aten.embedding_bag.padding_idx"}  # whose further results differ as well
 ELSEWHERE |= {"aten._weight_int8pack_mm.default"}  # which torch has not in float64: tests of codes have it
 ELSEWHERE |= {f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}  # which need values to export
 
@@ -130,7 +131,8 @@ def _siblings(op: str) -> list[Case]:
 def test_alias_gives_the_same_program(op: str, device: Device) -> None:
     """An in-place variant, or another name, of an op with cases: both names must compile to the same program."""
     compared = 0
-    for case in _siblings(op):
+    siblings = [case for case in _siblings(op) if not case.targets or device.target in case.targets]
+    for case in siblings:
         other = Case(op, case.args, case.kwargs)
         try:
             ir = other.ir(torch.float32)
@@ -142,7 +144,7 @@ def test_alias_gives_the_same_program(op: str, device: Device) -> None:
         ir["model_name"] = original["model_name"]
         assert _program_bytes(ir, device) == _program_bytes(original, device)
         compared += 1
-    assert compared
+    assert compared or not siblings
 
 
 def _program_bytes(ir: dict[str, Any], device: Device) -> bytes:

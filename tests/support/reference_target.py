@@ -32,6 +32,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.layout import Layout, dense
 from npu_compiler.tensor.trace import TracedTensor
@@ -188,11 +189,19 @@ def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(query, keys, values, added, 0.0, causal, scale=scale)
 
 
+def _combine(scatter: ScatterRows, index: torch.Tensor, values: torch.Tensor, *base: torch.Tensor) -> torch.Tensor:
+    start = base[0] if base else torch.full(scatter.shape, scatter.fill, dtype=values.dtype)
+    named = (index >= 0) & (index < scatter.shape[1])
+    at = index[named].long()[None, :, None].expand(values.shape[0], -1, values.shape[2])
+    return start.scatter_reduce(1, at, values[:, named], scatter.how, include_self=scatter.include_self)
+
+
 _PROBLEMS: Mapping[type[Problem], Callable[..., torch.Tensor]] = {
     Product: _matmul,
     Convolution: _conv,
     Pooling: _pool,
     Attention: _attend,
+    ScatterRows: _combine,
 }
 
 
