@@ -9,7 +9,7 @@ from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.binding import Kind
-from npu_compiler.ops.registry import definition, traits_of
+from npu_compiler.ops.registry import definition, is_in_place, traits_of
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace, full
 from npu_compiler.tensor.trace import LayoutRule
 
@@ -58,6 +58,8 @@ def results_of(
         for result, spec in zip(others, declared[1:], strict=True)
     ]
     results = () if first is None else (first, *rest)
+    if results and is_in_place(node.op) and results[0].dtype.category < declared[0].dtype.category:
+        results = (results[0].cast(declared[0].dtype), *rest)  # it keeps its data type, and takes what that can hold
     for result, spec in zip(results, declared, strict=True):
         if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
             raise IRError(

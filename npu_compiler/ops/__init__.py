@@ -16,6 +16,7 @@ from npu_compiler.ops import (
     rotary,
     unlowered,
     views,
+    writes,
 )
 from npu_compiler.ops.registry import OpDefinition, definition, get_supported_ops
 
@@ -36,4 +37,5 @@ __all__ += [
     "rotary",
     "unlowered",
     "views",
+    "writes",
 ]

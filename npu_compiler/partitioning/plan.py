@@ -29,8 +29,6 @@ class Partition:
         outputs: Tensors that the caller or later partitions read.
         ir: The partition as an IR of its own, which `compile` takes where `device` is ``npu``.
         reasons: For each node on the CPU, why it is there.
-        chained: Nodes on the CPU whose in-place op has to change the very memory that other nodes of the partition
-            share.
     """
 
     index: int
@@ -40,7 +38,6 @@ class Partition:
     outputs: tuple[str, ...]
     ir: Mapping[str, Any] = field(repr=False)
     reasons: Mapping[str, str] = field(default_factory=dict, repr=False)
-    chained: frozenset[str] = frozenset()
 
     @property
     def on_device(self) -> bool:

@@ -15,6 +15,7 @@ from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
 from tests.ops import anchor_cases, elementwise_cases, indexing_cases, pointwise_cases, reduction_cases, views_cases
+from tests.ops import writes_cases
 from tests.ops.cases import MODEL, Case
 from tests.support.running import run_ir
 
@@ -25,6 +26,7 @@ CASES = [
     *reduction_cases.CASES,
     *indexing_cases.CASES,
     *anchor_cases.CASES,
+    *writes_cases.CASES,
 ]
 COMPUTED = [case for case in CASES if not case.refusal]
 REFUSED = [case for case in CASES if case.refusal]
@@ -38,6 +40,7 @@ BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=[
 ELSEWHERE = {"getitem", "aten._assert_tensor_metadata.default", "wrap_with_set_grad_enabled"}
 ELSEWHERE |= {"aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default"}
 ELSEWHERE |= {"aten._weight_int8pack_mm.default"}  # which torch has not in float64: tests of codes have it
+ELSEWHERE |= {"aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"}  # of any values
 
 FLOAT32_ROUNDOFF = 2.0**-24
 
