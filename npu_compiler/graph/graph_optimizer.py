@@ -9,6 +9,7 @@ from typing import Any
 
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.graph.constants import fold_constants
 from npu_compiler.graph.functional import functionalize
 from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, merge_linears, share_heads
 from npu_compiler.graph.linear_spelling import spell_linears
@@ -36,6 +37,7 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
     passes: tuple[Pass, ...] = (
         functionalize,
         eliminate_noops,
+        fold_constants,
         spell_linears,
         fold_batch_norms,
         fuse_attention,
