@@ -15,6 +15,7 @@ from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
 from npu_compiler.op_support import is_op_supported as lowers_by_default
 from npu_compiler.partitioning.carried_graph import read_carried_graph, without_shared_memory
+from npu_compiler.partitioning.companions import Companions, find_companions
 from npu_compiler.partitioning.division import Division, divide
 from npu_compiler.partitioning.placement import SupportRule
 from npu_compiler.partitioning.plan import Partition, PartitionPlan, TransferOp
@@ -68,9 +69,11 @@ def partition(
     rules = [] if target is None else [target_rule(codegen, device_tensors)]
     if is_op_supported is not None:
         rules.insert(0, callback_rule(is_op_supported, carried.raw))
-    division = divide(graph, device_tensors, _all_of(rules))
+    companions = find_companions(graph, _all_of(rules), is_op_supported is not None)
+    device_tensors = companions.device_tensors(graph, device_tensors)
+    division = divide(companions.graph, device_tensors, _all_of(rules))
     writer = SubIRWriter(carried, device_tensors, compute.name)
-    partitions = _partitions(graph, division, writer)
+    partitions = _partitions(companions, division, writer)
     return PartitionPlan(
         model=graph.name,
         target=target,
@@ -97,8 +100,9 @@ def _all_of(rules: Sequence[SupportRule]) -> SupportRule:
     return support
 
 
-def _partitions(graph: IRGraph, division: Division, writer: SubIRWriter) -> tuple[Partition, ...]:
-    """One partition for each level, in order."""
+def _partitions(companions: Companions, division: Division, writer: SubIRWriter) -> tuple[Partition, ...]:
+    """One partition for each level, in order; with what goes along."""
+    graph = companions.graph
     members: dict[int, list[int]] = {}
     level_of: dict[str, int] = {}
     readers: dict[str, set[int]] = {}
@@ -117,6 +121,9 @@ def _partitions(graph: IRGraph, division: Division, writer: SubIRWriter) -> tupl
         outputs = tuple(name for name in made if name in wanted or readers.get(name, set()) - {level})
         on_device = division.placements[positions[0]].on_device
         name = f"{graph.name}.{level}"
+        along = companions.of(nodes)
+        reasons = {} if on_device else _reasons(graph, positions, division) | _reasons_along(along)
+        nodes = along + nodes
         partitions.append(
             Partition(
                 index=level,
@@ -125,7 +132,7 @@ def _partitions(graph: IRGraph, division: Division, writer: SubIRWriter) -> tupl
                 inputs=inputs,
                 outputs=outputs,
                 ir=writer.write(name, nodes, inputs, outputs, on_device),
-                reasons={} if on_device else _reasons(graph, positions, division),
+                reasons=reasons,
             )
         )
     return tuple(partitions)
@@ -133,6 +140,10 @@ def _partitions(graph: IRGraph, division: Division, writer: SubIRWriter) -> tupl
 
 def _reasons(graph: IRGraph, positions: Sequence[int], division: Division) -> dict[str, str]:
     return {graph.nodes[position].name: division.placements[position].reason for position in positions}
+
+
+def _reasons_along(nodes: Sequence[OpNode]) -> dict[str, str]:
+    return {node.name: "no input reaches it, and a node on the CPU reads it" for node in nodes}
 
 
 def _transfers(

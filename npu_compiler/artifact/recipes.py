@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -93,7 +94,7 @@ class WeightRecipe:
             WeightError: A tensor has values that it cannot have, such as a negative variance.
         """
         if self.transform == EXPRESSIONS:
-            return self._of_its_shape(run_stages(self.spec.name, self.stages, arrays))
+            return self._held(self._of_its_shape(run_stages(self.spec.name, self.stages, arrays)))
         if not self.inputs:
             return self._constant()
         transform = TRANSFORMS.get(self.transform)
@@ -107,6 +108,14 @@ class WeightRecipe:
                 f"weight '{self.spec.name}': '{self.transform}' cannot take its inputs ({error}); compile it again"
             ) from error
         return self._of_its_shape(result)
+
+    def _held(self, value: Array) -> Array:
+        """What a kernel would have stored: infinity in place of numbers that the data type on the device has not."""
+        kind = self.spec.dtype
+        if not kind.is_float or kind.coding is not None or value.dtype.itemsize <= kind.size:
+            return value
+        largest = float(ml_dtypes.finfo(kind.numpy).max)  # type: ignore[no-untyped-call]
+        return np.where(np.abs(value) > largest, np.copysign(value.dtype.type(np.inf), value), value)
 
     def _of_its_shape(self, result: Array) -> Array:
         if result.shape != self.spec.shape:

@@ -192,13 +192,9 @@ def run_stages(name: str, stages: Sequence[Stage], arrays: Sequence[Array]) -> A
     check_stages(name, stages, len(arrays))
     tensors = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     try:
-        for stage in stages:
-            if stage.code:
-                expr = _expression(stage, len(tensors))
-                value = evaluate(expr, stage.shape or (1,), tensors.__getitem__)
-                tensors.append(np.array(value, stage.dtype.numpy).reshape(-1))
-            else:
-                tensors.append(_literal(stage))
+        with np.errstate(all="ignore"):  # as on a device: what is too large becomes infinite
+            for stage in stages:
+                tensors.append(_made(stage, tensors))
     except IndexFault as fault:
         raise WeightError(
             f"'{name}': given the index {fault.value} in a tensor of the weight file, expected one of its dimension"
@@ -206,6 +202,14 @@ def run_stages(name: str, stages: Sequence[Stage], arrays: Sequence[Array]) -> A
     except (ValueError, TypeError, IndexError, OverflowError, RecursionError, MemoryError) as error:
         raise _damaged(name, f"stages that cannot be computed ({error})") from error
     return tensors[-1].reshape(stages[-1].shape)
+
+
+def _made(stage: Stage, tensors: Sequence[Array]) -> Array:
+    """The elements of a stage, row-major."""
+    if not stage.code:
+        return _literal(stage)
+    value = evaluate(_expression(stage, len(tensors)), stage.shape or (1,), tensors.__getitem__)
+    return np.array(value, stage.dtype.numpy).reshape(-1)
 
 
 def _damaged(name: str, what: str) -> ProgramFormatError:

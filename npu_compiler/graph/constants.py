@@ -21,8 +21,9 @@ from npu_compiler.dtypes import FLOAT32, FLOAT64
 from npu_compiler.errors import IRError, ProgramFormatError, UnsupportedOpError
 from npu_compiler.graph.tracing import results_of
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.creation import empty
 from npu_compiler.ops.reduction import total
-from npu_compiler.ops.registry import definition, traits_of
+from npu_compiler.ops.registry import definition, spelled, traits_of
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, has_reduce, leaves, walk
 from npu_compiler.tensor.layout import BufferSpec, Layout, dense
@@ -30,7 +31,7 @@ from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace
 from npu_compiler.tensor.trace import Anchor, Map, TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["Fold", "constant_nodes", "find_folds", "fold_constants"]
+__all__ = ["Fold", "constant_nodes", "find_folds", "fold_constants", "read_no_shapes"]
 
 CARRIED_BYTES = 1 << 16
 """Of a constant, up to which a program carries it; a larger one is computed when weights are loaded."""
@@ -75,8 +76,29 @@ def fold_constants(graph: IRGraph) -> IRGraph:
     return replace(graph, nodes=nodes, weights=weights, notes=tuple(notes))
 
 
+def read_no_shapes(graph: IRGraph) -> IRGraph:
+    """The graph in which ops that ask for the shape and the data type of their first operand read another one like it.
+
+    So ``zeros_like(x)`` is a constant, and does not wait for x.
+    """
+    nodes, tensors = list[OpNode](), dict(graph.tensors)
+    for node in graph.nodes:
+        first = next(node.tensors(), None)
+        if first is not None and not traits_of(node.op).reads_first:
+            spec, key = graph.tensors[first], next(iter(node.inputs))
+            name = f"{node.name}.like"
+            while name in tensors:
+                name += "_"
+            tensors[name] = replace(spec, name=name)
+            attrs = {"size": list(spec.shape), "dtype": spec.dtype.name}
+            nodes.append(OpNode(name, spelled(empty), {}, attrs, (name,)))
+            node = replace(node, inputs={**node.inputs, key: name})
+        nodes.append(node)
+    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
 def constant_nodes(graph: IRGraph) -> dict[str, bool]:
-    """Names of the nodes that no input reaches; whether weights do."""
+    """Names of the nodes that no input reaches, in a graph that `read_no_shapes` gave; whether weights do."""
     kinds: dict[str, bool] = {name: bool(recipe.inputs) for name, recipe in graph.weights.items()}
     found: dict[str, bool] = {}
     for node in graph.nodes:
@@ -84,8 +106,7 @@ def constant_nodes(graph: IRGraph) -> dict[str, bool]:
         if entry is None or not node.outputs or entry.traits.asserts:
             continue
         read = list(node.tensors())
-        read = read if entry.traits.reads_first else read[1:]
-        if (read or entry.creates or not entry.traits.reads_first) and all(name in kinds for name in read):
+        if (read or entry.creates) and all(name in kinds for name in read):
             found[node.name] = any(kinds[name] for name in read)
             kinds.update(dict.fromkeys(node.outputs, found[node.name]))
     return found
@@ -95,7 +116,7 @@ def find_folds(graph: IRGraph, bind: Bind) -> list[Fold]:
     """The tensors that are better weights, in the order of the graph.
 
     Args:
-        graph: A graph in which nothing changes in place.
+        graph: What `read_no_shapes` gave.
         bind: Gives a node's tensors by their parameters.
     """
     constant = constant_nodes(graph)
@@ -171,8 +192,7 @@ class _Scene:
             node = self._makers.get(stack.pop())
             if node is not None and node.name not in wanted:
                 wanted[node.name] = node
-                read = list(node.tensors())
-                stack += read if traits_of(node.op).reads_first else read[1:]
+                stack += node.tensors()
         return [node for node in self._graph.nodes if node.name in wanted]
 
     def _is_worthwhile(self, name: str, made: _Making, of_weights: bool) -> bool:
@@ -240,8 +260,7 @@ class _Making:
         self._graph, self._nodes = graph, nodes
         made = {output for node in nodes for output in node.outputs}
         read = dict.fromkeys(name for node in nodes for name in node.tensors() if name not in made)
-        self._sources = [name for name in read if name in graph.weights]
-        self._shapes_alone = [name for name in read if name not in graph.weights]
+        self._sources = list(read)
 
     @property
     def source_bytes(self) -> int:
@@ -257,12 +276,11 @@ class _Making:
     def as_expression(self, name: str) -> Tensor | None:
         """The tensor as one expression of its sources; None where something on the way has to be in memory."""
         trace, env = self._traced(in_memory=False)
-        count = len(self._sources) + len(self._shapes_alone)
-        return env[name] if len(trace.tensors) == count else None
+        return env[name] if len(trace.tensors) == len(self._sources) else None
 
     def _traced(self, in_memory: bool) -> tuple[Trace, dict[str, Tensor]]:
         trace, env = Trace(_Dense()), dict[str, Tensor]()
-        for name in (*self._sources, *self._shapes_alone):
+        for name in self._sources:
             spec = self._graph.tensors[name]
             env[name] = trace.add(name, spec.shape, spec.dtype, "plain")
         for node in self._nodes:
@@ -289,9 +307,9 @@ class _Making:
         numbers: dict[int, int] = {}
         literal: list[int] = []
         for index in sources:
-            source = self._graph.weights.get(trace.tensors[index].name)
-            if source is None or trace.tensors[index].dtype != source.spec.host_dtype:
-                return None  # of this one a shape alone is known; or it holds codes
+            source = self._graph.weights[trace.tensors[index].name]
+            if trace.tensors[index].dtype != source.spec.host_dtype:
+                return None  # it holds codes
             if source.inputs and source.is_plain:
                 numbers[index] = len(inputs)
                 inputs.append(source.inputs[0])

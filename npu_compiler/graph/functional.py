@@ -142,10 +142,12 @@ class _Functional:
         return replace(self._graph, nodes=nodes, outputs=outputs, tensors=tensors)
 
     def _needed(self, outputs: Collection[str]) -> list[OpNode]:
-        """The nodes, but for those that the graph did not have and that nobody reads."""
+        """The nodes, but for those that nobody reads and that the graph did not have, or that only see memory."""
         read, kept = set(outputs), list[OpNode]()
         for node in reversed(self._nodes):
-            if node.name not in self._made or not read.isdisjoint(node.outputs):
+            known = traits_of(node.op, node.attrs)
+            idle = node.name in self._made or (node.outputs and (known.is_silent or known.work is Work.VIEW))
+            if not idle or not read.isdisjoint(node.outputs):
                 kept.append(node)
                 read.update(node.tensors())
         return kept[::-1]

@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
-from npu_compiler.graph.constants import fold_constants
+from npu_compiler.graph.constants import fold_constants, read_no_shapes
 from npu_compiler.graph.functional import functionalize
 from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, merge_linears, share_heads
 from npu_compiler.graph.linear_spelling import spell_linears
@@ -37,6 +40,7 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
     passes: tuple[Pass, ...] = (
         functionalize,
         eliminate_noops,
+        read_no_shapes,
         fold_constants,
         spell_linears,
         fold_batch_norms,
@@ -168,7 +172,8 @@ def _add_folded(
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines.
+    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, and constants
+    that it does not hold.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
     does a part of a model, which is written in the data types of the device.
@@ -182,8 +187,18 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
             exact.update(node.tensors())
         if known.is_learned:
             exact.difference_update(node.outputs)
+    exact.update(name for name, recipe in graph.weights.items() if recipe.data and _is_beyond(recipe, compute))
     tensors = {
         name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec
         for name, spec in graph.tensors.items()
     }
     return replace(graph, tensors=tensors)
+
+
+def _is_beyond(recipe: WeightRecipe, compute: DType) -> bool:
+    """Whether a constant has a finite number that is too large for a data type."""
+    if recipe.spec.host_dtype != FLOAT32:
+        return False
+    values = np.abs(np.frombuffer(recipe.data, np.float32))
+    largest = float(ml_dtypes.finfo(compute.numpy).max)  # type: ignore[no-untyped-call]
+    return bool((np.isfinite(values) & (values > largest)).any())

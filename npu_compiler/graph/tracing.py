@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
@@ -32,6 +34,10 @@ def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, T
     for name in (*graph.inputs, *graph.weights):
         spec = graph.tensors[name]
         env[name] = trace.add(name, spec.shape, spec.dtype, roles.get(name, "plain"))
+        recipe = graph.weights.get(name)
+        if recipe is not None and recipe.data and recipe.spec.host_dtype.is_integer:
+            numbers = np.frombuffer(recipe.data, recipe.spec.host_dtype.numpy)
+            trace.bounds[len(trace.tensors) - 1] = int(numbers.min()), int(numbers.max())
     for node in graph.nodes:
         trace.node = node.name
         declared = [graph.tensors[name] for name in node.outputs]

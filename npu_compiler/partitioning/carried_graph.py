@@ -13,6 +13,7 @@ from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.frontend.evidence import Names, evidence_of
 from npu_compiler.frontend.ir_source import IRSource, load_json
+from npu_compiler.graph.constants import read_no_shapes
 from npu_compiler.graph.functional import functionalize
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import bind, canonical, definition
@@ -74,12 +75,12 @@ def read_carried_graph(source: IRSource) -> CarriedGraph:
 
 
 def without_shared_memory(carried: CarriedGraph) -> CarriedGraph:
-    """The model without anything that changes in place (`npu_compiler.graph.functional`).
+    """The model without anything that changes in place (`npu_compiler.graph.functional`), or is read for its shape.
 
     Raises:
         UnsupportedOpError: As `functionalize`.
     """
-    graph, raw, nodes = functionalize(carried.graph), dict(carried.raw), []
+    graph, raw, nodes = read_no_shapes(functionalize(carried.graph)), dict(carried.raw), []
     for node in graph.nodes:
         if node.name not in raw:
             read = list(node.tensors())
