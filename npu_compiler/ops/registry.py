@@ -101,6 +101,8 @@ def op(*names: str, **traits: Any) -> Callable[[F], F]:
         entry = OpDefinition(names, family, tuple(parameters), function, creates, Traits(**traits))
         _SPELLED[function] = names[0]
         for name in names:
+            if name in _REGISTRY:
+                raise ValueError(f"given a definition of '{name}' in '{family}', '{_REGISTRY[name].family}' has one")
             _REGISTRY[name] = entry
         return function
 
