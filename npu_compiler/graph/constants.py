@@ -17,19 +17,18 @@ import numpy as np
 from npu_compiler.artifact.describe import counted, format_bytes
 from npu_compiler.artifact.recipes import EXPRESSIONS, WeightInput, WeightRecipe
 from npu_compiler.artifact.stages import Stage, encoded, is_computable
-from npu_compiler.dtypes import FLOAT32, FLOAT64
+from npu_compiler.dtypes import FLOAT64
 from npu_compiler.errors import IRError, ProgramFormatError, UnsupportedOpError
 from npu_compiler.graph.tracing import results_of
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.creation import empty
-from npu_compiler.ops.reduction import total
+from npu_compiler.ops.linear import product_as_sums
 from npu_compiler.ops.registry import definition, spelled, traits_of
 from npu_compiler.ops.traits import Work
-from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, has_reduce, leaves, walk
+from npu_compiler.tensor.expr import Expr, Load, has_reduce, leaves, walk
 from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace
 from npu_compiler.tensor.trace import Anchor, Map, TracedTensor
-from npu_compiler.tensor.view import View
 
 __all__ = ["Fold", "constant_nodes", "find_folds", "fold_constants", "read_no_shapes"]
 
@@ -350,26 +349,10 @@ def _stage(tensor: TracedTensor, trace: Trace, numbers: Mapping[int, int]) -> St
     source = tensor.source
     if isinstance(source, Map):
         return encoded(source.expr, tensor.shape, tensor.dtype, numbers)
-    if isinstance(source, Anchor) and source.kind == "matmul" and not source.attrs and tensor.dtype.is_float:
-        return _product(tensor, source, trace, numbers)
-    return None
-
-
-def _product(tensor: TracedTensor, anchor: Anchor, trace: Trace, numbers: Mapping[int, int]) -> Stage:
-    """A product of matrices [..., M, K] and [..., K, N] as sums of a row [K] for each of its elements."""
-    (*batch, rows, columns), extent = tensor.shape, anchor.operands[0].view.shape[-1]
-    space = (*batch, rows, columns, extent)
-    left, right = (ref.view for ref in anchor.operands)
-    seen = (
-        View(space, (*left.strides[:-1], 0, left.strides[-1]), left.offset),
-        View(space, (*right.strides[:-2], 0, right.strides[-1], right.strides[-2]), right.offset),
+    sums = (
+        product_as_sums(source, tensor.shape, trace) if isinstance(source, Anchor) and tensor.dtype.is_float else None
     )
-    factors = [
-        Load(replace(ref, view=view, steps=()), trace.tensors[ref.tensor].dtype)
-        for ref, view in zip(anchor.operands, seen, strict=True)
-    ]
-    summed = Reduce(total.combination((FLOAT32,), trace), (Call("mul", tuple(factors), FLOAT32),), extent, FLOAT32)
-    return encoded(summed, (*tensor.shape, 1), tensor.dtype, numbers)
+    return None if sums is None else encoded(sums, (*tensor.shape, 1), tensor.dtype, numbers)
 
 
 def _idle_nodes(graph: IRGraph, made: Collection[str]) -> set[str]:
@@ -382,4 +365,3 @@ def _idle_nodes(graph: IRGraph, made: Collection[str]) -> set[str]:
         else:
             read.update(node.tensors())
     return idle
-
