@@ -40,7 +40,7 @@ def product(a: Tensor, b: Tensor, dtype: DType | None = None) -> Tensor:
 
 
 def product_as_sums(anchor: Anchor, shape: Sequence[int], trace: Trace) -> Expr | None:
-    """The product of matrices [..., M, K] and [..., K, N] that an anchor is: sums of a row [K] for each of its elements.
+    """The product of matrices [..., M, K] and [..., K, N] that an anchor is, as sums of a row [K] for each element.
 
     Args:
         anchor: Any anchor; of one that is no product of matrices as they are, there is no such expression.

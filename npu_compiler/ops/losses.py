@@ -95,10 +95,7 @@ def margin_ranking_loss(
 @loss("poisson_nll_loss")
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int) -> Tensor:
     """The negative logarithm of the likelihood of counts, with Stirling's formula where `full`."""
-    if log_input:
-        losses = apply("exp", input) - target * input
-    else:
-        losses = input - target * apply("log", input + eps)
+    losses = apply("exp", input) - target * input if log_input else input - target * apply("log", input + eps)
     if full:
         stirling = target * apply("log", target) - target + 0.5 * apply("log", 2 * pi * target)
         losses = losses + where(target <= 1, 0.0, stirling)
