@@ -13,6 +13,7 @@ from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.tensor.layout import Layout, filter_order
 from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PACK_CHANNELS",
     "along_axes",
     "chunks_follow_steps",
+    "filter_layout",
     "is_packed_image",
     "is_packed_weight",
     "pack_image",
@@ -51,6 +53,20 @@ def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
     if channels <= _FEW_CHANNELS:
         return outputs, _FEW_CHANNELS, height, ceil_div(width, 2) * 2
     return outputs, ceil_div(channels, CHUNK) * CHUNK, height, width
+
+
+def filter_layout(shape: tuple[int, ...]) -> Layout:
+    """How a weight [O, I, ...] lies: tap by tap, filled up to whole chunks; of one channel, with its outputs innermost.
+
+    Each channel with filters of its own has them side by side with those of its neighbours.
+    """
+    order, rank = filter_order(shape), len(shape)
+    if shape[1] == 1 and rank < 5:
+        return Layout(shape, shape, (*order, 0))
+    if rank == 5:
+        return Layout(shape, shape, (0, *order))
+    outputs, channels, height, width = packed_weight((*shape[:2], *(1,) * (4 - rank), *shape[2:]))
+    return Layout(shape, (outputs, channels, height, width)[:2] + (height, width)[4 - rank :], (0, *order))
 
 
 def is_packed_weight(weight: Operand) -> bool:

@@ -383,7 +383,8 @@ class _Grouping:
             shape = value.shape or (1,)  # what reduces has a last dimension
             view = tensor.view.reshape(shape)
             assert view is not None
-            parts = in_parts(value.expr, view, MAX_READS) if value.is_full else [(value.expr, view)]
+            expr, view = _in_memory_order(value, view, tensor)
+            parts = in_parts(expr, view, MAX_READS) if value.is_full else [(expr, view)]
             return [Group(tensor, None, expr, part.shape, part, value.nodes) for expr, part in parts]
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
@@ -402,6 +403,15 @@ class _Grouping:
             return [scatter]
         untouched = Load(source.into, tensor.dtype)
         return [Group(tensor, None, untouched, tensor.shape, tensor.view, (f"copy for {tensor.name}",)), scatter]
+
+
+def _in_memory_order(value: Value, view: View, tensor: TracedTensor) -> tuple[Expr, View]:
+    """What is stored, over dimensions in the order in which they lie: neighbours in memory are computed side by side."""
+    order = tensor.layout.order
+    if value.reductions or value.shape != tensor.shape or list(order) == sorted(order):
+        return value.expr, view
+    expr = reindex(value.expr, value.shape, (("permute", order),))
+    return (value.expr, view) if expr is None else (expr, view.permute(order))
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:

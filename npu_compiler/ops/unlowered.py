@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from npu_compiler.ops import attention, convolution, linear
+from npu_compiler.ops import attention, convolution
 from npu_compiler.ops.registry import unlowered
 from npu_compiler.ops.traits import Memory
 
 unlowered("adjoint", "as_strided", "diagonal", "H", "imag", "mH", "mT", "real", "swapdims", "T", memory=Memory.OPERAND)
 unlowered("unfold", "view_as_complex", "view_as_real", memory=Memory.OPERAND)
 unlowered("to", memory=Memory.OPERAND_OF_SAME_DTYPE)
-unlowered("mv", "dot", flops=linear.flops)
-unlowered("addbmm", flops=linear.flops_beside_sum)
-unlowered("conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", flops=convolution.flops)
-unlowered("convolution", "convolution_mode", "convolution_overrideable", flops=convolution.flops)
+unlowered("conv_tbc", "convolution_mode", "convolution_overrideable", flops=convolution.flops)
 unlowered(
     "scaled_dot_product_cudnn_attention",
     "scaled_dot_product_efficient_attention",

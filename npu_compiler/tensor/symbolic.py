@@ -5,11 +5,11 @@ What has to be in memory they ask of their `Trace`, which collects it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
+from math import gcd, prod
 from typing import Any
 
-from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
+from npu_compiler.dtypes import BOOL, FLOAT32, INT32, INT64, DType, promote
 from npu_compiler.tensor.coded import decoded, encoded
 from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex
 from npu_compiler.tensor.index_check import IndexCheck
@@ -132,6 +132,23 @@ class Tensor:
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
         return self._view(shape, ("slice", (dim, start, length, step)))
 
+    def flip(self, *dims: int) -> Tensor:
+        """Backwards along dimensions."""
+        result = self
+        for dim in dims:
+            size = self.shape[dim]
+            result = result.slice(dim, size - 1, size, -1) if size > 1 else result
+        return result
+
+    def unfold(self, dim: int, size: int, step: int = 1, dilation: int = 1) -> Tensor:
+        """Windows along a dimension, `step` apart; their `size` elements, `dilation` apart, become the last dimension."""
+        dim = normalize_dim(dim, len(self.shape))
+        count = (self.shape[dim] - dilation * (size - 1) - 1) // step + 1
+        if count < 1:
+            raise OpRefusal(f"windows of {size} elements do not fit into a dimension of {self.shape[dim]}")
+        shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
+        return self._view(shape, ("unfold", (dim, size, step, dilation)))
+
     # ---- arithmetic
 
     def cast(self, dtype: DType) -> Tensor:
@@ -187,6 +204,31 @@ class Tensor:
         trailing = (1,) * (len(self.shape) - dim - 1)
         position = index.within(size).reshape((*index.shape, *trailing)).expand(sizes)
         return self._over(sizes, Load(rows.ref, self.dtype.stored, position.expr, stride))
+
+    def at(self, places: Mapping[int, Tensor]) -> Tensor:
+        """``result[..., i, ...] = self[..., places[dim][..., i, ...], ...]``: elements at computed positions.
+
+        Args:
+            places: Integers by dimension, over the result's shape or what broadcasts to it; of a dimension without any,
+                each position is its own. They are checked where their bounds prove nothing, see `within`.
+        """
+        source = self.realize()
+        assert source.ref is not None
+        own = tuple(1 if dim in places else size for dim, size in enumerate(self.shape))
+        shape = broadcast_shapes(own, *(place.shape for place in places.values()))
+        rows, strides = source, source.ref.view.strides
+        for dim in places:
+            rows = rows.slice(dim, 0, 1)
+        rows = rows.expand(shape)
+        assert rows.ref is not None
+        apart = gcd(*(strides[dim] for dim in places)) or 1
+        offset: Tensor | None = None
+        for dim, place in places.items():
+            term = place.within(self.shape[dim]).cast(INT32) * (strides[dim] // apart)
+            offset = term if offset is None else offset + term
+        if offset is None or not prod(shape):
+            return rows
+        return self._over(shape, Load(rows.ref, self.dtype.stored, offset.expand(shape).expr, apart))
 
     def __add__(self, other: Tensor | Number) -> Tensor:
         return apply("add", self, other)
@@ -267,8 +309,17 @@ class Trace:
         self.checks.append(IndexCheck(name, index.shape, self.node, extent, wraps))
         return len(self.checks) - 1
 
-    def map(self, tensor: Tensor, role: str | None = None) -> Tensor:
-        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise."""
+    def map(self, tensor: Tensor, role: str | None = None, order: tuple[int, ...] = ()) -> Tensor:
+        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise.
+
+        Args:
+            tensor: What to store.
+            role: See `LayoutRule`.
+            order: Where given: the dimensions from outermost to innermost, as they lie on every target.
+        """
+        if order:
+            layout = Layout(tensor.shape, tensor.shape, order)
+            return self._declare(self.node, tensor.shape, tensor.dtype, "plain", Map(tensor.expr), layout)
         return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
 
     def anchor(
@@ -320,12 +371,13 @@ class Trace:
         return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
 
     def _role(self, tensor: Tensor) -> str:
-        """An elementwise result of an image of the same shape is an image."""
-        if len(tensor.shape) == 4:
-            for load in leaves(tensor.expr):
-                source = self.tensors[load.ref.tensor]
-                if source.role == "image" and source.shape == tensor.shape and not load.ref.steps:
-                    return "image"
+        """An elementwise result of an image, or of parts of images, is an image where it has their dimensions."""
+        rank = len(tensor.shape)
+        for load in leaves(tensor.expr) if rank > 2 else ():
+            source = self.tensors[load.ref.tensor]
+            parts = all(step == "slice" for step, _ in load.ref.steps)
+            if source.role == "image" and len(source.shape) == rank and parts and load.ref.view.shape == tensor.shape:
+                return "image"
         return "plain"
 
 

@@ -20,7 +20,7 @@ __all__ = ["Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
 
 
 class LayoutRule(Protocol):
-    """How a target lays out a tensor: `role` is ``plain``, ``image`` [N, C, H, W] or ``conv_weight`` [O, I, H, W]."""
+    """How a target lays out a tensor: `role` is ``plain``, ``image`` [N, C, ...] or ``conv_weight`` [O, I, ...]."""
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout: ...
 

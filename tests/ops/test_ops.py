@@ -14,7 +14,8 @@ import npu_compiler
 from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
-from tests.ops import anchor_cases, elementwise_cases, indexing_cases, pointwise_cases, reduction_cases, views_cases
+from tests.ops import anchor_cases, elementwise_cases, image_cases, indexing_cases, pointwise_cases, reduction_cases
+from tests.ops import views_cases
 from tests.ops.cases import MODEL, Case
 from tests.support.running import run_ir
 
@@ -25,6 +26,7 @@ CASES = [
     *reduction_cases.CASES,
     *indexing_cases.CASES,
     *anchor_cases.CASES,
+    *image_cases.CASES,
 ]
 COMPUTED = [case for case in CASES if not case.refusal]
 REFUSED = [case for case in CASES if case.refusal]
