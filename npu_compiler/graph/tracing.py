@@ -118,9 +118,9 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
         known = traits_of(node.op)
         if known.images:
             for key, value in node.inputs.items():
-                if key in known.images and isinstance(value, str):
-                    if len(graph.tensors[value].shape) in known.image_ranks:
-                        roles[value] = known.images[key]
+                ranked = isinstance(value, str) and len(graph.tensors[value].shape) in known.image_ranks
+                if key in known.images and ranked:
+                    roles[str(value)] = known.images[key]
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None
         if output is not None and roles.get(output.name) == "image":

@@ -64,7 +64,7 @@ class Group:
         """2 where the epilogue combines two neighbouring columns of a product: the problem's result has twice the
         columns of `shape`, and its load at an offset of 1 is the odd column. Else 1.
         """
-        return 1 if self.problem is None or not self.shape[-1] else self.problem.shape[-1] // self.shape[-1]
+        return 1 if self.problem is None or not self.shape[-1] else self.problem.result.shape[-1] // self.shape[-1]
 
     @property
     def anchor(self) -> TracedTensor | None:
@@ -383,8 +383,7 @@ class _Grouping:
             shape = value.shape or (1,)  # what reduces has a last dimension
             view = tensor.view.reshape(shape)
             assert view is not None
-            expr, view = _in_memory_order(value, view, tensor)
-            parts = in_parts(expr, view, MAX_READS) if value.is_full else [(expr, view)]
+            parts = in_parts(value.expr, view, MAX_READS) if value.is_full else [(value.expr, view)]
             return [Group(tensor, None, expr, part.shape, part, value.nodes) for expr, part in parts]
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
@@ -403,15 +402,6 @@ class _Grouping:
             return [scatter]
         untouched = Load(source.into, tensor.dtype)
         return [Group(tensor, None, untouched, tensor.shape, tensor.view, (f"copy for {tensor.name}",)), scatter]
-
-
-def _in_memory_order(value: Value, view: View, tensor: TracedTensor) -> tuple[Expr, View]:
-    """What is stored, over dimensions in the order in which they lie: neighbours in memory are computed side by side."""
-    order = tensor.layout.order
-    if value.reductions or value.shape != tensor.shape or list(order) == sorted(order):
-        return value.expr, view
-    expr = reindex(value.expr, value.shape, (("permute", order),))
-    return (value.expr, view) if expr is None else (expr, view.permute(order))
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:

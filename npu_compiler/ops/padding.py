@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -97,7 +96,8 @@ def _padded_by_place(x: Tensor, pad: Sequence[int], mode: str) -> Tensor:
 def _padding(mode: str, rank: int) -> Callable[..., Tensor]:
     def compute(self: Tensor, padding: Sequence[int]) -> Tensor:
         if len(padding) != 2 * rank or len(self.shape) not in (rank + 1, rank + 2):
-            raise OpRefusal(f"given padding={list(padding)} for {len(self.shape)} dimensions, expected {2 * rank} numbers")
+            given = f"padding={list(padding)} for {len(self.shape)} dimensions"
+            raise OpRefusal(f"given {given}, expected {2 * rank} numbers for {rank + 1} or {rank + 2}")
         return _padded_by_place(self, padding, mode)
 
     compute.__doc__ = f"{_WORDS[mode]} around {('lines', 'images', 'volumes')[rank - 1]}, with or without a batch."

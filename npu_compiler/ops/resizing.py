@@ -167,12 +167,13 @@ def _smooth(distance: Tensor) -> Tensor:
 
 
 def _filtered(x: Tensor, axis: _Axis, reach: float, kernel: Callable[[Tensor], Tensor]) -> Tensor:
-    """One dimension resized by a kernel that is stretched over all elements that an element of the result stands for."""
+    """One dimension resized by a kernel, stretched over all elements that an element of the result stands for."""
     stretch = max(axis.scale, 1.0)
     support = reach * stretch
     taps = ceil(support) * 2 + 1
     if taps > _MAX_TAPS:
-        raise OpRefusal(f"a filter of {taps} elements along a dimension, from {axis.size} to {axis.out}; at most {_MAX_TAPS}")
+        given = f"{axis.size} elements to become {axis.out} by a filter of {taps}"
+        raise OpRefusal(f"given {given}, expected a filter of at most {_MAX_TAPS}")
     centre = (_numbers(x, axis) + 0.5) * axis.scale
     first = apply("max", (centre - support + 0.5).cast(INT32), 0)
     end = apply("min", (centre + support + 0.5).cast(INT32), axis.size)
@@ -307,7 +308,7 @@ for _rank, _word in ((1, "lines"), (2, "images"), (3, "volumes")):
         partial(_by_nearest, shift=0.0), aligns=False,
     )  # fmt: skip
     _define(
-        f"_upsample_nearest_exact{_rank}d", _rank, f"Resized {_word}: the element at the middle of each new one's place.",
+        f"_upsample_nearest_exact{_rank}d", _rank, f"Resized {_word}: the element amid each new one's place.",
         partial(_by_nearest, shift=0.5), aligns=False,
     )  # fmt: skip
 for _rank, _name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):

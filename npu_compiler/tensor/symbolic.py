@@ -141,7 +141,7 @@ class Tensor:
         return result
 
     def unfold(self, dim: int, size: int, step: int = 1, dilation: int = 1) -> Tensor:
-        """Windows along a dimension, `step` apart; their `size` elements, `dilation` apart, become the last dimension."""
+        """Windows along a dimension, `step` apart; of `size` elements, `dilation` apart, as a new last dimension."""
         dim = normalize_dim(dim, len(self.shape))
         count = (self.shape[dim] - dilation * (size - 1) - 1) // step + 1
         if count < 1:

@@ -43,7 +43,7 @@ class View(Interned):
         return View(shape, strides, self.offset + start * self.strides[dim])
 
     def unfold(self, dim: int, size: int, step: int, dilation: int) -> View:
-        """Windows along a dimension, `step` apart, whose `size` elements, `dilation` apart, become the last dimension."""
+        """Windows along a dimension, `step` apart; of `size` elements, `dilation` apart, as a new last dimension."""
         count = (self.shape[dim] - dilation * (size - 1) - 1) // step + 1
         stride = self.strides[dim]
         shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)

@@ -14,8 +14,15 @@ import npu_compiler
 from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
-from tests.ops import anchor_cases, elementwise_cases, image_cases, indexing_cases, pointwise_cases, reduction_cases
-from tests.ops import views_cases
+from tests.ops import (
+    anchor_cases,
+    elementwise_cases,
+    image_cases,
+    indexing_cases,
+    pointwise_cases,
+    reduction_cases,
+    views_cases,
+)
 from tests.ops.cases import MODEL, Case
 from tests.support.running import run_ir
 
