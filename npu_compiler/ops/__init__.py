@@ -3,6 +3,7 @@
 from npu_compiler.ops import (
     activations,
     attention,
+    contractions,
     convolution,
     creation,
     elementwise,
@@ -17,6 +18,7 @@ from npu_compiler.ops import (
     reduction,
     resizing,
     rotary,
+    special,
     transposed,
     unlowered,
     views,
@@ -27,6 +29,7 @@ __all__ = ["OpDefinition", "definition", "get_supported_ops"]
 __all__ += [
     "activations",
     "attention",
+    "contractions",
     "convolution",
     "creation",
     "elementwise",
@@ -41,6 +44,7 @@ __all__ += [
     "reduction",
     "resizing",
     "rotary",
+    "special",
     "transposed",
     "unlowered",
     "views",

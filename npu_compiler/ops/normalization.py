@@ -24,7 +24,7 @@ def _over_last(node: OpNode, graph: IRGraph) -> bool:
 
 
 @normalization(
-    "aten.softmax.int", "aten._softmax.default",
+    "aten.softmax.int", "aten._softmax.default", "aten.special_softmax.default",
     rows=apart_from_dim, term=Term("softmax", ("self",), holds=_over_last),
 )  # fmt: skip
 def softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
@@ -44,7 +44,9 @@ def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return where(apply("eq", largest, float("-inf")), 0.0, result).move_from_last(dim)
 
 
-@normalization("aten.log_softmax.int", "aten._log_softmax.default", rows=apart_from_dim)
+@normalization(
+    "aten.log_softmax.int", "aten._log_softmax.default", "aten.special_log_softmax.default", rows=apart_from_dim
+)
 def log_softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
     """The logarithm of the softmax over `dim`."""
     x = _converted(self, dtype).move_last(dim)
@@ -267,3 +269,19 @@ def _group_norm(
     result, mean, scale = _standard(x.reshape((batch, groups, -1)), eps)
     by_group = (mean.reshape((batch, groups)), scale.reshape((batch, groups)))
     return _affine_by_channel(result.reshape(x.shape), weight, bias), *by_group
+
+
+@normalization("aten._weight_norm.default")
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """``g * v / norm(v)``, the norm over all dimensions but `dim`."""
+    return weight_norm_interface(v, g, dim)[0]
+
+
+@normalization("aten._weight_norm_interface.default")
+def weight_norm_interface(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """The weight norm, with the norms."""
+    rank = len(v.shape)
+    kept = {dim % rank} if dim != -1 else set()
+    (squares,) = reduce(v * v, total, [d for d in range(rank) if d not in kept], True)
+    norm = apply("sqrt", squares)
+    return v * (g / norm), norm

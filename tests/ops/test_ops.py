@@ -21,6 +21,7 @@ from tests.ops import (
     indexing_cases,
     pointwise_cases,
     reduction_cases,
+    special_cases,
     views_cases,
 )
 from tests.ops.cases import MODEL, Case
@@ -34,6 +35,7 @@ CASES = [
     *indexing_cases.CASES,
     *anchor_cases.CASES,
     *image_cases.CASES,
+    *special_cases.CASES,
 ]
 COMPUTED = [case for case in CASES if not case.refusal]
 REFUSED = [case for case in CASES if case.refusal]
