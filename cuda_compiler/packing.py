@@ -13,7 +13,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, walk
 
 __all__ = ["PACK_SIZES", "PackedLoad", "element_functions", "epilogue", "pack_size", "packed_loads", "with_packs"]
 
@@ -22,7 +22,10 @@ PACK_SIZES = (8, 4, 2)
 
 @dataclass(frozen=True)
 class PackedLoad:
-    """A load of neighbouring elements: its leaf, the text that loads the pack, and its storage type."""
+    """A load of neighbouring elements: its leaf, the text that loads the pack, and its storage type.
+
+    Where the leaf has an index, that is the same for the whole pack, and what it says is added to the address.
+    """
 
     leaf: Load
     source: str
@@ -53,12 +56,23 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
     return fitting[0] if fitting else 1
 
 
-def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int = -1) -> list[PackedLoad]:
-    """The loads that may read `size` neighbours along a dimension at once."""
+def packed_loads(
+    operands: Operands, exprs: Sequence[Expr], size: int, axis: int = -1, indexed: bool = False
+) -> list[PackedLoad]:
+    """The loads that may read `size` neighbours along a dimension at once.
+
+    Args:
+        operands: What `exprs` read.
+        exprs: What is computed.
+        size: Elements of a pack.
+        axis: The dimension, counted from the last.
+        indexed: Whether loads at a computed place count, too: of their packs, `source` has ``{index}`` for it.
+    """
     if size == 1:
         return []
     found = []
-    walks = ((load, operands.walks.get(load)) for load in _loads(exprs) if load.index is None)
+    taken = [load for load in _loads(exprs) if load.index is None or (indexed and _is_same(load, operands, axis, size))]
+    walks = ((load, operands.walks.get(load)) for load in taken)
     contiguous = [(load, strides) for load, strides in walks if strides is not None and strides[axis] == 1]
     held = conditions(exprs) if any(_guarded(operands, load) for load, _ in contiguous) else {}
     for load, strides in contiguous:
@@ -73,11 +87,21 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
             continue
         uniform = all(is_small(guard) and is_uniform(guard, operands.walks, axis, size) for guard, _ in guards)
         if uniform and _aligned(outer, argument.offset, size, dtype.size):
-            source = f"load_pack<{size}>({pointer} + {address})"
+            further = f" + int({{index}}) * {load.index_stride}" if load.index is not None else ""
+            source = f"load_pack<{size}>({pointer} + {address}{further})"
             if guards:
                 source = f"{_all_of(guards, operands)} ? {source} : Pack<{storage}, {size}>()"
             found.append(PackedLoad(load, source, storage))
     return found
+
+
+def _is_same(load: Load, operands: Operands, axis: int, size: int) -> bool:
+    """Whether a load at a computed place reads, for all of a pack, neighbours from one place on, checked by nobody."""
+    assert load.index is not None
+    nodes = walk(load.index)
+    still = all(not operands.walks[leaf][axis] for leaf in nodes if isinstance(leaf, Load | Iota))
+    checked = any(isinstance(node, Checked) for node in nodes)
+    return still and not checked and not _guarded(operands, load) and load.index_stride % size == 0
 
 
 def _all_of(guards: Iterable[Guard], operands: Operands) -> str:
@@ -130,7 +154,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
         values: Parameter for the anchor's own results, with a comma after it; empty without an anchor.
     """
     storage = CUDA.storage[group.output.dtype.name]
-    loads = packed_loads(found.operands, [group.expr], size)
+    loads = packed_loads(found.operands, [group.expr], size, indexed=True)
     operands = with_packs(found.operands, loads, "fetched.")
     pointers, passed = f"{pointer_parameters(operands, CUDA)}const Params& p", f"{pointer_arguments(operands)}p"
     value = "value, " if values else ""
@@ -156,7 +180,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
         f"{inline} void store({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
         "{",
         *found.statements,
-        *_store_lines(group, operands, found.inner, size),
+        *_store_lines(group, operands, found.inner, size, packs),
         "}",
         f"{inline} void finish({values}{positions}{storage}* out, {pointers})",
         "{",
@@ -176,6 +200,10 @@ def _fetching(
     struct: str, function: str, packs: Mapping[str, PackedLoad], size: int, parameters: str, found: Positions
 ) -> list[str]:
     """A struct of packs, and the function that reads them."""
+    printer, sources = Printer(CUDA, found.operands.names), dict[str, str]()
+    for name, load in packs.items():
+        index = load.leaf.index
+        sources[name] = load.source if index is None else load.source.replace("{index}", printer.value(index))
     return [
         f"struct {struct} {{",
         *(f"    Pack<{load.storage}, {size}> {name};" for name, load in packs.items()),
@@ -183,8 +211,9 @@ def _fetching(
         f"__device__ __forceinline__ {struct} {function}({parameters})",
         "{",
         *found.statements,
+        *printer.lines,
         f"    {struct} fetched;",
-        *(f"    fetched.{name} = {load.source};" for name, load in packs.items()),
+        *(f"    fetched.{name} = {source};" for name, source in sources.items()),
         "    return fetched;",
         "}",
     ]
@@ -215,10 +244,15 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
     )
 
 
-def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> list[str]:
+def _store_lines(
+    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
+) -> list[str]:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
+    for name, load in packs.items():
+        if load.leaf.index is not None:  # which nobody has to compute again
+            printer.define(load.leaf, f"{CUDA.register(load.leaf.dtype)}(fetched.{name}[u])")
     result = f"{storage}({printer.value(group.expr)})"
     indices = Printer(CUDA, operands.names)
     place = scatter_place(group, operands.output, indices)
