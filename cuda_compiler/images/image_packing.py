@@ -64,9 +64,11 @@ def filter_layout(shape: tuple[int, ...]) -> Layout:
     if shape[1] == 1 and rank < 5:
         return Layout(shape, shape, (*order, 0))
     if rank == 5:
-        return Layout(shape, shape, (0, *order))
-    outputs, channels, height, width = packed_weight((*shape[:2], *(1,) * (4 - rank), *shape[2:]))
-    return Layout(shape, (outputs, channels, height, width)[:2] + (height, width)[4 - rank :], (0, *order))
+        taps = shape[2] if order[-1] == 2 else 1  # along the depth, which become channels
+        channels = ceil_div(shape[1], CHUNK) * CHUNK if taps == 1 else shape[1]
+        return Layout(shape, (shape[0], channels, *shape[2:]), (0, *order))
+    outputs, channels, *taps_ = packed_weight((*shape[:2], *(1,) * (4 - rank), *shape[2:]))
+    return Layout(shape, (outputs, channels, *taps_[4 - rank :]), (0, *order))
 
 
 def is_packed_weight(weight: Operand) -> bool:
@@ -78,14 +80,14 @@ def is_packed_weight(weight: Operand) -> bool:
 
 
 def chunks_follow_steps(channels: int, step: int, dilation: int) -> bool:
-    """Whether every window begins at a chunk: where two pixels make one, it must move on by two.
+    """Whether every window begins at a chunk: where two pixels make one, it must move on by an even number.
 
     Args:
         channels: Channels of the image.
         step: Pixels of a line from one window to the next.
         dilation: Pixels of a line from one tap to the next.
     """
-    return channels > _FEW_CHANNELS or (step, dilation) == (2, 1)
+    return channels > _FEW_CHANNELS or (step % 2 == 0 and dilation == 1)
 
 
 def is_packed_image(image: Operand, channels: int) -> bool:
@@ -159,7 +161,7 @@ def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, 
         "CHANNELS": 2 * channels,
         "PIXEL_STRIDE": 2 * channels,
         "TAPS_X": geometry["TAPS_X"] // 2,
-        "STEP_X": 1,
+        "STEP_X": geometry["STEP_X"] // 2,
         "PAD_X": (pad - first) // 2,
         "WIDTH": pairs,
     }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from npu_compiler.ops.padding import surrounded
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Term, Work
+from npu_compiler.tensor.layout import filter_order
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor
+
+
+_CHUNK = 8  # channels, in whole numbers of which images of a volume's planes are made
 
 
 def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
@@ -20,9 +24,9 @@ def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
 
 filtering = partial(op, work=Work.ANCHOR, is_learned=True, flops=flops)
 """A convolution; `image_ranks` says of how many dimensions its operands are where they come with a batch."""
-_IMAGES = {"input": "image", "weight": "conv_weight"}
+IMAGES = {"input": "image", "weight": "conv_weight"}
 _PARAMETERS = ("input", "weight", "bias")
-image_filtering = partial(filtering, images=_IMAGES, term=Term("convolution", _PARAMETERS))
+image_filtering = partial(filtering, images=IMAGES, term=Term("convolution", _PARAMETERS))
 line_filtering = partial(image_filtering, image_ranks=(3,))
 volume_filtering = partial(image_filtering, image_ranks=(5,))
 
@@ -101,6 +105,11 @@ def _as_planes(x: Tensor, weight: Tensor, *geometry: Sequence[int]) -> tuple[Any
         return image, weight.reshape((*weight.shape[:3], 1)), *columns
     span = (out[0] - 1) * stride[0] + dilation[0] * (kernel[0] - 1) + 1
     padded = surrounded(x, 2, before[0], span - depth - before[0])
+    spare = -channels % (_CHUNK // gcd(_CHUNK, kernel[0]))
+    if kernel[0] > 1 and spare and weight.shape[1] == channels:
+        padded, channels = surrounded(padded, 1, 0, spare), channels + spare
+        filters = surrounded(weight, 1, 0, spare)
+        weight = x.trace.map(filters, order=(0, *filter_order(filters.shape)))
     planes = padded.unfold(2, kernel[0], stride[0], dilation[0]).permute((0, 2, 1, 5, 3, 4))
     shape = (batch * out[0], channels * kernel[0], height, width)
     if kernel[0] > 1 or planes.ref is None or planes.ref.apply(("reshape", shape)) is None:

@@ -60,6 +60,10 @@ class _Windows:
         # PyTorch: the last window must begin inside of the image
         return count - 1 if ceil_mode and (count - 1) * s >= n + p else count
 
+    def is_plain(self, *axes: int) -> bool:
+        """Whether windows are single elements along all of these dimensions."""
+        return all((self.kernel[a], self.stride[a], self.padding[a]) == (1, 1, 0) for a in axes)
+
     def along(self, *axes: int) -> dict[str, Any]:
         """Their geometry along two dimensions; -1 stands for one with windows of one element."""
         pairs = {"kernel": self.kernel, "stride": self.stride, "padding": self.padding, "dilation": self.dilation}
@@ -90,6 +94,9 @@ def _pool(x: Tensor, reduction: str, out: Sequence[int], windows: _Windows | Non
         axes = (-1, 0) if rank == 1 else (0, 1)
         return anchor(x, (batch, channels, *out), (batch, channels, *ones, *out), *axes)
     depth, height, width = x.shape[2:]
+    if tuple(out[1:]) == (height, width) and (windows is None or windows.is_plain(1, 2)):
+        columns = x.reshape((batch, channels, depth, height * width))
+        return anchor(columns, (batch, channels, *out), (batch, channels, out[0], height * width), 0, -1)
     planes = x.permute((0, 2, 1, 3, 4)).reshape((batch * depth, channels, height, width))
     across = anchor(planes, (*planes.shape[:2], *out[1:]), (*planes.shape[:2], *out[1:]), 1, 2)
     stacked = across.reshape((batch, depth, channels, *out[1:])).permute((0, 2, 1, 3, 4))

@@ -13,14 +13,15 @@ from math import prod
 from typing import Any
 
 from npu_compiler.integers import ceil_div
-from npu_compiler.ops.convolution import conv1d, conv2d, conv3d, convolve, filtering, flops, image_filtering, sizes
+from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.convolution import IMAGES, conv1d, conv2d, conv3d, convolve, filtering, flops, sizes
 from npu_compiler.ops.linear import product
 from npu_compiler.ops.padding import along, divided, surrounded
 from npu_compiler.ops.registry import op
-from npu_compiler.ops.traits import Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
-_spreading = partial(filtering, images={"input": "image"})
+_spreading = partial(filtering, images={"input": "image"}, term=Term("spreading", ("input", "weight", "bias")))
 
 
 def _spread(
@@ -184,7 +185,16 @@ def conv_transpose3d(
 _PLAIN = {1: conv1d, 2: conv2d, 3: conv3d}
 
 
-@image_filtering("aten.convolution.default", image_ranks=(3, 4, 5))
+def _is_plain(node: OpNode, graph: IRGraph) -> bool:
+    return not node.attrs.get("transposed")
+
+
+@filtering(
+    "aten.convolution.default",
+    images=IMAGES,
+    image_ranks=(3, 4, 5),
+    term=Term("convolution", ("input", "weight", "bias"), holds=_is_plain),
+)
 def convolution(
     input: Tensor,
     weight: Tensor,
