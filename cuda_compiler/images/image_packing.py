@@ -63,12 +63,15 @@ def filter_layout(shape: tuple[int, ...]) -> Layout:
     order, rank = filter_order(shape), len(shape)
     if shape[1] == 1 and rank < 5:
         return Layout(shape, shape, (*order, 0))
+    if rank == 5 and order[-1] == 2 and shape[2] > 1:
+        return Layout(shape, shape, (0, *order))  # taps along the depth are channels, too
     if rank == 5:
-        taps = shape[2] if order[-1] == 2 else 1  # along the depth, which become channels
-        channels = ceil_div(shape[1], CHUNK) * CHUNK if taps == 1 else shape[1]
-        return Layout(shape, (shape[0], channels, *shape[2:]), (0, *order))
-    outputs, channels, *taps_ = packed_weight((*shape[:2], *(1,) * (4 - rank), *shape[2:]))
-    return Layout(shape, (outputs, channels, *taps_[4 - rank :]), (0, *order))
+        plane = shape[3:] if order[-1] == 2 else shape[2:4]
+        outputs, channels, height, width = packed_weight((*shape[:2], *plane))
+        taps = (1, height, width) if order[-1] == 2 else (height, width, 1)
+        return Layout(shape, (outputs, channels, *taps), (0, *order))
+    outputs, channels, *filled = packed_weight((*shape[:2], *(1,) * (4 - rank), *shape[2:]))
+    return Layout(shape, (outputs, channels, *filled[4 - rank :]), (0, *order))
 
 
 def is_packed_weight(weight: Operand) -> bool:

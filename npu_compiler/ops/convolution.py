@@ -13,7 +13,6 @@ from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.layout import filter_order
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
-
 _CHUNK = 8  # channels, in whole numbers of which images of a volume's planes are made
 
 
@@ -80,6 +79,7 @@ def convolve(
     if min(out, default=0) < 1 or 0 in kernel:
         raise OpRefusal(f"the kernel {kernel} does not fit into the image {size}")
     shape = (batch, outputs, *out)
+    weight = _by_taps(weight)
     if rank == 3:
         x, weight, stride, before, dilation, out = _as_planes(x, weight, stride, before, dilation, out)
     elif rank == 1:
@@ -89,6 +89,16 @@ def convolve(
         stride=tuple(stride), padding=tuple(before), dilation=tuple(dilation), groups=groups,
     )  # fmt: skip
     return result if bias is None else result + bias.reshape((-1, *(1,) * rank))
+
+
+def _by_taps(weight: Tensor) -> Tensor:
+    """A weight that is computed lies as kernels want it, where that takes no more memory; one of a file does anyway."""
+    weight = weight.realize()
+    assert weight.ref is not None
+    computed = weight.trace.tensors[weight.ref.tensor].source is not None
+    if not computed or weight.shape[1] % _CHUNK or weight.ref.view.strides[1] == 1:
+        return weight
+    return weight.trace.map(weight, order=(0, *filter_order(weight.shape)))
 
 
 def _as_planes(x: Tensor, weight: Tensor, *geometry: Sequence[int]) -> tuple[Any, ...]:

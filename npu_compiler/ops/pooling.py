@@ -8,16 +8,17 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from npu_compiler.dtypes import INT32, INT64
+from npu_compiler.dtypes import FLOAT32, INT32, INT64
 from npu_compiler.ops.convolution import sizes
 from npu_compiler.ops.padding import along, divided
-from npu_compiler.ops.reduction import first_greatest, greatest, total
+from npu_compiler.ops.reduction import first_greatest, greatest, pixel_parts, total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.reducing import State, reduce
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, where
 
 _pooling = partial(op, work=Work.ANCHOR, images={"self": "image"})
+_MANY_PIXELS = 1024  # whose sum has a step of its own for parts of them
 RANKS = {1: (3,), 2: (4,), 3: (5,)}
 
 
@@ -260,6 +261,11 @@ def _adaptive(rank: int, x: Tensor, output_size: Any, reduction: str) -> Tensor:
         dims, count = tuple(range(-rank, 0)), prod(size)
         is_max = reduction == "adaptive_max"
         kind, scale = (greatest, None) if is_max else (total, 1 / count)
+        if count >= _MANY_PIXELS and not is_max:
+            parts = pixel_parts(image)
+            (sums,) = reduce(parts, total, (-1,), False, FLOAT32, scale)
+            result = reduce(sums, total, (1,), False)[0].cast(x.dtype)
+            return result.reshape((*x.shape[:-rank], *(1,) * rank))
         return reduce(x, kind, dims, True, scale=scale)[0]
     return _unbatched(_pool(image, reduction, out, None), x)
 

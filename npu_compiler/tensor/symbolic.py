@@ -371,12 +371,20 @@ class Trace:
         return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
 
     def _role(self, tensor: Tensor) -> str:
-        """An elementwise result of an image, or of parts of images, is an image where it has their dimensions."""
+        """An elementwise result is an image where it has the dimensions of one that it is made of, or of parts of one.
+
+        So it is where what it is made of lies as images do, with the channels of a pixel side by side.
+        """
         rank = len(tensor.shape)
         for load in leaves(tensor.expr) if rank > 2 else ():
-            source = self.tensors[load.ref.tensor]
+            source, view = self.tensors[load.ref.tensor], load.ref.view
+            if view.shape != tensor.shape:
+                continue
             parts = all(step == "slice" for step, _ in load.ref.steps)
-            if source.role == "image" and len(source.shape) == rank and parts and load.ref.view.shape == tensor.shape:
+            if source.role == "image" and len(source.shape) == rank and parts:
+                return "image"
+            pixels = [stride for dim, stride in enumerate(view.strides) if dim != 1 and view.shape[dim] > 1]
+            if view.shape[1] > 1 and view.strides[1] == 1 and pixels and min(pixels) >= view.shape[1]:
                 return "image"
         return "plain"
 
