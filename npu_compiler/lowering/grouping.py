@@ -292,7 +292,10 @@ class _Grouping:
         whole = load.ref.view.same_elements(producer.view)
         if made.reductions:
             return self._inline_rows(load.ref.view, producer, shape)
-        return made.expr if whole else reindex(made.expr, producer.shape, load.ref.steps)
+        steps = () if whole else load.ref.steps
+        if made.shape != producer.shape:  # it was to read a row's result, and has a last dimension for that
+            steps = (("reshape", producer.shape), *steps)
+        return reindex(made.expr, made.shape, steps)
 
     def _inline_rows(self, read: View, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
         """The producer's expression, which reduces along rows, for a reader of `shape` that goes over the same rows.
