@@ -244,9 +244,7 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
     )
 
 
-def _store_lines(
-    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]
-) -> list[str]:
+def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")

@@ -36,7 +36,7 @@ __all__ = [
 def in_memory_order(group: Group) -> Group:
     """The same elementwise work over dimensions in the order in which its output lies: neighbours are side by side."""
     sizes, strides = group.view.shape, group.view.strides
-    order = tuple(sorted(range(len(sizes)), key=lambda dim: (-strides[dim] if sizes[dim] > 1 else -sum(strides))))
+    order = tuple(sorted(range(len(sizes)), key=lambda dim: -strides[dim] if sizes[dim] > 1 else -sum(strides)))
     if not group.is_elementwise or group.index is not None or list(order) == sorted(order):
         return group
     expr = reindex(group.expr, group.shape, (("permute", order),))

@@ -128,7 +128,8 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
 
 
 @multiplication(
-    "aten.addmm.default", "aten.addmm_.default",
+    "aten.addmm.default",
+    "aten.addmm_.default",
     rows=_multiplied("mat1", "mat2", "self"),
     term=Term("addmm", ("self", "mat1", "mat2"), holds=_is_unscaled),
     is_learned=True,

@@ -100,10 +100,16 @@ def isneginf(self: Tensor) -> Tensor:
     return apply("eq", _floating(self), -_INFINITY)
 
 
-@elementwise("aten.logical_xor.default", "aten.logical_xor_.default")
+@elementwise("aten.logical_xor.default")
 def logical_xor(self: Tensor, other: Tensor) -> Tensor:
     """True where one of two is nonzero, and the other is not."""
     return apply("xor", apply("ne", self, 0), apply("ne", other, 0))
+
+
+@elementwise("aten.logical_xor_.default")
+def logical_xor_in_place(self: Tensor, other: Tensor) -> Tensor:
+    """1 where one of two is nonzero, and the other is not, else 0, in the data type of `self`."""
+    return logical_xor(self, other).cast(self.dtype)
 
 
 @elementwise("aten.clamp_max.default", "aten.clamp_max_.default")

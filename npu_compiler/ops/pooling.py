@@ -105,9 +105,7 @@ def _pool(x: Tensor, reduction: str, out: Sequence[int], windows: _Windows | Non
     return anchor(columns, (batch, channels, *out), (batch, channels, out[0], out[1] * out[2]), 0, -1)
 
 
-def _max_pool(
-    rank: int, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
-) -> Tensor:
+def _max_pool(rank: int, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Tensor:
     image = _batched(x, rank)
     windows = _Windows(image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
     return _unbatched(_pool(image, "max", windows.out, windows), x)

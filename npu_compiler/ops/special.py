@@ -288,9 +288,7 @@ def isin_number(elements: Tensor, test_element: Number, assume_unique: bool = Fa
 
 
 @op("aten.isclose.default")
-def isclose(
-    self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-) -> Tensor:
+def isclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     """Whether two numbers are equal within a share of the second, and a number."""
     a, b = as_float(self), as_float(other)
     near = apply("and", apply("abs", a - b) <= atol + rtol * apply("abs", b), apply("abs", b) < inf)

@@ -50,9 +50,7 @@ def _spread(
         raise OpRefusal(f"given stride={steps}, padding={cut}, output_padding={more}, dilation={gaps}: out of range")
     weight = _without_gaps(weight, gaps) if max(gaps) > 1 else weight
     kernel = weight.shape[2:]
-    out = [
-        (n - 1) * s - 2 * p + k + m for n, s, p, k, m in zip(x.shape[2:], steps, cut, kernel, more, strict=True)
-    ]
+    out = [(n - 1) * s - 2 * p + k + m for n, s, p, k, m in zip(x.shape[2:], steps, cut, kernel, more, strict=True)]
     if min(out) < 1 or 0 in x.shape:
         raise OpRefusal(f"nothing is left of {list(x.shape[2:])} with padding={cut}")
     covered = all(p + o <= n * s for n, s, p, o in zip(x.shape[2:], steps, cut, out, strict=True))
@@ -215,7 +213,7 @@ def convolution(
     return _PLAIN[rank](input, weight, bias, stride, padding, dilation, groups)
 
 
-@op("aten._convolution.default", "aten._convolution.deprecated", work=Work.ANCHOR, is_learned=True, flops=flops)
+@op("aten._convolution.default", work=Work.ANCHOR, is_learned=True, flops=flops)
 def _convolution(
     input: Tensor,
     weight: Tensor,

@@ -75,6 +75,7 @@ POOLINGS = [
     case("avg_pool3d.default", VOLUME, [3, 3, 3], [2, 2, 2], [1, 1, 1], True, False).storing(2),
     case("avg_pool3d.default", VOLUME, [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, 5).storing(2),
     case("avg_pool3d.default", floats(4, 5, 6, 7), [2, 2, 2]).storing(2),
+    case("max_pool1d_with_indices.default", LINE, [3], [2], [1]),
     case("max_pool2d_with_indices.default", POOLED, [3, 3], [2, 2], [1, 1]),
     case("max_pool2d_with_indices.default", POOLED, [2, 2]),
     case("max_pool2d_with_indices.default", floats(5, 9, 8), [2, 3], [2, 2], [0, 1], [2, 1], True),

@@ -81,6 +81,10 @@ INTEGERS = [
     case("isin.Tensor_Tensor", WHOLE, integers(3, low=-4, high=5)),
     case("isin.Tensor_Tensor", WHOLE, integers(2, 2, low=-4, high=5), invert=True),
     case("isin.Tensor_Scalar", WHOLE, 3),
+    *(case(f"{name}_.Tensor", WHOLE, integers(5)) for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    *(case(f"{name}_.Scalar", MATRIX, 0.5) for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    *(case(f"logical_{name}_.default", MATRIX, integers(8, low=0, high=2)) for name in ("and", "or", "xor")),
+    case("logical_not_.default", integers(3, 8, low=0, high=2)),
     case("isclose.default", values(1.0, 1.0, INF, NAN, 0.0), values(1.0, 1.5, INF, NAN, 1.0)),
     case("isclose.default", values(1.0, NAN), values(1.25, NAN), 0.5, 0.0, True),
 ]  # fmt: skip

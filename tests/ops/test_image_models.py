@@ -33,7 +33,8 @@ class UNet(nn.Module):
         second = self.down[1](F.max_pool2d(first, 2))
         x = self.down[2](F.max_pool2d(second, 2))
         x = self.joined[0](torch.cat([self.raised[0](x), second], 1))
-        return self.head(self.joined[1](torch.cat([self.raised[1](x), first], 1)))
+        result: Tensor = self.head(self.joined[1](torch.cat([self.raised[1](x), first], 1)))
+        return result
 
 
 class Pyramid(nn.Module):
@@ -97,7 +98,8 @@ class Style(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x))
+        result: Tensor = self.last(self.first(x))
+        return result
 
 
 class Pooled(nn.Module):
@@ -110,7 +112,7 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         values, places = F.max_pool2d(F.relu(self.filters(x)), 2, return_indices=True)
-        again = F.max_unpool2d(self.norm(values), places, 2)
+        again = F.max_unpool2d(self.norm(values), places, (2, 2))
         return again, self.batch(self.linear(F.lp_pool2d(values, 2, 4).mean((2, 3))))
 
 
@@ -131,10 +133,9 @@ def _network(name: str) -> tuple[nn.Module, Tensor]:
     network = make().eval()
     for module in network.modules():  # else a BatchNorm would change nothing
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            module.running_mean.uniform_(-0.5, 0.5)
-            module.running_var.uniform_(0.5, 1.5)
-            module.weight.data.uniform_(0.5, 1.5)
-            module.bias.data.uniform_(-0.5, 0.5)
+            for name_, value in module.state_dict().items():
+                if value.is_floating_point():
+                    value.uniform_(*((0.5, 1.5) if name_ in ("weight", "running_var") else (-0.5, 0.5)))
     return network, torch.randn(shape)
 
 
