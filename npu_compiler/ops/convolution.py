@@ -120,7 +120,7 @@ def _as_planes(x: Tensor, weight: Tensor, *geometry: Sequence[int]) -> tuple[Any
         padded, channels = surrounded(padded, 1, 0, spare), channels + spare
         filters = surrounded(weight, 1, 0, spare)
         weight = x.trace.map(filters, order=(0, *filter_order(filters.shape)))
-    planes = padded.unfold(2, kernel[0], stride[0], dilation[0]).permute((0, 2, 1, 5, 3, 4))
+    planes = padded.window(2, out[0], stride[0], kernel[0], dilation[0]).permute((0, 2, 1, 5, 3, 4))
     shape = (batch * out[0], channels * kernel[0], height, width)
     if kernel[0] > 1 or planes.ref is None or planes.ref.apply(("reshape", shape)) is None:
         planes = x.trace.map(planes, order=(0, 1, 4, 5, 2, 3))

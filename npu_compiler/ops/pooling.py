@@ -300,10 +300,9 @@ def _unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], rank: int) -
     count = prod(x.shape[-rank:])
     if not planes * plane * count:
         raise OpRefusal("given no elements")
-    rows = indices.reshape((planes, count)).within(plane)
-    index = (rows + (along(rows, 0, planes) * plane).cast(INT64)).realize().reshape((planes * count,))
-    zeros = full(x.trace, (planes * plane,), 0, x.dtype).realize()
-    result = x.trace.scatter(zeros, 0, index, x.reshape((planes * count,)))
+    places = indices.reshape((planes, count)).within(plane, otherwise=-1)
+    zeros = full(x.trace, (planes, plane), 0, x.dtype).realize()
+    result = x.trace.scatter(zeros, {1: places}, x.reshape((planes, count)))
     return result.reshape((*x.shape[:-rank], *output_size))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
-from npu_compiler.dtypes import BOOL, FLOAT32, INT32, INT64, DType, promote
+from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
 from npu_compiler.tensor.coded import decoded, encoded
 from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, leaves, reindex
 from npu_compiler.tensor.index_check import IndexCheck
@@ -26,6 +26,7 @@ __all__ = [
     "Trace",
     "apply",
     "arange",
+    "combined",
     "full",
     "refuse_codes",
     "where",
@@ -140,14 +141,11 @@ class Tensor:
             result = result.slice(dim, size - 1, size, -1) if size > 1 else result
         return result
 
-    def unfold(self, dim: int, size: int, step: int = 1, dilation: int = 1) -> Tensor:
-        """Windows along a dimension, `step` apart; of `size` elements, `dilation` apart, as a new last dimension."""
+    def window(self, dim: int, count: int, step: int, size: int, dilation: int = 1) -> Tensor:
+        """`count` windows along a dimension, `step` apart, in its place; their `size` taps come last."""
         dim = normalize_dim(dim, len(self.shape))
-        count = (self.shape[dim] - dilation * (size - 1) - 1) // step + 1
-        if count < 1:
-            raise OpRefusal(f"windows of {size} elements do not fit into a dimension of {self.shape[dim]}")
         shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
-        return self._view(shape, ("unfold", (dim, size, step, dilation)))
+        return self._view(shape, ("window", (dim, count, step, size, dilation)))
 
     # ---- arithmetic
 
@@ -191,19 +189,32 @@ class Tensor:
 
         Indices are checked, see `within`.
         """
-        source = self.realize()
         dim = normalize_dim(dim, len(self.shape))
-        assert source.ref is not None
-        size, stride = self.shape[dim], source.ref.view.strides[dim]
-        rows = source.slice(dim, 0, 1)
-        sizes = (*self.shape[:dim], *index.shape, *self.shape[dim + 1 :])
+        positions = index.within(self.shape[dim])
         rest = (*self.shape[:dim], *(1,) * len(index.shape), *self.shape[dim + 1 :])
-        rows = rows.reshape(rest).expand(sizes)
+        return self.pick({dim: positions.reshape((*index.shape, *(1,) * (len(self.shape) - dim - 1)))}, rest)
+
+    def pick(self, places: Mapping[int, Tensor], rest: Sequence[int] | None = None) -> Tensor:
+        """The elements at positions of some dimensions, which are read where they lie; other dimensions are walked.
+
+        Args:
+            places: By dimension, counted from the front: positions inside of it (`within`), which broadcast with
+                `rest`.
+            rest: The shape under which this tensor, of size 1 along these dimensions, is read; as it is when omitted.
+        """
+        source = self.realize()
+        assert source.ref is not None
+        strides = source.ref.view.strides
+        rows = source
+        for dim in places:
+            rows = rows.slice(dim, 0, 1)
+        rows = rows if rest is None else rows.reshape(rest)
+        sizes = broadcast_shapes(rows.shape, *(place.shape for place in places.values()))
+        rows = rows.expand(sizes)
         if rows.ref is None or rows.ref.tensor != source.ref.tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
-        trailing = (1,) * (len(self.shape) - dim - 1)
-        position = index.within(size).reshape((*index.shape, *trailing)).expand(sizes)
-        return self._over(sizes, Load(rows.ref, self.dtype.stored, position.expr, stride))
+        index, stride = combined({dim: strides[dim] for dim in places}, places)
+        return self._over(sizes, Load(rows.ref, self.dtype.stored, index.expand(sizes).expr, stride))
 
     def at(self, places: Mapping[int, Tensor]) -> Tensor:
         """``result[..., i, ...] = self[..., places[dim][..., i, ...], ...]``: elements at computed positions.
@@ -212,23 +223,7 @@ class Tensor:
             places: Integers by dimension, over the result's shape or what broadcasts to it; of a dimension without any,
                 each position is its own. They are checked where their bounds prove nothing, see `within`.
         """
-        source = self.realize()
-        assert source.ref is not None
-        own = tuple(1 if dim in places else size for dim, size in enumerate(self.shape))
-        shape = broadcast_shapes(own, *(place.shape for place in places.values()))
-        rows, strides = source, source.ref.view.strides
-        for dim in places:
-            rows = rows.slice(dim, 0, 1)
-        rows = rows.expand(shape)
-        assert rows.ref is not None
-        apart = gcd(*(strides[dim] for dim in places)) or 1
-        offset: Tensor | None = None
-        for dim, place in places.items():
-            term = place.within(self.shape[dim]).cast(INT32) * (strides[dim] // apart)
-            offset = term if offset is None else offset + term
-        if offset is None or not prod(shape):
-            return rows
-        return self._over(shape, Load(rows.ref, self.dtype.stored, offset.expand(shape).expr, apart))
+        return self.pick({dim: place.within(self.shape[dim]) for dim, place in places.items()}) if places else self
 
     def __add__(self, other: Tensor | Number) -> Tensor:
         return apply("add", self, other)
@@ -351,24 +346,32 @@ class Trace:
             return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
         return self.add(self.node, shape, dtype, role, source)
 
-    def scatter(self, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
-        """`into` with `values` at the positions `index` of dimension `dim`.
+    def scatter(
+        self, into: Tensor, places: Mapping[int, Tensor], values: Tensor, walks: Sequence[int] | None = None
+    ) -> Tensor:
+        """`into` with `values` at the positions `places`; of several values for one place any one wins.
 
         Args:
             into: Any shape.
-            dim: Counted from the front.
-            index: [n] or a single one: integers, which are checked, see `Tensor.within`.
-            values: The shape of `into`, but for n in place of its size along `dim`.
+            places: By dimension of `into`, counted from the front: where along it each value goes, integers that
+                broadcast to the shape of `values` and are checked, see `Tensor.within`; -1 stands for nowhere.
+            values: Any shape.
+            walks: For each dimension of `values` the dimension of `into` that it walks from 0 on, or -1; when omitted,
+                the one of the same number where `places` has it not.
         """
         base = into.realize().ref
         assert base is not None
         if not base.view.same_elements(self.tensors[base.tensor].view):
             base = self.map(into).ref
             assert base is not None
-        positions = index.within(into.shape[dim], otherwise=-1)
-        along = positions.reshape((values.shape[dim], *(1,) * (len(values.shape) - dim - 1)))
-        source = Scatter(base, values.cast(into.dtype).expr, values.shape, dim, along.expr)
-        return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
+        role = self.tensors[base.tensor].role
+        strides = self.layouts.layout(into.shape, role).strides
+        if walks is None:
+            walks = [-1 if dim in places else dim for dim in range(len(into.shape))]
+        view = View(values.shape, tuple(0 if dim < 0 else strides[dim] for dim in walks))
+        index, stride = combined({dim: strides[dim] for dim in places}, places, nowhere=True)
+        source = Scatter(base, values.cast(into.dtype).expr, values.shape, view, index.expr, stride)
+        return self.add(self.node, into.shape, into.dtype, role, source)
 
     def _role(self, tensor: Tensor) -> str:
         """An elementwise result is an image where it has the dimensions of one that it is made of, or of parts of one.
@@ -452,6 +455,29 @@ def _constant(value: object, dtype: DType) -> Const:
     if not dtype.is_float and not -_INT64_LIMIT <= value < _INT64_LIMIT:
         raise OpRefusal(f"given {value}, expected a number that {dtype} holds")
     return Const(value, dtype)
+
+
+def combined(strides: Mapping[int, int], places: Mapping[int, Tensor], nowhere: bool = False) -> tuple[Tensor, int]:
+    """Positions along several dimensions as one number, and the elements from one number to the next.
+
+    Args:
+        strides: Of each dimension, in elements.
+        places: By dimension the positions along it, int64.
+        nowhere: Whether they may be -1, so that the number is to be negative as well.
+    """
+    if len(places) == 1:
+        ((dim, place),) = places.items()
+        return place, strides[dim]
+    unit = gcd(*strides.values()) or 1
+    total: Tensor | None = None
+    missing: Tensor | None = None
+    for dim, place in places.items():
+        part = place if strides[dim] == unit else place * (strides[dim] // unit)
+        total = part if total is None else total + part
+        if nowhere and (interval(place.expr, place.trace.bounds) or (0, 0))[0] < 0:
+            missing = place < 0 if missing is None else apply("or", missing, place < 0)
+    assert total is not None
+    return total if missing is None else where(missing, -1, total), unit
 
 
 def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:

@@ -42,11 +42,10 @@ class View(Interned):
         strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :])
         return View(shape, strides, self.offset + start * self.strides[dim])
 
-    def unfold(self, dim: int, size: int, step: int, dilation: int) -> View:
-        """Windows along a dimension, `step` apart; of `size` elements, `dilation` apart, as a new last dimension."""
-        count = (self.shape[dim] - dilation * (size - 1) - 1) // step + 1
-        stride = self.strides[dim]
+    def window(self, dim: int, count: int, step: int, size: int, dilation: int) -> View:
+        """Windows along a dimension, `step` apart, in its place; their `size` taps, `dilation` apart, come last."""
         shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
+        stride = self.strides[dim]
         strides = (*self.strides[:dim], stride * step, *self.strides[dim + 1 :], stride * dilation)
         return View(shape, strides, self.offset)
 
@@ -80,8 +79,8 @@ class View(Interned):
             return self.expand(args)
         if name == "slice":
             return self.slice(*args)
-        if name == "unfold":
-            return self.unfold(*args)
+        if name == "window":
+            return self.window(*args)
         return self.reshape(args)
 
     def same_elements(self, other: View) -> bool:

@@ -32,6 +32,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.layout import Layout, channels_last, dense, filter_order
 from npu_compiler.tensor.trace import TracedTensor
@@ -198,11 +199,19 @@ def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(query, keys, values, added, 0.0, causal, scale=scale)
 
 
+def _combine(scatter: ScatterRows, index: torch.Tensor, values: torch.Tensor, *base: torch.Tensor) -> torch.Tensor:
+    start = base[0] if base else torch.full(scatter.shape, scatter.fill, dtype=values.dtype)
+    named = (index >= 0) & (index < scatter.shape[1])
+    at = index[named].long()[None, :, None].expand(values.shape[0], -1, values.shape[2])
+    return start.scatter_reduce(1, at, values[:, named], scatter.how, include_self=scatter.include_self)
+
+
 _PROBLEMS: Mapping[type[Problem], Callable[..., torch.Tensor]] = {
     Product: _matmul,
     Convolution: _conv,
     Pooling: _pool,
     Attention: _attend,
+    ScatterRows: _combine,
 }
 
 
@@ -213,6 +222,7 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     pairs = pairs_columns(target, target.loads)
     optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
+    hosts.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     names = output_names(usual_structure(len(graph.outputs)), graph.outputs)
     outputs = {name: hosts[tensor] for name, tensor in zip(names, graph.outputs, strict=True)}
     plan, recipes = plan_graph(optimized, target, hosts, outputs)
