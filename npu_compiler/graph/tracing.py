@@ -126,11 +126,12 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        images = traits_of(node.op).images
-        if images:
+        known = traits_of(node.op)
+        if known.images:
             for key, value in node.inputs.items():
-                if key in images and isinstance(value, str) and len(graph.tensors[value].shape) == 4:
-                    roles[value] = images[key]
+                ranked = isinstance(value, str) and len(graph.tensors[value].shape) in known.image_ranks
+                if key in known.images and ranked:
+                    roles[str(value)] = known.images[key]
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None
         if output is not None and roles.get(output.name) == "image":

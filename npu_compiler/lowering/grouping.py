@@ -64,7 +64,7 @@ class Group:
         """2 where the epilogue combines two neighbouring columns of a product: the problem's result has twice the
         columns of `shape`, and its load at an offset of 1 is the odd column. Else 1.
         """
-        return 1 if self.problem is None or not self.shape[-1] else self.problem.shape[-1] // self.shape[-1]
+        return 1 if self.problem is None or not self.shape[-1] else self.problem.result.shape[-1] // self.shape[-1]
 
     @property
     def anchor(self) -> TracedTensor | None:
@@ -295,7 +295,10 @@ class _Grouping:
         whole = load.ref.view.same_elements(producer.view)
         if made.reductions:
             return self._inline_rows(load.ref.view, producer, shape)
-        return made.expr if whole else reindex(made.expr, producer.shape, load.ref.steps)
+        steps = () if whole else load.ref.steps
+        if made.shape != producer.shape:  # it was to read a row's result, and has a last dimension for that
+            steps = (("reshape", producer.shape), *steps)
+        return reindex(made.expr, made.shape, steps)
 
     def _inline_rows(self, read: View, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
         """The producer's expression, which reduces along rows, for a reader of `shape` that goes over the same rows.

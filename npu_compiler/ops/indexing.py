@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, promote
@@ -282,25 +281,3 @@ def _filler(x: Tensor, value: Any) -> Tensor:
 def _below(x: Tensor, diagonal: int) -> Tensor:
     rows, columns = x.shape[-2:]
     return arange(x.trace, columns) <= arange(x.trace, rows).reshape((rows, 1)) + diagonal
-
-
-@op("aten.constant_pad_nd.default", "aten.pad.default")
-def pad(self: Tensor, pad: Sequence[int], value: Any = None, mode: str = "constant") -> Tensor:
-    """`value` around a tensor: `pad` counts from the last dimension, two numbers each."""
-    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * len(self.shape):
-        raise OpRefusal(f"given pad={list(pad)} with mode='{mode}', expected two numbers a dimension and 'constant'")
-    result, filler = self.realize(), _filler(self, 0 if value is None else value)
-    rank = len(self.shape)
-    inside: Tensor | None = None
-    for i in range(len(pad) // 2):
-        before, after = pad[2 * i], pad[2 * i + 1]
-        dim = rank - 1 - i
-        size = self.shape[dim]
-        result = result.slice(dim, -before, size + before + after)
-        if before > 0 or after > 0:
-            position = arange(self.trace, size + before + after).reshape((-1, *(1,) * i))
-            valid = apply("and", position >= before, position < size + before)
-            inside = valid if inside is None else apply("and", inside, valid)
-    if prod(result.shape) == 0:
-        raise OpRefusal(f"given pad={list(pad)}, which leaves no element")
-    return result if inside is None else where(inside, result, filler)

@@ -111,7 +111,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result.realize().reshape((*input.shape[:-1], weight.shape[0]))
 
 
-@multiplication("aten.matmul.default", rows=_multiplied("self", "other"), term=Term("matmul", ("self", "other")))
+@multiplication(
+    "aten.matmul.default", "aten.linalg_matmul.default",
+    rows=_multiplied("self", "other"), term=Term("matmul", ("self", "other")),
+)  # fmt: skip
 def matmul(self: Tensor, other: Tensor) -> Tensor:
     """The product of vectors, matrices or batches of matrices, as numpy's ``@``."""
     if not self.shape or not other.shape:
@@ -130,13 +133,13 @@ def matmul(self: Tensor, other: Tensor) -> Tensor:
     return result.reshape(shape)
 
 
-@op("aten.mv.default")
+@multiplication("aten.mv.default")
 def mv(self: Tensor, vec: Tensor) -> Tensor:
     """The product of a matrix and a vector."""
     return matmul(self, vec)
 
 
-@op("aten.dot.default", "aten.vdot.default")
+@multiplication("aten.dot.default", "aten.vdot.default")
 def dot(self: Tensor, tensor: Tensor) -> Tensor:
     """The product of two vectors, a number."""
     return matmul(self, tensor)
@@ -162,6 +165,7 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
 
 @multiplication(
     "aten.addmm.default",
+    "aten.addmm_.default",
     rows=_multiplied("mat1", "mat2", "self"),
     term=Term("addmm", ("self", "mat1", "mat2"), holds=_is_unscaled),
     is_learned=True,
@@ -175,7 +179,10 @@ def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Num
     return result if beta == 0 else result + (self if beta == 1 else self * beta)
 
 
-@multiplication("aten.baddbmm.default", rows=_multiplied("batch1", "batch2", "self"), flops=flops_beside_sum)
+@multiplication(
+    "aten.baddbmm.default", "aten.baddbmm_.default",
+    rows=_multiplied("batch1", "batch2", "self"), flops=flops_beside_sum,
+)  # fmt: skip
 def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * self + alpha * batch1 @ batch2``, for batches of matrices."""
     return addmm(self, batch1, batch2, beta, alpha)

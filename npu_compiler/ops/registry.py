@@ -151,9 +151,9 @@ def spelled(function: Callable[..., Any]) -> str:
 
 
 def is_in_place(name: str) -> bool:
-    """ATen's convention: the name before the overload ends in one underscore."""
+    """ATen's convention: the name before the overload ends in one underscore; Python's: ``__iand__`` and its like."""
     base = _plain_name(name)
-    return base.endswith("_") and not base.endswith("__")
+    return base.startswith("__i") if base.endswith("__") else base.endswith("_")
 
 
 def _out_of_place(name: str) -> str:

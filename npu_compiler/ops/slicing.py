@@ -11,7 +11,8 @@ from typing import Any
 from npu_compiler.dtypes import FLOAT32, INT64
 from npu_compiler.integers import ceil_div
 from npu_compiler.ops import lenses
-from npu_compiler.ops.indexing import cat, pad, stack
+from npu_compiler.ops.indexing import cat, stack
+from npu_compiler.ops.padding import pad
 from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op, view
 from npu_compiler.ops.rows import apart_from_dim

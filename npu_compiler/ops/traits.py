@@ -74,7 +74,8 @@ class Traits:
         rows: What it reads to give some rows of its result; none where it needs all, or nobody wrote it down.
         selects: Which rows of its operand it takes, where that is what it does.
         turn: The order in which it puts the dimensions of its operand, where that is what it does.
-        images: Layout roles of its operands of four dimensions, by parameter.
+        images: Layout roles of its operands, by parameter.
+        image_ranks: How many dimensions an operand has that is laid out so.
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
         counts: Whether its results are numbers of elements, which a half precision does not hold.
@@ -99,6 +100,7 @@ class Traits:
     selects: SelectionRule | None = None
     turn: Turn | None = None
     images: Mapping[str, str] = field(default_factory=dict)
+    image_ranks: tuple[int, ...] = (4,)
     takes_angle: bool = False
     is_learned: bool = False
     counts: bool = False

@@ -12,6 +12,6 @@ unlowered("imag", memory=Memory.OPERAND, lenses=lenses.complex_part(1))
 unlowered("view", memory=Memory.OPERAND, lenses=lenses.other_bits)  # as another data type
 unlowered("matrix_H", memory=Memory.OPERAND)
 unlowered("to", memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, unless="copy")
-unlowered("conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", flops=convolution.flops)
-unlowered("convolution", "convolution_mode", "convolution_overrideable", flops=convolution.flops)
+unlowered("conv_tbc", flops=convolution.flops)
+unlowered("convolution_mode", "convolution_overrideable", flops=convolution.flops)
 unlowered("nonzero", "nonzero_numpy", "argwhere", "masked_select", "unique_consecutive", "unique2", dynamic=True)

@@ -133,6 +133,14 @@ class Tensor:
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
         return self._view(shape, ("slice", (dim, start, length, step)))
 
+    def flip(self, *dims: int) -> Tensor:
+        """Backwards along dimensions."""
+        result = self
+        for dim in dims:
+            size = self.shape[dim]
+            result = result.slice(dim, size - 1, size, -1) if size > 1 else result
+        return result
+
     def window(self, dim: int, count: int, step: int, size: int, dilation: int = 1) -> Tensor:
         """`count` windows along a dimension, `step` apart, in its place; their `size` taps come last."""
         dim = normalize_dim(dim, len(self.shape))
@@ -207,6 +215,15 @@ class Tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
         index, stride = combined({dim: strides[dim] for dim in places}, places)
         return self._over(sizes, Load(rows.ref, self.dtype.stored, index.expand(sizes).expr, stride))
+
+    def at(self, places: Mapping[int, Tensor]) -> Tensor:
+        """``result[..., i, ...] = self[..., places[dim][..., i, ...], ...]``: elements at computed positions.
+
+        Args:
+            places: Integers by dimension, over the result's shape or what broadcasts to it; of a dimension without any,
+                each position is its own. They are checked where their bounds prove nothing, see `within`.
+        """
+        return self.pick({dim: place.within(self.shape[dim]) for dim, place in places.items()}) if places else self
 
     def __add__(self, other: Tensor | Number) -> Tensor:
         return apply("add", self, other)
@@ -287,8 +304,17 @@ class Trace:
         self.checks.append(IndexCheck(name, index.shape, self.node, extent, wraps))
         return len(self.checks) - 1
 
-    def map(self, tensor: Tensor, role: str | None = None) -> Tensor:
-        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise."""
+    def map(self, tensor: Tensor, role: str | None = None, order: tuple[int, ...] = ()) -> Tensor:
+        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise.
+
+        Args:
+            tensor: What to store.
+            role: See `LayoutRule`.
+            order: Where given: the dimensions from outermost to innermost, as they lie on every target.
+        """
+        if order:
+            layout = Layout(tensor.shape, tensor.shape, order)
+            return self._declare(self.node, tensor.shape, tensor.dtype, "plain", Map(tensor.expr), layout)
         return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
 
     def anchor(
@@ -348,12 +374,21 @@ class Trace:
         return self.add(self.node, into.shape, into.dtype, role, source)
 
     def _role(self, tensor: Tensor) -> str:
-        """An elementwise result of an image of the same shape is an image."""
-        if len(tensor.shape) == 4:
-            for load in leaves(tensor.expr):
-                source = self.tensors[load.ref.tensor]
-                if source.role == "image" and source.shape == tensor.shape and not load.ref.steps:
-                    return "image"
+        """An elementwise result is an image where it has the dimensions of one that it is made of, or of parts of one.
+
+        So it is where what it is made of lies as images do, with the channels of a pixel side by side.
+        """
+        rank = len(tensor.shape)
+        for load in leaves(tensor.expr) if rank > 2 else ():
+            source, view = self.tensors[load.ref.tensor], load.ref.view
+            if view.shape != tensor.shape:
+                continue
+            parts = all(step == "slice" for step, _ in load.ref.steps)
+            if source.role == "image" and len(source.shape) == rank and parts:
+                return "image"
+            pixels = [stride for dim, stride in enumerate(view.strides) if dim != 1 and view.shape[dim] > 1]
+            if view.shape[1] > 1 and view.strides[1] == 1 and pixels and min(pixels) >= view.shape[1]:
+                return "image"
         return "plain"
 
 

@@ -23,7 +23,7 @@ MAX_HEAD_SIZE = 256
 
 
 class LayoutRule(Protocol):
-    """How a target lays out a tensor: `role` is ``plain``, ``image`` [N, C, H, W] or ``conv_weight`` [O, I, H, W]."""
+    """How a target lays out a tensor: `role` is ``plain``, ``image`` [N, C, ...] or ``conv_weight`` [O, I, ...]."""
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout: ...
 

@@ -34,7 +34,10 @@ class View(Interned):
         return View(shape, tuple(strides), self.offset)
 
     def slice(self, dim: int, start: int, length: int, step: int) -> View:
-        """`length` elements of a dimension from `start`, `step` apart; what lies outside must not be read."""
+        """`length` elements of a dimension from `start`, `step` apart, backwards where that is negative.
+
+        What lies outside must not be read.
+        """
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
         strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :])
         return View(shape, strides, self.offset + start * self.strides[dim])
