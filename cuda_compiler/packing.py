@@ -293,8 +293,7 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs:
 
 def _result_lines(group: Group) -> list[str]:
     """Names for the anchor's own results; the odd column of a pair is ``sum1``."""
-    if group.problem is None:
+    if group.anchor is None:
         return []
-    if group.pairs == 1:
-        return ["        const float sum = value[u];"]
-    return ["        const float sum = value[2 * u], sum1 = value[2 * u + 1];"]
+    own = f"        const {CUDA.register(group.anchor.dtype)} sum = "
+    return [f"{own}value[u];"] if group.pairs == 1 else [f"{own}value[2 * u], sum1 = value[2 * u + 1];"]

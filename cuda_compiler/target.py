@@ -19,6 +19,7 @@ from cuda_compiler.rows import lower_rows
 from cuda_compiler.scatter import loads_values
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
+from npu_compiler.lowering.element import loads_element
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Paired
@@ -52,7 +53,7 @@ class CUDATarget(CodegenTarget):
         return dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_codes, loads_fresh, loads_convolution, loads_values
+        forms = loads_vector, loads_codes, loads_fresh, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:

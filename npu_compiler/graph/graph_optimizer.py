@@ -214,7 +214,7 @@ def _add_folded(
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines.
+    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, and counts.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
     does a part of a model, which is written in the data types of the device.
@@ -228,6 +228,7 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
             exact.update(node.tensors())
         if known.is_learned:
             exact.difference_update(node.outputs)
+    exact.update(name for node in graph.nodes if traits_of(node.op).counts for name in node.outputs)
     tensors = {
         name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec
         for name, spec in graph.tensors.items()

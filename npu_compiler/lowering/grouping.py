@@ -15,7 +15,7 @@ from math import prod
 
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.output_parts import in_parts
-from npu_compiler.lowering.problems.build import problem_of
+from npu_compiler.lowering.problems.build import problem_of, takes_epilogue
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Paired, Problem
 from npu_compiler.lowering.problems.product import Product
@@ -147,16 +147,19 @@ class _Grouping:
         self.users: dict[int, set[int]] = {}
         self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
         self.stored = outputs  # tensors that must be in memory
-        for tensor in self.tensors:
+        self.needed = _needed(self.tensors, outputs)
+        for tensor in self.needed:
             for ref in tensor.operands():
                 self.users.setdefault(ref.tensor, set()).add(tensor.index)
             if isinstance(tensor.source, Anchor):
                 self.stored.update(ref.tensor for ref in tensor.source.operands)
+                if not takes_epilogue(tensor.source.kind):
+                    self.stored.add(tensor.index)
             elif isinstance(tensor.source, Scatter):
                 self.stored.add(tensor.source.into.tensor)
 
     def run(self) -> dict[int, list[Group]]:
-        for tensor in self.tensors:
+        for tensor in self.needed:
             source = tensor.source
             if isinstance(source, Map):
                 value = self._with_inlined_operands(tensor, source.expr, tensor.shape)
@@ -399,6 +402,15 @@ class _Grouping:
             return [scatter]
         untouched = Load(source.into, tensor.dtype)
         return [Group(tensor, None, untouched, tensor.shape, tensor.view, (f"copy for {tensor.name}",)), scatter]
+
+
+def _needed(tensors: Sequence[TracedTensor], outputs: Collection[int]) -> list[TracedTensor]:
+    """The tensors that outputs are made of, in order: of what an op gives, a model may leave a part."""
+    needed = set(outputs)
+    for tensor in reversed(tensors):
+        if tensor.index in needed:
+            needed.update(ref.tensor for ref in tensor.operands())
+    return [tensor for tensor in tensors if tensor.index in needed]
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:

@@ -85,6 +85,21 @@ def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) ->
     return where(quotient < 0, apply("ceil", quotient), apply("floor", quotient))
 
 
+@elementwise("aten.floor_divide.default", "aten.floor_divide_.Tensor", "aten.floor_divide.Scalar")
+def floor_divide(self: Tensor, other: Tensor | Number) -> Tensor:
+    """``self / other``, rounded down; of integers by their remainder."""
+    if self.dtype.is_float or (other.dtype.is_float if isinstance(other, Tensor) else isinstance(other, float)):
+        return _floor_divide(as_float(self), other)
+    if not isinstance(other, Tensor) and other == 0:
+        raise OpRefusal("given integers and other=0, expected another number")
+    divisor = other if isinstance(other, Tensor) else full(self.trace, (), int(other), self.dtype)
+    safe = where(apply("or", apply("eq", divisor, 0), apply("eq", divisor, -1)), 1, divisor)  # processors stop there
+    quotient = apply("div", self, safe)  # towards zero
+    rest = self - quotient * safe
+    crosses = apply("and", apply("ne", rest, 0), apply("ne", rest < 0, safe < 0))
+    return where(apply("eq", divisor, -1), -self, where(crosses, quotient - 1, quotient))
+
+
 def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
     """The quotient rounded down, by PyTorch's own rule.
 

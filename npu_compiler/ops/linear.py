@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from npu_compiler.dtypes import promote
+from npu_compiler.dtypes import DType, promote
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, RowRule
@@ -14,8 +14,11 @@ from npu_compiler.tensor.shapes import broadcast_shapes
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, refuse_codes
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` for matrices, with leading dimensions that broadcast: [..., M, K] by [..., K, N] gives [..., M, N]."""
+def product(a: Tensor, b: Tensor, dtype: DType | None = None) -> Tensor:
+    """``a @ b`` for matrices, with leading dimensions that broadcast: [..., M, K] by [..., K, N] gives [..., M, N].
+
+    Its data type is that of both operands, if no other is given.
+    """
     if a.shape[-1] != b.shape[-2]:
         raise OpRefusal(f"the shapes {list(a.shape)} and {list(b.shape)} cannot be multiplied")
     refuse_codes(a)
@@ -23,7 +26,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if not (a.dtype.is_float and b.dtype.is_float):
         raise OpRefusal(f"given {a.dtype} and {b.dtype}, expected floating point")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    dtype = promote(a.dtype, b.dtype)
+    dtype = dtype or promote(a.dtype, b.dtype)
     left, right = a.expand((*batch, *a.shape[-2:])), b.expand((*batch, *b.shape[-2:]))
     shape = (*batch, a.shape[-2], b.shape[-1])
     return a.trace.anchor("matmul", (left, right), shape, dtype)

@@ -71,6 +71,7 @@ class Traits:
         images: Layout roles of its operands of four dimensions, by parameter.
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
+        counts: Whether its results are numbers of elements, which a half precision does not hold.
         dynamic: Whether the shape of its result depends on the values of its operands, so that it has no definition.
         for_gradients: Whether its results behind the first serve gradients alone, and so have the shapes that the IR
             declares, whichever device it was exported on.
@@ -92,6 +93,7 @@ class Traits:
     images: Mapping[str, str] = field(default_factory=dict)
     takes_angle: bool = False
     is_learned: bool = False
+    counts: bool = False
     dynamic: bool = False
     for_gradients: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], int], int | None] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_compiler.ops import attention, convolution, linear
+from npu_compiler.ops import convolution, linear
 from npu_compiler.ops.registry import unlowered
 from npu_compiler.ops.traits import Memory
 
@@ -13,13 +13,4 @@ unlowered("mv", "dot", flops=linear.flops)
 unlowered("addbmm", flops=linear.flops_beside_sum)
 unlowered("conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", flops=convolution.flops)
 unlowered("convolution", "convolution_mode", "convolution_overrideable", flops=convolution.flops)
-unlowered(
-    "scaled_dot_product_cudnn_attention",
-    "scaled_dot_product_efficient_attention",
-    "scaled_dot_product_flash_attention",
-    "scaled_dot_product_flash_attention_for_cpu",
-    "scaled_dot_product_fused_attention_overrideable",
-    "scaled_dot_product_attention_math",
-    flops=attention.flops,
-)
 unlowered("nonzero", "nonzero_numpy", "argwhere", "masked_select", "unique_consecutive", "unique2", dynamic=True)
