@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
-from npu_compiler.errors import UnsupportedOpError
+from npu_compiler.graph.constants import fold_constants, read_no_shapes
+from npu_compiler.graph.functional import functionalize
 from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, merge_linears, share_heads
 from npu_compiler.graph.linear_spelling import spell_linears
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.graph.row_pushdown import push_down_selections
-from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.indexing import picked
-from npu_compiler.ops.registry import is_in_place, traits_of
-from npu_compiler.ops.traits import Memory
+from npu_compiler.ops.registry import traits_of
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionalize", "optimize"]
+__all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "optimize"]
 
 Pass = Callable[[IRGraph], IRGraph]
 
@@ -37,6 +40,8 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
     passes: tuple[Pass, ...] = (
         functionalize,
         eliminate_noops,
+        read_no_shapes,
+        fold_constants,
         spell_linears,
         fold_batch_norms,
         fuse_attention,
@@ -47,53 +52,6 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
     for run in passes:
         graph = run(graph).verify()
     return graph
-
-
-def functionalize(graph: IRGraph) -> IRGraph:
-    """Turns in-place ops into ordinary ones: nodes that read the changed tensor later read the result instead.
-
-    Raises:
-        UnsupportedOpError: Another view of the changed memory is read later, which would have to change with it.
-    """
-    names = Renaming()
-    bases: dict[str, str] = {}  # tensor to the one whose memory it views
-    views: dict[str, list[str]] = {}  # by the one whose memory it is: its views, but for those that are stale
-    stale: dict[str, OpNode] = {}  # tensors whose memory an in-place op changed under them
-    nodes = []
-    for node in graph.nodes:
-        node = names.apply(node)
-        _refuse_stale(stale, node.tensors(), f"'{node.name}' reads later")
-        nodes.append(node)
-        source = next(node.tensors(), None)
-        if source is not None and _may_share_memory(node, graph.tensors):
-            bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
-            views.setdefault(bases.get(source, source), []).extend(node.outputs)
-        if is_in_place(node.op) and source is not None:
-            root = bases.get(source, source)
-            current = (source, *node.outputs)
-            same_memory = (root, *views.get(root, ()))
-            stale.update({name: node for name in same_memory if name not in current})
-            views[root] = [name for name in same_memory if name in current]
-            names.add(source, node.outputs[0])
-    outputs = tuple(map(names.current, graph.outputs))
-    _refuse_stale(stale, outputs, "the graph gives as an output")
-    return replace(graph, nodes=tuple(nodes), outputs=outputs)
-
-
-def _refuse_stale(stale: Mapping[str, OpNode], names: Iterable[str], use: str) -> None:
-    for name in names:
-        if name in stale:
-            changed = stale[name]
-            reason = f"it changes memory in place that {use} through another view"
-            raise UnsupportedOpError(changed.name, changed.op, reason)
-
-
-def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
-    """Whether a node's results may be views of its first operand."""
-    memory = traits_of(node.op).memory
-    if memory is Memory.OPERAND_OF_SAME_DTYPE:
-        return tensors[next(node.tensors())].dtype == tensors[node.outputs[0]].dtype
-    return memory is Memory.OPERAND
 
 
 def eliminate_noops(graph: IRGraph) -> IRGraph:
@@ -214,7 +172,8 @@ def _add_folded(
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, and counts.
+    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, counts, and
+    constants that it does not hold.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
     does a part of a model, which is written in the data types of the device.
@@ -229,8 +188,18 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
         if known.is_learned:
             exact.difference_update(node.outputs)
     exact.update(name for node in graph.nodes if traits_of(node.op).counts for name in node.outputs)
+    exact.update(name for name, recipe in graph.weights.items() if recipe.data and _is_beyond(recipe, compute))
     tensors = {
         name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec
         for name, spec in graph.tensors.items()
     }
     return replace(graph, tensors=tensors)
+
+
+def _is_beyond(recipe: WeightRecipe, compute: DType) -> bool:
+    """Whether a constant has a finite number that is too large for a data type."""
+    if recipe.spec.host_dtype != FLOAT32:
+        return False
+    values = np.abs(np.frombuffer(recipe.data, np.float32))
+    largest = float(ml_dtypes.finfo(compute.numpy).max)  # type: ignore[no-untyped-call]
+    return bool((np.isfinite(values) & (values > largest)).any())

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.binding import Kind
-from npu_compiler.ops.registry import definition, traits_of
+from npu_compiler.ops.registry import definition, is_in_place, traits_of
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace, full
 from npu_compiler.tensor.trace import LayoutRule
 
@@ -32,6 +34,10 @@ def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, T
     for name in (*graph.inputs, *graph.weights):
         spec = graph.tensors[name]
         env[name] = trace.add(name, spec.shape, spec.dtype, roles.get(name, "plain"))
+        recipe = graph.weights.get(name)
+        if recipe is not None and recipe.data and recipe.spec.host_dtype.is_integer:
+            numbers = np.frombuffer(recipe.data, recipe.spec.host_dtype.numpy)
+            trace.bounds[len(trace.tensors) - 1] = int(numbers.min()), int(numbers.max())
     for node in graph.nodes:
         trace.node = node.name
         declared = [graph.tensors[name] for name in node.outputs]
@@ -61,6 +67,8 @@ def results_of(
         for result, spec in zip(others, declared[1:], strict=True)
     ]
     results = () if first is None else (first, *rest)
+    if results and is_in_place(node.op) and results[0].dtype.category < declared[0].dtype.category:
+        results = (results[0].cast(declared[0].dtype), *rest)  # it keeps its data type, and takes what that can hold
     for result, spec in zip(results, declared, strict=True):
         if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
             raise IRError(

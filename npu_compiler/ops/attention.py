@@ -14,8 +14,8 @@ from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import broadcast_shapes
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, arange, where
+from npu_compiler.tensor.trace import MAX_HEAD_SIZE
 
-MAX_HEAD_SIZE = 256
 """Of queries, keys and values, for kernels that keep a tile of them at hand."""
 
 

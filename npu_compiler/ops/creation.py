@@ -55,7 +55,7 @@ def ones(
     return full(trace, tuple(size), 1, _kind(dtype, 1.0))
 
 
-@op("aten.full_like.default")
+@op("aten.full_like.default", reads_first=False)
 def full_like(
     self: Tensor, fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
     memory_format: Any = None,
@@ -65,7 +65,7 @@ def full_like(
     return full(self.trace, self.shape, value, self.dtype if dtype is None else _kind(dtype))
 
 
-@op("aten.zeros_like.default")
+@op("aten.zeros_like.default", reads_first=False)
 def zeros_like(
     self: Tensor, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
     memory_format: Any = None,
@@ -74,7 +74,7 @@ def zeros_like(
     return full_like(self, 0, dtype)
 
 
-@op("aten.ones_like.default")
+@op("aten.ones_like.default", reads_first=False)
 def ones_like(
     self: Tensor, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
     memory_format: Any = None,
@@ -83,7 +83,7 @@ def ones_like(
     return full_like(self, 1, dtype)
 
 
-@op("aten.new_full.default")
+@op("aten.new_full.default", reads_first=False)
 def new_full(
     self: Tensor, size: Sequence[int], fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None,
@@ -92,7 +92,7 @@ def new_full(
     return full(self.trace, tuple(size), _number(fill_value), self.dtype if dtype is None else _kind(dtype))
 
 
-@op("aten.new_zeros.default")
+@op("aten.new_zeros.default", reads_first=False)
 def new_zeros(
     self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Tensor:
@@ -100,12 +100,38 @@ def new_zeros(
     return new_full(self, size, 0, dtype)
 
 
-@op("aten.new_ones.default")
+@op("aten.new_ones.default", reads_first=False)
 def new_ones(
     self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Tensor:
     """Ones, with the data type of another tensor unless one is given."""
     return new_full(self, size, 1, dtype)
+
+
+@op("aten.empty.memory_format")
+def empty(
+    trace: Trace, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None, memory_format: Any = None,
+) -> Tensor:  # fmt: skip
+    """A tensor whose values nobody asks for: zeros."""
+    return zeros(trace, size, dtype)
+
+
+@op("aten.empty_like.default", reads_first=False)
+def empty_like(
+    self: Tensor, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:  # fmt: skip
+    """A tensor whose values nobody asks for, with the shape of another: zeros."""
+    return full_like(self, 0, dtype)
+
+
+@op("aten.new_empty.default", reads_first=False)
+def new_empty(
+    self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Tensor:
+    """A tensor whose values nobody asks for, with the data type of another unless one is given: zeros."""
+    return new_full(self, size, 0, dtype)
 
 
 @op("aten.scalar_tensor.default")

@@ -7,6 +7,7 @@ from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, dtype
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops import lenses
 from npu_compiler.ops.registry import elementwise
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Memory, Term
@@ -368,7 +369,7 @@ _CAST = Term("cast", ("self",))
 @elementwise("aten._to_copy.default", keeps_order=True, term=_CAST)
 @elementwise(
     "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device",
-    memory=Memory.OPERAND_OF_SAME_DTYPE, keeps_order=True, term=_CAST,
+    memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, keeps_order=True, unless="copy", term=_CAST,
 )  # fmt: skip
 def to(
     self: Tensor,
@@ -390,7 +391,7 @@ def _rows_of_self(call: RowCall) -> Passage:
 
 @elementwise(
     "aten.type_as.default",
-    memory=Memory.OPERAND_OF_SAME_DTYPE, keeps_order=True, rows=_rows_of_self, term=_CAST,
+    memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, keeps_order=True, rows=_rows_of_self, term=_CAST,
 )  # fmt: skip
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """The values in the data type of `other`."""

@@ -13,7 +13,7 @@ from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.reducing import reduce
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, full, where
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, where
 
 _MEAN, _SUM = 1, 2
 
@@ -93,14 +93,9 @@ def margin_ranking_loss(
 
 
 @loss("poisson_nll_loss")
-def poisson_nll_loss(
-    input: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int
-) -> Tensor:
+def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int) -> Tensor:
     """The negative logarithm of the likelihood of counts, with Stirling's formula where `full`."""
-    if log_input:
-        losses = apply("exp", input) - target * input
-    else:
-        losses = input - target * apply("log", input + eps)
+    losses = apply("exp", input) - target * input if log_input else input - target * apply("log", input + eps)
     if full:
         stirling = target * apply("log", target) - target + 0.5 * apply("log", 2 * pi * target)
         losses = losses + where(target <= 1, 0.0, stirling)
@@ -108,9 +103,7 @@ def poisson_nll_loss(
 
 
 @loss("binary_cross_entropy")
-def binary_cross_entropy(
-    self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
-) -> Tensor:
+def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
     """The cross entropy of probabilities; no logarithm is below -100."""
     ahead, behind = (apply("max", apply("log", x), -100.0) for x in (self, 1.0 - self))
     losses = (target - 1.0) * behind - target * ahead

@@ -10,6 +10,7 @@ from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, INT64
 from npu_compiler.integers import ceil_div
+from npu_compiler.ops import lenses
 from npu_compiler.ops.indexing import cat, pad, stack
 from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op, view
@@ -69,7 +70,7 @@ def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 # ---- diagonals
 
 
-@view("aten.diagonal.default")
+@view("aten.diagonal.default", lenses=lenses.diagonal)
 def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The elements whose positions along two dimensions are `offset` apart, as the last dimension."""
     rank = len(self.shape)
@@ -149,7 +150,7 @@ def block_diag(tensors: Sequence[Tensor]) -> Tensor:
 # ---- windows
 
 
-@view("aten.unfold.default")
+@view("aten.unfold.default", lenses=lenses.windows)
 def unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Windows of `size` elements along a dimension, `step` apart; their elements are the last dimension."""
     if not self.shape:
@@ -299,13 +300,13 @@ def _cuts(x: Tensor, indices: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     return tuple(x.slice(dim, first, max(0, last - first)) for first, last in pairwise(borders))
 
 
-@view("aten.tensor_split.sections", rows=apart_from_dim)
+@view("aten.tensor_split.sections", lenses=lenses.pieces, rows=apart_from_dim)
 def tensor_split(self: Tensor, sections: int, dim: int = 0) -> tuple[Tensor, ...]:
     """So many pieces along a dimension, of which the first are longer by one where it does not divide."""
     return _sections(self, sections, dim)
 
 
-@view("aten.tensor_split.indices", rows=apart_from_dim)
+@view("aten.tensor_split.indices", lenses=lenses.pieces, rows=apart_from_dim)
 def tensor_split_at(self: Tensor, indices: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """The pieces of a dimension between positions."""
     return _cuts(self, indices, dim)
@@ -333,7 +334,7 @@ for _name, _dim, _words in (("hsplit", 1, "columns"), ("vsplit", 0, "rows"), ("d
     _splitting(_name, _dim, _words)
 
 
-@view("aten.split.sizes", rows=apart_from_dim)
+@view("aten.split.sizes", lenses=lenses.pieces, rows=apart_from_dim)
 def split_sizes(self: Tensor, split_size: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of the given sizes along a dimension."""
     return split_with_sizes(self, split_size, dim)
@@ -378,25 +379,25 @@ def _at_least(x: Tensor, rank: int) -> Tensor:
     return x.reshape((*(1,) * (rank - len(x.shape)), *x.shape))
 
 
-@view("aten.atleast_1d.default", keeps_order=True)
+@view("aten.atleast_1d.default", lenses=lenses.reshaped, keeps_order=True)
 def atleast_1d(self: Tensor) -> Tensor:
     """With one dimension at least."""
     return _at_least(self, 1)
 
 
-@view("aten.atleast_2d.default", keeps_order=True)
+@view("aten.atleast_2d.default", lenses=lenses.reshaped, keeps_order=True)
 def atleast_2d(self: Tensor) -> Tensor:
     """With two dimensions at least."""
     return _at_least(self, 2)
 
 
-@view("aten.atleast_3d.default", keeps_order=True)
+@view("aten.atleast_3d.default", lenses=lenses.reshaped, keeps_order=True)
 def atleast_3d(self: Tensor) -> Tensor:
     """With three dimensions at least."""
     return _at_least(self, 3)
 
 
-@view("aten.ravel.default", keeps_order=True)
+@view("aten.ravel.default", lenses=lenses.reshaped, keeps_order=True)
 def ravel(self: Tensor) -> Tensor:
     """All elements in row-major order."""
     return self.reshape((prod(self.shape),))

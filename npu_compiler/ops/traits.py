@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.lenses import LensRule
 from npu_compiler.ops.rows import RowRule, SelectionRule, Turn
 
 __all__ = ["Memory", "Term", "Traits", "Work"]
@@ -28,6 +29,8 @@ class Memory(Enum):
     OWN = "memory of its own"
     OPERAND = "that of the first operand"
     OPERAND_OF_SAME_DTYPE = "that of the first operand, unless the data type differs"
+    OPERAND_IF_STRIDED = "that of the first operand where strides can say the result, else of its own"
+    OPERAND_IF_CONTIGUOUS = "that of the first operand where its elements lie in order, else of its own"
 
 
 def _always(node: OpNode, graph: IRGraph) -> bool:
@@ -58,11 +61,14 @@ class Traits:
     Attributes:
         work: What computing it takes.
         memory: Where its result may lie.
+        lenses: How its results lie there, where they share memory.
+        reads_first: Whether it reads any element of its first operand; some ops ask for its shape and data type alone.
         keeps_order: Whether the result has the elements of the first operand in the same row-major order, so that it
             is that operand wherever shape and data type agree.
         is_silent: Whether it has neither arithmetic nor an order of elements, so that nothing about it can be
             unsupported.
-        unless: An attribute that makes it another op where it is true: then `keeps_order` and `is_silent` do not hold.
+        unless: An attribute that makes it another op where it is true: then `keeps_order` and `is_silent` do not hold,
+            and its result is in memory of its own.
         picks: Whether it gives one tensor of a list, by its attribute `index`.
         asserts: Whether it computes nothing, and checks what held when the model was extracted.
         rows: What it reads to give some rows of its result; none where it needs all, or nobody wrote it down.
@@ -82,6 +88,8 @@ class Traits:
 
     work: Work = Work.OTHER
     memory: Memory = Memory.OWN
+    lenses: LensRule | None = None
+    reads_first: bool = True
     keeps_order: bool = False
     is_silent: bool = False
     unless: str = ""

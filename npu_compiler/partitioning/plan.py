@@ -24,13 +24,11 @@ class Partition:
     Attributes:
         index: Its place in `PartitionPlan.partitions`.
         device: ``npu`` or ``cpu``.
-        nodes: Names of its nodes, in order.
+        nodes: Names of its nodes, in order. Those that no input reaches may be in several partitions.
         inputs: Tensors that it reads from the caller or from earlier partitions.
         outputs: Tensors that the caller or later partitions read.
         ir: The partition as an IR of its own, which `compile` takes where `device` is ``npu``.
         reasons: For each node on the CPU, why it is there.
-        chained: Nodes on the CPU whose in-place op has to change the very memory that other nodes of the partition
-            share.
     """
 
     index: int
@@ -40,7 +38,6 @@ class Partition:
     outputs: tuple[str, ...]
     ir: Mapping[str, Any] = field(repr=False)
     reasons: Mapping[str, str] = field(default_factory=dict, repr=False)
-    chained: frozenset[str] = frozenset()
 
     @property
     def on_device(self) -> bool:
@@ -112,7 +109,7 @@ class PartitionPlan:
 def summary(plan: PartitionPlan) -> str:
     """The plan in one line."""
     sides = {side: [p for p in plan.partitions if p.device == side] for side in ("npu", "cpu")}
-    nodes = {side: sum(len(p.nodes) for p in found) for side, found in sides.items()}
+    nodes = {side: len({name for p in found for name in p.nodes}) for side, found in sides.items()}
     target = f" for {plan.target}" if plan.target else ""
     return (
         f"{plan.model}{target}: {counted(sum(nodes.values()), 'node')}, {nodes['npu']} on the device in "
@@ -159,7 +156,7 @@ def _transfers(plan: PartitionPlan) -> Iterator[str]:
 
 
 def _reasons(plan: PartitionPlan) -> Iterator[str]:
-    on_cpu = sum(len(part.nodes) for part in plan.partitions if not part.on_device)
+    on_cpu = len({name for part in plan.partitions if not part.on_device for name in part.nodes})
     yield f"on the CPU: {counted(on_cpu, 'node')}"
     for op, reason, names in cpu_reasons(plan):
         yield f"  {names} ({op}): {reason}"
@@ -173,8 +170,8 @@ def _notes(plan: PartitionPlan) -> Iterator[str]:
 
 def cpu_reasons(plan: PartitionPlan) -> list[tuple[str, str, str]]:
     """Op, reason and the names of the nodes that share them, for all nodes on the CPU; in the order of the model."""
-    shared: dict[tuple[str, str], list[str]] = {}
+    shared: dict[tuple[str, str], dict[str, None]] = {}
     for part in plan.partitions:
         for node in part.ir["nodes"] if not part.on_device else ():
-            shared.setdefault((node["op_type"], part.reasons[node["name"]]), []).append(node["name"])
+            shared.setdefault((node["op_type"], part.reasons[node["name"]]), {})[node["name"]] = None
     return [(op, reason, ", ".join(names)) for (op, reason), names in shared.items()]

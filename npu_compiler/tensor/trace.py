@@ -16,7 +16,10 @@ from npu_compiler.tensor.expr import Expr, Ref, leaves
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.view import View
 
-__all__ = ["Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+__all__ = ["MAX_HEAD_SIZE", "Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+
+MAX_HEAD_SIZE = 256
+"""Of the heads of an attention that is one anchor; of larger ones products and softmax are written out."""
 
 
 class LayoutRule(Protocol):
@@ -37,7 +40,7 @@ class Anchor:
     """A computation with an algorithm of its own.
 
     Attributes:
-        kind: ``matmul``, ``conv2d``, ``pool2d`` or ``attention``.
+        kind: What the problem that it becomes (`lowering.problems`) goes by, such as ``matmul``.
         operands: What it reads.
         attrs: Its parameters.
     """

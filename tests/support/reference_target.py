@@ -212,6 +212,7 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     pairs = pairs_columns(target, target.loads)
     optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
+    hosts.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     names = output_names(usual_structure(len(graph.outputs)), graph.outputs)
     outputs = {name: hosts[tensor] for name, tensor in zip(names, graph.outputs, strict=True)}
     plan, recipes = plan_graph(optimized, target, hosts, outputs)

@@ -9,9 +9,8 @@ from typing import Any, Self
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.ops.attention import MAX_HEAD_SIZE
 from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.tensor.trace import MAX_HEAD_SIZE, Anchor, TracedTensor
 
 __all__ = ["Attention"]
 
