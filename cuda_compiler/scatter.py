@@ -89,11 +89,14 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
 
 
 def _each(scatter: ScatterRows, size: int, lanes: int, device: DeviceModel) -> int:
-    """Rows of a thread: as many as leave work for all multiprocessors, so that few blocks look through the index."""
+    """Rows of a thread: as many as leave work for all multiprocessors, so that few blocks look through the index.
+
+    Where that is long, a block a multiprocessor is enough.
+    """
     outer, rows, width = scatter.shape
     blocks = outer * rows * ceil_div(width, size * lanes) * lanes // _THREADS
-    each = 1
-    while 2 * each * size <= _MOST_SUMS and lanes > 1 and blocks // (2 * each) >= 2 * device.cores:
+    each, enough = 1, device.cores * (2 if scatter.count <= _CHUNK else 1)
+    while 2 * each * size <= _MOST_SUMS and lanes > 1 and blocks // (2 * each) >= enough:
         each *= 2
     return each
 

@@ -8,9 +8,8 @@
 
 __device__ __forceinline__ float combine_prod(float a, float b) { return a * b; }
 
-// Which rows of the block, counted from `first`, the numbers of a lane name; -1 for none.
-__device__ __forceinline__ void look(
-    int (&named)[LOADS], int start, int lane, int first, int taken, INDEX_PARAMETERS const Params& p)
+// The rows that a lane looks at; -1 behind the last.
+__device__ __forceinline__ void look(int (&named)[LOADS], int start, int lane, INDEX_PARAMETERS const Params& p)
 {
     #pragma unroll
     for (int j = 0; j < LOADS; j += INDEX_PACK) {
@@ -30,11 +29,6 @@ __device__ __forceinline__ void look(
                 named[j + e] = at + e < p.count ? row_at(at + e, INDEX_ARGUMENTS p) : -1;
             }
         }
-    }
-    #pragma unroll
-    for (int j = 0; j < LOADS; ++j) {
-        int row = named[j] - first;
-        named[j] = named[j] >= 0 && uint(row) < uint(taken) ? row : -1;
     }
 }
 
@@ -65,9 +59,18 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
             sums[i][u] = NEUTRAL;
         }
     }
+    int next[LOADS]; // is on its way while a chunk is worked on
+    look(next, warp * WARP_CHUNK, lane, INDEX_ARGUMENTS p);
     for (int chunk = 0; chunk < p.count; chunk += CHUNK) {
-        int named[LOADS], own = 0;
-        look(named, chunk + warp * WARP_CHUNK, lane, first, taken, INDEX_ARGUMENTS p);
+        int named[LOADS], own = 0; // rows of the block, -1 for others
+        #pragma unroll
+        for (int j = 0; j < LOADS; ++j) {
+            int row = next[j] - first;
+            named[j] = next[j] >= 0 && uint(row) < uint(taken) ? row : -1;
+        }
+        if (chunk + CHUNK < p.count) {
+            look(next, chunk + CHUNK + warp * WARP_CHUNK, lane, INDEX_ARGUMENTS p);
+        }
         #pragma unroll
         for (int j = 0; j < LOADS; ++j) {
             own += __popc(__ballot_sync(0xffffffffu, named[j] >= 0));
@@ -94,22 +97,31 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
             }
         }
         __syncthreads();
-        for (int k = 0; k < total; k += AHEAD) {
+        int queue[AHEAD], waiting = 0; // entries of this thread, whose values are read together
+        for (int k = 0; k < total; ++k) {
+            int entry = listed[k];
+            if (inside && entry / CHUNK % GROUPS == group) {
+                #pragma unroll
+                for (int a = 0; a < AHEAD; ++a) {
+                    queue[a] = a == waiting ? entry : queue[a];
+                }
+                ++waiting;
+            }
+            if (waiting < AHEAD && k + 1 < total) {
+                continue;
+            }
             Pack<VALUE_T, STORE_SIZE> part[AHEAD];
-            int mine[AHEAD];
             #pragma unroll
             for (int a = 0; a < AHEAD; ++a) {
-                int entry = k + a < total ? listed[k + a] : -1, row = entry / CHUNK;
-                mine[a] = entry >= 0 && row % GROUPS == group && inside ? row / GROUPS : -1;
-                if (mine[a] >= 0) {
-                    part[a] = values_at(outer, chunk + entry % CHUNK, column, VALUES_ARGUMENTS p);
+                if (a < waiting) {
+                    part[a] = values_at(outer, chunk + queue[a] % CHUNK, column, VALUES_ARGUMENTS p);
                 }
             }
             #pragma unroll
             for (int a = 0; a < AHEAD; ++a) {
                 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {
-                    if (mine[a] == i) {
+                    if (a < waiting && queue[a] / CHUNK / GROUPS == i) {
                         ++number[i];
                         #pragma unroll
                         for (int u = 0; u < STORE_SIZE; ++u) {
@@ -118,6 +130,7 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
                     }
                 }
             }
+            waiting = 0;
         }
         __syncthreads();
     }

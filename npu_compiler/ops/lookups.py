@@ -7,10 +7,9 @@ from typing import Any
 
 from npu_compiler.dtypes import INT64
 from npu_compiler.ops.indexing import embedding, gather, indices_of
-from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.scans import cumsum
 from npu_compiler.ops.scattering import reduced_rows
-from npu_compiler.tensor.reducing import reduce
 from npu_compiler.tensor.shapes import broadcast_shapes, normalize_dim
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, where
 
@@ -80,11 +79,7 @@ def _repeated(repeats: Tensor, output_size: int | None) -> Tensor:
     """The position that each result repeats: the number of positions whose repeats have ended before it."""
     if output_size is None or len(repeats.shape) != 1:
         raise OpRefusal("given no output_size: the shape depends on the values of repeats; pass output_size=")
-    (count,) = repeats.shape
-    until = arange(repeats.trace, count)
-    own = where(until <= until.reshape((count, 1)), indices_of(repeats), 0)
-    (ends,) = reduce(own, total, (-1,), False, INT64)
-    return _ended(ends.realize(), output_size)
+    return _ended(cumsum(indices_of(repeats), 0), output_size)
 
 
 def _ended(ends: Tensor, size: int) -> Tensor:

@@ -17,6 +17,7 @@ from npu_compiler.dtypes import BOOL, FLOAT32, INT32, INT64, DType
 from npu_compiler.ops.indexing import Indexed, indices_of
 from npu_compiler.ops.reduction import greatest, least, product, total
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.scans import cumsum
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.expr import Const
 from npu_compiler.tensor.reducing import highest, lowest, reduce
@@ -112,9 +113,6 @@ def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -
     return index_put(flat, (at,), new, accumulate).reshape(self.shape)
 
 
-_MOST_COUNTED = 1 << 24  # comparisons by which the trues of a mask are counted: beyond it takes a running sum
-
-
 @op("aten.masked_scatter.default", "aten.masked_scatter_.default")
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """`self` with the elements of `source`, in order, where a mask is true."""
@@ -131,12 +129,8 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     for dim in range(kept, rank):
         rows = rows.slice(dim, 0, 1)
     count = prod(self.shape[:kept])
-    if count * count > _MOST_COUNTED:
-        raise OpRefusal(f"given a mask of {count} rows, whose trues take a running sum to count; expected fewer")
-    rows = rows.reshape((count,)).realize()
-    before = apply("and", arange(self.trace, count) < arange(self.trace, count).reshape((count, 1)), rows)
-    (ahead,) = reduce(before, total, (-1,), False, INT64)
-    starts = ahead.realize().reshape((*self.shape[:kept], *(1,) * (rank - kept))) * run
+    ahead = (cumsum(rows.reshape((count,)), 0) - 1).realize()
+    starts = ahead.reshape((*self.shape[:kept], *(1,) * (rank - kept))) * run
     steps = arange(self.trace, run).reshape((*(1,) * kept, *self.shape[kept:]))
     flat = source.reshape((prod(source.shape),))
     wanted = where(mask, (starts + steps).expand(self.shape), 0)

@@ -54,7 +54,7 @@ REPLACED = [
     case("masked_scatter.default", CUBE, booleans(4), floats(24)),
     case("masked_scatter.default", integers(5), booleans(5), integers(5)),
     case("masked_scatter.default", MATRIX, Operand((3, 8), "bool", data=(0,) * 24), floats(0)),
-    refused("running sum", "masked_scatter.default", floats(70, 70), booleans(70, 70), floats(4900)),
+    case("masked_scatter.default", floats(70, 70), booleans(70, 70), floats(4900)),
 ]
 
 COMBINED = [
