@@ -16,7 +16,11 @@ from npu_compiler.tensor.expr import Expr, Ref, leaves
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.view import View
 
-__all__ = ["Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+__all__ = ["MAX_HEAD_SIZE", "Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+
+
+MAX_HEAD_SIZE = 256
+"""Of the queries, keys and values of attention that is an anchor: kernels keep a tile of them at hand."""
 
 
 class LayoutRule(Protocol):

@@ -29,10 +29,11 @@ def weights(
 
 
 def layers(
-    name: str, steps: int, batch: int, size: int, hidden: int, *, count: int = 1, both: bool = False,
-    batch_first: bool = False, biases: bool = True, projected: int = 0, input: Operand | None = None,
+    name: str, *sizes: int, count: int = 1, both: bool = False, batch_first: bool = False, biases: bool = True,
+    projected: int = 0, input: Operand | None = None,
 ) -> Case:  # fmt: skip
-    """A call of a recurrent layer with initial states."""
+    """A call of a recurrent layer with initial states; `sizes` are those of steps, batch, input and h."""
+    steps, batch, size, hidden = sizes
     directions = 2 if both else 1
     x = input or (floats(batch, steps, size) if batch_first else floats(steps, batch, size))
     states: Any = floats(count * directions, batch, projected or hidden)
