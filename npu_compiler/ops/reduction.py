@@ -347,9 +347,8 @@ def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Te
     """How many elements lie in each of `bins` equal parts of what is between `min` and `max`, both included."""
     if not min < max or bins < 1:
         raise OpRefusal(f"given {bins} bins from {min} to {max}, expected a range that is known beforehand")
-    x = self.reshape((1, -1)).cast(FLOAT32)
-    inside = apply("and", x >= min, x <= max)
-    place = apply("min", apply("floor", (x - min) / (max - min) * bins), bins - 1)
-    own = apply("eq", place, arange(self.trace, bins).reshape((bins, 1)).cast(FLOAT32))
-    (counts,) = reduce(apply("and", own, inside).cast(FLOAT32), total, (1,), False)
+    place = (self.reshape((1, -1)).cast(FLOAT32) - min) / (max - min) * bins
+    own = arange(self.trace, bins).reshape((bins, 1)).cast(FLOAT32)
+    below = apply("or", place < own + 1, apply("and", own >= bins - 1, place <= bins))
+    (counts,) = reduce(apply("and", place >= own, below).cast(FLOAT32), total, (1,), False)
     return counts.cast(self.dtype)
