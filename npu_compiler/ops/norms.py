@@ -100,7 +100,6 @@ def cdist(x1: Tensor, x2: Tensor, p: Number = 2, compute_mode: Any = None) -> Te
         apart = squares[0] + squares[1].swap(-1, -2) - product(x1, x2.swap(-1, -2), FLOAT32) * 2.0
         return apply("sqrt", apply("max", apart, 0.0)).cast(x1.dtype)
     left, right = (
-        x.reshape((*x.shape[:-2], *rows, x.shape[-1]))
-        for x, rows in ((x1, (x1.shape[-2], 1)), (x2, (1, x2.shape[-2])))
+        x.reshape((*x.shape[:-2], *rows, x.shape[-1])) for x, rows in ((x1, (x1.shape[-2], 1)), (x2, (1, x2.shape[-2])))
     )
     return norm_of(left - right, p, (-1,), False)

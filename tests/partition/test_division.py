@@ -143,7 +143,8 @@ def test_enough_cheap_ops_go_to_the_device_together() -> None:
         x = torch.special.i0e(x)
         for _ in range(count):
             x = torch.tanh(x)
-        return torch.special.i0e(x)
+        result: torch.Tensor = torch.special.i0e(x)
+        return result
 
     assert sides(plan_of(lambda x: chain(x, 1), LARGE)) == ["cpu"]
     assert sides(plan_of(lambda x: chain(x, 2), LARGE)) == ["cpu", "npu", "cpu"]
@@ -177,7 +178,8 @@ def test_free_nodes_go_where_their_operand_is() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         on_device = (x @ x).transpose(0, 1).reshape(16, 256)
         on_cpu = torch.special.i0e(on_device).reshape(64, 64).unsqueeze(0).detach().squeeze(0)
-        return on_cpu @ x
+        result: torch.Tensor = on_cpu @ x
+        return result
 
     plan = plan_of(function, LARGE)
     assert sides(plan) == ["npu", "cpu", "npu"]
@@ -306,7 +308,8 @@ def test_float32_islands_of_a_half_precision_model_stay_float32() -> None:
 
         def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             angle = torch.special.i0e(positions.float())[:, None] @ torch.arange(64)[None].float()
-            return x @ self.weight + torch.special.i0e(angle).sin().to(torch.bfloat16)
+            result: torch.Tensor = x @ self.weight + torch.special.i0e(angle).sin().to(torch.bfloat16)
+            return result
 
     model = Angles().eval()
     plan = partition(extract(model, (torch.zeros(64, 64, dtype=torch.bfloat16), torch.arange(64))).ir)
@@ -327,7 +330,8 @@ def test_float32_islands_of_a_half_precision_model_stay_float32() -> None:
 def test_angles_of_a_float32_model_stay_float32_in_every_part() -> None:
     def angles(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         angle = torch.special.i0e(positions[:, None].float() @ x[:1].float()) * 2 + 1 + positions[:, None]
-        return (angle * 3 * angle + 1).cos() @ x
+        result: torch.Tensor = (angle * 3 * angle + 1).cos() @ x
+        return result
 
     plan = plan_of(angles, LARGE, torch.arange(64))
     produced = {

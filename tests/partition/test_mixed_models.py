@@ -32,11 +32,13 @@ class Chain(nn.Module):
 
 
 def unsupported(x: torch.Tensor) -> torch.Tensor:
-    return torch.special.i0e(x) / 8
+    result: torch.Tensor = torch.special.i0e(x) / 8
+    return result
 
 
 def another(x: torch.Tensor) -> torch.Tensor:
-    return torch.special.i1e(x)
+    result: torch.Tensor = torch.special.i1e(x)
+    return result
 
 
 CHAINS = {
@@ -160,7 +162,8 @@ def test_results_that_nobody_reads(device: Device) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         torch.special.i0e(x)
         x @ x @ x
-        return torch.special.i0e(x @ x)
+        result: torch.Tensor = torch.special.i0e(x @ x)
+        return result
 
     check_mixed(Function(function), (torch.randn(16, 16),), device)
 

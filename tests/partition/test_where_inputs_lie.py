@@ -119,7 +119,8 @@ def crossed(device: Device, before: tuple[int, int]) -> tuple[int, int]:
 
 def three_parts(x: torch.Tensor) -> torch.Tensor:
     """On the device, the CPU, and the device again, which reads `x` once more."""
-    return torch.special.i0e(x @ x) / SIZE @ x
+    result: torch.Tensor = torch.special.i0e(x @ x) / SIZE @ x
+    return result
 
 
 def plan_of(function: Any, *inputs: torch.Tensor) -> PartitionPlan:
@@ -143,7 +144,8 @@ def test_a_tensor_on_the_device_is_read_where_it_lies(taking: Device) -> None:
 
 def test_a_tensor_is_copied_to_the_host_once_where_the_cpu_reads_it(taking: Device) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.special.i0e(x @ x) + torch.special.i1e(x)
+        result: torch.Tensor = torch.special.i0e(x @ x) + torch.special.i1e(x)
+        return result
 
     plan, x = plan_of(function, X), there(X, taking)
     (result,) = DAGExecutor(plan, taking).execute({plan.inputs[0].name: x}).values()
