@@ -17,7 +17,7 @@ import numpy as np
 from npu_compiler.artifact.describe import counted, format_bytes
 from npu_compiler.artifact.recipes import EXPRESSIONS, WeightInput, WeightRecipe
 from npu_compiler.artifact.stages import Stage, encoded, is_computable
-from npu_compiler.dtypes import FLOAT32, FLOAT64
+from npu_compiler.dtypes import BOOL, FLOAT32, FLOAT64, INT64
 from npu_compiler.errors import IRError, ProgramFormatError, UnsupportedOpError
 from npu_compiler.graph.tracing import results_of
 from npu_compiler.ir import IRGraph, OpNode
@@ -25,7 +25,7 @@ from npu_compiler.ops.creation import empty
 from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import definition, spelled, traits_of
 from npu_compiler.ops.traits import Work
-from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, has_reduce, leaves, walk
+from npu_compiler.tensor.expr import Call, Expr, Iota, Load, Reduce, Slot, has_reduce, leaves, substitute, walk
 from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace
 from npu_compiler.tensor.trace import Anchor, Map, TracedTensor
@@ -352,6 +352,8 @@ def _stage(tensor: TracedTensor, trace: Trace, numbers: Mapping[int, int]) -> St
         return encoded(source.expr, tensor.shape, tensor.dtype, numbers)
     if isinstance(source, Anchor) and source.kind == "matmul" and not source.attrs and tensor.dtype.is_float:
         return _product(tensor, source, trace, numbers)
+    if isinstance(source, Anchor) and source.kind == "scan":
+        return _scan(tensor, source, trace, numbers)
     return None
 
 
@@ -370,6 +372,27 @@ def _product(tensor: TracedTensor, anchor: Anchor, trace: Trace, numbers: Mappin
     ]
     summed = Reduce(total.combination((FLOAT32,), trace), (Call("mul", tuple(factors), FLOAT32),), extent, FLOAT32)
     return encoded(summed, (*tensor.shape, 1), tensor.dtype, numbers)
+
+
+def _scan(tensor: TracedTensor, anchor: Anchor, trace: Trace, numbers: Mapping[int, int]) -> Stage:
+    """A reduction of each element [outer, length, inner] with all ahead of it, as one over all of its row."""
+    (ref,), how = anchor.operands, anchor.attrs["combination"]
+    outer, length, inner = tensor.shape
+    space, (first, middle, last) = (outer, length, inner, length), ref.view.strides
+    there = View(space, (first, 0, last, middle), ref.view.offset)
+    element = Load(replace(ref, view=there, steps=()), trace.tensors[ref.tensor].dtype)
+    place, own = (Iota(View(space, strides), INT64) for strides in ((0, 0, 0, 1), (0, 1, 0, 0)))
+    is_ahead = Call("le", (place, own), BOOL)
+    lifted = [_with_slots(expr, (element, place)) for expr in anchor.attrs["lift"]]
+    state = zip(lifted, how.identity, strict=True)
+    args = tuple(Call("where", (is_ahead, expr, nothing), expr.dtype) for expr, nothing in state)
+    made = [Reduce(how, args, length, nothing.dtype, item) for item, nothing in enumerate(how.identity)]
+    return encoded(_with_slots(anchor.attrs["value"], made), (*tensor.shape, 1), tensor.dtype, numbers)
+
+
+def _with_slots(expr: Expr, values: Sequence[Expr]) -> Expr:
+    """An expression with a value for each of its slots."""
+    return substitute(expr, lambda node: values[node.number] if isinstance(node, Slot) else None)
 
 
 def _idle_nodes(graph: IRGraph, made: Collection[str]) -> set[str]:
