@@ -112,7 +112,8 @@ def test_what_costs_a_kernel_nothing_stays_in_it(function: Any) -> None:
 
 def test_a_table_that_an_index_of_the_weight_file_reorders_is_made_when_weights_are_loaded() -> None:
     def function(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return x + self.table[self.index.view(-1)].view(9, 9, -1).permute(2, 0, 1).contiguous().unsqueeze(0)
+        bias: torch.Tensor = self.table[self.index.view(-1)].view(9, 9, -1)
+        return x + bias.permute(2, 0, 1).contiguous().unsqueeze(0)
 
     model = Parameters(function, table=torch.randn(25, 4), index=torch.randint(-25, 25, (9, 9)))
     graph, planned = check(model, torch.randn(1, 4, 9, 9))
@@ -142,7 +143,7 @@ def test_a_product_of_weights_is_made_when_weights_are_loaded() -> None:
 
 def test_a_constant_takes_part_in_what_is_made_of_weights() -> None:
     def function(self: Any, x: torch.Tensor) -> torch.Tensor:
-        bias = self.table[torch.tensor([2, 0, 1, 1])]
+        bias: torch.Tensor = self.table[torch.tensor([2, 0, 1, 1])]
         return x @ bias.t()
 
     graph, _ = check(Parameters(function, table=torch.randn(3, 4)), torch.randn(3, 4))
