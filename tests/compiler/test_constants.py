@@ -15,6 +15,7 @@ from npu_compiler import extract
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import FLOAT16, FLOAT32
+from npu_compiler.errors import InputError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.ir import IRGraph
@@ -244,3 +245,14 @@ def test_an_op_that_asks_for_a_shape_does_not_wait() -> None:
     graph, planned = check(Function(function), torch.randn(3, 4))
     assert len(planned.plan.steps) == 1
     assert len(made(graph)) == 1
+
+
+def test_a_constant_index_beyond_its_tensor_is_found_when_the_program_runs() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        places = torch.zeros(6, dtype=torch.int64)
+        places[::4] = 4
+        return x + torch.nn.functional.embedding(places, torch.arange(8.0).reshape(4, 2))[:, 0]
+
+    ir = extract(Function(function), (torch.zeros(6),)).ir
+    with pytest.raises(InputError, match="given the index 4"):
+        plan_ir(ir).run({ir["graph_inputs"][0]["name"]: torch.zeros(6, dtype=torch.float64)})

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from npu_compiler.frontend.ir_reader import read_graph
-from npu_compiler.graph.fusion_patterns import merge_linears
 from npu_compiler.graph.functional import functionalize
+from npu_compiler.graph.fusion_patterns import merge_linears
 from npu_compiler.graph.graph_optimizer import assign_dtypes, eliminate_noops, fold_batch_norms
 from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value, overload_of
