@@ -16,19 +16,18 @@ import numpy as np
 
 from npu_compiler.artifact.describe import counted, format_bytes
 from npu_compiler.artifact.recipes import EXPRESSIONS, WeightInput, WeightRecipe
-from npu_compiler.artifact.stages import Stage, encoded, is_computable
+from npu_compiler.artifact.stages import Stage, is_computable
+from npu_compiler.artifact.traced_stages import needed_for, stage_of
 from npu_compiler.dtypes import FLOAT64
-from npu_compiler.errors import IRError, ProgramFormatError, UnsupportedOpError
+from npu_compiler.errors import IRError, ProgramFormatError, UnsupportedOpError, WeightError
 from npu_compiler.graph.tracing import results_of
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.creation import empty
-from npu_compiler.ops.linear import product_as_sums
 from npu_compiler.ops.registry import definition, spelled, traits_of
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.expr import Expr, Load, has_reduce, leaves, walk
 from npu_compiler.tensor.layout import BufferSpec, Layout, dense
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace
-from npu_compiler.tensor.trace import Anchor, Map, TracedTensor
 
 __all__ = ["Fold", "constant_nodes", "find_folds", "fold_constants", "read_no_shapes"]
 
@@ -180,9 +179,9 @@ class _Scene:
             return None  # the definition says why, where the node is lowered
         if recipe is None:
             return None
-        if not recipe.inputs:
+        if not recipe.inputs and recipe.spec.nbytes <= CARRIED_BYTES:
             recipe = _carried(recipe)
-        return Fold(name, recipe, tuple(node.name for node in nodes))
+        return None if recipe is None else Fold(name, recipe, tuple(node.name for node in nodes))
 
     def _nodes_behind(self, name: str) -> list[OpNode]:
         """The nodes that compute a tensor, in order."""
@@ -233,16 +232,14 @@ def _widens(expr: Expr) -> bool:
     return any(load.dtype.size < expr.dtype.size for load in leaves(expr) if load not in inside)
 
 
-def _carried(recipe: WeightRecipe) -> WeightRecipe:
-    """A recipe of constants with its result, where that is small."""
-    spec = recipe.spec
-    if spec.nbytes > CARRIED_BYTES:
-        return recipe
+def _carried(recipe: WeightRecipe) -> WeightRecipe | None:
+    """A recipe of constants with its result; None where there is none, as with an index beyond its tensor."""
     try:
         value = recipe.compute(())
-    except ProgramFormatError:
-        return recipe
-    return WeightRecipe(spec, (), data=np.ascontiguousarray(value, spec.host_dtype.numpy).tobytes())
+    except (ProgramFormatError, WeightError):
+        return None
+    data = np.ascontiguousarray(value, recipe.spec.host_dtype.numpy).tobytes()
+    return WeightRecipe(recipe.spec, (), data=data)
 
 
 class _Dense:
@@ -299,7 +296,7 @@ class _Making:
         if not ref.view.same_elements(trace.tensors[ref.tensor].view) or trace.tensors[ref.tensor].source is None:
             ref = trace.map(made).ref
             assert ref is not None
-        needed = _needed(trace.tensors, ref.tensor)
+        needed = needed_for(trace.tensors, ref.tensor)
         sources = [index for index in needed if trace.tensors[index].source is None]
         stages: list[Stage] = []
         inputs: list[WeightInput] = []
@@ -323,7 +320,7 @@ class _Making:
         for index in needed:
             if index in numbers:
                 continue
-            stage = _stage(trace.tensors[index], trace, numbers)
+            stage = stage_of(trace.tensors[index], trace.tensors, numbers)
             if stage is None:
                 return None
             numbers[index] = len(inputs) + len(stages)
@@ -332,27 +329,6 @@ class _Making:
             return None
         buffer = BufferSpec(name, spec.dtype, spec.dtype, dense(spec.shape))
         return WeightRecipe(buffer, tuple(inputs), EXPRESSIONS, stages=tuple(stages))
-
-
-def _needed(tensors: Sequence[TracedTensor], wanted: int) -> list[int]:
-    """What a tensor of a trace is made of, and itself, in order."""
-    found, stack = {wanted}, [wanted]
-    while stack:
-        for ref in tensors[stack.pop()].operands():
-            if ref.tensor not in found:
-                found.add(ref.tensor)
-                stack.append(ref.tensor)
-    return sorted(found)
-
-
-def _stage(tensor: TracedTensor, trace: Trace, numbers: Mapping[int, int]) -> Stage | None:
-    source = tensor.source
-    if isinstance(source, Map):
-        return encoded(source.expr, tensor.shape, tensor.dtype, numbers)
-    sums = (
-        product_as_sums(source, tensor.shape, trace) if isinstance(source, Anchor) and tensor.dtype.is_float else None
-    )
-    return None if sums is None else encoded(sums, (*tensor.shape, 1), tensor.dtype, numbers)
 
 
 def _idle_nodes(graph: IRGraph, made: Collection[str]) -> set[str]:

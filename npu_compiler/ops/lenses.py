@@ -254,7 +254,8 @@ def overlaps(size: Shape, stride: Shape) -> bool:
 
 def paired(call: ViewCall) -> Sequence[Lens]:
     """Complex numbers as pairs, or pairs as complex numbers: each is the inverse of the other."""
-    as_pairs, as_numbers = ("aten.view_as_real.default", {}), ("aten.view_as_complex.default", {})
+    as_pairs: Spelling = ("aten.view_as_real.default", {})
+    as_numbers: Spelling = ("aten.view_as_complex.default", {})
     made_pairs = len(call.shape) > len(call.given)
     take, put = (as_pairs, as_numbers) if made_pairs else (as_numbers, as_pairs)
     return [Lens(call.shape, call.dtype, take, put, True)]

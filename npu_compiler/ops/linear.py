@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
-from npu_compiler.dtypes import FLOAT32, DType, promote
+from npu_compiler.dtypes import DType, promote
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, RowRule
 from npu_compiler.ops.traits import Term, Work
-from npu_compiler.tensor.expr import Call, Expr, Load, Reduce
 from npu_compiler.tensor.shapes import broadcast_shapes
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, refuse_codes
-from npu_compiler.tensor.trace import Anchor
-from npu_compiler.tensor.view import View
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, refuse_codes
 
 _PRODUCT = "matmul"  # what the trace calls a product of matrices
 
@@ -37,32 +32,6 @@ def product(a: Tensor, b: Tensor, dtype: DType | None = None) -> Tensor:
     left, right = a.expand((*batch, *a.shape[-2:])), b.expand((*batch, *b.shape[-2:]))
     shape = (*batch, a.shape[-2], b.shape[-1])
     return a.trace.anchor(_PRODUCT, (left, right), shape, dtype)
-
-
-def product_as_sums(anchor: Anchor, shape: Sequence[int], trace: Trace) -> Expr | None:
-    """The product of matrices [..., M, K] and [..., K, N] that an anchor is, as sums of a row [K] for each element.
-
-    Args:
-        anchor: Any anchor; of one that is no product of matrices as they are, there is no such expression.
-        shape: Of its result.
-        trace: What it is in.
-
-    Returns:
-        An expression over [..., M, N, 1], in float32.
-    """
-    if anchor.kind != _PRODUCT or anchor.attrs:
-        return None
-    extent = anchor.operands[0].view.shape[-1]
-    left, right = (ref.view for ref in anchor.operands)
-    seen = (
-        View((*shape, extent), (*left.strides[:-1], 0, left.strides[-1]), left.offset),
-        View((*shape, extent), (*right.strides[:-2], 0, right.strides[-1], right.strides[-2]), right.offset),
-    )
-    factors = tuple(
-        Load(replace(ref, view=view, steps=()), trace.tensors[ref.tensor].dtype)
-        for ref, view in zip(anchor.operands, seen, strict=True)
-    )
-    return Reduce(total.combination((FLOAT32,), trace), (Call("mul", factors, FLOAT32),), extent, FLOAT32)
 
 
 def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:

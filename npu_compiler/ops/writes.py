@@ -164,7 +164,7 @@ def as_strided(self: Tensor, size: Sequence[int], stride: Sequence[int], storage
 def _strided_view(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: Any) -> View:
     view = View(tuple(size), tuple(stride), offset or 0)
     last = view.offset + sum(step * (extent - 1) for step, extent in zip(stride, size, strict=True))
-    if min([*size, *stride, view.offset]) < 0 or (prod(size) and last >= prod(x.shape)):
+    if min([*size, *stride, view.offset]) < 0 or (prod(view.shape) > 0 and last >= prod(x.shape)):
         raise OpRefusal(
             f"given size={list(size)}, stride={list(stride)} and storage_offset={offset}, which leave the "
             f"{prod(x.shape)} elements of {list(x.shape)}"

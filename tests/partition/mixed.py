@@ -89,8 +89,8 @@ def check_plan(plan: PartitionPlan, ir: Mapping[str, Any]) -> None:
     plan has nodes that the IR has not, and the other way round.
     """
     placed = [name for part in plan.partitions for name in part.nodes]
-    made = [name for part in plan.partitions for name in part.outputs]
-    assert len(set(made)) == len(made)
+    outputs = [name for part in plan.partitions for name in part.outputs]
+    assert len(set(outputs)) == len(outputs)
     if all(traits_of(node["op_type"]).reads_first and not is_in_place(node["op_type"]) for node in ir["nodes"]):
         assert set(placed) == {node["name"] for node in ir["nodes"]}
     made: dict[str, int | None] = {spec.name: None for spec in plan.inputs}
