@@ -1,0 +1,153 @@
+"""Which architectures of transformers are built, and what each needs beyond the sizes that all get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ARCHITECTURES", "Architecture"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture.
+
+    Attributes:
+        model_type: As in `transformers.CONFIG_MAPPING`.
+        kind: What it is for.
+        inputs: Which inputs it is called with.
+        head: Class of the model; empty for the one without a head.
+        shape: Of its main input, without the batch; empty for the usual one.
+        config: Fields of its configuration that cannot be the usual ones.
+    """
+
+    model_type: str
+    kind: str
+    inputs: str
+    head: str = ""
+    shape: tuple[int, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.model_type}:{self.head}" if self.head else self.model_type
+
+
+def _plain(kind: str, inputs: str, names: str) -> list[Architecture]:
+    return [Architecture(name, kind, inputs) for name in names.split()]
+
+
+_TEXT_ENCODERS = [
+    *_plain(
+        "text encoder",
+        "text",
+        "albert bert bert-generation camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm "
+        "eurobert flaubert fnet ibert layoutlm lilt luke megatron-bert mobilebert modernbert mpnet mra nomic_bert "
+        "nystromformer rembert roberta roberta-prelayernorm roc_bert roformer splinter squeezebert xlm xlm-roberta "
+        "xlm-roberta-xl xlnet xmod yoso jina_embeddings_v3 canine funnel longformer big_bird markuplm clip_text_model "
+        "siglip_text_model",
+    ),
+    Architecture("bert", "text encoder", "text", "BertForSequenceClassification"),
+    Architecture("roberta", "text encoder", "text", "RobertaForMaskedLM"),
+]
+
+_DECODERS = [
+    *_plain(
+        "decoder",
+        "tokens",
+        "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom codegen falcon llama mistral qwen2 qwen3 gemma gemma2 "
+        "gemma3_text gemma3n_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
+        "nemotron granite diffllama ernie4_5 exaone4 glm glm4 helium hunyuan_v1_dense internlm3 minicpm3 ministral mpt "
+        "nanochat openai-gpt ctrl biogpt xglm smollm3 seed_oss vaultgemma apertus arcee bitnet doge lfm2 "
+        "modernbert-decoder gpt_neox_japanese imagegpt cpmant",
+    ),
+    Architecture("llama", "decoder", "text", "LlamaForCausalLM"),
+    Architecture("gpt2", "decoder", "text", "GPT2LMHeadModel"),
+]
+
+_EXPERTS = _plain(
+    "mixture of experts",
+    "tokens",
+    "mixtral qwen2_moe qwen3_moe olmoe phimoe granitemoe granitemoeshared gpt_oss deepseek_v2 deepseek_v3 dbrx "
+    "ernie4_5_moe glm4_moe jetmoe lfm2_moe minimax dots1 flex_olmo hunyuan_v1_moe",
+)
+
+_STATE_SPACE = _plain(
+    "state space",
+    "tokens",
+    "mamba mamba2 falcon_mamba falcon_h1 jamba bamba zamba zamba2 recurrent_gemma rwkv xlstm granitemoehybrid "
+    "qwen3_next kimi_linear nemotron_h olmo_hybrid",
+)
+
+_ENCODER_DECODERS = _plain(
+    "encoder-decoder",
+    "two texts",
+    "bart t5 mt5 umt5 longt5 switch_transformers mbart pegasus pegasus_x marian m2m_100 nllb-moe blenderbot "
+    "blenderbot-small led prophetnet fsmt plbart bigbird_pegasus mvp t5gemma",
+)
+
+_VISION = [
+    *_plain(
+        "vision",
+        "image",
+        "vit deit beit data2vec-vision dinov2 dinov2_with_registers dinov3_vit dinov3_convnext ijepa vit_mae vit_msn "
+        "convnext convnextv2 swin swinv2 swin2sr cvt levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer "
+        "pvt pvt_v2 regnet resnet bit segformer swiftformer focalnet efficientnet hiera siglip_vision_model "
+        "clip_vision_model detr conditional_detr table-transformer yolos maskformer-swin donut-swin textnet vitdet "
+        "glpn sam_vision_model hgnet_v2 aimv2_vision_model mlcd_vision_model",
+    ),
+    Architecture("dpt", "vision", "image", "DPTForDepthEstimation"),
+    Architecture("depth_anything", "vision", "image", "DepthAnythingForDepthEstimation"),
+    Architecture("segformer", "vision", "image", "SegformerForSemanticSegmentation"),
+    Architecture("mobilevit", "vision", "image", "MobileViTForSemanticSegmentation"),
+    Architecture("upernet", "vision", "image", "UperNetForSemanticSegmentation"),
+    Architecture("rt_detr", "vision", "image"),
+    Architecture("rt_detr_v2", "vision", "image"),
+    Architecture("d_fine", "vision", "image"),
+    Architecture("deformable_detr", "vision", "image"),
+    Architecture("mask2former", "vision", "image"),
+    Architecture("maskformer", "vision", "image"),
+    Architecture("superpoint", "vision", "image", "SuperPointForKeypointDetection"),
+    Architecture("swin2sr", "vision", "image", "Swin2SRForImageSuperResolution"),
+    Architecture("timesformer", "video", "video"),
+    Architecture("videomae", "video", "video", config={"tubelet_size": 2}),
+    Architecture("vivit", "video", "video", config={"tubelet_size": [2, 16, 16]}),
+]
+
+_VISION_TEXT = [
+    *_plain(
+        "vision and text",
+        "image and text",
+        "clip siglip align altclip chinese_clip groupvit owlvit vilt bridgetower git blip metaclip_2",
+    ),
+    Architecture("clipseg", "vision and text", "image and text", "CLIPSegModel"),
+    Architecture("layoutlm", "document", "document"),
+    Architecture("lilt", "document", "document"),
+]
+
+_SPEECH = [
+    *_plain(
+        "speech",
+        "wave",
+        "wav2vec2 hubert wavlm sew sew-d unispeech unispeech-sat data2vec-audio wav2vec2-conformer",
+    ),
+    Architecture("wav2vec2", "speech", "wave", "Wav2Vec2ForCTC"),
+    Architecture("whisper", "speech", "features and text", "", (80, 128), {"max_source_positions": 64}),
+    Architecture("speech_to_text", "speech", "features and text", "", (64, 80)),
+    Architecture("moonshine", "speech", "wave and text"),
+    Architecture("wav2vec2-bert", "speech", "features", "", (64, 160)),
+    Architecture("parakeet_encoder", "speech", "features", "", (64, 80)),
+    Architecture("audio-spectrogram-transformer", "speech", "wave", "", (128, 128), {"max_length": 128}),
+    Architecture("clap_audio_model", "speech", "features", "", (1, 1001, 64)),
+    Architecture("encodec", "speech", "wave", "", (1, 3200)),
+    Architecture("dac", "speech", "wave", "", (1, 3200)),
+    Architecture("mimi", "speech", "wave", "", (1, 3840)),
+    Architecture("speecht5_hifigan", "speech", "spectrogram", "SpeechT5HifiGan", (32, 80)),
+    Architecture("patchtst", "time series", "past values", "", (32, 1)),
+    Architecture("patchtsmixer", "time series", "past values", "", (32, 1)),
+]
+
+ARCHITECTURES: tuple[Architecture, ...] = tuple(
+    [*_TEXT_ENCODERS, *_DECODERS, *_EXPERTS, *_STATE_SPACE, *_ENCODER_DECODERS, *_VISION, *_VISION_TEXT, *_SPEECH]
+)
