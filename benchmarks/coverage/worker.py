@@ -8,11 +8,18 @@ import warnings
 from multiprocessing.connection import Connection
 
 import torch
+import torch._dynamo  # what torch.export imports when it is first called
 
 from benchmarks.coverage.catalogue import catalogue
 from benchmarks.coverage.trial import Request, try_model
+from npu_cli.extras import import_torchvision
 
 __all__ = ["work"]
+
+with contextlib.suppress(ImportError):
+    import_torchvision()
+    import timm  # noqa: F401
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedModel  # noqa: F401, these take seconds
 
 
 def work(name: str, request: Request, jobs: int, answers: Connection) -> None:
