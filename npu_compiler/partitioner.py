@@ -20,6 +20,7 @@ from npu_compiler.partitioning.division import Division, divide
 from npu_compiler.partitioning.in_place import Chain, find_chains, rename_changed
 from npu_compiler.partitioning.placement import SupportRule
 from npu_compiler.partitioning.plan import Partition, PartitionPlan, TransferOp
+from npu_compiler.partitioning.pricing import Divided, ledger_of
 from npu_compiler.partitioning.sub_ir import SubIRWriter
 from npu_compiler.partitioning.support_rules import NodeCallback, callback_rule, target_rule
 
@@ -69,7 +70,10 @@ def partition(
     rules = [] if target is None else [target_rule(codegen, device_tensors)]
     if is_op_supported is not None:
         rules.insert(0, callback_rule(is_op_supported, carried.raw))
-    division = divide(graph, device_tensors, _all_of(rules), chains)
+    refused: dict[str, str] = {}
+    support = _all_of(rules, refused)
+    division = divide(graph, device_tensors, support, chains)
+    divided = Divided(graph, device_tensors, support, dict(refused), chains, division, codegen.device)
     writer = SubIRWriter(carried, graph, device_tensors, compute.name)
     partitions = _partitions(graph, division, chains, writer)
     return PartitionPlan(
@@ -87,13 +91,21 @@ def partition(
         notes=graph.notes,
         structure=graph.structure,
         compiled_for=device,
+        ledger=ledger_of(divided, lambda node, tensors: target_rule(codegen, tensors)(node)),
     )
 
 
-def _all_of(rules: Sequence[SupportRule]) -> SupportRule:
+def _all_of(rules: Sequence[SupportRule], refused: dict[str, str]) -> SupportRule:
+    """What all rules say; each node is asked for once, and those that one of them refuses are noted in `refused`."""
+    known: dict[str, Support] = {}
+
     def support(node: OpNode) -> Support:
-        answers = (rule(node) for rule in rules)
-        return next((answer for answer in answers if not answer), Support(True))
+        if node.name not in known:
+            answers = (rule(node) for rule in rules)
+            known[node.name] = next((answer for answer in answers if not answer), Support(True))
+            if not known[node.name]:
+                refused[node.name] = known[node.name].reason
+        return known[node.name]
 
     return support
 

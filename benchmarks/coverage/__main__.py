@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import platform
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
@@ -32,7 +32,9 @@ def main() -> None:
     run, records = ({}, {}) if args.results is None or args.again else read_records(args.results)
     described = _run_described(args)
     if run and run != described:
-        raise SystemExit(f"'{args.results}' is of another run ({run}), this one is {described}; give --again or another file")
+        raise SystemExit(
+            f"'{args.results}' is of another run, {run}, this one is {described}: --again, or another file"
+        )
     started, left = monotonic(), [name for name in names if name not in records]
     print(f"{len(names)} models, {len(names) - len(left)} of them recorded before", flush=True)
     request = Request(args.device, args.until, args.ir)
@@ -53,10 +55,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--until", default="run", choices=STAGES, help="the last stage; only the last needs the device")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=180, help="seconds that one model may take")
-    parser.add_argument("--only", default="", help="models whose name contains this, or one of these, with commas between")
+    parser.add_argument("--only", default="", help="models whose name contains this; several with commas")
     parser.add_argument("--results", type=Path, help="file of records, which a later run adds to")
     parser.add_argument("--again", action="store_true", help="leave out what the file of records has")
-    parser.add_argument("--ir", type=Path, help="folder where IRs are kept; runs that stop before running read them there")
+    parser.add_argument("--ir", type=Path, help="folder where IRs are kept, for what stops before running")
     return parser.parse_args()
 
 
@@ -79,7 +81,8 @@ def _version(name: str) -> str | None:
 def _line(record: Mapping[str, Any]) -> str:
     words = [record["name"], record["status"]]
     if "nodes_on_device" in record:
-        words.append(f"{record['nodes_on_device']} of {record['nodes']} nodes on the device, {record['partitions']} partitions")
+        words.append(f"{record['nodes_on_device']} of {record['nodes']} nodes on the device")
+        words.append(f"{record['partitions']} partitions")
     if "r" in record:
         words.append(f"r {record['r']:.5f}")
     if isinstance(record.get("error"), Mapping):

@@ -19,13 +19,17 @@ def seed_weights(module: torch.nn.Module, inputs: dict[str, torch.Tensor] | tupl
     """
     with torch.no_grad():
         for parameter in module.parameters():
-            if parameter.is_floating_point() and parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+            if parameter.is_floating_point() and _is_constant(parameter):
                 parameter.add_(torch.randn_like(parameter), alpha=_SPREAD)
         norms = [part for part in module.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
         norms = [part for part in norms if part.track_running_stats and not isinstance(part, torch.nn.SyncBatchNorm)]
         if norms and isinstance(inputs, tuple):
             _calibrate(module, norms, inputs)
     module.eval()
+
+
+def _is_constant(parameter: torch.Tensor) -> bool:
+    return parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
 
 
 def _calibrate(

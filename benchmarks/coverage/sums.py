@@ -35,7 +35,8 @@ class Sums(NamedTuple):
 
 def tried(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those that could be built; the others say nothing of this project."""
-    return [record for record in records if record["status"] not in ("absent", "built") or "extract" in record["seconds"]]
+    early = ("absent", "built")
+    return [record for record in records if record["status"] not in early or "extract" in record["seconds"]]
 
 
 def sums(records: Sequence[Mapping[str, Any]]) -> Sums:
@@ -80,7 +81,8 @@ def refusals_text(records: Sequence[Mapping[str, Any]]) -> str:
     lines += ["errors:"]
     for record in records:
         if isinstance(record.get("error"), Mapping):
-            lines.append(f"  {record['name']} after {record['status']}: {record['error']['type']}: {record['error']['message']}")
+            error = record["error"]
+            lines.append(f"  {record['name']} after {record['status']}: {error['type']}: {error['message']}")
     return "\n".join(lines)
 
 

@@ -13,9 +13,10 @@ from npu_cli.extras import import_torchvision
 
 __all__ = ["entries"]
 
-_SIDE = 64
+_SIDE = 128
+_SIDES = {"deepseek_vit_412m": 224}  # whose patches do not divide the usual one
 # One line for each module of timm; several models where a module holds several families.
-_NAMES = """
+_MODELS = """
 beit_base_patch16_224 beitv2_base_patch16_224
 botnet26t_256 eca_halonext26ts lambda_resnet26t
 gernet_s repvgg_a0 bat_resnext26ts gcresnext26ts mobileone_s0 resnet50_clip
@@ -116,11 +117,11 @@ ese_vovnet19b_slim
 legacy_xception
 xception41
 xcit_nano_12_p16_224
-""".split()
+"""
 
 
 def entries() -> Iterator[Entry]:
-    for name in _NAMES:
+    for name in _MODELS.split():
         yield Entry(f"timm/{name}", "classification", partial(_build, name), classes=True)
 
 
@@ -139,5 +140,5 @@ def _smallest(timm: Any, name: str) -> tuple[torch.nn.Module, int]:
     config = timm.get_pretrained_cfg(name)
     fixed = config is not None and config.fixed_input_size
     if not fixed:
-        return timm.create_model(name, pretrained=False), 2 * _SIDE
+        return timm.create_model(name, pretrained=False), _SIDES.get(name, _SIDE)
     return timm.create_model(name, pretrained=False), config.input_size[-1]

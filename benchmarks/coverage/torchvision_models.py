@@ -15,7 +15,8 @@ __all__ = ["entries"]
 
 _SIDE = 64
 # Models whose shapes fix the image, or that divide it too often for a smaller one.
-_SIDES = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 70, "ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 128}
+_SIDES = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 70}
+_SIDES |= {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 128}
 _FRAMES, _FRAME_SIDE = 8, 32
 _FRAME_SIDES = {"mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 64, "swin3d_t": 64, "swin3d_s": 64, "swin3d_b": 64}
 
@@ -47,9 +48,7 @@ def _classifier(name: str) -> Built:
 
 
 def _segmentation(name: str) -> Built:
-    return Built(
-        import_torchvision().models.get_model(name, weights=None, weights_backbone=None), (_image(name),)
-    )
+    return Built(import_torchvision().models.get_model(name, weights=None, weights_backbone=None), (_image(name),))
 
 
 class _DetectorHead(torch.nn.Module):

@@ -68,14 +68,14 @@ def _model_class(transformers: Any, config_class: Any, architecture: Architectur
 def small_config(config_class: Any, overrides: Mapping[str, Any]) -> Any:
     """A configuration with two layers of 64 channels, and so on, in all its parts; `overrides` has the last word."""
     default = config_class()
+    own = default.to_dict()  # not what is computed from other fields
     given: dict[str, Any] = {}
     for name, value in _SMALL.items():
-        present = getattr(default, name, None)
-        if type(present) is type(value) or (present is None and name.endswith("token_id") and hasattr(default, name)):
+        if name in own and (type(own[name]) is type(value) or (own[name] is None and name.endswith("token_id"))):
             given[name] = value
     for name, part_class in getattr(config_class, "sub_configs", {}).items():
         part = getattr(default, name, None)
-        if part is None or name in overrides and not isinstance(overrides[name], Mapping):
+        if part is None or not isinstance(overrides.get(name, {}), Mapping):
             continue
         kind = type(part) if type(part).__name__ != "AutoConfig" else part_class
         given[name] = small_config(kind, overrides.get(name, {})).to_dict()
@@ -118,7 +118,8 @@ def _image_and_text(architecture: Architecture, config: Any) -> dict[str, torch.
 
 def _document(architecture: Architecture, config: Any) -> dict[str, torch.Tensor]:
     corners = torch.randint(0, 60, (1, _TOKENS, 2))
-    return _text(architecture, config) | {"bbox": torch.cat([corners, corners + torch.randint(1, 60, (1, _TOKENS, 2))], -1)}
+    sizes = torch.randint(1, 60, (1, _TOKENS, 2))
+    return _text(architecture, config) | {"bbox": torch.cat([corners, corners + sizes], -1)}
 
 
 def _wave(architecture: Architecture, config: Any) -> dict[str, torch.Tensor]:

@@ -56,7 +56,7 @@ _DECODERS = [
     *_plain(
         "decoder",
         "tokens",
-        "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom codegen falcon llama mistral qwen2 qwen3 gemma gemma2 "
+        "gpt2 gpt_neo gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
         "gemma3_text gemma3n_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
         "nemotron granite diffllama ernie4_5 exaone4 glm glm4 helium hunyuan_v1_dense internlm3 minicpm3 ministral mpt "
         "nanochat openai-gpt ctrl biogpt xglm smollm3 seed_oss vaultgemma apertus arcee bitnet doge lfm2 "
@@ -64,13 +64,15 @@ _DECODERS = [
     ),
     Architecture("llama", "decoder", "text", "LlamaForCausalLM"),
     Architecture("gpt2", "decoder", "text", "GPT2LMHeadModel"),
+    Architecture("gptj", "decoder", "tokens", config={"rotary_dim": 8}),
+    Architecture("codegen", "decoder", "tokens", config={"rotary_dim": 8}),
 ]
 
 _EXPERTS = _plain(
     "mixture of experts",
     "tokens",
     "mixtral qwen2_moe qwen3_moe olmoe phimoe granitemoe granitemoeshared gpt_oss deepseek_v2 deepseek_v3 dbrx "
-    "ernie4_5_moe glm4_moe jetmoe lfm2_moe minimax dots1 flex_olmo hunyuan_v1_moe",
+    "ernie4_5_moe glm4_moe jetmoe lfm2_moe minimax flex_olmo hunyuan_v1_moe",
 )
 
 _STATE_SPACE = _plain(
@@ -84,7 +86,7 @@ _ENCODER_DECODERS = _plain(
     "encoder-decoder",
     "two texts",
     "bart t5 mt5 umt5 longt5 switch_transformers mbart pegasus pegasus_x marian m2m_100 nllb-moe blenderbot "
-    "blenderbot-small led prophetnet fsmt plbart bigbird_pegasus mvp t5gemma",
+    "blenderbot-small led prophetnet fsmt plbart bigbird_pegasus mvp ",
 )
 
 _VISION = [
@@ -92,7 +94,7 @@ _VISION = [
         "vision",
         "image",
         "vit deit beit data2vec-vision dinov2 dinov2_with_registers dinov3_vit dinov3_convnext ijepa vit_mae vit_msn "
-        "convnext convnextv2 swin swinv2 swin2sr cvt levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer "
+        "convnext convnextv2 swin swinv2 cvt levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer "
         "pvt pvt_v2 regnet resnet bit segformer swiftformer focalnet efficientnet hiera siglip_vision_model "
         "clip_vision_model detr conditional_detr table-transformer yolos maskformer-swin donut-swin textnet vitdet "
         "glpn sam_vision_model hgnet_v2 aimv2_vision_model mlcd_vision_model",
@@ -109,7 +111,13 @@ _VISION = [
     Architecture("mask2former", "vision", "image"),
     Architecture("maskformer", "vision", "image"),
     Architecture("superpoint", "vision", "image", "SuperPointForKeypointDetection"),
-    Architecture("swin2sr", "vision", "image", "Swin2SRForImageSuperResolution"),
+    Architecture(
+        "swin2sr",
+        "vision",
+        "image",
+        "Swin2SRForImageSuperResolution",
+        config={"embed_dim": 36, "depths": [2, 2], "num_heads": [6, 6], "num_layers": 2},
+    ),
     Architecture("timesformer", "video", "video"),
     Architecture("videomae", "video", "video", config={"tubelet_size": 2}),
     Architecture("vivit", "video", "video", config={"tubelet_size": [2, 16, 16]}),
@@ -142,12 +150,19 @@ _SPEECH = [
     Architecture("clap_audio_model", "speech", "features", "", (1, 1001, 64)),
     Architecture("encodec", "speech", "wave", "", (1, 3200)),
     Architecture("dac", "speech", "wave", "", (1, 3200)),
-    Architecture("mimi", "speech", "wave", "", (1, 3840)),
+    Architecture("mimi", "speech", "wave", "", (1, 3840), {"hidden_size": 512}),
     Architecture("speecht5_hifigan", "speech", "spectrogram", "SpeechT5HifiGan", (32, 80)),
     Architecture("patchtst", "time series", "past values", "", (32, 1)),
     Architecture("patchtsmixer", "time series", "past values", "", (32, 1)),
 ]
 
-ARCHITECTURES: tuple[Architecture, ...] = tuple(
-    [*_TEXT_ENCODERS, *_DECODERS, *_EXPERTS, *_STATE_SPACE, *_ENCODER_DECODERS, *_VISION, *_VISION_TEXT, *_SPEECH]
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *_TEXT_ENCODERS,
+    *_DECODERS,
+    *_EXPERTS,
+    *_STATE_SPACE,
+    *_ENCODER_DECODERS,
+    *_VISION,
+    *_VISION_TEXT,
+    *_SPEECH,
 )

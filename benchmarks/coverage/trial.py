@@ -136,18 +136,16 @@ def _build(entry: Entry) -> Built:
 
 def _division(plan: PartitionPlan) -> dict[str, Any]:
     on_device = [part for part in plan.partitions if part.on_device]
-    reasons: dict[tuple[str, str], int] = {}
-    for part in plan.partitions:
-        for node in part.ir["nodes"] if not part.on_device else ():
-            key = (node["op_type"], part.reasons[node["name"]])
-            reasons[key] = reasons.get(key, 0) + 1
     return {
         "nodes": sum(len(part.nodes) for part in plan.partitions),
         "nodes_on_device": sum(len(part.nodes) for part in on_device),
         "partitions": len(plan.partitions),
         "partitions_on_device": len(on_device),
         "bytes_moved": plan.bytes_moved,
-        "left": [{"op": op, "reason": reason, "nodes": count} for (op, reason), count in reasons.items()],
+        "left": [
+            {"op": cause.op, "reason": cause.reason, "nodes": len(cause.nodes), "with_followers": len(cause.all_nodes)}
+            for cause in plan.ledger.causes
+        ],
     }
 
 
@@ -171,7 +169,8 @@ def _compared(entry: Entry, built: Built, found: Sequence[np.ndarray[Any, Any]])
     measured = agreement([tensor.numpy() for tensor in wanted], found)
     record: dict[str, Any] = {"r": round(measured.r, 6), "mismatched": measured.mismatched}
     if entry.classes and wanted:
-        record["same_class"] = bool(np.array_equal(wanted[0].numpy().argmax(-1), found[0].astype(np.float32).argmax(-1)))
+        best = [array.astype(np.float32).argmax(-1) for array in (wanted[0].numpy(), found[0])]
+        record["same_class"] = bool(np.array_equal(*best))
     if measured.r < _SILENT:
         record["r_of_half"] = round(_r_of_half(built, wanted).r, 6)
     return record
