@@ -22,9 +22,10 @@ class Missing(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over models: those that the libraries have, and those of them that end well or in an error."""
+    """Over models: how many were built, and what became of them."""
 
     models: int
+    refused: int
     errors: int
     whole: int
     nodes: int
@@ -45,13 +46,19 @@ def sums(records: Sequence[Mapping[str, Any]]) -> Sums:
     ran = [record for record in found if "r" in record]
     return Sums(
         models=len(found),
-        errors=sum("error" in record for record in found),
+        refused=sum(is_refused(record) for record in found),
+        errors=sum("error" in record and not is_refused(record) for record in found),
         whole=sum(record["nodes_on_device"] == record["nodes"] for record in divided),
         nodes=sum(record["nodes"] for record in divided),
         nodes_on_device=sum(record["nodes_on_device"] for record in divided),
         ran=len(ran),
         wrong=sum(is_wrong(record) for record in ran),
     )
+
+
+def is_refused(record: Mapping[str, Any]) -> bool:
+    """Whether extraction said that the model cannot be a program, and why."""
+    return bool(record.get("error", {}).get("type") == "ExtractionError")
 
 
 def is_wrong(record: Mapping[str, Any]) -> bool:
@@ -89,9 +96,10 @@ def refusals_text(records: Sequence[Mapping[str, Any]]) -> str:
 def sums_text(records: Sequence[Mapping[str, Any]]) -> str:
     found = sums(records)
     return (
-        f"{len(records)} models in the catalogue, {found.models} built; {found.errors} errors; {found.whole} wholly on "
-        f"the device ({_percent(found.whole, found.models)}); {found.nodes_on_device} of {found.nodes} nodes on the "
-        f"device ({_percent(found.nodes_on_device, found.nodes)}); {found.ran} ran, {found.wrong} of them wrong"
+        f"{len(records)} models in the catalogue, {found.models} built; {found.refused} refused, {found.errors} errors; "
+        f"{found.whole} wholly on the device ({_percent(found.whole, found.models)}); {found.nodes_on_device} of "
+        f"{found.nodes} nodes on the device ({_percent(found.nodes_on_device, found.nodes)}); {found.ran} ran, "
+        f"{found.wrong} of them wrong"
     )
 
 

@@ -22,7 +22,7 @@ _FIRST_ORDINARY_TOKEN = 3  # after padding, beginning and end
 # What makes any configuration small. A configuration gets those that it has, of the type that it has them.
 _SMALL: Mapping[str, Any] = {
     "vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
-    "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 64, "embed_dim": 64,
+    "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 64,
     "word_embed_proj_dim": 64, "emb_dim": 64, "vocab_size_input": 256,
     "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
     "num_decoder_layers": 2, "num_encoder_layers": 2,
@@ -34,7 +34,7 @@ _SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 128, "n_positions": 128, "n_ctx": 128, "max_seq_len": 128,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "image_size": _SIDE, "patch_size": 16, "num_frames": _FRAMES, "projection_dim": 32,
-    "num_queries": 10, "use_cache": False, "use_pretrained_backbone": False, "use_timm_backbone": False,
+    "num_queries": 10, "use_cache": False, "use_pretrained_backbone": False,
 }  # fmt: skip
 
 
@@ -65,20 +65,24 @@ def _model_class(transformers: Any, config_class: Any, architecture: Architectur
     return found[0] if isinstance(found, (tuple, list)) else found
 
 
-def small_config(config_class: Any, overrides: Mapping[str, Any]) -> Any:
-    """A configuration with two layers of 64 channels, and so on, in all its parts; `overrides` has the last word."""
-    default = config_class()
+def small_config(config_class: Any, overrides: Mapping[str, Any], part: Any = None) -> Any:
+    """A configuration with two layers of 64 channels, and so on, in all its parts; `overrides` has the last word.
+
+    Args:
+        config_class: Its class.
+        overrides: What the architecture needs.
+        part: What it is by default, as the part of another; its class's default when omitted.
+    """
+    default = config_class() if part is None else part
     own = default.to_dict()  # not what is computed from other fields
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {} if part is None else dict(own)
     for name, value in _SMALL.items():
         if name in own and (type(own[name]) is type(value) or (own[name] is None and name.endswith("token_id"))):
             given[name] = value
-    for name, part_class in getattr(config_class, "sub_configs", {}).items():
-        part = getattr(default, name, None)
-        if part is None or not isinstance(overrides.get(name, {}), Mapping):
-            continue
-        kind = type(part) if type(part).__name__ != "AutoConfig" else part_class
-        given[name] = small_config(kind, overrides.get(name, {})).to_dict()
+    for name in getattr(config_class, "sub_configs", {}):
+        inner = getattr(default, name, None)
+        if inner is not None and "backbone" not in name and isinstance(overrides.get(name, {}), Mapping):
+            given[name] = small_config(type(inner), overrides.get(name, {}), inner).to_dict()
     plain = {name: value for name, value in overrides.items() if name not in given or not isinstance(value, Mapping)}
     return config_class(**{**given, **plain})
 

@@ -42,14 +42,15 @@ _TEXT_ENCODERS = [
     *_plain(
         "text encoder",
         "text",
-        "albert bert bert-generation camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm "
+        "albert bert bert-generation camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie "
         "eurobert flaubert fnet ibert layoutlm lilt luke megatron-bert mobilebert modernbert mpnet mra nomic_bert "
         "nystromformer rembert roberta roberta-prelayernorm roc_bert roformer splinter squeezebert xlm xlm-roberta "
-        "xlm-roberta-xl xlnet xmod yoso jina_embeddings_v3 canine funnel longformer big_bird markuplm clip_text_model "
+        "xlm-roberta-xl xlnet xmod yoso jina_embeddings_v3 canine funnel longformer big_bird markuplm "
         "siglip_text_model",
     ),
     Architecture("bert", "text encoder", "text", "BertForSequenceClassification"),
     Architecture("roberta", "text encoder", "text", "RobertaForMaskedLM"),
+    Architecture("esm", "text encoder", "text", config={"vocab_size": 256, "mask_token_id": 4}),
 ]
 
 _DECODERS = [
@@ -58,29 +59,68 @@ _DECODERS = [
         "tokens",
         "gpt2 gpt_neo gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
         "gemma3_text gemma3n_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
-        "nemotron granite diffllama ernie4_5 exaone4 glm glm4 helium hunyuan_v1_dense internlm3 minicpm3 ministral mpt "
+        "granite diffllama ernie4_5 exaone4 glm glm4 helium hunyuan_v1_dense internlm3 minicpm3 ministral mpt "
         "nanochat openai-gpt ctrl biogpt xglm smollm3 seed_oss vaultgemma apertus arcee bitnet doge lfm2 "
         "modernbert-decoder gpt_neox_japanese imagegpt cpmant",
     ),
     Architecture("llama", "decoder", "text", "LlamaForCausalLM"),
     Architecture("gpt2", "decoder", "text", "GPT2LMHeadModel"),
+    Architecture("nemotron", "decoder", "tokens", config={"head_dim": 16, "num_key_value_heads": 2}),
     Architecture("gptj", "decoder", "tokens", config={"rotary_dim": 8}),
     Architecture("codegen", "decoder", "tokens", config={"rotary_dim": 8}),
 ]
 
-_EXPERTS = _plain(
-    "mixture of experts",
-    "tokens",
-    "mixtral qwen2_moe qwen3_moe olmoe phimoe granitemoe granitemoeshared gpt_oss deepseek_v2 deepseek_v3 dbrx "
-    "ernie4_5_moe glm4_moe jetmoe lfm2_moe minimax flex_olmo hunyuan_v1_moe",
-)
+_EXPERTS = [
+    *_plain(
+        "mixture of experts",
+        "tokens",
+        "mixtral qwen2_moe qwen3_moe olmoe phimoe granitemoe granitemoeshared gpt_oss deepseek_v2 "
+        "ernie4_5_moe glm4_moe jetmoe minimax flex_olmo",
+    ),
+    Architecture(
+        "deepseek_v3",
+        "mixture of experts",
+        "tokens",
+        config={
+            "qk_rope_head_dim": 16,
+            "num_key_value_heads": 4,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
+    Architecture(
+        "dots1",
+        "mixture of experts",
+        "tokens",
+        config={"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1},
+    ),
+    Architecture(
+        "lfm2_moe",
+        "mixture of experts",
+        "tokens",
+        config={"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    ),
+]
 
-_STATE_SPACE = _plain(
-    "state space",
-    "tokens",
-    "mamba mamba2 falcon_mamba falcon_h1 jamba bamba zamba zamba2 recurrent_gemma rwkv xlstm granitemoehybrid "
-    "qwen3_next kimi_linear nemotron_h olmo_hybrid",
-)
+_STATE_SPACE = [
+    *_plain(
+        "state space",
+        "tokens",
+        "mamba falcon_mamba falcon_h1 jamba bamba recurrent_gemma rwkv xlstm granitemoehybrid "
+        "qwen3_next kimi_linear nemotron_h olmo_hybrid",
+    ),
+    Architecture("mamba2", "state space", "tokens", config={"num_heads": 8, "head_dim": 16, "n_groups": 1}),
+    Architecture(
+        "zamba",
+        "state space",
+        "tokens",
+        config={"num_hidden_layers": 6, "layer_types": ["mamba", "mamba", "hybrid"] * 2},
+    ),
+]
 
 _ENCODER_DECODERS = _plain(
     "encoder-decoder",
@@ -94,15 +134,20 @@ _VISION = [
         "vision",
         "image",
         "vit deit beit data2vec-vision dinov2 dinov2_with_registers dinov3_vit dinov3_convnext ijepa vit_mae vit_msn "
-        "convnext convnextv2 swin swinv2 cvt levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer "
+        "convnext convnextv2 cvt levit mobilenet_v1 mobilenet_v2 poolformer "
         "pvt pvt_v2 regnet resnet bit segformer swiftformer focalnet efficientnet hiera siglip_vision_model "
-        "clip_vision_model detr conditional_detr table-transformer yolos maskformer-swin donut-swin textnet vitdet "
+        "clip_vision_model detr conditional_detr table-transformer yolos maskformer-swin textnet vitdet "
         "glpn sam_vision_model hgnet_v2 aimv2_vision_model mlcd_vision_model",
     ),
+    Architecture("swin", "vision", "image", "", (3, 224, 224), {"image_size": 224, "patch_size": 4}),
+    Architecture("swinv2", "vision", "image", "", (3, 224, 224), {"image_size": 224, "patch_size": 4}),
+    Architecture("donut-swin", "vision", "image", "", (3, 224, 224), {"image_size": 224, "patch_size": 4}),
+    Architecture("mobilevit", "vision", "image", config={"patch_size": 2}),
+    Architecture("mobilevitv2", "vision", "image", config={"patch_size": 2}),
     Architecture("dpt", "vision", "image", "DPTForDepthEstimation"),
     Architecture("depth_anything", "vision", "image", "DepthAnythingForDepthEstimation"),
     Architecture("segformer", "vision", "image", "SegformerForSemanticSegmentation"),
-    Architecture("mobilevit", "vision", "image", "MobileViTForSemanticSegmentation"),
+    Architecture("mobilevit", "vision", "image", "MobileViTForSemanticSegmentation", config={"patch_size": 2}),
     Architecture("upernet", "vision", "image", "UperNetForSemanticSegmentation"),
     Architecture("rt_detr", "vision", "image"),
     Architecture("rt_detr_v2", "vision", "image"),
@@ -116,7 +161,7 @@ _VISION = [
         "vision",
         "image",
         "Swin2SRForImageSuperResolution",
-        config={"embed_dim": 36, "depths": [2, 2], "num_heads": [6, 6], "num_layers": 2},
+        config={"embed_dim": 36, "depths": [2, 2], "num_heads": [6, 6], "num_layers": 2, "patch_size": 1},
     ),
     Architecture("timesformer", "video", "video"),
     Architecture("videomae", "video", "video", config={"tubelet_size": 2}),
@@ -127,8 +172,9 @@ _VISION_TEXT = [
     *_plain(
         "vision and text",
         "image and text",
-        "clip siglip align altclip chinese_clip groupvit owlvit vilt bridgetower git blip metaclip_2",
+        "clip siglip altclip chinese_clip groupvit owlvit vilt bridgetower git blip metaclip_2",
     ),
+    Architecture("align", "vision and text", "image and text", config={"projection_dim": 640}),
     Architecture("clipseg", "vision and text", "image and text", "CLIPSegModel"),
     Architecture("layoutlm", "document", "document"),
     Architecture("lilt", "document", "document"),
@@ -147,7 +193,6 @@ _SPEECH = [
     Architecture("wav2vec2-bert", "speech", "features", "", (64, 160)),
     Architecture("parakeet_encoder", "speech", "features", "", (64, 80)),
     Architecture("audio-spectrogram-transformer", "speech", "wave", "", (128, 128), {"max_length": 128}),
-    Architecture("clap_audio_model", "speech", "features", "", (1, 1001, 64)),
     Architecture("encodec", "speech", "wave", "", (1, 3200)),
     Architecture("dac", "speech", "wave", "", (1, 3200)),
     Architecture("mimi", "speech", "wave", "", (1, 3840), {"hidden_size": 512}),
