@@ -95,12 +95,10 @@ def refusals_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 def sums_text(records: Sequence[Mapping[str, Any]]) -> str:
     found = sums(records)
-    return (
-        f"{len(records)} models in the catalogue, {found.models} built; {found.refused} refused, {found.errors} errors; "
-        f"{found.whole} wholly on the device ({_percent(found.whole, found.models)}); {found.nodes_on_device} of "
-        f"{found.nodes} nodes on the device ({_percent(found.nodes_on_device, found.nodes)}); {found.ran} ran, "
-        f"{found.wrong} of them wrong"
-    )
+    whole = f"{found.whole} wholly on the device ({_percent(found.whole, found.models)})"
+    nodes = f"{found.nodes_on_device} of {found.nodes} nodes ({_percent(found.nodes_on_device, found.nodes)})"
+    ended = f"{found.refused} refused, {found.errors} errors; {found.ran} ran, {found.wrong} of them wrong"
+    return f"{len(records)} models in the catalogue, {found.models} built; {whole}; {nodes}; {ended}"
 
 
 def _percent(part: int, whole: int) -> str:

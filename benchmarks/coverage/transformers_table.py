@@ -43,7 +43,7 @@ _TEXT_ENCODERS = [
         "text encoder",
         "text",
         "albert bert bert-generation camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie "
-        "eurobert flaubert fnet ibert layoutlm lilt luke megatron-bert mobilebert modernbert mpnet mra nomic_bert "
+        "eurobert flaubert fnet ibert luke megatron-bert mobilebert modernbert mpnet mra nomic_bert "
         "nystromformer rembert roberta roberta-prelayernorm roc_bert roformer splinter squeezebert xlm xlm-roberta "
         "xlm-roberta-xl xlnet xmod yoso jina_embeddings_v3 canine funnel longformer big_bird markuplm "
         "siglip_text_model",
