@@ -23,7 +23,7 @@ from npu_compiler.errors import DeviceError, InputError, TargetMismatchError
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import Backend, BoundPlan
 from npu_runtime.buffer import NPUBuffer, is_device_tensor, is_host_array
-from npu_runtime.call_checks import choose_function
+from npu_runtime.call_checks import check_output_names, choose_function
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.host_tensors import as_array
@@ -142,6 +142,7 @@ class CUDAExecutor(Executor):
         kept: Collection[str] = (),
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NPUBuffer]]:
         """As `Executor.run_and_fetch`; small outputs reach the host in the same submission."""
+        check_output_names((*fetched, *kept), self._outputs)
         if self._tunes:
             self.tune(inputs, weights)
         with self._turn:

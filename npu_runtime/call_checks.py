@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError
 
-__all__ = ["check_input_names", "check_mapping", "check_program_type", "choose_function", "names_of"]
+__all__ = [
+    "check_input_names",
+    "check_mapping",
+    "check_output_names",
+    "check_program_type",
+    "choose_function",
+    "names_of",
+]
 
 
 def check_input_names(given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -21,6 +28,13 @@ def check_input_names(given: Mapping[str, Any], expected: Mapping[str, Any]) -> 
             + (f"; missing: {names_of(missing)}" if missing else "")
             + (f"; not expected: {names_of(unknown)}" if unknown else "")
         )
+
+
+def check_output_names(asked: Collection[str], made: Collection[str]) -> None:
+    """Refuses to give outputs that there are not."""
+    for name in asked:
+        if name not in made:
+            raise InputError(f"given the output {name!r:.60} to bring back, expected some of {names_of(made)}")
 
 
 def check_program_type(program: object) -> None:

@@ -16,7 +16,14 @@ from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.array_calls import OwnMemory
 from npu_runtime.backend import Backend, BoundPlan, DeviceBuffer
 from npu_runtime.buffer import NPUBuffer, is_host_array
-from npu_runtime.call_checks import check_input_names, check_mapping, check_program_type, choose_function, names_of
+from npu_runtime.call_checks import (
+    check_input_names,
+    check_mapping,
+    check_output_names,
+    check_program_type,
+    choose_function,
+    names_of,
+)
 from npu_runtime.device import Device
 from npu_runtime.faults import FaultRecord
 from npu_runtime.host_tensors import as_array, is_array, rounded
@@ -103,6 +110,7 @@ class Executor:
         self._prepared = self._backend.prepare(self.plan)
         self._faults = FaultRecord(self.plan, self._backend)
         self._inputs = {spec.name: spec for spec in self.plan.inputs}
+        self._outputs = frozenset(spec.name for spec in self.plan.outputs)
         self._state = dict(self.plan.state)
         self._needed = {buffer.name: buffer.nbytes for buffer in self.plan.buffers if buffer.role is Role.WEIGHT}
         self._weights: Weights | None = None  # the last that were checked
@@ -171,9 +179,11 @@ class Executor:
             kept: Names of those to give as buffers, as `run` does; the same ones may be asked for as both.
 
         Raises:
+            InputError: There is no such output.
             NPUError: As `run` does.
         """
         check_mapping(inputs, self._inputs)
+        check_output_names((*fetched, *kept), self._outputs)
         with self._lock:
             own, given = self._own, self._received(inputs)
             self._check_inputs(given)

@@ -31,6 +31,7 @@ COMPILER_LIMITS = (
 )
 # As the end of the process, or as a driver's exit status (128 and more) for the end of its child.
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL})
+_CHILD = re.compile(r"frontend command failed with exit code (\d+)")  # a driver may say it and give 1 itself
 _CRASH = re.compile(r"^(?:PLEASE submit|Stack dump|LLVM ERROR: out of memory).*", re.MULTILINE | re.DOTALL)
 
 
@@ -53,11 +54,14 @@ def run_limited(command: Sequence[str], source: str) -> subprocess.CompletedProc
                 process.kill()
                 raise
         code, said, words = process.returncode, _content(output), _CRASH.sub("", _content(messages))
-    if code == -signal.SIGXCPU:
+    child = _CHILD.search(words)
+    code = code if child is None else int(child[1])
+    ended_by = -code if code < 0 else code - 128
+    if ended_by == signal.SIGXCPU:
         raise _too_much(f"{CPU_SECONDS} seconds of processor time")
-    if code == -signal.SIGXFSZ:
+    if ended_by == signal.SIGXFSZ:
         raise _too_much(f"{FILE_BYTES >> 20} MiB of output")
-    if (-code if code < 0 else code - 128) in _CRASHES:
+    if ended_by in _CRASHES:
         raise KernelCompileError(
             "the compiler gave up on the kernel source: a construct is nested too deep, or takes it more memory than "
             f"{MEMORY_BYTES >> 30} GiB. Divide the kernel"

@@ -20,7 +20,7 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from tests.cuda import shapes, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
 from tests.ops.cases import case, floats
-from tests.ops.test_ops import COMPUTED
+from tests.ops.collected import COMPUTED
 
 TARGETS = {"metal": "metal_compiler", "cuda": "cuda_compiler"}
 

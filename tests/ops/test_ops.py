@@ -14,19 +14,10 @@ import npu_compiler
 from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
-from tests.ops import anchor_cases, elementwise_cases, indexing_cases, pointwise_cases, reduction_cases, views_cases
 from tests.ops.cases import MODEL, Case
+from tests.ops.collected import CASES, COMPUTED
 from tests.support.running import run_ir
 
-CASES = [
-    *elementwise_cases.CASES,
-    *pointwise_cases.CASES,
-    *views_cases.CASES,
-    *reduction_cases.CASES,
-    *indexing_cases.CASES,
-    *anchor_cases.CASES,
-]
-COMPUTED = [case for case in CASES if not case.refusal]
 REFUSED = [case for case in CASES if case.refusal]
 FLOATING = [case for case in COMPUTED if any(operand.dtype == MODEL for operand in case.operands())]
 HALF_MODELS = list({case.op: case for case in reversed(FLOATING)}.values())  # the first case of each op

@@ -113,3 +113,9 @@ def test_a_state_stays_where_it_is(device: Device) -> None:
     updated = {output for output, _ in executor.plan.state}
     assert updated
     assert not updated & executor.compute(values).keys()
+
+
+@pytest.mark.parametrize("asked", [{"fetched": ["elsewhere"]}, {"fetched": [], "kept": ["elsewhere"]}])
+def test_an_output_that_there_is_not_is_refused(executor: Executor, weights: Weights, asked: Any) -> None:
+    with pytest.raises(InputError, match="given the output 'elsewhere' to bring back, expected some of 'out'"):
+        executor.run_and_fetch({"x": filled(1)}, weights, **asked)

@@ -68,7 +68,13 @@ def test_compilation_without_a_verdict_is_an_error_of_its_own_and_leaves_nothing
 
 
 @pytest.mark.parametrize(
-    "action", ["kill -SEGV $$; sleep 5", "exit 139", "echo 'LLVM ERROR: out of memory' >&2; exit 134"]
+    "action",
+    [
+        "kill -SEGV $$; sleep 5",
+        "exit 139",
+        "echo 'LLVM ERROR: out of memory' >&2; exit 134",
+        "echo 'zig: error: clang frontend command failed with exit code 134 (use -v to see invocation)' >&2; exit 1",
+    ],
 )
 def test_a_crash_of_the_compiler_is_its_verdict(
     action: str, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
