@@ -36,7 +36,8 @@ class SentenceEncoder(torch.nn.Module):
         states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         counted = attention_mask[:, :, None].to(states.dtype)
         mean = (states * counted).sum(dim=1) / counted.sum(dim=1)
-        return mean / (mean * mean).sum(dim=1, keepdim=True).sqrt()
+        vectors: torch.Tensor = mean / (mean * mean).sum(dim=1, keepdim=True).sqrt()
+        return vectors
 
 
 def main() -> None:

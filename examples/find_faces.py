@@ -6,7 +6,7 @@ proposes squares in a pyramid of the image, two refine what is left of them. All
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ class Layers(torch.nn.Module):
             if name.startswith("prelu"):
                 kind = torch.nn.PReLU(len(weight))
             elif weight.ndim == 4:
-                kind = torch.nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2:])
+                kind = torch.nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2])
             else:
                 kind = torch.nn.Linear(weight.shape[1], weight.shape[0])
             self.add_module(name, kind)
@@ -83,7 +83,7 @@ def networks(folder: Path) -> dict[str, Layers]:
 def resized(image: Image.Image, width: int, height: int) -> Array:
     """Shape [1, 3, height, width], from -1 to 1."""
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BOX), np.float32)
-    return (pixels.transpose(2, 0, 1)[None] - 127.5) / 128
+    return np.asarray((pixels.transpose(2, 0, 1)[None] - 127.5) / 128, np.float32)
 
 
 def scales() -> list[float]:
@@ -153,7 +153,7 @@ def _shared(one: Array, other: Array) -> float:
     return common / (sum(areas) - common)
 
 
-def faces(image: Image.Image, nets: dict[str, Network]) -> Array:
+def faces(image: Image.Image, nets: Mapping[str, Network]) -> Array:
     boxes = proposed(nets["pnet"](*pyramid(image)))
     boxes = refined(nets["rnet"], "rnet", 24, image, boxes)
     return refined(nets["onet"], "onet", 48, image, boxes)

@@ -30,11 +30,9 @@ class Crepe(torch.nn.Module):
         self.layers = torch.nn.ModuleList()
         self.norms = torch.nn.ModuleList()
         for number in range(1, 7):
-            weight = state[f"conv{number}.weight"]
-            self.layers.append(
-                torch.nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2:], 4 if number == 1 else 1)
-            )
-            self.norms.append(torch.nn.BatchNorm2d(weight.shape[0], eps=0.001))
+            outputs, inputs, height, width = state[f"conv{number}.weight"].shape
+            self.layers.append(torch.nn.Conv2d(inputs, outputs, (height, width), 4 if number == 1 else 1))
+            self.norms.append(torch.nn.BatchNorm2d(outputs, eps=0.001))
             _load(self.layers[-1], state, f"conv{number}.")
             _load(self.norms[-1], state, f"conv{number}_BN.")
         bins, features = state["classifier.weight"].shape
@@ -58,8 +56,8 @@ def tone(hertz: float) -> NDArray[np.float32]:
     """A window of a tone with overtones, of mean 0 and deviation 1."""
     time = np.arange(_WINDOW) / _RATE
     wave = sum(np.sin(2 * np.pi * hertz * overtone * time) / overtone for overtone in range(1, 6))
-    window = np.asarray(wave, np.float32)
-    return (window - window.mean()) / window.std()
+    window: NDArray[np.float32] = np.asarray(wave, np.float32)
+    return np.asarray((window - window.mean()) / window.std(), np.float32)
 
 
 def pitch(likely: NDArray[np.float32]) -> float:

@@ -50,8 +50,9 @@ def speech(pitch: float, throat: float, seed: int) -> NDArray[np.float64]:
             angle, radius = 2 * np.pi * resonance / throat / _RATE, np.exp(-np.pi * 80 / _RATE)
             wave = lfilter([1 - radius], [1, -2 * radius * np.cos(angle), radius**2], wave)
         parts.append(wave / np.abs(wave).max())
-    whole = np.concatenate(parts)
-    return whole * 10 ** (-30 / 20) / np.sqrt((whole**2).mean())
+    whole: NDArray[np.float64] = np.concatenate(parts)
+    level = float(np.sqrt((whole**2).mean()))
+    return whole * (10 ** (-30 / 20) / level)
 
 
 def mel_spectrogram(wave: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -103,6 +103,7 @@ def _stages(entry: Entry, request: Request, record: dict[str, Any]) -> Iterator[
         yield "compile"
         return
     assert built is not None
+    assert weights is not None
     with _timed(seconds, "compile"):
         executor = DAGExecutor(plan, Device(request.device))
         executor.load_weights(weights)

@@ -36,7 +36,8 @@ def try_models(names: Sequence[str], request: Request, jobs: int, limit: float) 
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.coverage.worker"])  # imports once what takes seconds
-    waiting, running = list(reversed(names)), []
+    waiting = list(reversed(names))
+    running: list[_Running] = []
     while waiting or running:
         while waiting and len(running) < jobs:
             running.append(_start(context, waiting.pop(), request, jobs, limit))
