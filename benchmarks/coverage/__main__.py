@@ -29,13 +29,16 @@ _LIBRARIES = ("torch", "torchvision", "timm", "transformers")
 def main() -> None:
     args = _arguments()
     names = list(catalogue(args.only))
-    run, records = ({}, {}) if args.results is None or args.again else read_records(args.results)
+    run, records = ({}, {}) if args.results is None else read_records(args.results)
     described = _run_described(args)
-    if run and run != described:
-        raise SystemExit(
-            f"'{args.results}' is of another run, {run}, this one is {described}: --again, or another file"
+    if run and run != described and args.again and not args.only:
+        records = {}
+    elif run and run != described:
+        remedy = "--again without --only, or another file"
+        raise SystemExit(f"'{args.results}' is of another run, {run}, this one is {described}: {remedy}")
+            f"'{args.results}' is of another run, {run}, this one is {described}: --again without --only, or another file"
         )
-    started, left = monotonic(), [name for name in names if name not in records]
+    started, left = monotonic(), [name for name in names if args.again or name not in records]
     print(f"{len(names)} models, {len(names) - len(left)} of them recorded before", flush=True)
     request = Request(args.device, args.until, args.ir)
     random.Random(0).shuffle(left)  # so that a part of a run says something of the whole
@@ -57,7 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=180, help="seconds that one model may take")
     parser.add_argument("--only", default="", help="models whose name contains this; several with commas")
     parser.add_argument("--results", type=Path, help="file of records, which a later run adds to")
-    parser.add_argument("--again", action="store_true", help="leave out what the file of records has")
+    parser.add_argument("--again", action="store_true", help="also those that the file of records has")
     parser.add_argument("--ir", type=Path, help="folder where IRs are kept, for what stops before running")
     return parser.parse_args()
 

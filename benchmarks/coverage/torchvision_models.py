@@ -18,7 +18,7 @@ _SIDE = 64
 _SIDES = {"inception_v3": 96, "maxvit_t": 224, "vit_h_14": 70}
 _SIDES |= {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 128}
 _FRAMES, _FRAME_SIDE = 8, 32
-_FRAME_SIDES = {"mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 64, "swin3d_t": 64, "swin3d_s": 64, "swin3d_b": 64}
+_FRAME_SIDES = {"mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 224, "swin3d_t": 64, "swin3d_s": 64, "swin3d_b": 64}
 
 
 def entries() -> Iterator[Entry]:

@@ -17,6 +17,7 @@ __all__ = ["entries"]
 _TOKENS, _PADDING = 16, 2
 _SIDE, _FRAMES = 64, 4
 _SAMPLES = 4000
+_LARGE_PATCH = 8
 _FIRST_ORDINARY_TOKEN = 3  # after padding, beginning and end
 
 # What makes any configuration small. A configuration gets those that it has, of the type that it has them.
@@ -77,6 +78,8 @@ def small_config(config_class: Any, overrides: Mapping[str, Any], part: Any = No
     own = default.to_dict()  # not what is computed from other fields
     given: dict[str, Any] = {} if part is None else dict(own)
     for name, value in _SMALL.items():
+        if name == "patch_size" and type(own.get(name)) is int and own[name] < _LARGE_PATCH:
+            continue  # a model that divides the image step by step
         if name in own and (type(own[name]) is type(value) or (own[name] is None and name.endswith("token_id"))):
             given[name] = value
     for name in getattr(config_class, "sub_configs", {}):

@@ -45,11 +45,12 @@ _TEXT_ENCODERS = [
         "albert bert bert-generation camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie "
         "eurobert flaubert fnet ibert luke megatron-bert mobilebert modernbert mpnet mra nomic_bert "
         "nystromformer rembert roberta roberta-prelayernorm roc_bert roformer splinter squeezebert xlm xlm-roberta "
-        "xlm-roberta-xl xlnet xmod yoso jina_embeddings_v3 canine funnel longformer big_bird markuplm "
+        "xlm-roberta-xl xlnet yoso jina_embeddings_v3 canine funnel longformer big_bird markuplm "
         "siglip_text_model",
     ),
     Architecture("bert", "text encoder", "text", "BertForSequenceClassification"),
     Architecture("roberta", "text encoder", "text", "RobertaForMaskedLM"),
+    Architecture("xmod", "text encoder", "text", config={"languages": ["en_XX"], "default_language": "en_XX"}),
     Architecture("esm", "text encoder", "text", config={"vocab_size": 256, "mask_token_id": 4}),
 ]
 
@@ -59,7 +60,7 @@ _DECODERS = [
         "tokens",
         "gpt2 gpt_neo gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
         "gemma3_text gemma3n_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
-        "granite diffllama ernie4_5 exaone4 glm glm4 helium hunyuan_v1_dense internlm3 minicpm3 ministral mpt "
+        "granite diffllama ernie4_5 exaone4 glm glm4 helium internlm3 minicpm3 ministral mpt "
         "nanochat openai-gpt ctrl biogpt xglm smollm3 seed_oss vaultgemma apertus arcee bitnet doge lfm2 "
         "modernbert-decoder gpt_neox_japanese imagegpt cpmant",
     ),
@@ -110,9 +111,16 @@ _STATE_SPACE = [
     *_plain(
         "state space",
         "tokens",
-        "mamba falcon_mamba falcon_h1 jamba bamba recurrent_gemma rwkv xlstm granitemoehybrid "
-        "qwen3_next kimi_linear nemotron_h olmo_hybrid",
+        "mamba falcon_mamba falcon_h1 jamba bamba recurrent_gemma xlstm granitemoehybrid "
+        "qwen3_next nemotron_h olmo_hybrid",
     ),
+    Architecture(
+        "kimi_linear",
+        "state space",
+        "tokens",
+        config={"num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1},
+    ),
+    Architecture("rwkv", "state space", "tokens", config={"rescale_every": 0}),
     Architecture("mamba2", "state space", "tokens", config={"num_heads": 8, "head_dim": 16, "n_groups": 1}),
     Architecture(
         "zamba",
@@ -144,7 +152,13 @@ _VISION = [
     Architecture("donut-swin", "vision", "image", "", (3, 224, 224), {"image_size": 224, "patch_size": 4}),
     Architecture("mobilevit", "vision", "image", config={"patch_size": 2}),
     Architecture("mobilevitv2", "vision", "image", config={"patch_size": 2}),
-    Architecture("dpt", "vision", "image", "DPTForDepthEstimation"),
+    Architecture(
+        "dpt",
+        "vision",
+        "image",
+        "DPTForDepthEstimation",
+        config={"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
+    ),
     Architecture("depth_anything", "vision", "image", "DepthAnythingForDepthEstimation"),
     Architecture("segformer", "vision", "image", "SegformerForSemanticSegmentation"),
     Architecture("mobilevit", "vision", "image", "MobileViTForSemanticSegmentation", config={"patch_size": 2}),
