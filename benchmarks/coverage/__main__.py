@@ -36,8 +36,6 @@ def main() -> None:
     elif run and run != described:
         remedy = "--again without --only, or another file"
         raise SystemExit(f"'{args.results}' is of another run, {run}, this one is {described}: {remedy}")
-            f"'{args.results}' is of another run, {run}, this one is {described}: --again without --only, or another file"
-        )
     started, left = monotonic(), [name for name in names if args.again or name not in records]
     print(f"{len(names)} models, {len(names) - len(left)} of them recorded before", flush=True)
     request = Request(args.device, args.until, args.ir)
