@@ -59,14 +59,15 @@ _DECODERS = [
         "decoder",
         "tokens",
         "gpt2 gpt_neo gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
-        "gemma3_text gemma3n_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
-        "granite diffllama ernie4_5 exaone4 glm glm4 helium internlm3 minicpm3 ministral mpt "
+        "gemma3_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
+        "granite diffllama ernie4_5 exaone4 glm glm4 helium internlm3 minicpm3 mpt "
         "nanochat openai-gpt ctrl biogpt xglm smollm3 seed_oss vaultgemma apertus arcee bitnet doge lfm2 "
         "modernbert-decoder gpt_neox_japanese imagegpt cpmant",
     ),
     Architecture("llama", "decoder", "text", "LlamaForCausalLM"),
     Architecture("gpt2", "decoder", "text", "GPT2LMHeadModel"),
     Architecture("nemotron", "decoder", "tokens", config={"head_dim": 16, "num_key_value_heads": 2}),
+    Architecture("gemma3n_text", "decoder", "tokens", config={"num_kv_shared_layers": 0}),
     Architecture("gptj", "decoder", "tokens", config={"rotary_dim": 8}),
     Architecture("codegen", "decoder", "tokens", config={"rotary_dim": 8}),
 ]
@@ -143,10 +144,12 @@ _VISION = [
         "image",
         "vit deit beit data2vec-vision dinov2 dinov2_with_registers dinov3_vit dinov3_convnext ijepa vit_mae vit_msn "
         "convnext convnextv2 cvt levit mobilenet_v1 mobilenet_v2 poolformer "
-        "pvt pvt_v2 regnet resnet bit segformer swiftformer focalnet efficientnet hiera siglip_vision_model "
+        "pvt pvt_v2 regnet resnet bit segformer swiftformer focalnet siglip_vision_model "
         "clip_vision_model detr conditional_detr table-transformer yolos maskformer-swin textnet vitdet "
         "glpn sam_vision_model hgnet_v2 aimv2_vision_model mlcd_vision_model",
     ),
+    Architecture("hiera", "vision", "image", "", (3, 224, 224), {"image_size": [224, 224]}),
+    Architecture("efficientnet", "vision", "image", config={"hidden_dim": 2560}),
     Architecture("swin", "vision", "image", "", (3, 224, 224), {"image_size": 224, "patch_size": 4}),
     Architecture("swinv2", "vision", "image", "", (3, 224, 224), {"image_size": 224, "patch_size": 4}),
     Architecture("donut-swin", "vision", "image", "", (3, 224, 224), {"image_size": 224, "patch_size": 4}),
