@@ -354,7 +354,7 @@ def _as_truth(result: Tensor, x: Tensor) -> Tensor:
     return result.cast(UINT8) if x.dtype == UINT8 else result
 
 
-@op("aten.histc.default", work=Work.ROWS)
+@op("aten.histc.default", work=Work.ROWS, counts=True)
 def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """How many elements lie in each of `bins` equal parts of what is between `min` and `max`, both included."""
     if not min < max or bins < 1:
