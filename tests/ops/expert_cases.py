@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.ops.cases import case, floats, integers, refused
+from tests.ops.cases import case, floats, integers
 
 CASES = [
     case("floor_divide.default", integers(40), integers(40, low=1, high=5)),
@@ -10,5 +10,4 @@ CASES = [
     case("floor_divide.Scalar", integers(40), 3),
     case("floor_divide.Scalar", integers(40), -1),
     case("floor_divide.default", floats(40), floats(40, low=0.5, high=2.0)),
-    refused("expected another number", "floor_divide.Scalar", integers(4), 0),
 ]
