@@ -34,7 +34,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Prologue
 from npu_compiler.tensor.expr import Expr, Iota, Load, walk
-from npu_compiler.tensor.trace import Scatter
+from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
 __all__ = ["ATTENTION_DECODE", "lower_decode", "loads_fresh"]
@@ -56,7 +56,7 @@ ATTENTION_DECODE = KernelTemplate(
         "state_head"
     ),
     macros=(
-        f"{SIZE_MACROS} OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
+        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
         f"ENOUGH MASK_HEADS {MASK_MACROS} FRESH KEPT_T EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
     ),
     inputs="fresh k v mask states partial",
@@ -130,9 +130,17 @@ def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
         return position == 0 and not operand.is_of_rows
     if not isinstance(operand, Scattered) or position not in (1, 2):
         return False
-    made, source = operand.made, operand.tensor.source
-    whole = operand.view.same_elements(operand.tensor.view) and made.shape[2] <= _MAX_ROWS
-    return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(made)
+    made, tensor = operand.made, operand.tensor
+    whole = operand.view.same_elements(tensor.view) and made.shape[2] <= _MAX_ROWS
+    return whole and _is_of_rows(made, tensor) and _names_rows(made)
+
+
+def _is_of_rows(produced: Group, tensor: TracedTensor) -> bool:
+    """Whether a scatter replaces whole rows of all heads."""
+    (batch, heads, _, size), strides = tensor.shape, tensor.layout.strides
+    whole = produced.shape == (batch, heads, produced.shape[2], size) and produced.index_stride == strides[2]
+    apart = View(produced.shape, (strides[0], strides[1], 0, strides[3]))
+    return whole and produced.view.same_elements(apart) and produced.shape[2] > 0
 
 
 def _names_rows(produced: Group) -> bool:

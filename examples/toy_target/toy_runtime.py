@@ -94,7 +94,7 @@ def _run(kernel: Mapping[str, Any], given: Sequence[Array]) -> None:
     machine = _Machine(kernel["code"], memory, given[-1])
     if kernel["problems"]:
         size, place = kernel["result"]
-        result = np.asarray(sum(map(machine.solve, kernel["problems"])))
+        result = np.asarray(sum(_placed(machine.solve(problem), place["shape"]) for problem in kernel["problems"]))
         machine.result = np.zeros(size, result.dtype)
         machine.result[_positions(place)] = result
     shape = tuple(kernel["shape"])
@@ -104,6 +104,13 @@ def _run(kernel: Mapping[str, Any], given: Sequence[Array]) -> None:
         inside = index >= 0  # else there is no such place
         value, where = value[inside], (where + index * kernel["index_stride"])[inside]
     memory[0][where] = value.astype(memory[0].dtype)
+
+
+def _placed(result: Array, shape: Shape) -> Array:
+    """The result of a problem of images as that of lines or volumes: pixels [N, ...] in order, of each its channels."""
+    if len(result.shape) == len(shape):
+        return result
+    return np.moveaxis(np.moveaxis(result, 1, -1).reshape((shape[0], *shape[2:], shape[1])), -1, 1)
 
 
 def _positions(view: Any) -> Array:
@@ -206,7 +213,7 @@ def _convolution(problem: Any, image: Array, weight: Array) -> Array:
 
 def _pooling(problem: Any, image: Array) -> Any:
     if problem["adaptive"]:
-        return _adaptive_mean(image, problem["shape"])
+        return _adaptive(image, problem["shape"], np.max if problem["maximum"] else np.mean)
     divisor, padding = problem["divisor"], problem["windows"]["padding"]
     if problem["maximum"]:
         return np.maximum.reduce([*_taps(problem, image, padding, -np.inf)])
@@ -218,18 +225,19 @@ def _pooling(problem: Any, image: Array) -> Any:
     return total / sum(_taps(problem, counted, [p - a for p, a in zip(padding, around, strict=True)], 0))
 
 
-def _adaptive_mean(image: Array, shape: Shape) -> Array:
+def _adaptive(image: Array, shape: Shape, reduce: Any) -> Array:
     result, (height, width) = np.empty(shape), image.shape[2:]
     for y, x in np.ndindex(*shape[2:]):
         lines = slice(y * height // shape[2], ceil_div((y + 1) * height, shape[2]))
         columns = slice(x * width // shape[3], ceil_div((x + 1) * width, shape[3]))
-        result[:, :, y, x] = image[:, :, lines, columns].mean((2, 3))
+        result[:, :, y, x] = reduce(image[:, :, lines, columns], (2, 3))
     return result
 
 
 def _attention(problem: Any, query: Array, key: Array, value: Array, mask: Array | None = None) -> Any:
     key, value = (each.repeat(query.shape[1] // each.shape[1], 1) for each in (key, value))
     scores = query @ key.swapaxes(2, 3) * problem["scale"]
+    scores = np.tanh(scores / problem["cap"]) * problem["cap"] if problem["cap"] else scores
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if problem["causal"]:

@@ -122,6 +122,7 @@ class KernelWriter(ABC):
             flops=launch.flops + sum(each.flops for each in prologues),
             nbytes=nbytes,
             shared_bytes=launch.shared,
+            extension=launch.extension,
         )
 
     def _arguments(self, launch: Launch, fused: Epilogue) -> tuple[Argument, ...]:

@@ -123,6 +123,18 @@ def first_least(a: State, b: State) -> State:
     return first("lt", a, b)
 
 
+_MOST_SUMS = 1 << 15  # partial ones, which keep all of a device busy
+_LEAST_PART = 16
+
+
+def pixel_parts(x: Tensor) -> Tensor:
+    """An image [N, C, ...] as [N, parts, C, pixels of a part], for sums by channel: few channels fill no device."""
+    batch, channels, pixels = *x.shape[:2], prod(x.shape[2:])
+    fitting = (n for n in range(1, pixels // _LEAST_PART + 1) if pixels % n == 0 and batch * channels * n <= _MOST_SUMS)
+    parts = max(fitting, default=1)
+    return x.reshape((batch, channels, parts, pixels // max(1, parts))).swap(1, 2)
+
+
 def dims_of(dim: Any) -> Sequence[int]:
     return () if dim is None else (dim,) if isinstance(dim, int) else dim
 

@@ -59,6 +59,13 @@ def test_what_does_not_lower_runs_on_the_cpu(mixed: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose(np.load(path), np.load(mixed / "expected.npy"), atol=5e-3)
 
 
+def test_the_ledger_of_a_divided_model(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(mixed, "--partition", "--ledger") == 0
+    assert "a run, measured, and" in capsys.readouterr().out
+    assert run(mixed, "--ledger") == 1
+    assert "given --ledger without --partition" in capsys.readouterr().err
+
+
 def test_weights_are_asked_for(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", f"{mixed}/mixed.json", "-i", f"x={mixed}/x.npy", "--partition"]) == 1
     assert "add --weights W.safetensors" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_levels_follow_edges_and_never_mix_sides(nodes: list[tuple[bool, list[in
     before = [
         sorted({edge % position for edge in edges} if position else set()) for position, (_, edges) in enumerate(nodes)
     ]
-    found = levels(before, on_device, ())
+    found = levels(before, on_device)
     for position, edges in enumerate(before):
         for edge in edges:
             assert found[edge] < found[position] or (
