@@ -14,7 +14,7 @@ from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.reducing import State, highest, lowest, reduce, reduction
 from npu_compiler.tensor.shapes import normalize_dim
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, arange, full, where
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, where
 
 
 def _rows_kept(call: RowCall) -> Passage | None:
@@ -352,15 +352,3 @@ def _is_empty(dim: Any) -> bool:
 def _as_truth(result: Tensor, x: Tensor) -> Tensor:
     """Booleans; as numbers 0 and 1 for uint8, as in PyTorch."""
     return result.cast(UINT8) if x.dtype == UINT8 else result
-
-
-@op("aten.histc.default", work=Work.ROWS)
-def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """How many elements lie in each of `bins` equal parts of what is between `min` and `max`, both included."""
-    if not min < max or bins < 1:
-        raise OpRefusal(f"given {bins} bins from {min} to {max}, expected a range that is known beforehand")
-    place = (self.reshape((1, -1)).cast(FLOAT32) - min) / (max - min) * bins
-    own = arange(self.trace, bins).reshape((bins, 1)).cast(FLOAT32)
-    below = apply("or", place < own + 1, apply("and", own >= bins - 1, place <= bins))
-    (counts,) = reduce(apply("and", place >= own, below).cast(FLOAT32), total, (1,), False)
-    return counts.cast(self.dtype)
