@@ -156,7 +156,9 @@ class PartitionExecutor:
         }
         self._weights: dict[str, dict[int, Weights]] = {name: {} for name in self.functions}
         self._returned_weights: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self.functions}
-        self._weights_loaded = not self.weight_names
+        self._weights_loaded = False
+        if not self.weight_names:
+            self.load_weights({})  # what the model itself carries, if anything
 
     @property
     def main(self) -> DAGFunction:

@@ -8,6 +8,7 @@ from math import prod
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
 from cuda_compiler.images.image_packing import (
     CHUNK,
     along_axes,
@@ -67,6 +68,9 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
         OpRefusal: A tensor that the epilogue reads, or the packed image, is too large.
     """
     found = epilogue_positions(group, lowering, "sum")
+    together = depthwise_pack(conv, group, found)
+    if together > 1:
+        return [lower_depthwise(conv, together, group, found, lowering)]
     if not _fits_tiles(conv):
         return [_lower_plain(conv, group, found, lowering)]
     if is_packed_image(conv.image, conv.channels):

@@ -14,12 +14,14 @@ from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.tensor.layout import Layout, filter_order
 from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
     "CHUNK",
     "PACK_CHANNELS",
     "along_axes",
+    "filter_layout",
     "is_packed_image",
     "is_packed_weight",
     "pack_image",
@@ -51,6 +53,25 @@ def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
     if channels <= _FEW_CHANNELS:
         return outputs, _FEW_CHANNELS, height, ceil_div(width, 2) * 2
     return outputs, ceil_div(channels, CHUNK) * CHUNK, height, width
+
+
+def filter_layout(shape: tuple[int, ...]) -> Layout:
+    """How a weight [O, I, ...] lies: tap by tap, filled up to whole chunks; of one channel, with its outputs innermost.
+
+    Each channel with filters of its own has them side by side with those of its neighbours.
+    """
+    order, rank = filter_order(shape), len(shape)
+    if shape[1] == 1 and rank < 5:
+        return Layout(shape, shape, (*order, 0))
+    if rank == 5 and order[-1] == 2 and shape[2] > 1:
+        return Layout(shape, shape, (0, *order))  # taps along the depth are channels, too
+    if rank == 5:
+        plane = shape[3:] if order[-1] == 2 else shape[2:4]
+        outputs, channels, height, width = packed_weight((*shape[:2], *plane))
+        taps = (1, height, width) if order[-1] == 2 else (height, width, 1)
+        return Layout(shape, (outputs, channels, *taps), (0, *order))
+    outputs, channels, *filled = packed_weight((*shape[:2], *(1,) * (4 - rank), *shape[2:]))
+    return Layout(shape, (outputs, channels, *filled[4 - rank :]), (0, *order))
 
 
 def is_packed_weight(weight: Operand) -> bool:

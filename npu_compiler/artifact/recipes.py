@@ -158,6 +158,15 @@ def _fold_weight(weight: Array, variance: Array, gamma: Array | None = None, *, 
     return (weight.astype(np.float64) * scale).astype(np.float32)
 
 
+def _fold_spread_weight(
+    weight: Array, variance: Array, gamma: Array | None = None, *, eps: float, groups: float
+) -> Array:
+    """Weight [I, O / groups, ...] of a transposed convolution, times the scale of the BatchNorm [O] that follows it."""
+    scale = _scale(variance, gamma, eps).reshape(int(groups), 1, -1, *[1] * (weight.ndim - 2))
+    apart = weight.astype(np.float64).reshape(int(groups), -1, *weight.shape[1:])
+    return (apart * scale).astype(np.float32).reshape(weight.shape)
+
+
 def _fold_bias(
     mean: Array, variance: Array, gamma: Array | None = None, beta: Array | None = None, *, eps: float
 ) -> Array:
@@ -222,6 +231,7 @@ def _placed(transform: str, *tensors: Array) -> Array:
 TRANSFORMS: dict[str, Callable[..., Array]] = {
     "identity": _identity,
     "fold_weight": _fold_weight,
+    "fold_spread_weight": _fold_spread_weight,
     "fold_bias": _fold_bias,
     "fold_given_bias": _fold_given_bias,
     "concatenate": partial(_placed, "concatenate"),

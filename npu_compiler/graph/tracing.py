@@ -51,16 +51,19 @@ def results_of(
 ) -> tuple[Tensor, ...]:
     """Calls the definition of a node's op, and compares what it gives with what the IR declares.
 
-    Of a further result without elements the IR has the last word: the statistics that a norm used are empty where it
-    was exported on the CPU, and have a value for each channel elsewhere.
+    Of a further result without elements, or for gradients, the IR has the last word: the statistics that a norm used
+    are empty where it was exported on the CPU, and have a value for each channel elsewhere.
 
     Raises:
         UnsupportedOpError: The definition refuses these arguments.
         IRError: A result differs.
     """
     first, *others = call(node, env, trace) or (None,)
+    any_shape = traits_of(node.op).for_gradients
     rest = [
-        full(trace, spec.shape, 0, spec.dtype) if 0 in spec.shape and spec.shape != result.shape else result
+        full(trace, spec.shape, 0, spec.dtype)
+        if (any_shape or 0 in spec.shape) and spec.shape != result.shape
+        else result
         for result, spec in zip(others, declared[1:], strict=True)
     ]
     results = () if first is None else (first, *rest)
@@ -123,11 +126,12 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        images = traits_of(node.op).images
-        if images:
+        known = traits_of(node.op)
+        if known.images:
             for key, value in node.inputs.items():
-                if key in images and isinstance(value, str) and len(graph.tensors[value].shape) == 4:
-                    roles[value] = images[key]
+                ranked = isinstance(value, str) and len(graph.tensors[value].shape) in known.image_ranks
+                if key in known.images and ranked:
+                    roles[str(value)] = known.images[key]
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None
         if output is not None and roles.get(output.name) == "image":

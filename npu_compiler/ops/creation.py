@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, arange, full
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, apply, arange, full, where
 
 
 def _kind(name: Any, *numbers: Number) -> DType:
@@ -158,3 +159,92 @@ def arange_(
     )
     steps = arange(trace, length).cast(kind)
     return steps * step + start if (step, start) != (1, 0) else steps
+
+
+@op("aten.eye.default", "aten.eye.m")
+def eye(
+    trace: Trace, n: int, m: int | None = None, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """A matrix [n, m] with ones on the diagonal and zeros beside it."""
+    same = apply("eq", arange(trace, n).reshape((n, 1)), arange(trace, n if m is None else m))
+    return same.cast(_kind(dtype, 0.0))
+
+
+@op("aten.linspace.default")
+def linspace(
+    trace: Trace, start: Number, end: Number, steps: int, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """`steps` numbers from `start` to `end`, the same distance apart."""
+    kind = _kind(dtype, 0.0)
+    if not kind.is_float:
+        raise OpRefusal(f"given dtype={dtype}, expected floating point")
+    return _spaced(trace, float(start), float(end), steps).cast(kind)
+
+
+@op("aten.logspace.default")
+def logspace(
+    trace: Trace, start: Number, end: Number, steps: int, base: float = 10.0, dtype: Any = None, layout: Any = None,
+    device: Any = None, pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """`base` to the power of `steps` numbers from `start` to `end`, the same distance apart."""
+    kind = _kind(dtype, 0.0)
+    if not kind.is_float or base <= 0:
+        raise OpRefusal(f"given dtype={dtype} and base={base}, expected floating point and a base above 0")
+    return apply("pow", full(trace, (), float(base), FLOAT32), _spaced(trace, float(start), float(end), steps)).cast(
+        kind
+    )
+
+
+def _spaced(trace: Trace, start: float, end: float, steps: int) -> Tensor:
+    """Numbers from both ends towards the middle, so that either end is exact."""
+    if steps < 2:
+        return full(trace, (steps,), start, FLOAT32)
+    step = (end - start) / (steps - 1)
+    place = arange(trace, steps)
+    number = place.cast(FLOAT32)
+    return where(place < steps // 2, number * step + start, (number - float(steps - 1)) * step + end)
+
+
+_LONG = 4  # int64, as the schemas of ATen number data types
+
+
+@op("aten.tril_indices.default")
+def tril_indices(
+    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = _LONG, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """The rows and the columns [2, n] of the elements on and below a diagonal of a matrix [row, col]."""
+    return _triangle(trace, [(0, min(col, max(0, i + offset + 1))) for i in range(row)], dtype)
+
+
+@op("aten.triu_indices.default")
+def triu_indices(
+    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = _LONG, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """The rows and the columns [2, n] of the elements on and above a diagonal of a matrix [row, col]."""
+    return _triangle(trace, [(min(col, max(0, i + offset)), col) for i in range(row)], dtype)
+
+
+def _triangle(trace: Trace, columns: Sequence[tuple[int, int]], dtype: Any) -> Tensor:
+    """Positions in row-major order, by the first column of each row and the one behind its last."""
+    ends = [*accumulate(last - first for first, last in columns)]
+    count = ends[-1] if ends else 0
+    place = arange(trace, count)
+    if len(columns) > _MOST_ROWS:
+        raise OpRefusal(f"given {len(columns)} rows, expected at most {_MOST_ROWS}")
+    row, column = (full(trace, (count,), 0, INT64) for _ in range(2))
+    start = 0
+    for number, ((first, _), end) in enumerate(zip(columns, ends, strict=True)):
+        if end > start:
+            row, column = (
+                where(place < start, old, new) for old, new in ((row, number), (column, place - start + first))
+            )
+        start = end
+    both = where(apply("eq", arange(trace, 2).reshape((2, 1)), 0), row, column)
+    return both.cast(_kind(None if dtype == _LONG else dtype, 0))
+
+
+_MOST_ROWS = 256  # each is a choice of its own

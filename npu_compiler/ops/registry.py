@@ -101,6 +101,8 @@ def op(*names: str, **traits: Any) -> Callable[[F], F]:
         entry = OpDefinition(names, family, tuple(parameters), function, creates, Traits(**traits))
         _SPELLED[function] = names[0]
         for name in names:
+            if name in _REGISTRY:
+                raise ValueError(f"given a definition of '{name}' in '{family}', '{_REGISTRY[name].family}' has one")
             _REGISTRY[name] = entry
         return function
 
@@ -149,9 +151,9 @@ def spelled(function: Callable[..., Any]) -> str:
 
 
 def is_in_place(name: str) -> bool:
-    """ATen's convention: the name before the overload ends in one underscore."""
+    """ATen's convention: the name before the overload ends in one underscore; Python's: ``__iand__`` and its like."""
     base = _plain_name(name)
-    return base.endswith("_") and not base.endswith("__")
+    return base.startswith("__i") if base.endswith("__") else base.endswith("_")
 
 
 def _out_of_place(name: str) -> str:
@@ -193,17 +195,19 @@ def bind(
     """
     entry = definition(name)
     if entry is None:
-        raise UnsupportedOpError(node, name, "no definition of this op is registered")
+        dynamic = "the shape of its result depends on the values of its operands, and shapes are static on the device"
+        unknown = "no definition of this op is registered"
+        raise UnsupportedOpError(node, name, dynamic if traits_of(name).dynamic else unknown)
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
     bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
     inputs: dict[str, str | tuple[str, ...]] = {}
     for parameter, place in bound.tensors.items():
         if isinstance(place, int):
             inputs[parameter] = tensors[place]
-        elif None in place:
-            raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
         else:
             inputs[parameter] = tuple(tensors[i] for i in place if i is not None)
+            if None in place:
+                attrs["_dims"] = [dim for dim, i in enumerate(place) if i is not None]
     _check_attributes(node, entry, name, inputs, attrs)
     return BoundNode(inputs, attrs, bound.absent, bound.assumption)
 

@@ -74,9 +74,14 @@ class Traits:
         rows: What it reads to give some rows of its result; none where it needs all, or nobody wrote it down.
         selects: Which rows of its operand it takes, where that is what it does.
         turn: The order in which it puts the dimensions of its operand, where that is what it does.
-        images: Layout roles of its operands of four dimensions, by parameter.
+        images: Layout roles of its operands, by parameter.
+        image_ranks: How many dimensions an operand has that is laid out so.
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
+        counts: Whether its results are numbers of elements, which a half precision does not hold.
+        dynamic: Whether the shape of its result depends on the values of its operands, so that it has no definition.
+        for_gradients: Whether its results behind the first serve gradients alone, and so have the shapes that the IR
+            declares, whichever device it was exported on.
         flops: Floating-point operations by the shapes of all operands and the number of elements made; none for one
             operation an element.
         term: How equations write it, by which rules fold it with others (`rewrite`).
@@ -95,7 +100,11 @@ class Traits:
     selects: SelectionRule | None = None
     turn: Turn | None = None
     images: Mapping[str, str] = field(default_factory=dict)
+    image_ranks: tuple[int, ...] = (4,)
     takes_angle: bool = False
     is_learned: bool = False
+    counts: bool = False
+    dynamic: bool = False
+    for_gradients: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], int], int | None] | None = None
     term: Term | None = None

@@ -127,18 +127,6 @@ def _diagonal_dims(x: Tensor, dim1: int, dim2: int) -> tuple[int, int]:
     return first, second
 
 
-@view("aten.diagonal.default", lenses=lenses.diagonal)
-def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """A diagonal of two dimensions as the last one; `offset` counts to the right, or down where it is negative."""
-    first, second = _diagonal_dims(self, dim1, dim2)
-    rest = [dim for dim in range(len(self.shape)) if dim not in (first, second)]
-    rows, columns = self.shape[first], self.shape[second]
-    start = offset if offset >= 0 else -offset * columns
-    length = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-    flat = self.permute((*rest, first, second)).reshape((*(self.shape[dim] for dim in rest), rows * columns))
-    return flat.slice(len(rest), start if length else 0, length, columns + 1)
-
-
 @op("aten.diagonal_scatter.default")
 def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """`self` with `src` on a diagonal of two dimensions."""

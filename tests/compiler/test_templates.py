@@ -103,8 +103,9 @@ def samples() -> list[dict[str, Any]]:
     first = {each.op: each for each in reversed(COMPUTED)}
     heads = [floats(1, 2, rows, 64) for rows in (1, 5000, 5000)]
     long_cache = case("scaled_dot_product_attention.default", *heads)
+    long_rows = [case("argsort.default", floats(1, 9000)), case("topk.default", floats(1, 9000), 50)]
     by_columns = case("mm.default", floats(1, 64), floats(64, 128))
-    cases = [*first.values(), *shapes.CASES, test_prefill.CASES[0], long_cache, by_columns]
+    cases = [*first.values(), *shapes.CASES, test_prefill.CASES[0], long_cache, by_columns, *long_rows]
     block = npu_compiler.extract(Block().eval(), (torch.zeros(1, 256), torch.zeros(1, 64, 14, 14)))
     sizes = Sizes(2048)
     step = npu_compiler.extract(Step(sizes).eval(), tensors(sizes, torch.float16))

@@ -28,7 +28,19 @@ BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=[
 # next two give statistics of another size on the CPU than elsewhere: tests of spellings and of absent tensors have them
 ELSEWHERE = {"getitem", "aten._assert_tensor_metadata.default", "wrap_with_set_grad_enabled"}
 ELSEWHERE |= {"aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default"}
+ELSEWHERE |= {"aten.embedding_bag.default", "aten.embedding_bag.padding_idx"}  # whose further results differ as well
 ELSEWHERE |= {"aten._weight_int8pack_mm.default"}  # which torch has not in float64: tests of codes have it
+ELSEWHERE |= {f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}  # which need values to export
+
+ELSEWHERE |= {  # whose further results nobody reads: tests of the forms of attention have them
+    f"aten._scaled_dot_product_{form}.default"
+    for form in (
+        *("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"),
+        *("fused_attention_overrideable", "attention_math"),
+    )
+}
+
+ELSEWHERE |= {"aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"}  # tests of experts have them
 ELSEWHERE |= {"aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"}  # of any values
 
 FLOAT32_ROUNDOFF = 2.0**-24
@@ -96,7 +108,8 @@ def test_is_refused_with_its_reason(case: Case, device: Device) -> None:
         npu_compiler.compile(ir, target=device.target)
     assert case.refusal in caught.value.reason
     assert caught.value.op == case.op
-    support = npu_compiler.is_op_supported(ir["nodes"][-1], device.target)
+    node = next(node for node in ir["nodes"] if node["op_type"] == case.op)
+    support = npu_compiler.is_op_supported(node, device.target)
     assert not support
     assert case.refusal in support.reason
 
@@ -119,7 +132,8 @@ def _siblings(op: str) -> list[Case]:
 def test_alias_gives_the_same_program(op: str, device: Device) -> None:
     """An in-place variant, or another name, of an op with cases: both names must compile to the same program."""
     compared = 0
-    for case in _siblings(op):
+    siblings = [case for case in _siblings(op) if not case.targets or device.target in case.targets]
+    for case in siblings:
         other = Case(op, case.args, case.kwargs)
         try:
             ir = other.ir(torch.float32)
@@ -131,7 +145,7 @@ def test_alias_gives_the_same_program(op: str, device: Device) -> None:
         ir["model_name"] = original["model_name"]
         assert _program_bytes(ir, device) == _program_bytes(original, device)
         compared += 1
-    assert compared
+    assert compared or not siblings
 
 
 def _program_bytes(ir: dict[str, Any], device: Device) -> bytes:

@@ -10,11 +10,10 @@ from npu_compiler.dtypes import DType
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
 from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.tensor.trace import MAX_HEAD_SIZE, Anchor, TracedTensor
 
 __all__ = ["Attention"]
 
-_MAX_HEAD_SIZE = 256
 _MAX_HEADS = 65535  # of keys in all the batch: what a grid counts along its later dimensions
 _DIMENSIONS = ("batch", "head", "row", "step")
 
@@ -54,9 +53,9 @@ class Attention(Problem):
         """
         super().check()
         sizes = self.size, self.value_size
-        if min(*sizes, self.length) < 1 or max(sizes) > _MAX_HEAD_SIZE:
+        if min(*sizes, self.length) < 1 or max(sizes) > MAX_HEAD_SIZE:
             given = f"heads of {sizes[0]} and {sizes[1]} over {self.length} positions"
-            raise OpRefusal(f"given {given}, expected heads of 1 to {_MAX_HEAD_SIZE} and at least one position")
+            raise OpRefusal(f"given {given}, expected heads of 1 to {MAX_HEAD_SIZE} and at least one position")
         if self.batch * self.groups > _MAX_HEADS:
             raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
 
