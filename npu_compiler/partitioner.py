@@ -19,6 +19,7 @@ from npu_compiler.partitioning.companions import Companions, find_companions
 from npu_compiler.partitioning.division import Division, divide
 from npu_compiler.partitioning.placement import SupportRule
 from npu_compiler.partitioning.plan import Partition, PartitionPlan, TransferOp
+from npu_compiler.partitioning.pricing import Divided, ledger_of
 from npu_compiler.partitioning.sub_ir import SubIRWriter
 from npu_compiler.partitioning.support_rules import NodeCallback, callback_rule, target_rule
 
@@ -69,9 +70,12 @@ def partition(
     rules = [] if target is None else [target_rule(codegen, device_tensors)]
     if is_op_supported is not None:
         rules.insert(0, callback_rule(is_op_supported, carried.raw))
-    companions = find_companions(graph, _all_of(rules), is_op_supported is not None)
+    refused: dict[str, str] = {}
+    support = _all_of(rules, refused)
+    companions = find_companions(graph, support, is_op_supported is not None)
     device_tensors = companions.device_tensors(graph, device_tensors)
-    division = divide(companions.graph, device_tensors, _all_of(rules))
+    division = divide(companions.graph, device_tensors, support)
+    divided = Divided(companions.graph, device_tensors, support, dict(refused), division, codegen.device)
     writer = SubIRWriter(carried, device_tensors, compute.name)
     partitions = _partitions(companions, division, writer)
     return PartitionPlan(
@@ -89,13 +93,21 @@ def partition(
         notes=graph.notes,
         structure=graph.structure,
         compiled_for=device,
+        ledger=ledger_of(divided, lambda node, tensors: target_rule(codegen, tensors)(node)),
     )
 
 
-def _all_of(rules: Sequence[SupportRule]) -> SupportRule:
+def _all_of(rules: Sequence[SupportRule], refused: dict[str, str]) -> SupportRule:
+    """What all rules say; each node is asked for once, and those that one of them refuses are noted in `refused`."""
+    known: dict[str, Support] = {}
+
     def support(node: OpNode) -> Support:
-        answers = (rule(node) for rule in rules)
-        return next((answer for answer in answers if not answer), Support(True))
+        if node.name not in known:
+            answers = (rule(node) for rule in rules)
+            known[node.name] = next((answer for answer in answers if not answer), Support(True))
+            if not known[node.name]:
+                refused[node.name] = known[node.name].reason
+        return known[node.name]
 
     return support
 

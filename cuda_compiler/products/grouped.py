@@ -24,10 +24,12 @@ _PARAMS = "int m, n, k, groups, a_row, a_k, b_group, b_k, b_col, end_step, tiles
 _CHUNK = 8  # elements of 16 bytes
 _PLAIN_SIDE = 32
 
+_TILES = " ".join(name for name in TILE_MACROS.split() if name != "AHEAD?")  # those of warps
+
 GROUPED_MATMUL = KernelTemplate(
     "grouped_matmul",
     params=_PARAMS,
-    macros=f"{TILE_MACROS} tile_t end_t A_ALONG_K B_ALONG_K B_CONSTANT",
+    macros=f"{_TILES} tile_t end_t A_ALONG_K B_ALONG_K B_CONSTANT",
     inputs="a b ends partial",
     shared_bytes=None,
 )

@@ -237,6 +237,7 @@ def _adaptive(image: Array, shape: Shape, reduce: Any) -> Array:
 def _attention(problem: Any, query: Array, key: Array, value: Array, mask: Array | None = None) -> Any:
     key, value = (each.repeat(query.shape[1] // each.shape[1], 1) for each in (key, value))
     scores = query @ key.swapaxes(2, 3) * problem["scale"]
+    scores = np.tanh(scores / problem["cap"]) * problem["cap"] if problem["cap"] else scores
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if problem["causal"]:

@@ -13,10 +13,8 @@ from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import broadcast_shapes
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, arange, where
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, where
 from npu_compiler.tensor.trace import MAX_HEAD_SIZE
-
-"""Of queries, keys and values, for kernels that keep a tile of them at hand."""
 
 
 def _attended_rows(call: RowCall) -> Passage | None:
@@ -65,11 +63,35 @@ def scaled_dot_product_attention(
         raise OpRefusal(f"given dropout_p={dropout_p}, expected 0; call model.eval() before extraction")
     if is_causal and attn_mask is not None:
         raise OpRefusal("given both is_causal and a mask, expected one of them")
+    return _attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+@op(
+    "rewritten.capped_attention.default",
+    work=Work.ANCHOR,
+    rows=_attended_rows,
+    term=Term("attention", ("query", "key", "value", "attn_mask")),
+    flops=flops,
+)
+def capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, scale: Any = None,
+    enable_gqa: bool = False, cap: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Attention whose scores x become ``tanh(x / cap) * cap`` ahead of the mask; models spell it out."""
+    if not cap > 0:
+        raise OpRefusal(f"given cap={cap}, expected a positive number")
+    return _attention(query, key, value, attn_mask, False, scale, enable_gqa, float(cap))
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
+    cap: float = 0.0,
+) -> Tensor:  # fmt: skip
     rank = len(query.shape)
     if rank < 2 or not rank == len(key.shape) == len(value.shape):
         raise OpRefusal(f"given {rank}, {len(key.shape)} and {len(value.shape)} dimensions, expected two or more each")
     if rank != 4:
-        return _of_four_dimensions(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+        return _of_four_dimensions(query, key, value, attn_mask, is_causal, scale, enable_gqa, cap)
     _check_shapes(query, key, value, enable_gqa)
     batch, heads, rows, size = query.shape
     length = key.shape[2]
@@ -82,14 +104,15 @@ def scaled_dot_product_attention(
         operands.append(attn_mask.expand((batch, heads, rows, length)))
     factor = float(scale) if scale is not None else 1 / sqrt(max(1, size))
     if not (length and min(size, value.shape[-1]) >= 1 and max(size, value.shape[-1]) <= MAX_HEAD_SIZE):
-        return _written_out(query, key, value, operands[3] if len(operands) > 3 else None, factor, is_causal)
+        return _written_out(query, key, value, operands[3] if len(operands) > 3 else None, factor, is_causal, cap)
     shape = (batch, heads, rows, value.shape[-1])
-    return query.trace.anchor("attention", tuple(operands), shape, query.dtype, scale=factor, causal=is_causal)
+    return query.trace.anchor("attention", tuple(operands), shape, query.dtype, scale=factor, causal=is_causal, cap=cap)
 
 
 def _of_four_dimensions(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
+    cap: float,
+) -> Tensor:  # fmt: skip
     """Attention of matrices, of heads without a batch, or of batches of several dimensions."""
     lead, heads = query.shape[:-3], query.shape[-3:-2] or (1,)
     if not lead == key.shape[:-3] == value.shape[:-3]:
@@ -98,17 +121,21 @@ def _of_four_dimensions(
     if mask is not None and len(mask.shape) > 3:
         whole = mask.expand((*lead, *heads, query.shape[-2], key.shape[-2]))
         mask = whole.reshape((prod(lead), *whole.shape[-3:]))
-    result = scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale, enable_gqa)
+    result = _attention(q, k, v, mask, is_causal, scale, enable_gqa, cap)
     return result.reshape((*query.shape[:-1], value.shape[-1]))
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, cap: float
+) -> Tensor:
     """The same by products and a softmax, for sizes that the kernels for attention do not take."""
     (batch, heads, rows, size), (groups, length) = q.shape, k.shape[1:3]
     shared = heads // max(1, groups)
     many = q.reshape((batch, groups, shared, rows, size))
     keys, values = (t.reshape((batch, groups, 1, *t.shape[2:])) for t in (k, v))
     scores = product(many, keys.swap(-2, -1)) * scale
+    if cap:
+        scores = apply("tanh", scores / cap) * cap
     if causal:
         column, row = arange(q.trace, length), arange(q.trace, rows).reshape((rows, 1))
         scores = where(column > row, float("-inf"), scores)

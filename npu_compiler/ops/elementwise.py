@@ -254,9 +254,10 @@ def _function(name: str, documentation: str) -> Any:
 
 
 for _name, _documentation in _FUNCTIONS.items():
-    elementwise(f"aten.{_name}.default", f"aten.{_name}_.default", takes_angle=_name in _OF_ANGLES)(
-        _function(_name, _documentation)
-    )
+    elementwise(
+        f"aten.{_name}.default", f"aten.{_name}_.default",
+        takes_angle=_name in _OF_ANGLES, term=Term(_name, ("self",)),
+    )(_function(_name, _documentation))  # fmt: skip
 
 
 def _rounding(name: str, documentation: str) -> Any:

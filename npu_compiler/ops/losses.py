@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import pi, prod
-from typing import Any
 
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.ops.indexing import gather
@@ -18,9 +18,7 @@ from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, where
 _MEAN, _SUM = 1, 2
 
 
-def loss(name: str) -> Any:
-    """Registers a loss."""
-    return op(f"aten.{name}.default", work=Work.ROWS)
+loss = partial(op, work=Work.ROWS)
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
@@ -38,20 +36,20 @@ def _absolute(x: Tensor) -> Tensor:
     return apply("abs", x)
 
 
-@loss("mse_loss")
+@loss("aten.mse_loss.default")
 def mse_loss(self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
     """The squared difference."""
     apart = self - target
     return _reduced(apart * apart, reduction)
 
 
-@loss("l1_loss")
+@loss("aten.l1_loss.default")
 def l1_loss(self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
     """The magnitude of the difference."""
     return _reduced(_absolute(self - target), reduction)
 
 
-@loss("smooth_l1_loss")
+@loss("aten.smooth_l1_loss.default")
 def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Tensor:
     """The magnitude of the difference less ``beta / 2``; below `beta` its square over ``2 * beta``."""
     apart = _absolute(self - target)
@@ -59,14 +57,14 @@ def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = _MEAN, beta: f
     return _reduced(where(apart < beta, apart * apart * 0.5 / beta, far) if beta else far, reduction)
 
 
-@loss("huber_loss")
+@loss("aten.huber_loss.default")
 def huber_loss(self: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Tensor:
     """Half the squared difference; from `delta` on linear."""
     apart = _absolute(self - target)
     return _reduced(where(apart <= delta, apart * apart * 0.5, (apart - 0.5 * delta) * delta), reduction)
 
 
-@loss("soft_margin_loss")
+@loss("aten.soft_margin_loss.default")
 def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
     """``log(1 + e ** (-target * self))``."""
     return _reduced(_softplus(-(self * target)), reduction)
@@ -77,14 +75,14 @@ def _softplus(x: Tensor) -> Tensor:
     return apply("max", x, 0.0) + log1p(apply("exp", -_absolute(x)))
 
 
-@loss("hinge_embedding_loss")
+@loss("aten.hinge_embedding_loss.default")
 def hinge_embedding_loss(self: Tensor, target: Tensor, margin: float = 1.0, reduction: int = _MEAN) -> Tensor:
     """`self` where the target is 1; what is left to the margin where it is -1."""
     near = where(apply("ne", target, -1), self, 0.0)
     return _reduced(near + where(apply("ne", target, 1), apply("max", margin - self, 0.0), 0.0), reduction)
 
 
-@loss("margin_ranking_loss")
+@loss("aten.margin_ranking_loss.default")
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: int = _MEAN
 ) -> Tensor:
@@ -92,17 +90,18 @@ def margin_ranking_loss(
     return _reduced(apply("max", -target * (input1 - input2) + margin, 0.0), reduction)
 
 
-@loss("poisson_nll_loss")
+@loss("aten.poisson_nll_loss.default")
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int) -> Tensor:
     """The negative logarithm of the likelihood of counts, with Stirling's formula where `full`."""
-    losses = apply("exp", input) - target * input if log_input else input - target * apply("log", input + eps)
+    likely = (apply("exp", input), input) if log_input else (input, apply("log", input + eps))
+    losses = likely[0] - target * likely[1]
     if full:
         stirling = target * apply("log", target) - target + 0.5 * apply("log", 2 * pi * target)
         losses = losses + where(target <= 1, 0.0, stirling)
     return _reduced(losses, reduction)
 
 
-@loss("binary_cross_entropy")
+@loss("aten.binary_cross_entropy.default")
 def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
     """The cross entropy of probabilities; no logarithm is below -100."""
     ahead, behind = (apply("max", apply("log", x), -100.0) for x in (self, 1.0 - self))
@@ -110,7 +109,7 @@ def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = N
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-@loss("binary_cross_entropy_with_logits")
+@loss("aten.binary_cross_entropy_with_logits.default")
 def binary_cross_entropy_with_logits(
     self: Tensor,
     target: Tensor,
@@ -126,7 +125,7 @@ def binary_cross_entropy_with_logits(
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-@loss("kl_div")
+@loss("aten.kl_div.default")
 def kl_div(self: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bool = False) -> Tensor:
     """``target * (log(target) - self)``; with `log_target` the target is a logarithm already."""
     if log_target:
@@ -134,7 +133,7 @@ def kl_div(self: Tensor, target: Tensor, reduction: int = _MEAN, log_target: boo
     return _reduced(xlogy(target, target) - target * self, reduction)
 
 
-@loss("nll_loss_nd")
+@loss("aten.nll_loss_nd.default")
 def nll_loss(
     self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN, ignore_index: int = -100
 ) -> Tensor:
@@ -142,7 +141,7 @@ def nll_loss(
     return _of_classes(self, target, weight, reduction, ignore_index, 0.0)
 
 
-@loss("cross_entropy_loss")
+@loss("aten.cross_entropy_loss.default")
 def cross_entropy_loss(
     self: Tensor,
     target: Tensor,

@@ -14,7 +14,7 @@ from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.reducing import State, highest, lowest, reduce, reduction
 from npu_compiler.tensor.shapes import normalize_dim
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, where
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, arange, full, where
 
 
 def _rows_kept(call: RowCall) -> Passage | None:
@@ -352,3 +352,17 @@ def _is_empty(dim: Any) -> bool:
 def _as_truth(result: Tensor, x: Tensor) -> Tensor:
     """Booleans; as numbers 0 and 1 for uint8, as in PyTorch."""
     return result.cast(UINT8) if x.dtype == UINT8 else result
+
+
+@op("aten.histc.default", work=Work.ROWS, counts=True)
+def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
+    """How many elements lie in each of `bins` equal parts of the range from `min` to `max`, both included."""
+    if not min < max or bins < 1:
+        expected = "one or more of a range that is not empty and known beforehand"
+        raise OpRefusal(f"given {bins} bins from {min} to {max}, expected {expected}")
+    x = self.cast(FLOAT32).reshape((1, -1))
+    place = (x - float(min)) * float(bins) / (float(max) - float(min))
+    first = arange(self.trace, bins).cast(FLOAT32).reshape((bins, 1))
+    end = where(first < bins - 1, first + 1, float("inf"))  # the last one has its end, too
+    inside = (place >= first).cast(FLOAT32) * (place < end).cast(FLOAT32) * (x <= float(max)).cast(FLOAT32)
+    return reduce(inside, total, (1,), False)[0]

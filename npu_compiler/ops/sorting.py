@@ -193,9 +193,7 @@ def _searched(boundaries: Tensor, given: Tensor | Number, right: bool, out_int32
     flat, start = boundaries.realize(), full(trace, (), 0, INT64)
     if len(boundaries.shape) > 1:
         if values.shape[:-1] != boundaries.shape[:-1]:
-            raise OpRefusal(
-                f"given boundaries {list(boundaries.shape)} for {list(values.shape)}, expected as many rows"
-            )
+            raise OpRefusal(f"given boundaries {list(boundaries.shape)} for {list(values.shape)}, expected equal rows")
         rows = prod(boundaries.shape[:-1])
         start = arange(trace, rows).reshape((*boundaries.shape[:-1], 1)) * size
         flat = flat.reshape((rows * size,))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from npu_compiler.artifact.describe import counted, format_bytes
 from npu_compiler.artifact.output_structure import Structure
 from npu_compiler.ir import TensorSpec
+from npu_compiler.partitioning.ledger import Ledger, price_text
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "cpu_reasons", "direction", "endpoints"]
 __all__ += ["op_counts", "side", "summary"]
@@ -79,6 +81,7 @@ class PartitionPlan:
         notes: What was assumed where the IR does not say it.
         structure: How the model nests its outputs; None for the usual way.
         compiled_for: The device of the target that its partitions are compiled for; None for the default.
+        ledger: What keeps nodes on the CPU, what that costs, and what would end it.
     """
 
     model: str
@@ -92,6 +95,7 @@ class PartitionPlan:
     notes: tuple[str, ...] = ()
     structure: Structure | None = None
     compiled_for: str | None = None
+    ledger: Ledger = field(default_factory=Ledger, repr=False)
 
     def __repr__(self) -> str:
         return f"PartitionPlan({summary(self)})"
@@ -102,8 +106,47 @@ class PartitionPlan:
         return sum(transfer.nbytes for transfer in self.transfers)
 
     def report(self) -> str:
-        """The plan as text: partitions, transfers, and every node on the CPU with its reason."""
-        return "\n".join([summary(self), *_partitions(self), *_transfers(self), *_reasons(self), *_notes(self)]) + "\n"
+        """The plan as text: partitions, transfers, every node on the CPU with its reason, and the ledger."""
+        parts = (_partitions(self), _transfers(self), _reasons(self), price_text(self.ledger), _notes(self))
+        return "\n".join([summary(self), *chain.from_iterable(parts)]) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `report` says, as JSON holds it."""
+        return {
+            "model": self.model,
+            "target": self.target,
+            "partitions": [
+                {
+                    "index": part.index,
+                    "device": part.device,
+                    "nodes": list(part.nodes),
+                    "inputs": list(part.inputs),
+                    "outputs": list(part.outputs),
+                }
+                for part in self.partitions
+            ],
+            "transfers": [
+                {
+                    "tensor": transfer.tensor,
+                    "direction": transfer.direction,
+                    "source": transfer.source,
+                    "readers": list(transfer.readers),
+                    "bytes": transfer.nbytes,
+                }
+                for transfer in self.transfers
+            ],
+            "bytes_moved": self.bytes_moved,
+            "on_cpu": self.ledger.to_dict(),
+            "notes": list(self.notes),
+        }
+
+    def with_measured(self, cpu_milliseconds: Mapping[int, float]) -> PartitionPlan:
+        """The plan whose ledger has times that were measured.
+
+        Args:
+            cpu_milliseconds: By index of the partition, as `DAGExecutor.cpu_milliseconds` gives them.
+        """
+        return replace(self, ledger=self.ledger.with_measured(cpu_milliseconds))
 
 
 def summary(plan: PartitionPlan) -> str:

@@ -21,6 +21,7 @@ from tests.cuda import shapes, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
 from tests.ops.cases import case, floats
 from tests.ops.collected import COMPUTED
+from tests.ops.test_experts import grouped_rows
 
 TARGETS = {"metal": "metal_compiler", "cuda": "cuda_compiler"}
 
@@ -109,7 +110,7 @@ def samples() -> list[dict[str, Any]]:
     block = npu_compiler.extract(Block().eval(), (torch.zeros(1, 256), torch.zeros(1, 64, 14, 14)))
     sizes = Sizes(2048)
     step = npu_compiler.extract(Step(sizes).eval(), tensors(sizes, torch.float16))
-    return [*(each.ir(torch.float32) for each in cases), block.ir, step.ir]
+    return [*(each.ir(torch.float32) for each in cases), block.ir, step.ir, *grouped_rows(36), *grouped_rows(32)]
 
 
 @pytest.fixture(scope="module")

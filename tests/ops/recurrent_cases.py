@@ -28,15 +28,11 @@ def weights(
     return found
 
 
-def layers(name: str, steps: int, batch: int, size: int, hidden: int, **options: Any) -> Case:
-    """A call of a recurrent layer with initial states."""
-    return _layers(name, (steps, batch, size, hidden), **options)
-
-
-def _layers(
-    name: str, sizes: tuple[int, int, int, int], *, count: int = 1, both: bool = False, batch_first: bool = False,
-    biases: bool = True, projected: int = 0, input: Operand | None = None,
+def layers(
+    name: str, *sizes: int, count: int = 1, both: bool = False, batch_first: bool = False, biases: bool = True,
+    projected: int = 0, input: Operand | None = None,
 ) -> Case:  # fmt: skip
+    """A call of a recurrent layer with initial states; `sizes` are those of steps, batch, input and h."""
     steps, batch, size, hidden = sizes
     directions = 2 if both else 1
     x = input or (floats(batch, steps, size) if batch_first else floats(steps, batch, size))

@@ -58,6 +58,9 @@ SUMS = [
     case("count_nonzero.dim_IntList", integers(4, 5, low=-1, high=2), [1]),
     case("count_nonzero.dim_IntList", values(0.0, NAN, -0.0, 1.0), [0]),
     case("count_nonzero.default", booleans(3, 5), 0),
+    case("histc.default", MATRIX, 8, -1, 1),
+    case("histc.default", values(0.0, 3.0, NAN, 3.0, -1.0, 7.0, 2.0, 8.0), 8, 0, 7),
+    refused("known beforehand", "histc.default", MATRIX, 8),
 ]  # fmt: skip
 
 _WIDE = Operand((3, 2), INT, data=(2.0**40, -(2.0**40), -(2.0**63), -(2.0**52), 2.0**52 + 1, 2.0**52))

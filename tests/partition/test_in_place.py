@@ -38,10 +38,10 @@ def plan_and_compare(function: Any, **options: Any) -> PartitionPlan:
 
 def test_later_readers_read_the_result() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = torch.cumsum(x, 0)
+        y = torch.special.i0e(x)
         before = y @ x
         y.mul_(0.5)
-        return before, y @ x, torch.cumsum(y, 1)
+        return before, y @ x, torch.special.i0e(y)
 
     plan = plan_and_compare(function)
     assert sides(plan) == ["cpu", "npu", "cpu"]
@@ -49,9 +49,9 @@ def test_later_readers_read_the_result() -> None:
 
 def test_an_in_place_op_on_the_cpu_spares_what_the_device_still_reads() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = torch.cumsum(x, 0)
+        y = torch.special.i0e(x)
         product = y @ x
-        y.erfinv_()
+        y.i0_()
         return product, torch.nan_to_num(y)
 
     plan_and_compare(function)
@@ -79,7 +79,7 @@ def test_a_base_that_changes_under_a_view() -> None:
 
 def test_a_copy_shares_nothing() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = torch.cumsum(x, 0)
+        y = torch.special.i0e(x)
         kept = y.clone()
         y.add_(1)
         return kept, y
@@ -90,12 +90,12 @@ def test_a_copy_shares_nothing() -> None:
 def test_an_op_of_the_cpu_that_changes_a_part_leaves_the_rest_on_the_device() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x @ x
-        y[:, 3].erfinv_()
+        y[:, 3].clamp_(-1, 1).i0_()
         return torch.nan_to_num(y @ x, 0.0, 0.0, 0.0)
 
     plan = plan_and_compare(function, target="metal")
     on_cpu = {name for part in plan.partitions if not part.on_device for name in part.nodes}
-    assert "erfinv_" in on_cpu
+    assert "i0_" in on_cpu
     assert not on_cpu & {"matmul", "matmul_1"}
 
 
@@ -135,7 +135,7 @@ def test_memory_that_may_be_shared_is_refused() -> None:
 def test_a_part_that_the_cpu_computes(device: Device) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x @ x
-        y[:, 3] = torch.cumsum(y[:, 0], 0)
+        y[:, 3] = torch.special.i0e(y[:, 0])
         return y @ x
 
     check_mixed(Function(function), (torch.randn(SIZE, SIZE) * 0.2,), device)

@@ -196,6 +196,9 @@ def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
     keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     added = mask[0] if mask else None
     causal, scale = attention.causal, attention.scale
+    if attention.cap:
+        scores = torch.tanh(query @ keys.mT * (scale / attention.cap)) * attention.cap
+        return torch.softmax(scores if added is None else scores + added, -1) @ values
     return F.scaled_dot_product_attention(query, keys, values, added, 0.0, causal, scale=scale)
 
 

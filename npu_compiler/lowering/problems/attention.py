@@ -20,13 +20,14 @@ _DIMENSIONS = ("batch", "head", "row", "step")
 
 @dataclass(frozen=True)
 class Attention(Problem):
-    """``softmax(q @ k.T * scale + mask) @ v``; several heads of queries may share a head of keys and values.
+    """``softmax(cap(q @ k.T * scale) + mask) @ v``; several heads of queries may share a head of keys and values.
 
     Attributes:
         q: [batch, heads, rows, size].
         k, v: [batch, groups, length, size], [batch, groups, length, value size].
         mask: [batch, heads, rows, length], booleans or numbers to add; None without.
         scale: Factor of the scores.
+        cap: Where it is not 0, scores x become ``tanh(x / cap) * cap``.
         causal: Whether row i is closed from position i + 1 on.
     """
 
@@ -38,12 +39,14 @@ class Attention(Problem):
     mask: Operand | None
     scale: float
     causal: bool
+    cap: float
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Attention:
         q, k, v, *masks = operands
         mask = masks[0] if masks else None
-        return cls(result, q, k, v, mask, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"]))
+        scale, causal, cap = (anchor.attrs[name] for name in ("scale", "causal", "cap"))
+        return cls(result, q, k, v, mask, float(scale), bool(causal), float(cap))
 
     def check(self) -> None:
         """Refuses heads that are larger than 256, empty or too many, no position at all, or a tensor that is too large.
