@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from npu_compiler.dtypes import FLOAT32, dtype
+from npu_compiler.dtypes import dtype
 from npu_compiler.ops.linear import product
-from npu_compiler.ops.reduction import total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
-from npu_compiler.tensor.reducing import reduce
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, arange, where
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
 
 def _flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
@@ -50,16 +48,3 @@ def grouped_mm(
     else:
         result = grouped_product(self, mat2, offs)
     return result if out_dtype is None else result.cast(dtype(out_dtype))
-
-
-@op("aten.histc.default", counts=True)
-def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """How many elements lie in each of `bins` equal parts of the range from `min` to `max`, both included."""
-    if not min < max or bins < 1:
-        raise OpRefusal(f"given {bins} bins from {min} to {max}, expected one or more of a range that is not empty")
-    x = self.cast(FLOAT32).reshape((1, -1))
-    place = (x - float(min)) * float(bins) / (float(max) - float(min))
-    first = arange(self.trace, bins).cast(FLOAT32).reshape((bins, 1))
-    end = where(first < bins - 1, first + 1, float("inf"))  # the last one has its end, too
-    inside = (place >= first).cast(FLOAT32) * (place < end).cast(FLOAT32) * (x <= float(max)).cast(FLOAT32)
-    return reduce(inside, total, (1,), False)[0]

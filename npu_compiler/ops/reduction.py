@@ -354,13 +354,15 @@ def _as_truth(result: Tensor, x: Tensor) -> Tensor:
     return result.cast(UINT8) if x.dtype == UINT8 else result
 
 
-@op("aten.histc.default", work=Work.ROWS)
+@op("aten.histc.default", work=Work.ROWS, counts=True)
 def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """How many elements lie in each of `bins` equal parts of what is between `min` and `max`, both included."""
+    """How many elements lie in each of `bins` equal parts of the range from `min` to `max`, both included."""
     if not min < max or bins < 1:
-        raise OpRefusal(f"given {bins} bins from {min} to {max}, expected a range that is known beforehand")
-    place = (self.reshape((1, -1)).cast(FLOAT32) - min) / (max - min) * bins
-    own = arange(self.trace, bins).reshape((bins, 1)).cast(FLOAT32)
-    below = apply("or", place < own + 1, apply("and", own >= bins - 1, place <= bins))
-    (counts,) = reduce(apply("and", place >= own, below).cast(FLOAT32), total, (1,), False)
-    return counts.cast(self.dtype)
+        expected = "one or more of a range that is not empty and known beforehand"
+        raise OpRefusal(f"given {bins} bins from {min} to {max}, expected {expected}")
+    x = self.cast(FLOAT32).reshape((1, -1))
+    place = (x - float(min)) * float(bins) / (float(max) - float(min))
+    first = arange(self.trace, bins).cast(FLOAT32).reshape((bins, 1))
+    end = where(first < bins - 1, first + 1, float("inf"))  # the last one has its end, too
+    inside = (place >= first).cast(FLOAT32) * (place < end).cast(FLOAT32) * (x <= float(max)).cast(FLOAT32)
+    return reduce(inside, total, (1,), False)[0]
