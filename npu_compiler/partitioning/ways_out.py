@@ -8,7 +8,7 @@ from dataclasses import replace
 from npu_compiler.dtypes import FLOAT32, INT32, DType
 from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.op_support import Support
-from npu_compiler.ops.registry import definition, get_supported_ops, is_in_place
+from npu_compiler.ops.registry import definition, get_supported_ops
 
 __all__ = ["way_out"]
 
@@ -25,14 +25,11 @@ def way_out(
 
     Args:
         node: A node on the CPU that follows no other.
-        is_refused: Whether it was refused itself; else it changes memory in place that others share, or its group does
-            too little.
+        is_refused: Whether it was refused itself; else its group does too little.
         tensors: The model's tensors in the data types of the device.
         lowers: Whether a node lowers with the tensors given.
     """
     if not is_refused:
-        if is_in_place(node.op):
-            return "write it as an operation that gives a new tensor"
         return "it goes to the device by itself once nothing else is left on the CPU"
     if lowers(node, tensors):
         return "it lowers: let is_op_supported accept it"
