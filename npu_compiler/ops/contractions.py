@@ -200,7 +200,8 @@ def _pair(a: Tensor, mine: str, b: Tensor, theirs: str, kept: set[str]) -> tuple
     a, mine = _summed(a, mine, {*theirs, *kept})
     b, theirs = _summed(b, theirs, {*mine, *kept})
     common = [label for label in mine if label in theirs]
-    size = {**dict(zip(theirs, b.shape, strict=True)), **{k: n for k, n in zip(mine, a.shape, strict=True) if n != 1}}
+    size = dict(zip(mine, a.shape, strict=True))
+    size |= {label: n for label, n in zip(theirs, b.shape, strict=True) if size.get(label, 1) == 1}
     for x, labels in ((a, mine), (b, theirs)):
         if any(n not in (1, size[label]) for label, n in zip(labels, x.shape, strict=True)):
             raise OpRefusal(f"given {list(a.shape)} for '{mine}' and {list(b.shape)} for '{theirs}', which differ")

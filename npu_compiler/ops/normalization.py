@@ -178,13 +178,23 @@ def batch_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """``(input - mean) / sqrt(variance + eps) * weight + bias`` by channel, with the running statistics."""
-    if training or running_mean is None or running_var is None:
-        raise OpRefusal("it uses the statistics of the batch; call model.eval() before extraction")
+    """``(input - mean) / sqrt(variance + eps) * weight + bias`` by channel, by the running statistics if it has any."""
     if len(input.shape) < 2:
         raise OpRefusal(f"given {len(input.shape)} dimensions, expected a batch and channels")
+    if training and running_mean is None and running_var is None:
+        return _affine_by_channel(_standard_by_channel(input, eps), weight, bias)
+    if training or running_mean is None or running_var is None:
+        raise OpRefusal("it updates its running statistics; call model.eval() before extraction")
     scale = apply("rsqrt", _by_channel(running_var, input) + eps)
     return _affine_by_channel((input - _by_channel(running_mean, input)) * scale, weight, bias)
+
+
+def _standard_by_channel(x: Tensor, eps: float) -> Tensor:
+    """Each channel brought to mean 0 and variance 1 over the whole batch; weights are standardised so, too."""
+    order = [1, 0, *range(2, len(x.shape))]
+    turned = x.permute(order)
+    result, _, _ = _standard(turned.reshape((turned.shape[0], -1)), eps)
+    return result.reshape(turned.shape).permute(order)
 
 
 @channel_norm("aten.native_batch_norm.default")
@@ -199,9 +209,9 @@ def native_batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The batch norm, with the mean and one over the standard deviation that it used."""
+    if running_mean is None or running_var is None:
+        raise OpRefusal("it gives the statistics of the batch as well; call model.eval() before extraction")
     result = batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    assert running_mean is not None
-    assert running_var is not None
     return result, running_mean, apply("rsqrt", running_var + eps)
 
 

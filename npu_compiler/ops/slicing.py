@@ -446,6 +446,17 @@ def meshgrid(tensors: Sequence[Tensor], indexing: str = "ij") -> tuple[Tensor, .
     return tuple(grids)
 
 
+@view("aten.broadcast_tensors.default")
+def broadcast_tensors(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Each tensor repeated to the shape that all of them broadcast to."""
+    rank = max((len(tensor.shape) for tensor in tensors), default=0)
+    shapes = [(1,) * (rank - len(tensor.shape)) + tuple(tensor.shape) for tensor in tensors]
+    sizes = [next((n for n in column if n != 1), 1) for column in zip(*shapes, strict=True)]
+    if any(n not in (1, size) for shape in shapes for n, size in zip(shape, sizes, strict=True)):
+        raise OpRefusal(f"given the shapes {[list(tensor.shape) for tensor in tensors]}, which do not broadcast")
+    return tuple(tensor.reshape(shape).expand(sizes) for tensor, shape in zip(tensors, shapes, strict=True))
+
+
 @op("aten.cartesian_prod.default")
 def cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
     """All combinations of the elements of vectors, one in each row; of a single vector itself."""

@@ -227,6 +227,10 @@ BATCHES = [
 BATCHES += [
     case("batch_norm.default", floats(2, 6, 4, 5), None, None, floats(6), _VARIANCE, False, 0.1, 1e-3, True),
     case("batch_norm.default", floats(2, 6, 3, 3), floats(6), None, floats(6), _VARIANCE, False, 0.1, 1e-5, True),
+    *(
+        case("batch_norm.default", shape, *_CHANNELS[:2], None, None, True, 0.0, 1e-5, False).storing(2)
+        for shape in (floats(1, 6, 27), floats(3, 6, 4, 5), floats(4, 6))
+    ),
     refused("model.eval()", "batch_norm.default", floats(2, 6), *_CHANNELS, _VARIANCE, True, 0.1, 1e-5, True),
     # the normalised values are stored before they are scaled by channel
     case("group_norm.default", floats(2, 6, 4, 5), 3, floats(6), floats(6)).storing(2),

@@ -88,6 +88,7 @@ JOINTS = [
     case("dstack.default", [MATRIX, MATRIX]),
     case("column_stack.default", [floats(3), MATRIX]),
     case("meshgrid.default", [floats(3), floats(2)]),
+    case("broadcast_tensors.default", [floats(3, 1), floats(2), integers(1, 1, 1)]),
     case("meshgrid.indexing", [integers(3), integers(2), integers()], indexing="ij"),
     case("meshgrid.indexing", [floats(3), floats(2), floats(4)], indexing="xy"),
     case("cartesian_prod.default", [floats(3), floats(2)]),

@@ -124,6 +124,8 @@ CONTRACTIONS = [
         ("bn,anm,bm->ba", (floats(2, 3), floats(6, 3, 4), floats(2, 4))),
     )),
     case("einsum.default", "bi,bi->b", [floats(4, 9), floats(4, 9)]),
+    case("einsum.default", "ibh,hnd->ibnd", [floats(5, 1, 8), floats(8, 2, 3)]),  # a label of size 1 that one has alone
+    case("einsum.default", "bhld,lrd->bhlr", [floats(1, 2, 5, 4), floats(5, 3, 4)]),
 ]  # fmt: skip
 CONTRACTIONS = [each.storing(2) if "einsum" in each.op else each for each in CONTRACTIONS]
 
