@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from software_gpu.entry_points import builtin_value
@@ -64,20 +64,23 @@ class LaneCode(CodeText):
 
     def lanes_code(self, statements: Sequence[Statement]) -> None:
         tokens = [token for statement in statements for token in [*tokens_of(statement), ";"]]
+        homes = {each.name: self.storage.home(each.name) for each in statements if isinstance(each, Declaration)}
+        own = {name for name, home in homes.items() if home is Home.AGAIN}
+        if len(own) == len(statements):
+            return
         saved, self.lines = self.lines, []
         self.depth += 1
         for statement in statements:
-            stored = isinstance(statement, Declaration) and self.storage.home(statement.name) in {Home.ROW, Home.GROUP}
-            repeated = isinstance(statement, Declaration) and self.storage.home(statement.name) is Home.AGAIN
-            if not repeated:
+            if isinstance(statement, Declaration) and statement.name in own:
+                self.line(f"const {declaration_text(statement)};")  # not ahead of what it reads, which may be set here
+            else:
+                stored = isinstance(statement, Declaration) and homes[statement.name] in {Home.ROW, Home.GROUP}
                 self.statement(statement, stored=stored)
         self.depth -= 1
         work, self.lines = self.lines, saved
-        if not work:
-            return
         if "return" in tokens:
             work = ["[&]() MSL_LAMBDA {", *work, "}();"]
-        self.lane_loop(tokens, work, vectorize=self._may_vectorize(statements, tokens))
+        self.lane_loop(tokens, work, vectorize=self._may_vectorize(statements, tokens), own=own)
 
     def _may_vectorize(self, statements: Sequence[Statement], tokens: Sequence[str]) -> bool:
         """An array that stays in memory is shared by all steps of the loop, so clang must look for itself."""
@@ -91,7 +94,15 @@ class LaneCode(CodeText):
             if isinstance(leaf, Declaration) and leaf.suffix and self.storage.home(leaf.name) is Home.LOCAL
         )
 
-    def lane_loop(self, tokens: Sequence[str], work: Sequence[str], *, vectorize: bool, masked: bool = True) -> None:
+    def lane_loop(
+        self,
+        tokens: Sequence[str],
+        work: Sequence[str],
+        *,
+        vectorize: bool,
+        masked: bool = True,
+        own: Collection[str] = (),
+    ) -> None:
         masks = self.masks if masked else []
         used = [*tokens, *(token for mask in masks if mask.startswith("?") for token in mask.split())]
         pragma = "MSL_VECTORIZE " if vectorize else ""
@@ -100,7 +111,7 @@ class LaneCode(CodeText):
         for mask in masks:
             if not mask.startswith("?"):
                 self.line(f"if (!{mask}[msl_l]) continue;")
-        self.lane_names(used)
+        self.lane_names(used, own)
         for mask in masks:
             if mask.startswith("?"):
                 self.line(f"if (!({mask[1:]})) continue;")
@@ -108,10 +119,11 @@ class LaneCode(CodeText):
             self.line(line.strip())
         self.close()
 
-    def lane_names(self, tokens: Sequence[str]) -> None:
-        """What a lane's code needs to see: its place, its stored variables, its repeated ones."""
+    def lane_names(self, tokens: Sequence[str], own: Collection[str] = ()) -> None:
+        """What a lane's code needs to see: its place, its stored variables, its repeated ones but for its `own`."""
         used = names_in(tokens)
         self._add_repeated(used)
+        used.difference_update(own)
         self.line("const uint msl_index = msl_base + msl_l; (void)msl_index;")
         self.line(f"{self.nest.place} (void)msl_x; (void)msl_y; (void)msl_z;")
         for parameter in self.kernel.parameters:

@@ -27,6 +27,7 @@ SPLIT = [
     "atomics",
     "shared_scalars",
     "matrices_by_index",
+    "uniform_between",
 ]
 
 

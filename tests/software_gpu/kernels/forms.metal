@@ -168,3 +168,18 @@ kernel void matrices_by_index(device const float* x [[buffer(0)]], device float*
   threadgroup_barrier(mem_flags::mem_threadgroup);
   y[group * 128 + tid] = tile[own][tid % 32] + tile[own][tid % 32 + 32];
 }
+
+kernel void uniform_between(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                            constant uint& count [[buffer(2)]], uint tid [[thread_index_in_threadgroup]],
+                            uint group [[threadgroup_position_in_grid]]) {
+  float own = 0.0f;
+  for (uint i = tid; i < 300 + group; i += 128) {
+    float read = x[i];
+    float scaled = read * 3.0f;
+    float whole = floor(scaled);
+    float rest = scaled - whole;
+    float bound = float(long(group)) + float(count);
+    own += rest < 0.5f && whole < bound ? rest : whole;
+  }
+  y[group * 128 + tid] = simd_sum(own) + own;
+}
