@@ -185,7 +185,8 @@ class Function:
         found = set()
         for position, parameter in enumerate(self.parameters):
             texts = {token.text for token in parameter}
-            if not {"const", "constant"} & texts and ("&" in texts or ("*" in texts and "thread" in texts)):
+            to_thread = "thread" in texts and {"*", "["} & texts
+            if not {"const", "constant"} & texts and ("&" in texts or to_thread):
                 found.add(position)
         return found
 

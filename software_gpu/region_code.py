@@ -24,7 +24,9 @@ from software_gpu.region_pieces import (
     RowCode,
     RowReturn,
     Strided,
+    has_row_return,
     regions_of,
+    returns_in_lanes,
 )
 from software_gpu.region_storage import Home, plan_storage
 from software_gpu.region_text import plain_type
@@ -32,7 +34,7 @@ from software_gpu.regions import split_into_regions
 from software_gpu.statement_parser import parse_body
 from software_gpu.statements import Declaration, Simple, Statement, UnknownForm, names_in, tokens_of
 from software_gpu.translation import ThreadgroupVariable, place_variables, synchronizes
-from software_gpu.variables import COLLECTIVES, ROW, analyse, is_matrix_name, is_threadgroup_variable
+from software_gpu.variables import BARRIERS, COLLECTIVES, ROW, analyse, is_matrix_name, is_threadgroup_variable
 
 __all__ = ["region_entry", "region_shape"]
 
@@ -42,7 +44,6 @@ _SIMDGROUP_ROLES = {
     "thread_index_in_quadgroup",
     "quadgroup_index_in_threadgroup",
 }
-_BARRIERS = {"threadgroup_barrier", "simdgroup_barrier"}
 
 
 def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str], dependent: set[str]) -> str:
@@ -73,7 +74,7 @@ def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str], de
 def _check_calls(tokens: Sequence[str], synchronizing: set[str]) -> None:
     """What synchronises threads is what the pieces are made for."""
     for token, after in itertools.pairwise(tokens):
-        unknown = after == "(" and synchronizes(token) and token not in _BARRIERS and token not in COLLECTIVES
+        unknown = after == "(" and synchronizes(token) and token not in BARRIERS and token not in COLLECTIVES
         if token in synchronizing or (unknown and not is_matrix_name(token)):
             raise UnknownForm(f"threads synchronise in '{token}'")
 
@@ -104,8 +105,8 @@ class _RegionCode(LaneCode):
     # --- the whole ---
 
     def entry(self, items: Sequence[Item]) -> str:
-        self.uses_live = any(_returns_in_lanes(piece) for region in regions_of(items) for piece in region.pieces)
-        self.uses_live_rows = any(_has_row_return(piece) for region in regions_of(items) for piece in region.pieces)
+        self.uses_live = any(returns_in_lanes(piece) for region in regions_of(items) for piece in region.pieces)
+        self.uses_live_rows = any(has_row_return(piece) for region in regions_of(items) for piece in region.pieces)
         self._group_head()
         for item in items:
             self._item(item)
@@ -175,6 +176,7 @@ class _RegionCode(LaneCode):
         if self.uses_live:
             self.line("bool* const msl_live_here = msl_live + msl_base;")
             self.masks.append("msl_live_here")
+            self._leave_when_none_lives()
         for parameter in self.kernel.parameters:
             if self.variables.levels.get(parameter.name) == ROW:
                 self.line(f"const {parameter.type} {parameter.name} = ({parameter.type})msl_s;")
@@ -196,6 +198,8 @@ class _RegionCode(LaneCode):
         match piece:
             case Lanes(statements):
                 self.lanes_code(statements)
+                if returns_in_lanes(piece):
+                    self._leave_when_none_lives()
             case RowCode(statement):
                 self._row_code(statement)
             case RowReturn():
@@ -218,6 +222,10 @@ class _RegionCode(LaneCode):
     def _pieces(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             self._piece(piece)
+
+    def _leave_when_none_lives(self) -> None:
+        """What a row does once is done for lanes that live."""
+        self.line("if (!msl::any_lane(msl_live_here, msl_lanes)) return;")
 
     def _row_code(self, statement: Declaration | Simple) -> None:
         tokens = tokens_of(statement)
@@ -287,23 +295,3 @@ class _RegionCode(LaneCode):
         self.line(f"msl::{piece.collective.operation}::apply({values}, {operands}, {active});")
         if piece.collective.level == ROW:
             self.line(f"const {kind} {piece.name} = {values}[0];")
-
-
-def _returns_in_lanes(piece: Piece) -> bool:
-    match piece:
-        case Lanes(statements):
-            return any("return" in tokens_of(statement) for statement in statements)
-        case RowBlock() | Masked():
-            return any(_returns_in_lanes(inner) for inner in [*piece.body, *piece.otherwise])
-        case _:
-            return False
-
-
-def _has_row_return(piece: Piece) -> bool:
-    match piece:
-        case RowReturn():
-            return True
-        case RowBlock() | Masked():
-            return any(_has_row_return(inner) for inner in [*piece.body, *piece.otherwise])
-        case _:
-            return False

@@ -110,17 +110,17 @@ class _Parser:
         return self._with_calls(tokens) if tokens else []
 
     def _with_calls(self, tokens: list[str]) -> list[Statement]:
-        """A statement; ahead of it those of the helper that is called last, for `f(...)`, `x = f(...)`, `return f(...)`."""
+        """A statement; for `f(...)`, `x = f(...)` and `return f(...)` of a helper its statements, and what is left."""
         start = next((i + 1 for i, token in enumerate(tokens) if token in {"=", "return"}), 0)
-        if tokens[start : start + 1] and tokens[start] in self.helpers and self._lookup(tokens[start]) == tokens[start]:
-            if tokens[start + 1 : start + 2] == ["("] and closing_bracket(tokens, start + 1) == len(tokens) - 1:
-                inlined, result = self._inlined(tokens[start], split_arguments(tokens[start + 2 : -1]))
-                if not start:
-                    return inlined
-                if not result:
-                    raise UnknownForm(f"'{tokens[start]}' gives nothing")
-                return [*inlined, *self._plain([*tokens[:start], result])]
-        return self._plain(tokens)
+        name, opening = "".join(tokens[start : start + 1]), start + 1
+        is_call = name in self.helpers and self._lookup(name) == name and tokens[opening : opening + 1] == ["("]
+        if not is_call or closing_bracket(tokens, opening) != len(tokens) - 1:
+            return self._plain(tokens)
+        arguments = tokens[opening + 1 : -1]
+        inlined, result = self._inlined(name, split_arguments(arguments) if arguments else [])
+        if start and not result:
+            raise UnknownForm(f"'{name}' gives nothing")
+        return [*inlined, *self._plain([*tokens[:start], result])] if start else inlined
 
     def _plain(self, tokens: list[str]) -> list[Statement]:
         return self._declarations(tokens) or [Simple(self._renamed(tokens))]

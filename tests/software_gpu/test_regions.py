@@ -31,6 +31,9 @@ SPLIT = [
     "functions_with_barriers",
     "functions_with_collectives",
     "sorting_network",
+    "guarded_steps",
+    "values_of_all",
+    "arrays_by_pointer",
 ]
 
 
@@ -145,6 +148,11 @@ UNSPLIT = {
     "barrier inside a function that returns early": "  settle(tid);\n  shared[tid] += 1.0f;\n",
     "barrier inside a template": "  settle_as(1.0f);\n  shared[tid] += 1.0f;\n",
     "barrier inside an expression": "  shared[tid] += 0.0f + settled(1.0f);\n",
+    "barrier beside a change": "  shared[tid] += 1.0f, threadgroup_barrier(mem_flags::mem_threadgroup);\n",
+    "return of lanes by what they share": "  shared[tid] += 1.0f;\n"
+    "  if (tid % 2 == 0) { float s = simd_sum(1.0f); if (s > 3.0f) return; }\n"
+    "  simdgroup_barrier(mem_flags::mem_none);\n",
+    "collective in the head of a loop": "  for (float i = 0.0f; i < simd_max(1.0f); ++i) shared[tid] += 1.0f;\n",
     "vote": "  if (simd_any(tid == 33)) shared[tid] += 1.0f;\n",
     "collective that is evaluated only sometimes": "  shared[tid] += tid < 500 ? simd_sum(1.0f) : 0.0f;\n",
     "switch": "  switch (tid % 2) { case 0: shared[tid] = 1.0f; break; default: break; }\n",
@@ -172,6 +180,9 @@ def test_unknown_form_runs_on_fibers(form: str) -> None:
         "barrier inside a function that returns early": np.ones(128),
         "barrier inside a template": np.ones(128),
         "barrier inside an expression": np.ones(128),
+        "barrier beside a change": np.ones(128),
+        "return of lanes by what they share": np.arange(128) % 2,
+        "collective in the head of a loop": np.ones(128),
         "vote": (np.arange(127, -1, -1) // 32 == 1),
         "collective that is evaluated only sometimes": np.full(128, 32.0),
         "switch": np.arange(127, -1, -1) % 2 == 0,

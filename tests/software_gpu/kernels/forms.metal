@@ -286,3 +286,44 @@ kernel void sorting_network(device const float* x [[buffer(0)]], device float* y
   sort_all(entries, total, int(tid));
   y[group * 128 + tid] = float(entries[tid] >> 40) + float(entries[255 - tid] & 0xffff);
 }
+
+kernel void guarded_steps(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                          uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  float own = simd_max(x[tid]);
+  for (uint i = tid; i < 300; i += 128) {
+    uint share = 1000u / (300u - i);  // which no lane may divide that has come too far
+    float sum = float(share);
+    for (uint j = 0; j < 70 + group; ++j) sum += x[(j + share) % 512];
+    own += sum * float(share);
+  }
+  y[group * 128 + tid] = own;
+}
+
+kernel void values_of_all(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                          uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup float shared[128];
+  shared[tid] = x[group * 128 + tid];
+  float read = abs(x[group]);
+  float twice = read * 2.0f;
+  uint count = uint(read) + 1;
+  count += 1;
+  float moved = simd_shuffle_xor(shared[tid], 3);
+  float more = moved * 2.0f;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = 0; i < count; ++i) {
+    float next = shared[(tid + 1) % 128] + moved;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    shared[tid] = next * 0.5f + more;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  y[group * 128 + tid] = shared[tid] + twice + more;
+}
+
+kernel void arrays_by_pointer(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                              uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  float own[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  thread float* place = own;
+  place[tid % 4] += x[group * 128 + tid];
+  float sum = simd_sum(own[1]);
+  y[group * 128 + tid] = sum + own[0] * own[2] - own[3];
+}
