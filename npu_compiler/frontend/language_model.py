@@ -76,7 +76,7 @@ def extract_language_model(
     spec = GenerationSpec(
         model=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
-        vocabulary=int(model.get_output_embeddings().weight.shape[0]),
+        vocabulary=int(model.get_output_embeddings().out_features),
         cache_length=length,
         cache_shapes=tuple(tuple(cache.shape) for cache in caches),
         stop_ids=_stop_ids(model),

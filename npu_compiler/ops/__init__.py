@@ -3,6 +3,7 @@
 from npu_compiler.ops import (
     activations,
     attention,
+    codes,
     convolution,
     creation,
     elementwise,
@@ -23,6 +24,7 @@ __all__ = ["OpDefinition", "definition", "get_supported_ops"]
 __all__ += [
     "activations",
     "attention",
+    "codes",
     "convolution",
     "creation",
     "elementwise",

@@ -1,0 +1,172 @@
+"""Layers whose weights are codes: what stands in a quantised decoder in place of its linears and embeddings.
+
+They export as the operator ``npu::dequantize`` ahead of a product, which `npu_compiler.ops.codes` defines for the
+compiler; here is what PyTorch computes for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from npu_compiler.frontend.checkpoints.form import CodedMatrix
+from npu_compiler.integers import ceil_div
+
+__all__ = ["CodedEmbedding", "CodedLinear", "CodedWeight", "as_tensor", "dequantize"]
+
+
+@torch.library.custom_op("npu::dequantize", mutates_args=())
+def dequantize(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    biases: torch.Tensor | None,
+    codebook: torch.Tensor | None,
+    bits: int,
+    columns: int,
+    group: int,
+    rows: int,
+    zero: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """As `npu_compiler.ops.codes.dequantize`; in float64 where the scales are."""
+    exact = torch.promote_types(scales.dtype, torch.float32)
+    height = codes.shape[-2] if codes.ndim > 1 else 1
+
+    def over_groups(tensor: torch.Tensor) -> torch.Tensor:
+        if rows > 1:
+            tensor = tensor.repeat_interleave(rows, -2)[..., :height, :]
+        return tensor.to(exact).repeat_interleave(group, -1)[..., :columns]
+
+    numbers = _numbers(codes, bits, columns)
+    made = numbers.to(exact) if codebook is None else codebook.to(exact)[numbers.long()]
+    if zeros is not None:
+        made -= over_groups(_numbers(zeros, bits, ceil_div(columns, group)))
+    elif zero:
+        made -= zero
+    made *= over_groups(scales)
+    if biases is not None:
+        made += over_groups(biases)
+    return made.to(dtype)
+
+
+@dequantize.register_fake
+def _(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    biases: torch.Tensor | None,
+    codebook: torch.Tensor | None,
+    bits: int,
+    columns: int,
+    group: int,
+    rows: int,
+    zero: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return codes.new_empty((*codes.shape[:-1], columns), dtype=dtype)
+
+
+def _numbers(codes: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """The codes of each row, one by one."""
+    if bits == 8:
+        return codes
+    first = torch.arange(count, device=codes.device) * bits
+    byte = first >> 3
+    word = codes[..., byte].to(torch.int32)
+    if 8 % bits:
+        word |= codes[..., (byte + 1).clamp(max=codes.shape[-1] - 1)].to(torch.int32) << 8
+    return (word >> (first & 7)) & ((1 << bits) - 1)
+
+
+def as_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor over an array's memory, also of the data types that numpy itself has not."""
+    if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array)
+
+
+def _in_one_precision(tensor: torch.Tensor, model: torch.dtype) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) and tensor.dtype != model else tensor
+
+
+class CodedWeight(torch.nn.Module):
+    """A matrix in codes, as buffers; what its own scales and biases are made of are modules within.
+
+    Scales of another half precision than the model's become float32, so that the model has one.
+    """
+
+    def __init__(self, coded: CodedMatrix, dtype: torch.dtype, model: torch.dtype | None = None) -> None:
+        """Args:
+        coded: The matrix.
+        dtype: What it is made into.
+        model: What the model computes in, if that is another type.
+        """
+        super().__init__()
+        model = model or dtype
+        self._dtype, self._shape, self._rows = dtype, coded.shape, coded.rows
+        self._options = (coded.bits, coded.columns, coded.group)
+        self._zero = coded.zero
+        for name in ("codes", "scales", "zeros", "biases", "codebook"):
+            part = getattr(coded, name)
+            if isinstance(part, CodedMatrix):
+                self.add_module(name, CodedWeight(part, torch.float32, model))
+            else:
+                self.register_buffer(name, None if part is None else _in_one_precision(as_tensor(part), model))
+
+    def _part(self, name: str) -> torch.Tensor | None:
+        part: torch.Tensor | CodedWeight | None = getattr(self, name)
+        return part() if isinstance(part, CodedWeight) else part
+
+    def forward(self) -> torch.Tensor:
+        """The matrix, of `shape`."""
+        parts = [self._part(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
+        made = torch.ops.npu.dequantize(*parts, *self._options, self._rows, self._zero, self._dtype)
+        return made if tuple(made.shape) == self._shape else made.reshape(self._shape)
+
+    def picked(self, rows: torch.Tensor) -> torch.Tensor:
+        """Some rows of the matrix, [*rows, columns]."""
+        if self._rows > 1 or self.codes.shape[0] != self._shape[0]:
+            return F.embedding(rows, self())
+        parts = [self._picked_part(name, rows) for name in ("codes", "scales", "zeros", "biases")]
+        made: torch.Tensor = torch.ops.npu.dequantize(*parts, self.codebook, *self._options, 1, self._zero, self._dtype)
+        return made
+
+    def _picked_part(self, name: str, rows: torch.Tensor) -> torch.Tensor | None:
+        part: torch.Tensor | CodedWeight | None = getattr(self, name)
+        if isinstance(part, CodedWeight):
+            return part.picked(rows)
+        return None if part is None else part[rows]
+
+
+class CodedLinear(torch.nn.Module):
+    """A linear whose weight is codes; `matrix` may be shared with an embedding."""
+
+    def __init__(
+        self, matrix: CodedWeight, permutation: torch.Tensor | None = None, bias: torch.Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.out_features, self.in_features = matrix._shape
+        self.register_buffer("permutation", permutation)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.permutation is not None:
+            x = torch.index_select(x, -1, self.permutation)
+        return F.linear(x, self.matrix(), self.bias)
+
+
+class CodedEmbedding(torch.nn.Module):
+    """An embedding whose rows are codes."""
+
+    def __init__(self, matrix: CodedWeight) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.num_embeddings, self.embedding_dim = matrix._shape
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.matrix.picked(tokens)
