@@ -11,9 +11,11 @@ from transformers.initialization import no_init_weights
 
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.formats import importer_of
-from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder
+from npu_compiler.frontend.checkpoints.gguf import Gguf, GgufFile
+from npu_compiler.frontend.checkpoints.importer import Importer
+from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder, Tensors
 from npu_compiler.frontend.coded_decoder import coded_decoder
-from npu_compiler.frontend.decoder_request import configuration
+from npu_compiler.frontend.decoder_request import GGUF, configuration
 
 __all__ = ["load_decoder"]
 
@@ -61,15 +63,21 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
 
 def _quantised(source: Path, dtype: str | None) -> Any:
     """The model of a quantised checkpoint; None where there is none, or where its weights are to be seeded."""
-    if not source.is_dir() or next(source.glob("*.safetensors"), None) is None:
-        return None
-    content = configuration(source)
-    importer = importer_of(content)
-    if importer is None:
-        return None
-    tensors = SafetensorsFolder(source)
+    tensors: Tensors
+    importer: Importer | None
     try:
-        config = AutoConfig.from_pretrained(source, local_files_only=True)
+        if source.suffix == GGUF:
+            tensors, importer = GgufFile(source), Gguf({})
+            content = tensors.configuration()
+            config = AutoConfig.for_model(content.pop("model_type"), **content)
+        elif not source.is_dir() or next(source.glob("*.safetensors"), None) is None:
+            return None
+        else:
+            importer = importer_of(configuration(source))
+            if importer is None:
+                return None
+            tensors = SafetensorsFolder(source)
+            config = AutoConfig.from_pretrained(source, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _refused(source, error) from error
     for name in ("quantization_config", "quantization"):
