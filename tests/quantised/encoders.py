@@ -70,3 +70,53 @@ def gptq(
         "g_idx": torch.from_numpy(groups),
     }
     return tensors, meant
+
+
+AWQ_TURNS = [0, 2, 4, 6, 1, 3, 5, 7]  # the column of each place of a word, from its low bits on
+
+
+def awq(weight: torch.Tensor, group: int, kind: torch.dtype, version: str = "gemm") -> Encoded:
+    """AutoAWQ's integers of four bits."""
+    rows, columns = weight.shape
+    codes, scales, zeros = integers_of(weight, 4, group, kind)
+    meant = means(codes, scales, zeros, group)
+    if version == "gemv":
+        width = -(-zeros.shape[1] // 8)
+        points, padded = np.zeros((rows, 8 * width), np.uint8), torch.zeros(rows, 8 * width, dtype=kind)
+        points[:, : zeros.shape[1]], padded[:, : zeros.shape[1]] = zeros, scales
+        return {"qweight": words(codes, 4), "qzeros": words(points, 4), "scales": padded}, meant
+
+    def turned(numbers: Array) -> torch.Tensor:
+        own = numbers.reshape(numbers.shape[0], -1, 8)[..., AWQ_TURNS].reshape(numbers.shape)
+        return words(np.ascontiguousarray(own), 4)
+
+    tensors = {"qweight": turned(codes.T), "qzeros": turned(zeros.T), "scales": scales.T.contiguous()}
+    return tensors, meant
+
+
+def block_fp8(weight: torch.Tensor, block: tuple[int, int], kind: torch.dtype) -> Encoded:
+    """8-bit floats with a scale for each block; those at the edges are smaller."""
+    rows, columns = weight.shape
+    scales = torch.zeros(-(-rows // block[0]), -(-columns // block[1]))
+    codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    meant = torch.empty_like(weight)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            place = slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1])
+            scales[i, j] = weight[place].abs().max() / 448
+            codes[place] = (weight[place] / scales[i, j]).to(torch.float8_e4m3fn)
+            meant[place] = codes[place].float() * scales[i, j]
+    return {"weight": codes, "weight_scale_inv": scales}, meant.to(kind).float()
+
+
+def mlx(weight: torch.Tensor, bits: int, group: int, kind: torch.dtype) -> Encoded:
+    """MLX's integers: a scale and a bias for each group."""
+    rows, columns = weight.shape
+    groups = weight.reshape(rows, -1, group)
+    biases = groups.amin(-1).to(kind)
+    scales = ((groups.amax(-1) - biases.float()) / ((1 << bits) - 1)).to(kind)
+    codes = ((groups - biases.float()[..., None]) / scales.float()[..., None]).round().clamp(0, (1 << bits) - 1)
+    meant = (codes.double() * scales.double()[..., None] + biases.double()[..., None]).reshape(rows, columns)
+    packed = bit_stream(codes.reshape(rows, columns).numpy().astype(np.uint8), bits)
+    tensors = {"weight": torch.from_numpy(packed.view(np.int32).copy()).view(torch.uint32)}
+    return tensors | {"scales": scales, "biases": biases}, meant.to(kind).float()
