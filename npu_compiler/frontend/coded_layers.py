@@ -1,6 +1,6 @@
 """Layers whose weights are codes: what stands in a quantised decoder in place of its linears and embeddings.
 
-They export as the operator ``npu::dequantize`` ahead of a product, which `npu_compiler.ops.codes` defines for the
+They export as the operator ``npu_codes::dequantize`` ahead of a product, which `npu_compiler.ops.codes` defines for the
 compiler; here is what PyTorch computes for it.
 """
 
@@ -15,24 +15,27 @@ from numpy.typing import NDArray
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.integers import ceil_div
 
-__all__ = ["CodedEmbedding", "CodedLinear", "CodedWeight", "as_tensor", "dequantize"]
+__all__ = ["CodedEmbedding", "CodedLinear", "CodedWeight", "as_tensor"]
 
 
-@torch.library.custom_op("npu::dequantize", mutates_args=())
-def dequantize(
+torch.library.define(
+    "npu_codes::dequantize",
+    "(Tensor codes, Tensor scales, Tensor? zeros, Tensor? biases, Tensor? codebook, int bits, int columns, int group, "
+    "int rows, int zero, ScalarType dtype) -> Tensor",
+)
+
+
+@torch.library.impl("npu_codes::dequantize", "CompositeExplicitAutograd")
+def _dequantize(
     codes: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
     biases: torch.Tensor | None,
     codebook: torch.Tensor | None,
-    bits: int,
-    columns: int,
-    group: int,
-    rows: int,
-    zero: int,
-    dtype: torch.dtype,
+    *options: Any,
 ) -> torch.Tensor:
     """As `npu_compiler.ops.codes.dequantize`; in float64 where the scales are."""
+    bits, columns, group, rows, zero, dtype = options
     exact = torch.promote_types(scales.dtype, torch.float32)
     height = codes.shape[-2] if codes.ndim > 1 else 1
 
@@ -53,20 +56,9 @@ def dequantize(
     return made.to(dtype)
 
 
-@dequantize.register_fake
-def _(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    biases: torch.Tensor | None,
-    codebook: torch.Tensor | None,
-    bits: int,
-    columns: int,
-    group: int,
-    rows: int,
-    zero: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+@torch.library.register_fake("npu_codes::dequantize")
+def _(codes: torch.Tensor, *others: Any) -> torch.Tensor:
+    columns, dtype = others[5], others[-1]
     return codes.new_empty((*codes.shape[:-1], columns), dtype=dtype)
 
 
@@ -124,7 +116,7 @@ class CodedWeight(torch.nn.Module):
     def forward(self) -> torch.Tensor:
         """The matrix, of `shape`."""
         parts = [self._part(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
-        made = torch.ops.npu.dequantize(*parts, *self._options, self._rows, self._zero, self._dtype)
+        made = torch.ops.npu_codes.dequantize(*parts, *self._options, self._rows, self._zero, self._dtype)
         return made if tuple(made.shape) == self._shape else made.reshape(self._shape)
 
     def picked(self, rows: torch.Tensor) -> torch.Tensor:
@@ -132,7 +124,7 @@ class CodedWeight(torch.nn.Module):
         if self._rows > 1 or self.codes.shape[0] != self._shape[0]:
             return F.embedding(rows, self())
         parts = [self._picked_part(name, rows) for name in ("codes", "scales", "zeros", "biases")]
-        made: torch.Tensor = torch.ops.npu.dequantize(*parts, self.codebook, *self._options, 1, self._zero, self._dtype)
+        made: torch.Tensor = torch.ops.npu_codes.dequantize(*parts, self.codebook, *self._options, 1, self._zero, self._dtype)
         return made
 
     def _picked_part(self, name: str, rows: torch.Tensor) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ __all__ = ["dequantize"]
 _SHIFT = 32  # of a quotient by a product: exact for numbers whose product with the divisor is below two to this power
 
 
-@op("npu.dequantize.default", work=Work.ELEMENTWISE)
+@op("npu_codes.dequantize.default", work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize(
     codes: Tensor,
     scales: Tensor,
@@ -113,7 +113,7 @@ def _repeated(tensor: Tensor, dim: int, count: int, times: int) -> Tensor:
         return tensor
     position = arange(tensor.trace, count)
     if times & (times - 1):
-        group = apply("shr", position * (-(-(1 << _SHIFT) // times)), _SHIFT)
+        group = apply("shr", position * ceil_div(1 << _SHIFT, times), _SHIFT)
     else:
         group = apply("shr", position, times.bit_length() - 1)
     return tensor.gather(dim, group)

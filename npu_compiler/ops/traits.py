@@ -70,6 +70,7 @@ class Traits:
         turn: The order in which it puts the dimensions of its operand, where that is what it does.
         images: Layout roles of its operands of four dimensions, by parameter.
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
+        makes_numbers: Whether it makes numbers of codes, which the products that read them may load themselves.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
         flops: Floating-point operations by the shapes of all operands and the number of elements made; none for one
             operation an element.
@@ -88,6 +89,7 @@ class Traits:
     turn: Turn | None = None
     images: Mapping[str, str] = field(default_factory=dict)
     takes_angle: bool = False
+    makes_numbers: bool = False
     is_learned: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], int], int | None] | None = None
     term: Term | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from npu_compiler.integers import ceil_div
 from tests.support.quantised import Array, Encoded, bit_stream
 
 __all__ = ["integers_of", "pack_quantized", "gptq"]
@@ -81,7 +82,7 @@ def awq(weight: torch.Tensor, group: int, kind: torch.dtype, version: str = "gem
     codes, scales, zeros = integers_of(weight, 4, group, kind)
     meant = means(codes, scales, zeros, group)
     if version == "gemv":
-        width = -(-zeros.shape[1] // 8)
+        width = ceil_div(zeros.shape[1], 8)
         points, padded = np.zeros((rows, 8 * width), np.uint8), torch.zeros(rows, 8 * width, dtype=kind)
         points[:, : zeros.shape[1]], padded[:, : zeros.shape[1]] = zeros, scales
         return {"qweight": words(codes, 4), "qzeros": words(points, 4), "scales": padded}, meant
@@ -97,7 +98,7 @@ def awq(weight: torch.Tensor, group: int, kind: torch.dtype, version: str = "gem
 def block_fp8(weight: torch.Tensor, block: tuple[int, int], kind: torch.dtype) -> Encoded:
     """8-bit floats with a scale for each block; those at the edges are smaller."""
     rows, columns = weight.shape
-    scales = torch.zeros(-(-rows // block[0]), -(-columns // block[1]))
+    scales = torch.zeros(ceil_div(rows, block[0]), ceil_div(columns, block[1]))
     codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
     meant = torch.empty_like(weight)
     for i in range(scales.shape[0]):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from npu_compiler.integers import ceil_div
 from tests.support.decoders import Decoder, config, import_transformers
 
 __all__ = ["Encoded", "Encoder", "as_array", "bit_stream", "extracted", "half", "write_checkpoint"]
@@ -27,7 +28,7 @@ Encoder = Callable[[str, torch.Tensor], Encoded | None]
 def bit_stream(numbers: Array, bits: int, word: int = 32) -> Array:
     """Integers along the last dimension as words of so many bits, by Python's own integers: slow and plain."""
     rows = numbers.reshape(-1, numbers.shape[-1])
-    count = -(-rows.shape[1] * bits // word)
+    count = ceil_div(rows.shape[1] * bits, word)
     made = np.zeros((rows.shape[0], count), np.uint64)
     for row, own in zip(made, rows, strict=True):
         stream = sum(int(number) << (place * bits) for place, number in enumerate(own))

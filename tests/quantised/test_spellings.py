@@ -1,0 +1,123 @@
+"""PyTorch's ops that make codes of numbers, and numbers of codes, on a device and in PyTorch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed  # defines the ops of quantized_decomposed
+
+import npu_compiler
+import npu_compiler.frontend.coded_layers  # defines npu_codes::dequantize
+from npu_compiler.errors import UnsupportedOpError
+from npu_compiler.integers import ceil_div
+from npu_runtime import Device, load
+from tests.support.extraction import Function
+from tests.support.ir_builder import IRBuilder
+from tests.support.running import run_ir
+
+OPS = torch.ops.quantized_decomposed
+LIMITS = (-128, 127, torch.int8)
+RANDOM = torch.Generator().manual_seed(0)
+NUMBERS = torch.randn(6, 32, generator=RANDOM) * 4
+CODES = torch.randint(-128, 128, (6, 32), generator=RANDOM, dtype=torch.int8)
+ROWS, GROUPS = 2.0 ** torch.randint(-6, 0, (6,), generator=RANDOM), 2.0 ** torch.randint(-6, 0, (6, 4), generator=RANDOM)
+ZEROS, GROUP_ZEROS = torch.arange(-3, 3), torch.arange(24).reshape(6, 4) - 12
+ONE, ZERO = torch.tensor([0.0625]), torch.tensor([3])
+LOW, HIGH = torch.tensor(-100), torch.tensor(101)
+
+Spelling = tuple[torch.Tensor, Callable[[torch.Tensor], Any]]
+SPELLINGS: dict[str, Spelling] = {
+    "quantize_per_tensor": (NUMBERS, lambda x: OPS.quantize_per_tensor(x.float(), 0.0625, 3, *LIMITS)),
+    "quantize_per_tensor.tensor": (NUMBERS, lambda x: OPS.quantize_per_tensor(x.float(), ONE, ZERO, *LIMITS)),
+    "quantize_per_tensor.tensor2": (
+        NUMBERS,
+        lambda x: OPS.quantize_per_tensor.tensor2(x.float(), ONE, ZERO, LOW, HIGH, torch.int8),
+    ),
+    "quantize_per_channel": (NUMBERS, lambda x: OPS.quantize_per_channel(x.float(), ROWS, ZEROS, 0, *LIMITS)),
+    "quantize_per_token": (NUMBERS, lambda x: OPS.quantize_per_token(x, ROWS[:, None], ZEROS[:, None], *LIMITS)),
+    "quantize_per_channel_group": (
+        NUMBERS,
+        lambda x: OPS.quantize_per_channel_group(x, GROUPS, GROUP_ZEROS, *LIMITS, 8),
+    ),
+    "dequantize_per_tensor.tensor": (CODES, lambda x: OPS.dequantize_per_tensor(x, ONE, ZERO, *LIMITS)),
+    "dequantize_per_tensor.tensor2": (
+        CODES,
+        lambda x: OPS.dequantize_per_tensor.tensor2(x, ONE, ZERO, LOW, HIGH, torch.int8),
+    ),
+    "dequantize_per_token": (
+        CODES,
+        lambda x: OPS.dequantize_per_token(x, ROWS[:, None], ZEROS[:, None], *LIMITS, torch.float32),
+    ),
+    "dequantize_per_channel_group": (
+        CODES,
+        lambda x: OPS.dequantize_per_channel_group(x, GROUPS, GROUP_ZEROS, *LIMITS, 8, torch.float32),
+    ),
+    "dequantize_per_channel_group, symmetric": (
+        CODES,
+        lambda x: OPS.dequantize_per_channel_group(x, GROUPS, None, *LIMITS, 8, torch.float32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_equals_torch(name: str, device: Device) -> None:
+    given, function = SPELLINGS[name]
+    given = given.half().float() if given.dtype.is_floating_point else given
+    extraction = npu_compiler.extract(Function(function), (given,))
+    program = npu_compiler.compile(extraction, target=device.target)
+    result = torch.as_tensor(load(program, extraction.weights, device)(given))
+    torch.testing.assert_close(result.double(), function(given).double(), rtol=2**-11, atol=0)
+
+
+PACKED: list[dict[str, Any]] = [
+    {"bits": bits, "columns": 30, "group": group} for bits, group in ((2, 5), (3, 30), (4, 8), (5, 7), (6, 4), (7, 30))
+]
+
+
+@pytest.mark.parametrize("shapes", PACKED, ids=str)
+@pytest.mark.parametrize("zeros", [True, False])
+def test_streams_of_bits_are_read(shapes: dict[str, Any], zeros: bool, device: Device) -> None:
+    bits, columns, group = shapes.values()
+    groups = ceil_div(columns, group)
+    random = torch.Generator().manual_seed(bits)
+    tensors = {
+        "codes": torch.randint(0, 256, (9, ceil_div(columns * bits, 8)), generator=random, dtype=torch.uint8),
+        "scales": torch.rand((5, groups), generator=random).half(),
+    }
+    others = torch.randn(1 << bits if zeros else (5, groups), generator=random)
+    tensors["codebook" if zeros else "biases"] = others.half().float()
+    if zeros:
+        tensors["zeros"] = torch.randint(0, 256, (5, ceil_div(groups * bits, 8)), generator=random, dtype=torch.uint8)
+    builder = IRBuilder()
+    values = {name: builder.input(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    parts = [values.get(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
+    options = (bits, columns, group, 2, 0, torch.float16)
+    ir = builder.build(builder.call("npu_codes.dequantize.default", *parts, *options))
+    (result,) = run_ir(ir, tensors, device, "float16")
+    exact = [tensors.get(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
+    exact[1] = exact[1].double()
+    expected = torch.ops.npu_codes.dequantize(*exact, *options[:-1], torch.float64)
+    np.testing.assert_allclose(result.astype(np.float64), expected.numpy(), rtol=2**-11, atol=2**-20)
+
+
+def test_codes_that_do_not_fit_their_scales_are_refused(device: Device) -> None:
+    builder = IRBuilder()
+    codes, scales = builder.input("codes", (4, 16), torch.uint8), builder.input("scales", (4, 3), torch.float16)
+    options = (4, 32, 8, 1, 0, torch.float16)
+    ir = builder.build(builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, *options))
+    with pytest.raises(UnsupportedOpError, match=r"given codes \[4, 16\] and scales \[4, 3\], expected rows of 16 bytes"):
+        npu_compiler.compile(ir, target=device.target)
+
+
+def test_what_is_stored_ahead_of_a_product_is_said(device: Device) -> None:
+    builder = IRBuilder()
+    codes, scales = builder.input("codes", (4, 16), torch.uint8), builder.input("scales", (4, 4), torch.float16)
+    x = builder.input("x", (3, 32), torch.float16)
+    weight = builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, 4, 32, 8, 1, 8, torch.float16)
+    ir = builder.build(builder.call("aten.linear.default", x, weight))
+    (note,) = npu_compiler.compile(ir, target=device.target).main.notes
+    assert "stored as numbers before they are read" in note
