@@ -44,7 +44,7 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
     quantised = _quantised(source, dtype)
     if quantised is not None:
         return quantised
-    has_weights = source.is_dir() and any(next(source.glob(pattern), None) for pattern in _WEIGHT_FILES)
+    has_weights = source.is_dir() and _has_weights(source)
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         own = str(config.dtype).removeprefix("torch.")
@@ -61,6 +61,10 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
     return model
 
 
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHT_FILES)
+
+
 def _quantised(source: Path, dtype: str | None) -> Any:
     """The model of a quantised checkpoint; None where there is none, or where its weights are to be seeded."""
     tensors: Tensors
@@ -70,7 +74,7 @@ def _quantised(source: Path, dtype: str | None) -> Any:
             tensors, importer = GgufFile(source), Gguf({})
             content = tensors.configuration()
             config = AutoConfig.for_model(content.pop("model_type"), **content)
-        elif not source.is_dir() or next(source.glob("*.safetensors"), None) is None:
+        elif not source.is_dir() or not _has_weights(source):
             return None
         else:
             importer = importer_of(configuration(source))

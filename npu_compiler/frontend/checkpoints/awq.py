@@ -50,7 +50,8 @@ class Awq(Importer):
             scales = tensors.take(f"{module}.scales", (rows, 2 * stored.shape[1]), _SCALES)[:, :groups]
             if stored.shape[1] < ceil_div(groups, 2):
                 tensors.take(f"{module}.qzeros", (rows, ceil_div(groups, 8)))
-        return CodedMatrix(shape, _BITS, codes, columns, np.ascontiguousarray(scales), group, zeros=points)
+        own = np.ascontiguousarray(scales)
+        return CodedMatrix(shape, _BITS, codes, columns, own, group, zeros=points, scales_name=f"{module}.scales")
 
 
 def _in_order(packed: Array) -> Array:

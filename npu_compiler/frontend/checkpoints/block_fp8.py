@@ -46,9 +46,10 @@ class BlockFp8(Importer):
                 raise ExtractionError(f"'{inverse}': given scales of blocks, expected 'weight_block_size' to say of which")
             height, width = self._block
             scales = tensors.take(inverse, (ceil_div(rows, height), ceil_div(columns, width)), _SCALES)
-            return CodedMatrix(shape, 8, codes, columns, scales, width, rows=height)
+            return CodedMatrix(shape, 8, codes, columns, scales, width, rows=height, scales_name=inverse)
         scales = tensors.take(plain, None, _SCALES)
         if scales.size not in (1, rows):
             raise ExtractionError(f"'{plain}': given the shape {list(scales.shape)}, expected 1 or {rows} numbers")
         each = np.ascontiguousarray(scales.reshape(-1, 1))
-        return CodedMatrix(shape, 8, codes, columns, each, columns, rows=rows if scales.size == 1 else 1)
+        height = rows if scales.size == 1 else 1
+        return CodedMatrix(shape, 8, codes, columns, each, columns, rows=height, scales_name=plain)

@@ -6,6 +6,7 @@ asymmetric weights, ``weight_zero_point``; packed integers are stored with half 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,8 @@ class CompressedTensors(Importer):
             return self._of_bytes(module, shape, weights, tensors)
         width = ceil_div(columns * bits, 32)
         codes = words(tensors.take(packed, (rows, width), ("int32", "uint32")))[:, : ceil_div(columns * bits, 8)]
-        scales = tensors.take(scale, (rows, None), _SCALES)
-        group = self._group(scale, weights, scales, columns)
+        group = _group(scale, weights, columns)
+        scales = tensors.take(scale, (rows, columns // group), _SCALES)
         points = tensors.take_if_there(f"{module}.weight_zero_point")
         zeros = None if points is None else _zero_points(f"{module}.weight_zero_point", points, scales.shape, bits)
         order = order_of_groups(f"{module}.weight_g_idx", tensors, columns, group)
@@ -70,37 +71,34 @@ class CompressedTensors(Importer):
             zero=zero,
             zeros=None if zeros is None or (zeros == zero).all() else pack(zeros, bits),
             permutation=order,
+            scales_name=scale,
         )
 
     def _of_bytes(self, module: str, shape: tuple[int, int], weights: Config, tensors: Tensors) -> CodedMatrix:
         """Weights of a byte each: integers, or 8-bit floats."""
-        name, (rows, columns) = f"{module}.weight", shape
+        name, scale, (rows, columns) = f"{module}.weight", f"{module}.weight_scale", shape
         kind = "float8_e4m3fn" if option(weights, "type", ("int", "float"), "int") == "float" else "int8"
         codes = tensors.take(name, shape, (kind,))
-        scales = tensors.take(f"{module}.weight_scale", None, _SCALES)
+        scales = tensors.take(scale, None, _SCALES)
         points = tensors.take_if_there(f"{module}.weight_zero_point")
         block = weights.get("block_structure")
         if weights.get("strategy") == "block":
             if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
                 raise ExtractionError(f"'{name}': given block_structure={block!r}, expected rows and columns of a block")
-            return CodedMatrix(shape, 8, codes, columns, scales, block[1], rows=block[0])
+            return CodedMatrix(shape, 8, codes, columns, scales, block[1], rows=block[0], scales_name=scale)
         if scales.size == 1:
-            scales = np.broadcast_to(scales.reshape(1, 1), (1, 1)).copy()
-            made = CodedMatrix(shape, 8, codes, columns, scales, columns, rows=rows)
+            scales, group, height = scales.reshape(1, 1), columns, rows
         else:
-            scales = scales.reshape(rows, -1)
-            made = CodedMatrix(shape, 8, codes, columns, scales, self._group(name, weights, scales, columns))
+            group, height = _group(scale, weights, columns), 1
+            scales = tensors.take(scale, (rows, columns // group))
+        made = CodedMatrix(shape, 8, codes, columns, scales, group, rows=height, scales_name=scale)
         if points is None or not np.any(points):
             return made
         if kind != "int8":
             raise ExtractionError(f"'{module}.weight_zero_point': given zero points of 8-bit floats, expected none")
         shifted = (points.astype(np.int16) + 128).astype(np.uint8).reshape(scales.shape)
         codes = codes.view(np.uint8) ^ np.uint8(128)  # from -128 to 127 as 0 to 255
-        return CodedMatrix(shape, 8, codes, columns, scales, made.group, rows=made.rows, zeros=shifted)
-
-    def _group(self, name: str, weights: Config, scales: Array, columns: int) -> int:
-        given = weights.get("group_size") if weights.get("strategy") in ("group", "tensor_group", None) else None
-        return group_size(name, given if isinstance(given, int) and given > 0 else -1, columns)
+        return replace(made, codes=codes, zeros=shifted)
 
     def _weights_of(self, module: str) -> dict[str, Any]:
         """What the configuration says of a module's weights."""
@@ -120,6 +118,12 @@ class CompressedTensors(Importer):
         if not isinstance(weights, dict):
             raise ExtractionError(f"'{module}': given codes, expected a group of 'config_groups' that describes them")
         return weights
+
+
+def _group(name: str, weights: Config, columns: int) -> int:
+    """How many columns share a scale: all of them, unless the strategy has groups."""
+    given = weights.get("group_size") if weights.get("strategy") in ("group", "tensor_group", None) else None
+    return group_size(name, given if isinstance(given, int) and given > 0 else -1, columns)
 
 
 def _zero_points(name: str, points: Array, groups: tuple[int, ...], bits: int) -> Array:

@@ -35,6 +35,7 @@ class CodedMatrix:
         biases: As `scales`; None for 0.
         codebook: float32, the number of each code; None for the code itself.
         permutation: int64 [columns]: which element of an input meets each column of the matrix; None for its own.
+        scales_name: What the file calls its scales, for messages.
         may_be_zero: Whether the format gives a group of zeros the scale 0.
     """
 
@@ -50,6 +51,7 @@ class CodedMatrix:
     biases: Array | CodedMatrix | None = field(default=None, repr=False)
     codebook: Array | None = field(default=None, repr=False)
     permutation: Array | None = field(default=None, repr=False)
+    scales_name: str = ""
     may_be_zero: bool = False
 
     def check(self, name: str) -> CodedMatrix:
@@ -75,7 +77,7 @@ class CodedMatrix:
         if isinstance(self.scales, CodedMatrix):
             self.scales.check(name)
         else:
-            _check_scales(name, self.scales, self.may_be_zero)
+            _check_scales(self.scales_name or name, self.scales, self.may_be_zero)
         if isinstance(self.biases, CodedMatrix):
             self.biases.check(name)
         elif self.biases is not None and not np.isfinite(self.biases.astype(np.float32)).all():

@@ -61,6 +61,7 @@ class Gptq(Importer):
             zero=int(points.flat[0]) if alike else 0,
             zeros=None if alike else pack(np.ascontiguousarray(points), bits),
             permutation=order,
+            scales_name=f"{module}.scales",
         )
 
     def _config_of(self, module: str) -> Config:
