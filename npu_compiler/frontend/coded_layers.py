@@ -56,10 +56,12 @@ def _dequantize(
     return made.to(dtype)
 
 
-@torch.library.register_fake("npu_codes::dequantize")
-def _(codes: torch.Tensor, *others: Any) -> torch.Tensor:
+def _shaped(codes: torch.Tensor, *others: Any) -> torch.Tensor:
     columns, dtype = others[5], others[-1]
     return codes.new_empty((*codes.shape[:-1], columns), dtype=dtype)
+
+
+torch.library.register_fake("npu_codes::dequantize", _shaped)
 
 
 def _numbers(codes: torch.Tensor, bits: int, count: int) -> torch.Tensor:
@@ -91,6 +93,8 @@ class CodedWeight(torch.nn.Module):
     Scales of another half precision than the model's become float32, so that the model has one.
     """
 
+    codes: torch.Tensor
+
     def __init__(self, coded: CodedMatrix, dtype: torch.dtype, model: torch.dtype | None = None) -> None:
         """Args:
         coded: The matrix.
@@ -111,12 +115,15 @@ class CodedWeight(torch.nn.Module):
 
     def _part(self, name: str) -> torch.Tensor | None:
         part: torch.Tensor | CodedWeight | None = getattr(self, name)
-        return part() if isinstance(part, CodedWeight) else part
+        if isinstance(part, CodedWeight):
+            made: torch.Tensor = part()
+            return made
+        return part
 
     def forward(self) -> torch.Tensor:
         """The matrix, of `shape`."""
         parts = [self._part(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
-        made = torch.ops.npu_codes.dequantize(*parts, *self._options, self._rows, self._zero, self._dtype)
+        made: torch.Tensor = torch.ops.npu_codes.dequantize(*parts, *self._options, self._rows, self._zero, self._dtype)
         return made if tuple(made.shape) == self._shape else made.reshape(self._shape)
 
     def picked(self, rows: torch.Tensor) -> torch.Tensor:
@@ -124,7 +131,9 @@ class CodedWeight(torch.nn.Module):
         if self._rows > 1 or self.codes.shape[0] != self._shape[0]:
             return F.embedding(rows, self())
         parts = [self._picked_part(name, rows) for name in ("codes", "scales", "zeros", "biases")]
-        made: torch.Tensor = torch.ops.npu_codes.dequantize(*parts, self.codebook, *self._options, 1, self._zero, self._dtype)
+        made: torch.Tensor = torch.ops.npu_codes.dequantize(
+            *parts, self.codebook, *self._options, 1, self._zero, self._dtype
+        )
         return made
 
     def _picked_part(self, name: str, rows: torch.Tensor) -> torch.Tensor | None:
@@ -136,6 +145,9 @@ class CodedWeight(torch.nn.Module):
 
 class CodedLinear(torch.nn.Module):
     """A linear whose weight is codes; `matrix` may be shared with an embedding."""
+
+    permutation: torch.Tensor | None
+    bias: torch.Tensor | None
 
     def __init__(
         self, matrix: CodedWeight, permutation: torch.Tensor | None = None, bias: torch.Tensor | None = None

@@ -156,7 +156,7 @@ def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Grou
 def note_of_stored(
     groups: Mapping[int, list[Group]], outputs: Collection[int], dequantised: Collection[str], target: str
 ) -> tuple[str, ...]:
-    """A note on the operands that are made of codes and stored ahead of what reads them, as no template loads the codes.
+    """A note on operands that are made of codes and stored ahead of what reads them, as no template loads the codes.
 
     Args:
         groups: What computes each tensor, by its index.
@@ -173,4 +173,4 @@ def note_of_stored(
         return ()
     shown = ", ".join(f"'{name}'" for name in [*names][:_MOST_NAMED])
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return (f"{shown}{more}: stored as numbers before they are read, as '{target}' loads no codes of their form there",)
+    return (f"{shown}{more}: stored as numbers before they are read, as '{target}' loads no such codes there",)

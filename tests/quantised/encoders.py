@@ -54,7 +54,7 @@ def gptq(
     weight: torch.Tensor, bits: int, group: int, kind: torch.dtype, first: bool = True, order: Array | None = None
 ) -> Encoded:
     """GPTQ's integers; `order` says which group each column belongs to, in turns of a permutation."""
-    rows, columns = weight.shape
+    columns = weight.shape[1]
     turn = np.arange(columns) if order is None else order
     codes, scales, zeros = integers_of(weight[:, turn], bits, group, kind)
     meant = torch.empty_like(weight)
@@ -78,7 +78,7 @@ AWQ_TURNS = [0, 2, 4, 6, 1, 3, 5, 7]  # the column of each place of a word, from
 
 def awq(weight: torch.Tensor, group: int, kind: torch.dtype, version: str = "gemm") -> Encoded:
     """AutoAWQ's integers of four bits."""
-    rows, columns = weight.shape
+    rows = weight.shape[0]
     codes, scales, zeros = integers_of(weight, 4, group, kind)
     meant = means(codes, scales, zeros, group)
     if version == "gemv":

@@ -29,8 +29,7 @@ def check(source: Path, model: Any, target: Path, device: Device, prefill: tuple
     """Compares decode steps, after a prefill if there is one, with PyTorch's logits in float32."""
     decoder = extracted(source, model, target, prefill=prefill)
     sequence = Generator(decoder.folder, device).model.begin()
-    row = sequence.advance(TOKENS[:-1])
-    rows = [row, sequence.advance(TOKENS[-1:])]
+    rows: list[Any] = [sequence.advance(TOKENS[:-1]), sequence.advance(TOKENS[-1:])]
     expected = decoder.logits(TOKENS, torch.float32)[-2:].numpy()
     for row, wanted in zip(rows, expected, strict=True):
         given = np.asarray(row.to_numpy()).astype(np.float32).reshape(-1)
@@ -56,9 +55,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Encoder, torch.dtype, dict[str, Any]]] 
     ),
     "gptq in another order": (
         section("gptq", bits=4, group_size=GROUP, desc_act=True),
-        all_linears(
-            lambda weight: encoders.gptq(weight, 4, GROUP, torch.float16, order=ORDER(weight.shape[1]))
-        ),
+        all_linears(lambda weight: encoders.gptq(weight, 4, GROUP, torch.float16, order=ORDER(weight.shape[1]))),
         torch.float16,
         {},
     ),

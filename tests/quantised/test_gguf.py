@@ -36,7 +36,8 @@ def some_blocks(kind: int, rows: int, columns: int) -> Any:
 
 
 def numbers(coded: CodedMatrix) -> torch.Tensor:
-    return CodedWeight(coded.check("weight"), torch.float32, torch.float16)()
+    made: torch.Tensor = CodedWeight(coded.check("weight"), torch.float32, torch.float16)()
+    return made
 
 
 @pytest.mark.parametrize("kind", BLOCKS, ids=[block.name for block in BLOCKS.values()])
@@ -137,5 +138,4 @@ def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", "Qwen2")
     (tmp_path / "short.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:length])
     with pytest.raises(ExtractionError, match="is no whole GGUF file"):
-        file = GgufFile(tmp_path / "short.gguf")
-        Gguf({}).matrix("model.embed_tokens", (320, 256), file)
+        Gguf({}).matrix("model.embed_tokens", (320, 256), GgufFile(tmp_path / "short.gguf"))

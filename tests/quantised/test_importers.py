@@ -136,7 +136,7 @@ def test_fp8_with_a_scale_for_all_or_for_each_row(size: int) -> None:
 
 
 def compressed(weights: Mapping[str, Any], format_: str) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True} | weights}
+    group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}}
     section = {"quant_method": "compressed-tensors", "format": format_, "config_groups": {"group_0": group}}
     return {"quantization_config": section}
 
@@ -226,7 +226,9 @@ def test_bitsandbytes_in_bytes() -> None:
 
 def test_what_is_quantised_twice_is_not_larger() -> None:
     library = pytest.importorskip("bitsandbytes.functional")
-    packed, state = library.quantize_4bit(weight(256, 1024).to(torch.bfloat16), compress_statistics=True, quant_type="nf4")
+    packed, state = library.quantize_4bit(
+        weight(256, 1024).to(torch.bfloat16), compress_statistics=True, quant_type="nf4"
+    )
     parts = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
     section = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     coded = imported(section, {"weight": packed} | parts, (256, 1024))

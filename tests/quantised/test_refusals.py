@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or described otherwise than they are: which tensor, what was found, what was expected."""
+"""Checkpoints that are damaged, or described otherwise than they are: what was found, and what was expected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ DAMAGES: dict[str, tuple[Callable[[Tensors], None], str]] = {
         with_("weight_packed", lambda codes: codes.to(torch.int16)),
         rf"'{PLACE}\.weight_packed': given int16, expected int32 or uint32",
     ),
-    "a scale of zero": (with_("weight_scale", with_number(0.0)), rf"'{PLACE}\.weight_scale': given the scale 0\.0 at \[3, 1\]"),
+    "a scale of zero": (
+        with_("weight_scale", with_number(0.0)),
+        rf"'{PLACE}\.weight_scale': given the scale 0\.0 at \[3, 1\]",
+    ),
     "an infinite scale": (with_("weight_scale", with_number(float("inf"))), r"given the scale inf at \[3, 1\]"),
     "a scale that is NaN": (with_("weight_scale", with_number(float("nan"))), r"given the scale nan at \[3, 1\]"),
     "two formats at once": (
@@ -114,8 +117,16 @@ def gptq_tensors(**changed: torch.Tensor) -> Tensors:
 @pytest.mark.parametrize(
     ("config", "tensors", "message"),
     [
-        (section("gptq", bits=4, group_size=100), gptq_tensors(), r"'layer\.qweight': given groups of 100, expected a div"),
-        (section("gptq", bits=5, group_size=64), {}, r"given bits=5 in the quantisation's configuration, expected 2 or 3"),
+        (
+            section("gptq", bits=4, group_size=100),
+            gptq_tensors(),
+            r"'layer\.qweight': given groups of 100, expected a div",
+        ),
+        (
+            section("gptq", bits=5, group_size=64),
+            {},
+            r"given bits=5 in the quantisation's configuration, expected 2 or 3",
+        ),
         (section("gptq", bits=4, group_size=None), {}, r"given group_size=None in the quantisation's configuration"),
         (
             section("gptq", bits=4, group_size=64),
@@ -130,7 +141,11 @@ def gptq_tensors(**changed: torch.Tensor) -> Tensors:
         (section("compressed-tensors", format="pack-quantized"), {}, r"given config_groups=None, expected what each"),
         (section("bitsandbytes"), {}, r"given neither load_in_4bit nor load_in_8bit"),
         ({"quantization": {"bits": 4}}, {}, r"given the quantisation .*, expected its method, or bits and group size"),
-        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, {}, r"given mode='mxfp4'.*expected 'affine'"),
+        (
+            {"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
+            {},
+            r"given mode='mxfp4'.*expected 'affine'",
+        ),
     ],
 )
 def test_what_no_form_has_is_refused(config: dict[str, Any], tensors: Tensors, message: str) -> None:

@@ -24,7 +24,10 @@ LIMITS = (-128, 127, torch.int8)
 RANDOM = torch.Generator().manual_seed(0)
 NUMBERS = torch.randn(6, 32, generator=RANDOM) * 4
 CODES = torch.randint(-128, 128, (6, 32), generator=RANDOM, dtype=torch.int8)
-ROWS, GROUPS = 2.0 ** torch.randint(-6, 0, (6,), generator=RANDOM), 2.0 ** torch.randint(-6, 0, (6, 4), generator=RANDOM)
+ROWS, GROUPS = (
+    2.0 ** torch.randint(-6, 0, (6,), generator=RANDOM),
+    2.0 ** torch.randint(-6, 0, (6, 4), generator=RANDOM),
+)
 ZEROS, GROUP_ZEROS = torch.arange(-3, 3), torch.arange(24).reshape(6, 4) - 12
 ONE, ZERO = torch.tensor([0.0625]), torch.tensor([3])
 LOW, HIGH = torch.tensor(-100), torch.tensor(101)
@@ -63,14 +66,32 @@ SPELLINGS: dict[str, Spelling] = {
 }
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_equals_torch(name: str, device: Device) -> None:
-    given, function = SPELLINGS[name]
-    given = given.half().float() if given.dtype.is_floating_point else given
+def check(given: torch.Tensor, function: Callable[[torch.Tensor], Any], device: Device) -> None:
     extraction = npu_compiler.extract(Function(function), (given,))
     program = npu_compiler.compile(extraction, target=device.target)
     result = torch.as_tensor(load(program, extraction.weights, device)(given))
     torch.testing.assert_close(result.double(), function(given).double(), rtol=2**-11, atol=0)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_equals_torch(name: str, device: Device) -> None:
+    given, function = SPELLINGS[name]
+    given = given.half().float() if given.dtype.is_floating_point else given
+    check(given, function, device)
+
+
+@pytest.mark.parametrize("zeros", [GROUP_ZEROS, None], ids=["zeros", "symmetric"])
+def test_affine_blocks_equal_torchao(zeros: torch.Tensor | None, device: Device) -> None:
+    pytest.importorskip("torchao.quantization")
+    made = torch.ops.torchao
+    points = torch.zeros_like(GROUP_ZEROS) if zeros is None else zeros
+    for given, function in (
+        (CODES, lambda x: made.dequantize_affine(x, [1, 8], GROUPS, zeros, torch.int8, -128, 127)),
+        (NUMBERS, lambda x: made.quantize_affine(x, [1, 8], GROUPS, points, torch.int8, -128, 127)),
+        (NUMBERS, lambda x: made.quantize_affine(x, [1, 8], GROUPS, points, torch.uint8)),
+    ):
+        given = given.half().float() if given.dtype.is_floating_point else given
+        check(given, function, device)
 
 
 PACKED: list[dict[str, Any]] = [
@@ -98,8 +119,8 @@ def test_streams_of_bits_are_read(shapes: dict[str, Any], zeros: bool, device: D
     options = (bits, columns, group, 2, 0, torch.float16)
     ir = builder.build(builder.call("npu_codes.dequantize.default", *parts, *options))
     (result,) = run_ir(ir, tensors, device, "float16")
-    exact = [tensors.get(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
-    exact[1] = exact[1].double()
+    exact: list[Any] = [tensors.get(name) for name in ("codes", "scales", "zeros", "biases", "codebook")]
+    exact[1] = tensors["scales"].double()
     expected = torch.ops.npu_codes.dequantize(*exact, *options[:-1], torch.float64)
     np.testing.assert_allclose(result.astype(np.float64), expected.numpy(), rtol=2**-11, atol=2**-20)
 
@@ -109,7 +130,9 @@ def test_codes_that_do_not_fit_their_scales_are_refused(device: Device) -> None:
     codes, scales = builder.input("codes", (4, 16), torch.uint8), builder.input("scales", (4, 3), torch.float16)
     options = (4, 32, 8, 1, 0, torch.float16)
     ir = builder.build(builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, *options))
-    with pytest.raises(UnsupportedOpError, match=r"given codes \[4, 16\] and scales \[4, 3\], expected rows of 16 bytes"):
+    with pytest.raises(
+        UnsupportedOpError, match=r"given codes \[4, 16\] and scales \[4, 3\], expected rows of 16 bytes"
+    ):
         npu_compiler.compile(ir, target=device.target)
 
 
@@ -117,7 +140,9 @@ def test_what_is_stored_ahead_of_a_product_is_said(device: Device) -> None:
     builder = IRBuilder()
     codes, scales = builder.input("codes", (4, 16), torch.uint8), builder.input("scales", (4, 4), torch.float16)
     x = builder.input("x", (3, 32), torch.float16)
-    weight = builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, 4, 32, 8, 1, 8, torch.float16)
+    weight = builder.call(
+        "npu_codes.dequantize.default", codes, scales, None, None, None, 4, 32, 8, 1, 8, torch.float16
+    )
     ir = builder.build(builder.call("aten.linear.default", x, weight))
     (note,) = npu_compiler.compile(ir, target=device.target).main.notes
     assert "stored as numbers before they are read" in note

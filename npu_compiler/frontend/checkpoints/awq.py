@@ -27,7 +27,9 @@ class Awq(Importer):
 
     def __init__(self, config: Config) -> None:
         option({"bits": config.get("bits", config.get("w_bit", _BITS))}, "bits", (_BITS,))
-        self._version = str(option({"version": str(config.get("version", "gemm")).lower()}, "version", ("gemm", "gemv")))
+        self._version = str(
+            option({"version": str(config.get("version", "gemm")).lower()}, "version", ("gemm", "gemv"))
+        )
         option(config, "zero_point", (True,), True)
         named = {"group_size": config.get("group_size", config.get("q_group_size", 128))}
         self._group_size = number(named, "group_size", -1, 1 << 20)

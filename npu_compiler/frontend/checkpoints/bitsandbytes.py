@@ -54,9 +54,7 @@ def _of_blocks(name: str, kind: str, shape: tuple[int, int], tensors: Tensors) -
     groups = ceil_div(columns, block)
     scales = _largest(name, state, (rows, groups), tensors)
     codebook = tensors.take(f"{name}.quant_map", (16,), ("float32",))
-    return CodedMatrix(
-        shape, 4, codes.reshape(rows, -1), columns, scales, block, codebook=codebook, may_be_zero=True
-    )
+    return CodedMatrix(shape, 4, codes.reshape(rows, -1), columns, scales, block, codebook=codebook, may_be_zero=True)
 
 
 def _largest(name: str, state: dict[str, Any], groups: tuple[int, int], tensors: Tensors) -> Array | CodedMatrix:

@@ -43,7 +43,9 @@ class BlockFp8(Importer):
         codes = tensors.take(name, shape, _KINDS)
         if inverse in tensors:
             if self._block is None:
-                raise ExtractionError(f"'{inverse}': given scales of blocks, expected 'weight_block_size' to say of which")
+                raise ExtractionError(
+                    f"'{inverse}': given scales of blocks, expected 'weight_block_size' to say of which"
+                )
             height, width = self._block
             scales = tensors.take(inverse, (ceil_div(rows, height), ceil_div(columns, width)), _SCALES)
             return CodedMatrix(shape, 8, codes, columns, scales, width, rows=height, scales_name=inverse)

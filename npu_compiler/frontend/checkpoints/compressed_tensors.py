@@ -84,7 +84,9 @@ class CompressedTensors(Importer):
         block = weights.get("block_structure")
         if weights.get("strategy") == "block":
             if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
-                raise ExtractionError(f"'{name}': given block_structure={block!r}, expected rows and columns of a block")
+                raise ExtractionError(
+                    f"'{name}': given block_structure={block!r}, expected rows and columns of a block"
+                )
             return CodedMatrix(shape, 8, codes, columns, scales, block[1], rows=block[0], scales_name=scale)
         if scales.size == 1:
             scales, group, height = scales.reshape(1, 1), columns, rows

@@ -65,7 +65,9 @@ class CodedMatrix:
         """
         width = ceil_div(self.columns * self.bits, 8)
         if not 2 <= self.bits <= 8 or (self.codes.dtype != np.uint8 and self.bits != 8):
-            raise ExtractionError(f"'{name}': given {self.bits} bits in {self.codes.dtype}, expected 2 to 8, or 8 there")
+            raise ExtractionError(
+                f"'{name}': given {self.bits} bits in {self.codes.dtype}, expected 2 to 8, or 8 there"
+            )
         height = prod(self.shape) // max(1, self.columns)
         groups = (ceil_div(height, self.rows), ceil_div(self.columns, self.group))
         self._expect(name, "codes", self.codes.shape, (height, width))
@@ -81,7 +83,9 @@ class CodedMatrix:
         if isinstance(self.biases, CodedMatrix):
             self.biases.check(name)
         elif self.biases is not None and not np.isfinite(self.biases.astype(np.float32)).all():
-            raise ExtractionError(f"'{name}': given biases that are infinite or NaN, expected numbers; download it again")
+            raise ExtractionError(
+                f"'{name}': given biases that are infinite or NaN, expected numbers; download it again"
+            )
         if self.codebook is not None and self.codebook.size < 1 << self.bits:
             top = int(self.codes.max(initial=0)) if self.bits == 8 else (1 << self.bits) - 1
             if top >= self.codebook.size:

@@ -86,7 +86,9 @@ class GgufFile(Tensors):
             raise self._damaged("a header that ends early") from error
         self.family = str(self.values.get("general.architecture"))
         if self.family not in _FAMILIES:
-            raise ExtractionError(f"'{path}': given a model of the family '{self.family}', expected {_either(_FAMILIES)}")
+            raise ExtractionError(
+                f"'{path}': given a model of the family '{self.family}', expected {_either(_FAMILIES)}"
+            )
         self._entries = {_renamed(entry.name): entry for entry in entries}
 
     def _damaged(self, what: str) -> ExtractionError:
@@ -262,8 +264,7 @@ class Gguf(Importer):
             raise ExtractionError(f"'{own}': given numbers of type {tensors.kind(name)}, expected {known}")
         if tensors.shape(name) != shape or shape[1] % kind.size:
             raise ExtractionError(
-                f"'{own}': given the shape {list(tensors.shape(name))} in blocks of {kind.size}, expected {list(shape)} in "
-                "whole blocks"
+                f"'{own}': given the shape {list(tensors.shape(name))}, expected {list(shape)} in blocks of {kind.size}"
             )
         return kind.matrix(shape, tensors.blocks(name, kind.nbytes, shape[1] // kind.size))
 

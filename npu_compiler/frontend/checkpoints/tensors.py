@@ -51,7 +51,9 @@ class Tensors(ABC):
         array = self._read(name)
         self._taken.add(name)
         if shape is not None:
-            fits = len(shape) == array.ndim and all(n in (None, own) for n, own in zip(shape, array.shape, strict=False))
+            fits = len(shape) == array.ndim and all(
+                n in (None, own) for n, own in zip(shape, array.shape, strict=False)
+            )
             if not fits:
                 expected = ", ".join("any" if n is None else str(n) for n in shape)
                 raise ExtractionError(f"'{name}': given the shape {list(array.shape)}, expected [{expected}]")
@@ -90,10 +92,12 @@ class SafetensorsFolder(Tensors):
         self.metadata: dict[str, str] = {}
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
-            raise ExtractionError(f"given '{folder}' without .safetensors files, expected the weights of the model there")
+            raise ExtractionError(
+                f"given '{folder}' without .safetensors files, expected the weights of the model there"
+            )
         for path in paths:
             try:
-                file = safe_open(path, framework="pt")
+                file: Any = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ExtractionError(f"'{path}' is no whole safetensors file ({error}); download it again") from error
             self.metadata |= file.metadata() or {}
