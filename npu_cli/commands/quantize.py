@@ -46,7 +46,7 @@ def execute(args: argparse.Namespace) -> int:
     if len(layers) > _MOST_SHOWN:
         print(f"and {len(layers) - _MOST_SHOWN} more with smaller errors")
     print(
-        f"{args.output}: {len(layers)} weights, {format_bytes(before)} before, {format_bytes(after)} after, quantised in "
+        f"{args.output}: {len(layers)} weights, {format_bytes(before)} before, {format_bytes(after)} after, in "
         f"{seconds:.1f} s; next: npu extract-llm {args.output} -o DIR"
     )
     return 0
