@@ -170,7 +170,7 @@ def _measured(
     extraction = npu_compiler.extract(module, tuple(given))
     try:
         program = npu_compiler.compile(extraction, target="cuda")
-    except npu_compiler.errors.CompileError as error:
+    except npu_compiler.errors.NPUError as error:
         return {"refused": str(error)}
     weights = load_weights(dict(extraction.weights), program, device)
     executor = CUDAExecutor(program, device, tune=args.tune)

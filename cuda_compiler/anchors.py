@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import epilogue
 from cuda_compiler.skeleton import KERNELS
@@ -18,7 +19,8 @@ anchor_launch = KERNELS.launch
 
 def anchor_epilogue(group: Group, found: Positions, size: int) -> Epilogue:
     """The functions that fetch operands, and that compute and store `size` neighbouring results of a thread."""
-    values = f"const float (&value)[{size * group.pairs}], "
+    assert group.anchor is not None
+    values = f"const {CUDA.register(group.anchor.dtype)} (&value)[{size * group.pairs}], "
     text = epilogue(group, found, size, _POSITIONS, _NAMES, values)
     macros = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs}
     return Epilogue(group, found, text, macros)

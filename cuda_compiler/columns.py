@@ -41,8 +41,9 @@ COLUMN_KERNEL = KernelTemplate(
     threads=lambda macros: macros["LANES"] * macros["SLICES"],
     before="column_reductions.cuh",
 )
-_LANES = 32  # packs of a block
-_MAX_SLICES = 8
+_MAX_LANES = 32  # packs of a block
+_USUAL_THREADS, _MAX_THREADS = 256, 512  # of a block; more than usual where there is nothing else to share
+_SECTOR_BYTES = 64  # read side by side: fewer lanes than that many bytes take would read others' memory along
 _STATIC_BYTES = 48 << 10  # of shared memory that CUDA lets any kernel declare
 _UNROLLED = 8  # loads that a thread has on their way
 _ROWS = -2  # the last of the rows' dimensions, along which they lie side by side
@@ -74,15 +75,16 @@ def lower_columns(group: Group, lowering: Lowering) -> list[KernelCall]:
     packed = with_packs(operands, loads)
     program = row_program(group, packed, CUDA, hoisting=False)
     columns = max(phase.extent for phase in program.phases)
-    slices = _slices(packs, columns, size * state_bytes(program.phases), lowering.device)
+    least = ceil_div(_SECTOR_BYTES, size * max((load.dtype.size for load in leaves(group.expr)), default=1))
+    lanes, slices = _division(packs, columns, size * state_bytes(program.phases), least, lowering.device)
     axes = AXES[len(AXES) - len(counts) :]
     statements = unpack("pack", axes, counts)
     if size > 1:
         statements.append(f"    {axes[-1]} *= {size};")
     found = Positions(packed, tuple(statements), {"packs": packs}, axes[-1])
     fused = Epilogue(group, found, _compute_rows(group, found, program, loads, size), map_macros(group, operands))
-    macros = {"LANES": _LANES, "SLICES": slices}
-    launch = Launch(COLUMN_KERNEL, (ceil_div(packs, _LANES), 1, 1), {"packs": packs}, macros)
+    macros = {"LANES": lanes, "SLICES": slices}
+    launch = Launch(COLUMN_KERNEL, (ceil_div(packs, lanes), 1, 1), {"packs": packs}, macros)
     return [KERNELS.launch(launch, fused, lowering)]
 
 
@@ -95,20 +97,30 @@ def _without_single_columns(group: Group, operands: Operands) -> Operands:
     return replace(operands, walks=walks)
 
 
-def _slices(packs: int, columns: int, nbytes: int, device: DeviceModel) -> int:
-    """Threads that share the columns of a pack of rows: as few as keep the device busy.
+def _division(packs: int, columns: int, nbytes: int, least: int, device: DeviceModel) -> tuple[int, int]:
+    """Packs of a block, and threads that share the columns of each: as few threads as keep the device busy.
 
     Args:
         packs: Packs of rows.
         columns: What is reduced.
         nbytes: Size of the states of a pack, which all threads of a block have in shared memory.
+        least: Packs of a block that read whole sectors of memory.
         device: What they run on.
     """
     busy = device.cores * device.constants("columns", _Costs).busy_threads
-    slices, most = 1, min(_MAX_SLICES, _STATIC_BYTES // (_LANES * nbytes))
-    while 2 * slices <= most and packs * slices < busy and slices * 4 <= columns:
-        slices *= 2
-    return slices
+    lanes, slices = _MAX_LANES, 1
+    while lanes > least and lanes >= 2 * packs:
+        lanes //= 2
+    while packs * slices < busy and slices * 4 <= columns:
+        if 2 * lanes * slices <= _USUAL_THREADS and 2 * lanes * slices * nbytes <= _STATIC_BYTES:
+            slices *= 2
+        elif lanes > least and packs < device.cores * lanes:
+            lanes //= 2
+        elif 2 * lanes * slices <= _MAX_THREADS and 2 * lanes * slices * nbytes <= _STATIC_BYTES:
+            slices *= 2
+        else:
+            break
+    return lanes, slices
 
 
 def _compute_rows(group: Group, found: Positions, program: RowProgram, loads: Sequence[PackedLoad], size: int) -> str:

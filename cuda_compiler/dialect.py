@@ -27,4 +27,5 @@ CUDA = Dialect(
     },
     infinity="__int_as_float(0x7f800000)",
     nan="__int_as_float(0x7fffffff)",
+    inline="__device__ __forceinline__",
 )

@@ -13,16 +13,20 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.tensor.expr import Expr, Iota, Load, walk
+from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, walk
 
-__all__ = ["PACK_SIZES", "PackedLoad", "element_functions", "epilogue", "pack_size", "packed_loads", "with_packs"]
+__all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
+__all__ += ["pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
 
 
 @dataclass(frozen=True)
 class PackedLoad:
-    """A load of neighbouring elements: its leaf, the text that loads the pack, and its storage type."""
+    """A load of neighbouring elements: its leaf, the text that loads the pack, and its storage type.
+
+    Where the leaf has an index, that is the same for the whole pack, and what it says is added to the address.
+    """
 
     leaf: Load
     source: str
@@ -48,17 +52,37 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
     contiguous = [load for load, walk in walks if walk is not None and walk[axis] == 1]
     for wanted in (len(contiguous), sum(not _guarded(operands, load) for load in contiguous)):
         for size in fitting:
-            if len(packed_loads(operands, [group.expr], size, axis)) >= wanted:
+            whole = group.is_elementwise
+            if len(packed_loads(operands, [group.expr], size, axis, whole, whole)) >= wanted:
                 return size
     return fitting[0] if fitting else 1
 
 
-def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int = -1) -> list[PackedLoad]:
-    """The loads that may read `size` neighbours along a dimension at once."""
+def packed_loads(
+    operands: Operands,
+    exprs: Sequence[Expr],
+    size: int,
+    axis: int = -1,
+    indexed: bool = False,
+    checked: bool = False,
+) -> list[PackedLoad]:
+    """The loads that may read `size` neighbours along a dimension at once.
+
+    Args:
+        operands: What `exprs` read.
+        exprs: What is computed.
+        size: Elements of a pack.
+        axis: The dimension, counted from the last.
+        indexed: Whether loads at a computed place count, too: of their packs, `source` has ``{index}`` for it.
+        checked: Whether these count where the place is checked, so that whoever reads the pack records a fault.
+    """
     if size == 1:
         return []
     found = []
-    walks = ((load, operands.walks.get(load)) for load in _loads(exprs) if load.index is None)
+    indices = [load for load in _loads(exprs) if load.index is not None] if indexed else []
+    same = {load for load in indices if _is_same(load, operands, axis, size, checked)}
+    taken = [load for load in _loads(exprs) if load.index is None or load in same]
+    walks = ((load, operands.walks.get(load)) for load in taken)
     contiguous = [(load, strides) for load, strides in walks if strides is not None and strides[axis] == 1]
     held = conditions(exprs) if any(_guarded(operands, load) for load, _ in contiguous) else {}
     for load, strides in contiguous:
@@ -73,11 +97,36 @@ def packed_loads(operands: Operands, exprs: Sequence[Expr], size: int, axis: int
             continue
         uniform = all(is_small(guard) and is_uniform(guard, operands.walks, axis, size) for guard, _ in guards)
         if uniform and _aligned(outer, argument.offset, size, dtype.size):
-            source = f"load_pack<{size}>({pointer} + {address})"
+            further = f" + int({{index}}) * {load.index_stride}" if load.index is not None else ""
+            source = f"load_pack<{size}>({pointer} + {address}{further})"
             if guards:
                 source = f"{_all_of(guards, operands)} ? {source} : Pack<{storage}, {size}>()"
             found.append(PackedLoad(load, source, storage))
     return found
+
+
+def pack_source(load: PackedLoad, printer: Printer) -> str:
+    """The text that loads a pack; a printer has the statements that say where it lies."""
+    index = load.leaf.index
+    return load.source if index is None else load.source.replace("{index}", printer.value(index))
+
+
+def define_indexed(printer: Printer, packs: Mapping[str, PackedLoad]) -> None:
+    """Tells a printer of the elements, at ``u``, of packs at computed places, which nobody has to compute again."""
+    for name, load in packs.items():
+        if load.leaf.index is not None:
+            printer.define(load.leaf, f"{CUDA.register(load.leaf.dtype)}({name}[u])")
+
+
+def _is_same(load: Load, operands: Operands, axis: int, size: int, checked: bool) -> bool:
+    """Whether a load at a computed place reads, for all of a pack wherever it is, neighbours from one place on."""
+    assert load.index is not None
+    nodes = walk(load.index)
+    still = all(not operands.walks[leaf][axis] for leaf in nodes if isinstance(leaf, Load | Iota))
+    checks = [node for node in nodes if isinstance(node, Checked)]
+    somewhere = any(_guarded(operands, each) for each in _loads([load]))
+    somewhere = somewhere or any(operands.names.checks[check][1] for check in checks)
+    return still and (checked or not checks) and not somewhere and load.index_stride % size == 0
 
 
 def _all_of(guards: Iterable[Guard], operands: Operands) -> str:
@@ -130,7 +179,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
         values: Parameter for the anchor's own results, with a comma after it; empty without an anchor.
     """
     storage = CUDA.storage[group.output.dtype.name]
-    loads = packed_loads(found.operands, [group.expr], size)
+    loads = packed_loads(found.operands, [group.expr], size, indexed=True, checked=group.is_elementwise)
     operands = with_packs(found.operands, loads, "fetched.")
     pointers, passed = f"{pointer_parameters(operands, CUDA)}const Params& p", f"{pointer_arguments(operands)}p"
     value = "value, " if values else ""
@@ -156,7 +205,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
         f"{inline} void store({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
         "{",
         *found.statements,
-        *_store_lines(group, operands, found.inner, size),
+        *_store_lines(group, operands, found.inner, size, packs),
         "}",
         f"{inline} void finish({values}{positions}{storage}* out, {pointers})",
         "{",
@@ -176,6 +225,8 @@ def _fetching(
     struct: str, function: str, packs: Mapping[str, PackedLoad], size: int, parameters: str, found: Positions
 ) -> list[str]:
     """A struct of packs, and the function that reads them."""
+    printer = Printer(CUDA, found.operands.names)
+    sources = {name: pack_source(load, printer) for name, load in packs.items()}
     return [
         f"struct {struct} {{",
         *(f"    Pack<{load.storage}, {size}> {name};" for name, load in packs.items()),
@@ -183,8 +234,9 @@ def _fetching(
         f"__device__ __forceinline__ {struct} {function}({parameters})",
         "{",
         *found.statements,
+        *printer.lines,
         f"    {struct} fetched;",
-        *(f"    fetched.{name} = {load.source};" for name, load in packs.items()),
+        *(f"    fetched.{name} = {source};" for name, source in sources.items()),
         "    return fetched;",
         "}",
     ]
@@ -215,10 +267,11 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
     )
 
 
-def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> list[str]:
+def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
+    define_indexed(printer, {f"fetched.{name}": load for name, load in packs.items()})
     result = f"{storage}({printer.value(group.expr)})"
     indices = Printer(CUDA, operands.names)
     place = scatter_place(group, operands.output, indices)
@@ -240,8 +293,7 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int) -> lis
 
 def _result_lines(group: Group) -> list[str]:
     """Names for the anchor's own results; the odd column of a pair is ``sum1``."""
-    if group.problem is None:
+    if group.anchor is None:
         return []
-    if group.pairs == 1:
-        return ["        const float sum = value[u];"]
-    return ["        const float sum = value[2 * u], sum1 = value[2 * u + 1];"]
+    own = f"        const {CUDA.register(group.anchor.dtype)} sum = "
+    return [f"{own}value[u];"] if group.pairs == 1 else [f"{own}value[2 * u], sum1 = value[2 * u + 1];"]

@@ -11,23 +11,23 @@ from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution
-from cuda_compiler.images.image_packing import packed_weight
+from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
+from cuda_compiler.scatter import loads_values
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
+from npu_compiler.lowering.element import loads_element
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Paired
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import has_reduce
-from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.layout import Layout, channels_last, dense
 
 __all__ = ["CUDATarget"]
-
-_CHANNELS_LAST = (0, 2, 3, 1)
 
 
 class CUDATarget(CodegenTarget):
@@ -45,13 +45,11 @@ class CUDATarget(CodegenTarget):
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "conv_weight":
-            return Layout(shape, packed_weight(shape), _CHANNELS_LAST)
-        if role == "image":
-            return Layout(shape, shape, _CHANNELS_LAST)
-        return dense(shape)
+            return filter_layout(shape)
+        return channels_last(shape, shape[1]) if role == "image" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_codes, loads_fresh, loads_convolution
+        forms = loads_vector, loads_codes, loads_fresh, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:

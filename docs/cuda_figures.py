@@ -8,7 +8,8 @@ from typing import Any
 
 from docs.line_chart import Line, line_chart
 
-__all__ = ["decode_chart", "generation_table", "llm_table", "resnet_table", "summary_table", "sweep_text"]
+__all__ = ["calls_table", "decode_chart", "generation_table", "llm_table", "models_table", "ops_table", "resnet_table"]
+__all__ += ["summary_table", "sweep_text"]
 
 Row = Mapping[str, Any]
 Texts = tuple[str, str]
@@ -125,6 +126,21 @@ _RESNET: Sequence[Column] = (
     _number(("same top-5", "같은 상위 5개"), "same top-5", "{:.1%}"),
     _number(("of PyTorch", "PyTorch의 상위 5개"), "captured, same top-5", "{:.1%}"),
 )
+_MODELS: Sequence[Column] = (
+    *_RESNET[:2],
+    *map(_peer, ("eager", "captured", "compiled")),
+    _RATIO,
+    _number(("launches", "커널 실행 수"), "launches", "{}"),
+    _number(("r", "r"), "Pearson r", "{:.6f}"),
+    _number(("of PyTorch", "PyTorch의 r"), "captured, Pearson r", "{:.6f}"),
+)
+_OPS: Sequence[Column] = (
+    (("op, float16", "연산, float16"), lambda row: str(row["op"])),
+    (("this project", "이 프로젝트"), lambda row: f"**{row['npu']:.4f}**"),
+    *((texts, lambda row, peer=peer: f"{row[peer]:.4f}") for peer, texts in list(_PEERS.items())[:2]),
+    (("ratio to eager", "eager와의 비"), lambda row: f"{row['npu'] / row['eager']:.2f}"),
+    (("to captured", "캡처와의 비"), lambda row: f"{row['npu'] / row['captured']:.2f}"),
+)
 _LLM: Sequence[Column] = (
     (("step", "단계"), _step),
     (("position", "위치"), lambda row: str(row["position"])),
@@ -144,6 +160,25 @@ _LLM: Sequence[Column] = (
 def resnet_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
     """The ResNets of a file of results."""
     yield from _table(results, _RESNET, language)
+
+
+def models_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
+    """The encoders of a file of results."""
+    yield from _table(results, _MODELS, language)
+
+
+def ops_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
+    """The ops of a file of results, in its order."""
+    rows = [row for run in results["runs"] for row in run["results"] if "npu" in row]
+    machines = dict.fromkeys(
+        ", ".join(f"{key}: {value}" for key, value in run["machine"].items()) for run in results["runs"]
+    )
+    yield f"{'; '.join(machines)}."
+    yield ""
+    yield f"| {' | '.join(texts[language] for texts, _ in _OPS)} |"
+    yield "|---" * len(_OPS) + "|"
+    for row in rows:
+        yield f"| {' | '.join(cell(row) for _, cell in _OPS)} |"
 
 
 def llm_table(results: Mapping[str, Any], language: int) -> Iterable[str]:

@@ -100,6 +100,8 @@ def pages() -> dict[str, str]:
         "llm": _llm,
         "levels": _levels,
         "cuda_llm": lambda language: cuda_figures.llm_table(steps, language),
+        "cuda_models": lambda language: cuda_figures.models_table(_load("cuda_models_h200.json"), language),
+        "cuda_ops": lambda language: cuda_figures.ops_table(_load("cuda_ops_h200.json"), language),
         "cuda_summary": lambda language: cuda_figures.summary_table((resnets, steps), language),
         "cuda_calls": lambda language: cuda_figures.calls_table(_load("cuda_calls_h200.json"), language),
         "cuda_generation": lambda language: cuda_figures.generation_table(_load("cuda_generation_h200.json"), language),

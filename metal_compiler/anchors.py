@@ -26,7 +26,9 @@ def anchor_epilogue(group: Group, lowering: Lowering) -> Epilogue:
     printer = Printer(METAL, operands.names)
     result = printer.value(group.expr)
     positions = "int batch, int row, int col"
-    values = "float value, float value1" if group.pairs == 2 else "float value"
+    assert group.anchor is not None
+    own = METAL.register(group.anchor.dtype)
+    values = f"{own} value, {own} value1" if group.pairs == 2 else f"{own} value"
     pointers, kind = pointer_parameters(operands, METAL), METAL.register(group.expr.dtype)
     epilogue = f"METAL_FUNC {kind} epilogue({values}, {positions}, {pointers}constant Params& p)"
     output_index = f"METAL_FUNC int output_index({positions}, constant Params& p)"

@@ -20,6 +20,8 @@ METAL = Dialect(
     },
     pointer="device const {type}*",
     faults="device Fault*",
+    inline="METAL_FUNC",
+    params="constant Params& p",
     functions={
         "erf": "npu_erf({0})",
         "exp": "precise::exp({0})",

@@ -10,7 +10,7 @@ from metal_compiler.row_phases import phase_extents, phases_text
 from metal_compiler.skeleton import KERNELS
 from metal_compiler.tiles.tiling import MAX_GRID
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.integers import ceil_div
+from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.anchors import Epilogue, pointer_parameters
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import (
@@ -52,8 +52,8 @@ def lower_elementwise(group: Group, lowering: Lowering) -> list[KernelCall]:
         lines.append(f"    int {axes[-2]} = int(position.y);")
     lines.append(f"    int {axes[-1]} = int(position.x);")
     found = Positions(operands, tuple(lines), extents, axes[-1])
-    block_x = min(_THREADS, _power_of_two(width))
-    block_y = min(_THREADS // block_x, _power_of_two(height))
+    block_x = min(_THREADS, power_of_two(width))
+    block_y = min(_THREADS // block_x, power_of_two(height))
     grid = (ceil_div(width, block_x), ceil_div(height, block_y), prod(outer))
     launch = Launch(ELEMENTWISE, grid, sizes, block=(block_x, block_y, 1))
     return [KERNELS.launch(launch, Epilogue(group, found, elementwise_body(group, operands, METAL)), lowering)]
@@ -103,7 +103,3 @@ def _printed(text: SharedText) -> tuple[dict[str, object], str]:
     bound = "".join(f"    {kind} {name} [[buffer({i})]],\n" for i, (kind, name) in enumerate(text.pointers))
     parts = {"declarations": text.declarations, "pointers": bound, "params": len(text.pointers), "calls": text.calls}
     return parts, ""
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()

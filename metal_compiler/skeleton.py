@@ -27,8 +27,8 @@ class _MetalKernels(KernelWriter):
             parts = ["", declaration, Template(self.file(name)).substitute(blanks)]
         else:
             defined = {**launch.macros, **(_stored(launch) if fused is None else _told(launch, fused))}
-            prologues = [prologue.text for prologue in launch.prologues.values() if prologue.text]
-            functions = [*(() if fused is None else (fused.text,)), *prologues]
+            own = [launch.text, *(prologue.text for prologue in launch.prologues.values())]
+            functions = [*(() if fused is None else (fused.text,)), *filter(None, own)]
             parts = [definitions(defined), declaration, *functions, *map(self.file, (*template.files.split(), name))]
         checks = ["checks.metal"] if any(CHECK in part for part in parts) else []
         return KernelSource(template.entry, *map(self.file, ("common.metal", *checks)), *parts)
@@ -58,10 +58,7 @@ def _blanks(fused: Epilogue) -> dict[str, object]:
 def _told(launch: Launch, fused: Epilogue) -> dict[str, object]:
     """What the files need to be told of output, epilogue and prologue."""
     operands, output = fused.found.operands, len(launch.inputs)
-    behind, before = output + 1 + len(operands.pointers), ""
-    for read in (read for prologue in launch.prologues.values() for read in prologue.operands):
-        before += _bound(read, behind)
-        behind += len(read.pointers)
+    before, behind = _read_by_prologues(launch, output + 1 + len(operands.pointers))
     return {
         "PAIRS": fused.group.pairs,
         "OUT_BUFFER": output,
@@ -69,7 +66,7 @@ def _told(launch: Launch, fused: Epilogue) -> dict[str, object]:
         "EPILOGUE_PARAMETERS": pointer_parameters(operands, METAL),
         "EPILOGUE_ARGUMENTS": pointer_arguments(operands),
         "PROLOGUE": 0,
-        "PROLOGUE_BUFFERS": before.replace("\n", " "),
+        "PROLOGUE_BUFFERS": before,
         "PARAMS_BUFFER": behind,
         "out_t": METAL.storage[fused.group.output.dtype.name],
         "result_t": METAL.register(fused.group.expr.dtype),
@@ -79,5 +76,16 @@ def _told(launch: Launch, fused: Epilogue) -> dict[str, object]:
 
 def _stored(launch: Launch) -> dict[str, object]:
     """What a file that stores its results by itself needs to be told: where its outputs are bound."""
-    bound = (*launch.outputs, "params")
-    return {f"{name.upper()}_BUFFER": number for number, name in enumerate(bound, len(launch.inputs))}
+    numbers = {f"{name.upper()}_BUFFER": number for number, name in enumerate(launch.outputs, len(launch.inputs))}
+    before, behind = _read_by_prologues(launch, len(launch.inputs) + len(launch.outputs))
+    bound = {"PROLOGUE_BUFFERS": before} if launch.template.computed else {}
+    return {**numbers, "PARAMS_BUFFER": behind, **bound, **launch.prologue_macros}
+
+
+def _read_by_prologues(launch: Launch, first: int) -> tuple[str, int]:
+    """Kernel parameters for what prologues read, bound from `first` on, and the number behind them."""
+    bound = ""
+    for read in (read for prologue in launch.prologues.values() for read in prologue.operands):
+        bound += _bound(read, first)
+        first += len(read.pointers)
+    return bound.replace("\n", " "), first

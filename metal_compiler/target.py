@@ -11,12 +11,13 @@ from metal_compiler.products.codes import loads_codes
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.element import loads_element
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Paired
 from npu_compiler.lowering.target import CodegenTarget, Lowering
 from npu_compiler.tensor.expr import has_reduce
-from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.layout import Layout, channels_last, dense, filter_order
 
 __all__ = ["CHANNEL_ALIGNMENT", "MetalTarget"]
 
@@ -34,18 +35,16 @@ class MetalTarget(CodegenTarget):
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":
-            batch, channels, height, width = shape
-            return Layout(shape, (batch, _aligned(channels), height, width), (0, 2, 3, 1))
+            return channels_last(shape, _aligned(shape[1]))
         if role == "conv_weight":
-            outputs, inputs, height, width = shape
-            return Layout(shape, (_aligned(outputs), inputs, height, width), (2, 3, 1, 0))
+            return Layout(shape, (_aligned(shape[0]), *shape[1:]), (*filter_order(shape), 0))
         return dense(shape)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_codes
+        forms = loads_vector, loads_codes, loads_element
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:

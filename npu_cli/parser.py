@@ -51,6 +51,7 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ir", type=_path, metavar="IR.json", help="what npu_compiler.extract wrote")
     parser.add_argument("--target", help=_TARGET_HELP)
     parser.add_argument("--device", help=_MODEL_HELP)
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +67,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=_path, metavar="DIR", help="write each output there as NAME.npy")
     parser.add_argument("--partition", action="store_true", help="of IR, run on the CPU what the device cannot")
+    parser.add_argument("--ledger", action="store_true", help="then measure what the CPU costs, and print why it is")
     parser.add_argument("--device", help=_DEVICE_HELP)
     parser.add_argument("--top", type=_positive, default=5, metavar="N", help="how many of the highest values to print")
     parser.add_argument("--tune", action="store_true", help="first time what the compiler left to choose")

@@ -37,7 +37,7 @@ class UnsupportedOpError(NPUError):
 
     Attributes:
         node: Name of the node.
-        op: ATen name of the op, such as ``aten.cumsum.default``.
+        op: ATen name of the op, such as ``aten.special_i0e.default``.
         reason: The constraint that failed.
     """
 

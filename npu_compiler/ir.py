@@ -11,7 +11,7 @@ from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError
 
-__all__ = ["IRGraph", "OpNode", "Renaming", "TensorSpec"]
+__all__ = ["IRGraph", "OpNode", "TensorSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +61,6 @@ class OpNode:
             for key, value in self.inputs.items()
         }
         return replace(self, inputs=inputs)
-
-
-class Renaming:
-    """Names that stand for others, which may stand for others again; found in one step once they were looked up."""
-
-    def __init__(self) -> None:
-        self._newer: dict[str, str] = {}
-
-    def add(self, old: str, new: str) -> None:
-        """From here on `old` stands for what `new` stands for."""
-        self._newer[old] = new
-
-    def current(self, name: str) -> str:
-        """What a name stands for."""
-        passed = []
-        while name in self._newer:
-            passed.append(name)
-            name = self._newer[name]
-        self._newer.update(dict.fromkeys(passed, name))
-        return name
-
-    def apply(self, node: OpNode) -> OpNode:
-        """A node that reads what its operands stand for."""
-        names = {name: self.current(name) for name in node.tensors() if name in self._newer}
-        return node.renamed(names)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
 from npu_compiler.op_support import is_op_supported as lowers_by_default
-from npu_compiler.ops.registry import is_in_place
-from npu_compiler.partitioning.carried_graph import read_carried_graph
+from npu_compiler.partitioning.carried_graph import read_carried_graph, without_shared_memory
+from npu_compiler.partitioning.companions import Companions, find_companions
 from npu_compiler.partitioning.division import Division, divide
-from npu_compiler.partitioning.in_place import Chain, find_chains, rename_changed
 from npu_compiler.partitioning.placement import SupportRule
 from npu_compiler.partitioning.plan import Partition, PartitionPlan, TransferOp
+from npu_compiler.partitioning.pricing import Divided, ledger_of
 from npu_compiler.partitioning.sub_ir import SubIRWriter
 from npu_compiler.partitioning.support_rules import NodeCallback, callback_rule, target_rule
 
@@ -49,6 +49,7 @@ def partition(
 
     Raises:
         IRError: The IR is malformed.
+        UnsupportedOpError: A change in place that PyTorch refuses too, or of which the IR does not say what it changes.
         CompileError: There is no such target or device, or the callback failed or is none.
     """
     if is_op_supported is not None and not callable(is_op_supported):
@@ -61,24 +62,29 @@ def partition(
     if is_op_supported is None and target is None:
         target = target_named().name
     codegen = target_named(target, device)
-    carried = read_carried_graph(source)
-    graph = rename_changed(carried.graph)
-    chains = find_chains(graph)
+    read = read_carried_graph(source)
+    carried = without_shared_memory(read)
+    graph = carried.graph
     compute = compute_dtype(graph, codegen, None)
     device_tensors = assign_dtypes(graph, compute).tensors
     rules = [] if target is None else [target_rule(codegen, device_tensors)]
     if is_op_supported is not None:
         rules.insert(0, callback_rule(is_op_supported, carried.raw))
-    division = divide(graph, device_tensors, _all_of(rules), chains)
-    writer = SubIRWriter(carried, graph, device_tensors, compute.name)
-    partitions = _partitions(graph, division, chains, writer)
+    refused: dict[str, str] = {}
+    support = _all_of(rules, refused)
+    companions = find_companions(graph, support, is_op_supported is not None)
+    device_tensors = companions.device_tensors(graph, device_tensors)
+    division = divide(companions.graph, device_tensors, support)
+    divided = Divided(companions.graph, device_tensors, support, dict(refused), division, codegen.device)
+    writer = SubIRWriter(carried, device_tensors, compute.name)
+    partitions = _partitions(companions, division, writer)
     return PartitionPlan(
         model=graph.name,
         target=target,
         inputs=tuple(graph.tensors[name] for name in graph.inputs),
         outputs=tuple(
-            replace(carried.graph.tensors[tensor], name=name)
-            for name, tensor in zip(carried.outputs, carried.graph.outputs, strict=True)
+            replace(read.graph.tensors[tensor], name=name)
+            for name, tensor in zip(read.outputs, read.graph.outputs, strict=True)
         ),
         output_tensors=graph.outputs,
         partitions=partitions,
@@ -87,21 +93,28 @@ def partition(
         notes=graph.notes,
         structure=graph.structure,
         compiled_for=device,
+        ledger=ledger_of(divided, lambda node, tensors: target_rule(codegen, tensors)(node)),
     )
 
 
-def _all_of(rules: Sequence[SupportRule]) -> SupportRule:
+def _all_of(rules: Sequence[SupportRule], refused: dict[str, str]) -> SupportRule:
+    """What all rules say; each node is asked for once, and those that one of them refuses are noted in `refused`."""
+    known: dict[str, Support] = {}
+
     def support(node: OpNode) -> Support:
-        answers = (rule(node) for rule in rules)
-        return next((answer for answer in answers if not answer), Support(True))
+        if node.name not in known:
+            answers = (rule(node) for rule in rules)
+            known[node.name] = next((answer for answer in answers if not answer), Support(True))
+            if not known[node.name]:
+                refused[node.name] = known[node.name].reason
+        return known[node.name]
 
     return support
 
 
-def _partitions(
-    graph: IRGraph, division: Division, chains: Sequence[Chain], writer: SubIRWriter
-) -> tuple[Partition, ...]:
-    """One partition for each level, in order."""
+def _partitions(companions: Companions, division: Division, writer: SubIRWriter) -> tuple[Partition, ...]:
+    """One partition for each level, in order; with what goes along."""
+    graph = companions.graph
     members: dict[int, list[int]] = {}
     level_of: dict[str, int] = {}
     readers: dict[str, set[int]] = {}
@@ -111,7 +124,6 @@ def _partitions(
         for name in node.tensors():
             readers.setdefault(name, set()).add(level)
     wanted = set(graph.outputs)
-    changing = {node.name for chain in chains for node in graph.nodes[chain.first : chain.last + 1]}
     partitions = []
     for level, positions in sorted(members.items()):
         nodes = [graph.nodes[position] for position in positions]
@@ -121,6 +133,9 @@ def _partitions(
         outputs = tuple(name for name in made if name in wanted or readers.get(name, set()) - {level})
         on_device = division.placements[positions[0]].on_device
         name = f"{graph.name}.{level}"
+        along = companions.of(nodes)
+        reasons = {} if on_device else _reasons(graph, positions, division) | _reasons_along(along)
+        nodes = along + nodes
         partitions.append(
             Partition(
                 index=level,
@@ -129,8 +144,7 @@ def _partitions(
                 inputs=inputs,
                 outputs=outputs,
                 ir=writer.write(name, nodes, inputs, outputs, on_device),
-                reasons={} if on_device else _reasons(graph, positions, division),
-                chained=frozenset(node.name for node in nodes if node.name in changing and is_in_place(node.op)),
+                reasons=reasons,
             )
         )
     return tuple(partitions)
@@ -138,6 +152,10 @@ def _partitions(
 
 def _reasons(graph: IRGraph, positions: Sequence[int], division: Division) -> dict[str, str]:
     return {graph.nodes[position].name: division.placements[position].reason for position in positions}
+
+
+def _reasons_along(nodes: Sequence[OpNode]) -> dict[str, str]:
+    return {node.name: "no input reaches it, and a node on the CPU reads it" for node in nodes}
 
 
 def _transfers(

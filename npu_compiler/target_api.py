@@ -13,6 +13,9 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.recurrence import Recurrence
+from npu_compiler.lowering.problems.scan import Scan
+from npu_compiler.lowering.problems.sort import Sort
 from npu_compiler.lowering.problems.windows import Windows
 from npu_compiler.lowering.target import CodegenTarget, Lowering, lowering_of
 from npu_compiler.tensor.expr import (
@@ -35,7 +38,8 @@ from npu_compiler.tensor.view import View
 
 __all__ = ["CodegenTarget", "Lowering", "lowering_of", "OpRefusal", "Layout", "View", "dense"]
 __all__ += ["Group", "TracedTensor", "flops_of", "traffic_of"]
-__all__ += ["Problem", "Product", "Convolution", "Pooling", "Attention", "Windows", "Divisor"]
+__all__ += ["Problem", "Product", "Convolution", "Pooling", "Attention", "Recurrence", "Scan", "Sort"]
+__all__ += ["Windows", "Divisor"]
 __all__ += ["Operand", "Computed", "Scattered", "Added"]
 __all__ += ["Expr", "Const", "Load", "Iota", "Call", "Reduce", "Combination", "Slot", "Checked", "walk", "FUNCTIONS"]
 __all__ += ["KernelSource", "KernelCall", "LibraryCall", "Argument", "Step", "FAULTS"]

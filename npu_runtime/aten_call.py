@@ -109,13 +109,12 @@ class AtenCall:
         self._parameters = [_parameter(argument) for argument in self._arguments]
         self._where = f"node '{node}' ({op})"
 
-    def bound(self, attrs: Mapping[str, Any], count: int, in_place: bool) -> BoundCall:
-        """The operator with all but its tensors bound, once for all calls.
+    def bound(self, attrs: Mapping[str, Any], count: int) -> BoundCall:
+        """The operator with all but its tensors bound, once for all calls. What it changes in place is a copy.
 
         Args:
             attrs: The node's attributes, as `settled` gives them.
             count: How many tensors the node has.
-            in_place: Whether an in-place operator may change its tensor; otherwise it changes a copy.
 
         Raises:
             IRError: As `bind`.
@@ -125,7 +124,7 @@ class AtenCall:
         copied = [
             value.index
             for value, is_written in zip(args, written, strict=False)
-            if is_written and not in_place and isinstance(value, _Place)
+            if is_written and isinstance(value, _Place)
         ]
         return BoundCall(self._overload, args, kwargs, copied)
 

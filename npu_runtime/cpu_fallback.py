@@ -44,10 +44,9 @@ class CPUProgram:
             UnsupportedOpError: PyTorch has no such operator.
             IRError: A node's arguments cannot be bound without guessing.
         """
-        self._isolated = bool(partition.chained)
         raw = {key: value for key, value in partition.ir.items() if key != "constants"}
         names = Names((), partition.ir["weight_name_mapping"])
-        prepared = [_prepared(node, node["name"] in partition.chained, names) for node in partition.ir["nodes"]]
+        prepared = [_prepared(node, names) for node in partition.ir["nodes"]]
         raw["nodes"] = [node for node, _ in prepared]
         self.notes = tuple(note for _, note in prepared if note)
         self._ir = IR.from_dict(raw)
@@ -96,10 +95,6 @@ class CPUProgram:
         """
         inputs = tuple([self._input(tensors[name], kind) for name, kind in self._inputs])
         weights, taken = self._weights, self._addresses
-        if self._isolated:
-            inputs = tuple([tensor.clone() for tensor in inputs])
-            weights = {name: tensor.clone() for name, tensor in weights.items()}
-            taken = {_address(tensor) for tensor in weights.values()}
         with torch.no_grad():
             try:
                 results = IRExecutor(self._ir, weights=weights).execute(inputs)
@@ -161,7 +156,7 @@ def _apart(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return tensor.clone() if _address(tensor) in taken else tensor
 
 
-def _prepared(node: Mapping[str, Any], in_place: bool, names: Names) -> tuple[dict[str, Any], str]:
+def _prepared(node: Mapping[str, Any], names: Names) -> tuple[dict[str, Any], str]:
     """The node with its call bound, under the name that pytorch-ir finds it by; and what was assumed of its arguments.
 
     Tensors go by their names alone.
@@ -173,7 +168,7 @@ def _prepared(node: Mapping[str, Any], in_place: bool, names: Names) -> tuple[di
     elif not traits_of(canonical(op)).picks:
         call = AtenCall(node["name"], op)
         attrs, note = call.settled(node, [names[name] for name in read])
-        op, attrs = _registered(op), {_CALL: call.bound(attrs, len(read), in_place)}
+        op, attrs = _registered(op), {_CALL: call.bound(attrs, len(read))}
     names.follow(node["op_type"], read, [output["name"] for output in node["outputs"]])
     inputs = [{key: tensor[key] for key in ("name", "shape", "dtype")} for tensor in node["inputs"]]
     return {**node, "op_type": op, "inputs": inputs, "attrs": attrs}, note

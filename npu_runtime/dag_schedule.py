@@ -93,9 +93,10 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class CPUStep:
-    """A partition on the CPU, and what nobody reads once it has run."""
+    """A partition on the CPU, its index, and what nobody reads once it has run."""
 
     program: CPUProgram
+    index: int
     host_ends: tuple[str, ...]
     device_ends: tuple[Key, ...]
 
@@ -173,7 +174,7 @@ class Schedule:
         self.steps = tuple(
             self._device_step(part, executors[part.index])
             if part.on_device
-            else CPUStep(cpu_programs[part.index], *self._ends(part))
+            else CPUStep(cpu_programs[part.index], part.index, *self._ends(part))
             for part in plan.partitions
         )
         self.results = tuple(

@@ -17,7 +17,6 @@ from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values,
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
-from cuda_compiler.element import ElementFunction, element_function
 from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
 from npu_compiler.artifact.plan import KernelCall
@@ -26,6 +25,7 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import CHECK
+from npu_compiler.lowering.element import ElementFunction, element_function
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
@@ -34,7 +34,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Prologue
 from npu_compiler.tensor.expr import Expr, Iota, Load, walk
-from npu_compiler.tensor.trace import Scatter
+from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
 __all__ = ["ATTENTION_DECODE", "lower_decode", "loads_fresh"]
@@ -56,7 +56,7 @@ ATTENTION_DECODE = KernelTemplate(
         "state_head"
     ),
     macros=(
-        f"{SIZE_MACROS} OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
+        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
         f"ENOUGH MASK_HEADS {MASK_MACROS} FRESH KEPT_T EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
     ),
     inputs="fresh k v mask states partial",
@@ -130,9 +130,17 @@ def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
         return position == 0 and not operand.is_of_rows
     if not isinstance(operand, Scattered) or position not in (1, 2):
         return False
-    made, source = operand.made, operand.tensor.source
-    whole = operand.view.same_elements(operand.tensor.view) and made.shape[2] <= _MAX_ROWS
-    return whole and isinstance(source, Scatter) and source.dim == 2 and _names_rows(made)
+    made, tensor = operand.made, operand.tensor
+    whole = operand.view.same_elements(tensor.view) and made.shape[2] <= _MAX_ROWS
+    return whole and _is_of_rows(made, tensor) and _names_rows(made)
+
+
+def _is_of_rows(produced: Group, tensor: TracedTensor) -> bool:
+    """Whether a scatter replaces whole rows of all heads."""
+    (batch, heads, _, size), strides = tensor.shape, tensor.layout.strides
+    whole = produced.shape == (batch, heads, produced.shape[2], size) and produced.index_stride == strides[2]
+    apart = View(produced.shape, (strides[0], strides[1], 0, strides[3]))
+    return whole and produced.view.same_elements(apart) and produced.shape[2] > 0
 
 
 def _names_rows(produced: Group) -> bool:
@@ -249,7 +257,7 @@ def _functions(problem: Attention, lowering: Lowering) -> list[ElementFunction]:
             wanted[f"{name}_value"] = (produced.expr, produced.view)
             wanted[f"{name}{_PLACE}"] = (produced.index, produced.view)
     return [
-        element_function(name, expr, view.shape, lowering.tensors, f"f{number}")
+        element_function(name, expr, view.shape, lowering.tensors, f"f{number}", CUDA)
         for number, (name, (expr, view)) in enumerate(wanted.items())
     ]
 
@@ -260,12 +268,12 @@ def _text(functions: Sequence[ElementFunction]) -> str:
     Places are needed early, by every thread. A branch that records a fault would have all of them wait for the index
     there, so that this is left to a function ``report_...`` of its own, which one thread calls at the end.
     """
-    parameters = "".join(pointer_parameters(function.operands, CUDA) for function in functions)
+    pointers = "".join(pointer_parameters(function.operands, CUDA) for function in functions)
     texts = []
     for function in functions:
-        text = function.text(parameters)
+        text = function.text(pointers, CUDA)
         if function.name.endswith(_PLACE):
-            texts.append(replace(function, name=f"report_{function.name}").text(parameters))
+            texts.append(replace(function, name=f"report_{function.name}").text(pointers, CUDA))
             text = text.replace(f"{CHECK}(", f"{QUIET_CHECK}(")
         texts.append(text)
     return "\n".join(texts)

@@ -38,7 +38,7 @@ ATTENTION = KernelTemplate(
         "v_step, mask_batch, mask_head, mask_row, mask_step, state_batch, state_head, state_parts"
     ),
     macros=(
-        f"{SIZE_MACROS} BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
+        f"{SIZE_MACROS} SOFT_CAP? BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
         f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY"
     ),
     inputs="q k v mask states partial",

@@ -111,7 +111,7 @@ def is_for_warpgroups(problem: Attention, device: DeviceModel) -> bool:
     """Whether `lower_prefill` takes it: enough rows for a tile, heads of whole chunks, a list of blocks that fits."""
     sizes_fit = all(size % 16 == 0 and size <= _MAX_SIZE for size in (problem.size, problem.value_size))
     copied = all(operand.has_chunks(_CHUNK) for operand in (problem.q, problem.k, problem.v))
-    enough = problem.shared * problem.rows > 64 and problem.scale > 0
+    enough = problem.shared * problem.rows > 64 and problem.scale > 0 and not problem.cap
     if not (enough and sizes_fit and copied and offers(device, WARPGROUPS)):
         return False
     return _divide(problem, device).shared_bytes <= device.shared_bytes

@@ -23,7 +23,9 @@ def padded(size: int) -> int:
 
 def size_macros(problem: Attention) -> dict[str, object]:
     """The data type, the scale, and the sizes that do not depend on how the work is divided."""
+    capped = {"SOFT_CAP": CUDA.literal(problem.cap, FLOAT32)} if problem.cap else {}
     return {
+        **capped,
         "tile_t": CUDA.storage[problem.q.dtype.name],
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,

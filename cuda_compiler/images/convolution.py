@@ -8,10 +8,10 @@ from math import prod
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
 from cuda_compiler.images.image_packing import (
     CHUNK,
     along_axes,
-    chunks_follow_steps,
     is_packed_image,
     is_packed_weight,
     pack_image,
@@ -67,8 +67,11 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
     Raises:
         OpRefusal: A tensor that the epilogue reads, or the packed image, is too large.
     """
-    windows, found = conv.windows, epilogue_positions(group, lowering, "sum")
-    if not _fits_tiles(conv) or not chunks_follow_steps(conv.channels, windows.stride[1], windows.dilation[1]):
+    found = epilogue_positions(group, lowering, "sum")
+    together = depthwise_pack(conv, group, found)
+    if together > 1:
+        return [lower_depthwise(conv, together, group, found, lowering)]
+    if not _fits_tiles(conv):
         return [_lower_plain(conv, group, found, lowering)]
     if is_packed_image(conv.image, conv.channels):
         return choice_of(_tiled_options(conv, group, found, lowering, conv.image.argument, _geometry(conv)))

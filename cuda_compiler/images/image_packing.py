@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.dialect import CUDA
@@ -13,13 +14,14 @@ from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.tensor.layout import Layout, filter_order
 from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
     "CHUNK",
     "PACK_CHANNELS",
     "along_axes",
-    "chunks_follow_steps",
+    "filter_layout",
     "is_packed_image",
     "is_packed_weight",
     "pack_image",
@@ -33,7 +35,7 @@ _PACK_THREADS = 256
 PACK_CHANNELS = KernelTemplate(
     "pack_channels",
     params="int image_stride, channel_stride, y_stride, x_stride, pixels",
-    macros="a_t PIECE PIECES CHANNELS FIRST PACKED_WIDTH WIDTH HEIGHT",
+    macros="a_t PIECE PIECES CHANNELS OF_PIXEL DISTANCE FIRST PACKED_WIDTH WIDTH HEIGHT",
     inputs="image",
     outputs="out",
     threads=_PACK_THREADS,
@@ -53,23 +55,31 @@ def packed_weight(shape: tuple[int, ...]) -> tuple[int, ...]:
     return outputs, ceil_div(channels, CHUNK) * CHUNK, height, width
 
 
+def filter_layout(shape: tuple[int, ...]) -> Layout:
+    """How a weight [O, I, ...] lies: tap by tap, filled up to whole chunks; of one channel, with its outputs innermost.
+
+    Each channel with filters of its own has them side by side with those of its neighbours.
+    """
+    order, rank = filter_order(shape), len(shape)
+    if shape[1] == 1 and rank < 5:
+        return Layout(shape, shape, (*order, 0))
+    if rank == 5 and order[-1] == 2 and shape[2] > 1:
+        return Layout(shape, shape, (0, *order))  # taps along the depth are channels, too
+    if rank == 5:
+        plane = shape[3:] if order[-1] == 2 else shape[2:4]
+        outputs, channels, height, width = packed_weight((*shape[:2], *plane))
+        taps = (1, height, width) if order[-1] == 2 else (height, width, 1)
+        return Layout(shape, (outputs, channels, *taps), (0, *order))
+    outputs, channels, *filled = packed_weight((*shape[:2], *(1,) * (4 - rank), *shape[2:]))
+    return Layout(shape, (outputs, channels, *filled[4 - rank :]), (0, *order))
+
+
 def is_packed_weight(weight: Operand) -> bool:
     """Whether a weight lies as [O, KH, KW, I], with its taps filled up."""
     _, channels, height, width = packed_weight(weight.shape)
     expected = (channels * height * width, 1, width * channels, channels)
     pairs = zip(weight.shape, weight.strides, expected, strict=True)
     return weight.offset == 0 and all(n == 1 or stride == wanted for n, stride, wanted in pairs)
-
-
-def chunks_follow_steps(channels: int, step: int, dilation: int) -> bool:
-    """Whether every window begins at a chunk: where two pixels make one, it must move on by two.
-
-    Args:
-        channels: Channels of the image.
-        step: Pixels of a line from one window to the next.
-        dilation: Pixels of a line from one tap to the next.
-    """
-    return channels > _FEW_CHANNELS or (step, dilation) == (2, 1)
 
 
 def is_packed_image(image: Operand, channels: int) -> bool:
@@ -94,9 +104,9 @@ def pack_image(
     Raises:
         OpRefusal: The result is too large.
     """
-    packed, first, width = _packed_geometry(geometry)
+    packing = _packing(geometry)
+    width, channels = packing.width, packing.channels
     batch, given, height, given_width = image.shape
-    channels = geometry["PIXEL_STRIDE"]
     pixels = batch * height * width
     if pixels * channels >= MAX_ELEMENTS:
         name, elements = image.tensor.name, pixels * channels
@@ -110,7 +120,9 @@ def pack_image(
         "PIECE": piece,
         "PIECES": channels // piece,
         "CHANNELS": given,
-        "FIRST": first,
+        "OF_PIXEL": geometry["PIXEL_STRIDE"],
+        "DISTANCE": packing.distance,
+        "FIRST": packing.first,
         "PACKED_WIDTH": width,
         "WIDTH": given_width,
         "HEIGHT": height,
@@ -125,26 +137,45 @@ def pack_image(
     )
     nbytes = (pixels * channels + prod(image.shape)) * image.dtype.size
     call = KERNELS.launch_alone(launch, f"channels of {image.tensor.name}", nbytes, lowering)
-    return call, Argument(result.buffer), packed
+    return call, Argument(result.buffer), packing.geometry
 
 
-def _packed_geometry(geometry: Mapping[str, int]) -> tuple[dict[str, int], int, int]:
-    """The geometry of a packed image, the pixels of zeros that come before each of its lines, and its width in pixels.
+@dataclass(frozen=True)
+class _Packing:
+    """How an image is packed.
 
-    Where images of few channels are walked two pixels at a time, two pixels become one of twice the channels, and so do
-    two taps; a window that begins at an odd pixel begins at an even one when a pixel of zeros comes first.
+    Attributes:
+        geometry: That of the packed image.
+        first: Pixels of zeros, or with zeros, that come before each of its lines.
+        width, channels: Of the lines that are stored, in pixels.
+        distance: Where a stored pixel is a pair that overlaps the next one: how far apart its two are.
+    """
+
+    geometry: dict[str, int]
+    first: int
+    width: int
+    channels: int
+    distance: int = 0
+
+
+def _packing(geometry: Mapping[str, int]) -> _Packing:
+    """How an image of some geometry is packed.
+
+    Images of few channels are walked two pixels at a time: two pixels become one of twice the channels, and so do two
+    taps. Where windows move on by an even number of pixels, every second pixel begins a pair; a window that begins at
+    an odd one begins at an even one when a pixel of zeros comes first. Otherwise every pixel begins a pair, with the
+    one that the next tap reads, and what is read two taps on is the next pair of a window.
     """
     channels, width, pad = geometry["CHANNELS"], geometry["WIDTH"], geometry["PAD_X"]
+    step, dilation = geometry["STEP_X"], geometry["DILATION_X"]
     if channels != _FEW_CHANNELS:
-        return dict(geometry), 0, width
-    first = pad % 2
-    pairs = ceil_div(width + first, 2)
-    paired = {
-        "CHANNELS": 2 * channels,
-        "PIXEL_STRIDE": 2 * channels,
-        "TAPS_X": geometry["TAPS_X"] // 2,
-        "STEP_X": 1,
-        "PAD_X": (pad - first) // 2,
-        "WIDTH": pairs,
-    }
-    return {**geometry, **paired}, first, 2 * pairs
+        return _Packing(dict(geometry), 0, width, geometry["PIXEL_STRIDE"])
+    paired = {"CHANNELS": 2 * channels, "PIXEL_STRIDE": 2 * channels, "TAPS_X": geometry["TAPS_X"] // 2}
+    if step % 2 == 0 and dilation == 1:
+        first = pad % 2
+        pairs = ceil_div(width + first, 2)
+        paired |= {"STEP_X": step // 2, "PAD_X": (pad - first) // 2, "WIDTH": pairs}
+        return _Packing({**geometry, **paired}, first, 2 * pairs, channels)
+    first = min(pad, dilation)  # pairs that begin with padding and end inside of the image
+    paired |= {"DILATION_X": 2 * dilation, "PAD_X": pad - first, "WIDTH": width + first}
+    return _Packing({**geometry, **paired}, first, width + first, 2 * channels, dilation)

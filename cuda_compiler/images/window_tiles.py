@@ -25,6 +25,7 @@ TILE_X, TILE_Y = 8, 16  # results; 8 neighbours are what tensor cores read at a 
 OUTPUTS, GROUP_THREADS = 64, 128
 _CHUNK = 8  # results that are stored together
 _STAGED_BYTES = 2 * OUTPUTS + 16  # of shared memory for a result; neighbours begin in different banks
+_LEAST_FILLED = 4  # of so many results of all tiles, one must be in the image
 RESULT_BYTES = TILE_X * TILE_Y * _STAGED_BYTES
 
 
@@ -37,7 +38,8 @@ def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool
         not any(walk[:-1]) for key, walk in found.operands.walks.items() if key is not None
     )
     whole = pack_size(group, found.operands, conv.shape[1]) == _CHUNK
-    return conv.weight.is_constant and by_channel and whole and group.output.dtype in (FLOAT16, BFLOAT16)
+    filled = _LEAST_FILLED * conv.pixels >= tiles_of(conv) * TILE_X * TILE_Y  # which a line does not
+    return conv.weight.is_constant and by_channel and whole and filled and group.output.dtype in (FLOAT16, BFLOAT16)
 
 
 def tiles_of(conv: Convolution) -> int:

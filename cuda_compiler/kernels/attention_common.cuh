@@ -35,3 +35,14 @@ __device__ __forceinline__ void store_pair(
     }
 #endif
 }
+
+// A score in powers of two, ahead of the mask.
+__device__ __forceinline__ float scaled_score(float product)
+{
+    constexpr float LOG2_E = 1.44269504088896341f;
+#ifdef SOFT_CAP
+    return tanhf(product * (SCALE / SOFT_CAP)) * (SOFT_CAP * LOG2_E);
+#else
+    return product * (SCALE * LOG2_E);
+#endif
+}

@@ -161,7 +161,7 @@ __device__ __forceinline__ void mask_scores(
     for (int n = 0; n < STEP / 8; ++n) {
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            score[n][u] *= SCALE * LOG2_E;
+            score[n][u] = scaled_score(score[n][u]);
         }
     }
     if (is_open) {

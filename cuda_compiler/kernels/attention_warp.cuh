@@ -95,7 +95,7 @@ __device__ __forceinline__ void soften(Rows& rows, Scores& score, const Scores& 
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
             bool closed = position + lane_place(u) >= LENGTH || added[set][u] <= MASK_CLOSED;
-            score[set][u] = closed ? CLOSED : score[set][u] * (SCALE * LOG2_E) + added[set][u] * LOG2_E;
+            score[set][u] = closed ? CLOSED : scaled_score(score[set][u]) + added[set][u] * LOG2_E;
         }
         #pragma unroll
         for (int u = 0; u < 2; ++u) {

@@ -10,12 +10,16 @@
             for (int u = 0; u < SIZE; ++u) {                                                                           \
                 parts[slice][u][lane] = part[u];                                                                       \
             }                                                                                                          \
+            for (int half = SLICES / 2; half > 0; half /= 2) {                                                         \
+                __syncthreads();                                                                                       \
+                for (int u = 0; slice < half && u < SIZE; ++u) {                                                       \
+                    T& own = parts[slice][u][lane];                                                                    \
+                    own = combine_##kind(own, parts[slice + half][u][lane]);                                           \
+                }                                                                                                      \
+            }                                                                                                          \
             __syncthreads();                                                                                           \
             for (int u = 0; u < SIZE; ++u) {                                                                           \
                 part[u] = parts[0][u][lane];                                                                           \
-                for (int other = 1; other < SLICES; ++other) {                                                         \
-                    part[u] = combine_##kind(part[u], parts[other][u][lane]);                                          \
-                }                                                                                                      \
             }                                                                                                          \
         }                                                                                                              \
     }

@@ -7,6 +7,7 @@ device's half, runs them by numpy.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import prod
 from typing import Any
@@ -20,7 +21,9 @@ _ATTRIBUTES: dict[type[api.Problem], tuple[str, ...]] = {
     api.Product: (),
     api.Convolution: ("windows", "groups"),
     api.Pooling: ("windows", "maximum", "adaptive", "divisor"),
-    api.Attention: ("scale", "causal"),
+    api.Attention: ("scale", "causal", "cap"),
+    api.Scan: (),
+    api.Sort: ("descending",),
 }
 
 
@@ -81,6 +84,9 @@ class _Kernel:
         if type(problem) not in _ATTRIBUTES:
             raise api.OpRefusal(f"the target '{ToyTarget.name}' has no kernel for {type(problem).__name__}")
         attributes = {name: getattr(problem, name) for name in _ATTRIBUTES[type(problem)]}
+        if isinstance(problem, api.Scan):
+            attributes |= {"combination": _combination(problem.combination), "lift": _over_slots(problem.lift)}
+            attributes["value"] = _over_slots((problem.value,))
         return {"kind": type(problem).__name__, "operands": operands, "shape": problem.shape, **attributes}
 
 
@@ -134,6 +140,9 @@ class _Code:
 
 
 def _combination(combination: api.Combination) -> dict[str, Any]:
+    return {**_over_slots(combination.values), "identity": [const.value for const in combination.identity]}
+
+
+def _over_slots(exprs: Sequence[api.Expr]) -> dict[str, Any]:
     code = _Code()
-    values = [code.number(value) for value in combination.values]
-    return {"values": values, "code": code.lines, "identity": [const.value for const in combination.identity]}
+    return {"values": [code.number(expr) for expr in exprs], "code": code.lines}

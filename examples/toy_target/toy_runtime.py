@@ -94,8 +94,9 @@ def _run(kernel: Mapping[str, Any], given: Sequence[Array]) -> None:
     machine = _Machine(kernel["code"], memory, given[-1])
     if kernel["problems"]:
         size, place = kernel["result"]
-        machine.result = np.full(size, np.nan)
-        machine.result[_positions(place)] = sum(map(machine.solve, kernel["problems"]))
+        result = np.asarray(sum(_placed(machine.solve(problem), place["shape"]) for problem in kernel["problems"]))
+        machine.result = np.zeros(size, result.dtype)
+        machine.result[_positions(place)] = result
     shape = tuple(kernel["shape"])
     value, where = machine.tensor(kernel["value"], shape), _positions(kernel["place"])
     if "index" in kernel:
@@ -103,6 +104,13 @@ def _run(kernel: Mapping[str, Any], given: Sequence[Array]) -> None:
         inside = index >= 0  # else there is no such place
         value, where = value[inside], (where + index * kernel["index_stride"])[inside]
     memory[0][where] = value.astype(memory[0].dtype)
+
+
+def _placed(result: Array, shape: Shape) -> Array:
+    """The result of a problem of images as that of lines or volumes: pixels [N, ...] in order, of each its channels."""
+    if len(result.shape) == len(shape):
+        return result
+    return np.moveaxis(np.moveaxis(result, 1, -1).reshape((shape[0], *shape[2:], shape[1])), -1, 1)
 
 
 def _positions(view: Any) -> Array:
@@ -172,10 +180,15 @@ class _Machine:
         while state[0].shape[-1] > 1:
             half = state[0].shape[-1] // 2
             halves = [numbers[..., start : start + half] for start in (0, half) for numbers in state]
-            machine = _Machine(combination["code"], halves, self.faults)
-            both = [machine.tensor(value, halves[0].shape) for value in combination["values"]]
+            both = _over_slots(combination, halves)
             state = [np.concatenate([b, s[..., 2 * half :]], -1) for b, s in zip(both, state, strict=True)]
         return state[item].astype(register)
+
+
+def _over_slots(code: Mapping[str, Any], slots: Sequence[Array]) -> list[Array]:
+    """Expressions over slots, at every position of these."""
+    machine = _Machine(code["code"], slots, np.empty(0))
+    return [machine.tensor(value, slots[0].shape) for value in code["values"]]
 
 
 def _taps(problem: Any, image: Array, padding: Sequence[int], beyond: Any) -> Iterator[Array]:
@@ -200,7 +213,7 @@ def _convolution(problem: Any, image: Array, weight: Array) -> Array:
 
 def _pooling(problem: Any, image: Array) -> Any:
     if problem["adaptive"]:
-        return _adaptive_mean(image, problem["shape"])
+        return _adaptive(image, problem["shape"], np.max if problem["maximum"] else np.mean)
     divisor, padding = problem["divisor"], problem["windows"]["padding"]
     if problem["maximum"]:
         return np.maximum.reduce([*_taps(problem, image, padding, -np.inf)])
@@ -212,18 +225,19 @@ def _pooling(problem: Any, image: Array) -> Any:
     return total / sum(_taps(problem, counted, [p - a for p, a in zip(padding, around, strict=True)], 0))
 
 
-def _adaptive_mean(image: Array, shape: Shape) -> Array:
+def _adaptive(image: Array, shape: Shape, reduce: Any) -> Array:
     result, (height, width) = np.empty(shape), image.shape[2:]
     for y, x in np.ndindex(*shape[2:]):
         lines = slice(y * height // shape[2], ceil_div((y + 1) * height, shape[2]))
         columns = slice(x * width // shape[3], ceil_div((x + 1) * width, shape[3]))
-        result[:, :, y, x] = image[:, :, lines, columns].mean((2, 3))
+        result[:, :, y, x] = reduce(image[:, :, lines, columns], (2, 3))
     return result
 
 
 def _attention(problem: Any, query: Array, key: Array, value: Array, mask: Array | None = None) -> Any:
     key, value = (each.repeat(query.shape[1] // each.shape[1], 1) for each in (key, value))
     scores = query @ key.swapaxes(2, 3) * problem["scale"]
+    scores = np.tanh(scores / problem["cap"]) * problem["cap"] if problem["cap"] else scores
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if problem["causal"]:
@@ -233,9 +247,29 @@ def _attention(problem: Any, query: Array, key: Array, value: Array, mask: Array
     return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300) @ value  # zeros, where all is masked
 
 
+def _scan(problem: Any, source: Array) -> Any:
+    """At each step every state takes in that of the elements ahead, of which it tells twice as many as before."""
+    positions = np.broadcast_to(np.arange(source.shape[1])[:, None], source.shape)
+    state, distance = _over_slots(problem["lift"], [source, positions]), 1
+    while distance < source.shape[1]:
+        ahead, own = ([s[:, part] for s in state] for part in (slice(-distance), slice(distance, None)))
+        both = _over_slots(problem["combination"], [*ahead, *own])
+        state = [np.concatenate([s[:, :distance], b], 1) for s, b in zip(state, both, strict=True)]
+        distance *= 2
+    return _over_slots(problem["value"], state)[0]
+
+
+def _sort(problem: Any, source: Array) -> Any:
+    """The places of equal elements stay in order, for whose sake the elements become dense ranks, NaN the highest."""
+    ranks = np.unique(source, return_inverse=True)[1].reshape(source.shape)
+    return np.argsort(-ranks if problem["descending"] else ranks, -1, kind="stable")[..., : problem["shape"][-1]]
+
+
 _SOLVERS: Mapping[str, Any] = {
     "Product": lambda problem, a, b: a @ b,
     "Convolution": _convolution,
     "Pooling": _pooling,
     "Attention": _attention,
+    "Scan": _scan,
+    "Sort": _sort,
 }

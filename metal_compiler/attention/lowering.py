@@ -29,7 +29,7 @@ ATTENTION = KernelTemplate(
     ),
     macros=(
         "q_t k_t v_t tile_t HEAD_SIZE VALUE_SIZE TILE_M TILE_N BLOCK SIMDGROUPS DIRECT K_CHUNK V_CHUNK SCALE "
-        "CAUSAL MASK MASK_STEP? mask_t? PARTIAL"
+        "CAUSAL SOFT_CAP? MASK MASK_STEP? mask_t? PARTIAL"
     ),
     inputs="q k v mask?",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
@@ -180,6 +180,8 @@ def _macros(division: _Division) -> dict[str, object]:
         "CAUSAL": int(problem.causal),
         "MASK": _MASK_NONE,
     }
+    if problem.cap:
+        macros["SOFT_CAP"] = METAL.literal(problem.cap, FLOAT32)
     if problem.mask is not None:
         kind = problem.mask.dtype
         macros["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED

@@ -223,6 +223,9 @@ kernel void attention(
                             float score = -INFINITY;
                             if (inside) {
                                 score = scores[r * SCORE_PITCH + in_block] * SCALE;
+#ifdef SOFT_CAP
+                                score = precise::tanh(score / SOFT_CAP) * SOFT_CAP;
+#endif
 #if MASK == MASK_BOOLEAN
                                 score = mask[row_mask[r] + position * MASK_STEP] ? score : -INFINITY;
 #elif MASK == MASK_ADDED

@@ -14,11 +14,14 @@ from npu_cli.arrays import read_arrays, write_array
 from npu_cli.models import open_model
 from npu_compiler.artifact.output_file import check_output
 from npu_compiler.errors import InputError
+from npu_compiler.partitioning.ledger import price_text
 
 __all__ = ["execute"]
 
 
 def execute(args: argparse.Namespace) -> int:
+    if args.ledger and not args.partition:
+        raise InputError("given --ledger without --partition, which divides the model; add it")
     model = open_model(args.model, args.device, partition=args.partition, tune=args.tune)
     files = _input_files(args.input, [spec.name for spec in model.inputs])
     outputs = {} if args.output is None else _output_files(args.output, model.outputs)
@@ -33,6 +36,8 @@ def execute(args: argparse.Namespace) -> int:
         if name in outputs:
             write_array(outputs[name], array)
             print(f"  written to {outputs[name]}")
+    if args.ledger and model.measured is not None:
+        print("\n".join(price_text(model.measured(arrays).ledger)) or "all of it runs on the device")
     return 0
 
 

@@ -58,7 +58,7 @@ def _weights(recipes: Sequence[WeightRecipe]) -> Iterator[str]:
     made = f"made from {counted(len(sources), 'tensor')} of the weight file"
     yield f"weights: {counted(len(recipes), 'tensor')}, {format_bytes(total)}, {made}"
     for transform, count in sorted(
-        Counter(recipe.transform if recipe.inputs else "constant" for recipe in recipes).items()
+        Counter(recipe.transform if recipe.inputs or recipe.stages else "constant" for recipe in recipes).items()
     ):
         yield f"  {transform:<16} {count}"
     for recipe in recipes:
@@ -66,11 +66,12 @@ def _weights(recipes: Sequence[WeightRecipe]) -> Iterator[str]:
 
 
 def _recipe(recipe: WeightRecipe) -> str:
-    if not recipe.inputs:
+    if not recipe.inputs and not recipe.stages:
         return f"a constant of {len(recipe.data)} bytes in the program"
     sources = [f"{source.name} {source.dtype}{_shape(source.shape)}" for source in recipe.inputs]
     attrs = [f"{name}={value:g}" for name, value in recipe.attrs]
-    return f"{recipe.transform}({', '.join(sources + attrs)})"
+    steps = [counted(len(recipe.stages), "stage")] if recipe.stages else []
+    return f"{recipe.transform}({', '.join(sources + attrs + steps)})"
 
 
 def _borders(name: str, plan: ExecutionPlan) -> Iterator[str]:

@@ -7,7 +7,8 @@ from math import prod
 
 from npu_compiler.artifact.output_structure import parse_structure
 from npu_compiler.artifact.plan import Call, CallChoice, ExecutionPlan, KernelCall, Role
-from npu_compiler.artifact.recipes import WeightRecipe
+from npu_compiler.artifact.recipes import EXPRESSIONS, WeightRecipe
+from npu_compiler.artifact.stages import check_stages
 from npu_compiler.errors import IRError, ProgramFormatError
 from npu_compiler.tensor.index_check import FAULT_BYTES
 from npu_compiler.tensor.layout import BufferSpec
@@ -36,6 +37,8 @@ def check_program(functions: Mapping[str, ExecutionPlan], recipes: Sequence[Weig
         raise ProgramFormatError(f"{origin}: the program has no function; compile the model again")
     for recipe in recipes:
         _check_spec(recipe.spec, origin)
+        if recipe.transform == EXPRESSIONS:
+            check_stages(recipe.spec.name, recipe.stages, len(recipe.inputs))
     weights = {recipe.spec.name: recipe.spec.nbytes for recipe in recipes}
     for name, plan in functions.items():
         _check_plan(plan, weights, f"{origin}, function '{name}'")

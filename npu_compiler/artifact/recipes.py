@@ -9,13 +9,18 @@ from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from npu_compiler.artifact.stages import Stage, run_stages
 from npu_compiler.errors import ProgramFormatError, WeightError
 from npu_compiler.tensor.layout import BufferSpec
 
-__all__ = ["TRANSFORMS", "Run", "WeightInput", "WeightRecipe"]
+__all__ = ["EXPRESSIONS", "TRANSFORMS", "Run", "WeightInput", "WeightRecipe"]
+
+EXPRESSIONS = "expressions"
+"""The transform of recipes that have stages."""
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -49,9 +54,10 @@ class WeightRecipe:
     Attributes:
         spec: The result, in name, dtype and layout. Its name may be one that the model never had.
         inputs: The tensors of the weight file, in the order that the transform takes them.
-        transform: A name in `TRANSFORMS`.
+        transform: A name in `TRANSFORMS`, or ``expressions``.
         attrs: Numbers that the transform needs, such as the epsilon of a BatchNorm.
         data: For a constant that the program carries itself: its elements, row-major, in the spec's host dtype.
+        stages: For ``expressions``, the tensors that are computed, one from another; the last is the result.
     """
 
     spec: BufferSpec
@@ -59,6 +65,7 @@ class WeightRecipe:
     transform: str = "identity"
     attrs: tuple[tuple[str, float], ...] = ()
     data: bytes = b""
+    stages: tuple[Stage, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -86,11 +93,13 @@ class WeightRecipe:
             ProgramFormatError: The transform is not known, or does not give what the recipe says.
             WeightError: A tensor has values that it cannot have, such as a negative variance.
         """
+        if self.transform == EXPRESSIONS:
+            return self._held(self._of_its_shape(run_stages(self.spec.name, self.stages, arrays)))
         if not self.inputs:
             return self._constant()
         transform = TRANSFORMS.get(self.transform)
         if transform is None:
-            known = ", ".join(TRANSFORMS)
+            known = ", ".join((*TRANSFORMS, EXPRESSIONS))
             raise ProgramFormatError(f"weight '{self.spec.name}': unknown transform '{self.transform}', known: {known}")
         try:
             result = transform(*arrays, **dict(self.attrs))
@@ -98,6 +107,17 @@ class WeightRecipe:
             raise ProgramFormatError(
                 f"weight '{self.spec.name}': '{self.transform}' cannot take its inputs ({error}); compile it again"
             ) from error
+        return self._of_its_shape(result)
+
+    def _held(self, value: Array) -> Array:
+        """What a kernel would have stored: infinity in place of numbers that the data type on the device has not."""
+        kind = self.spec.dtype
+        if not kind.is_float or kind.coding is not None or value.dtype.itemsize <= kind.size:
+            return value
+        largest = float(ml_dtypes.finfo(kind.numpy).max)  # type: ignore[no-untyped-call]
+        return np.where(np.abs(value) > largest, np.copysign(value.dtype.type(np.inf), value), value)
+
+    def _of_its_shape(self, result: Array) -> Array:
         if result.shape != self.spec.shape:
             raise ProgramFormatError(
                 f"weight '{self.spec.name}': its recipe gives shape {result.shape}, the program says "
@@ -136,6 +156,15 @@ def _fold_weight(weight: Array, variance: Array, gamma: Array | None = None, *, 
     """Weight [O, ...] of a convolution, times the scale of the BatchNorm [O] that follows it."""
     scale = _scale(variance, gamma, eps).reshape(-1, *[1] * (weight.ndim - 1))
     return (weight.astype(np.float64) * scale).astype(np.float32)
+
+
+def _fold_spread_weight(
+    weight: Array, variance: Array, gamma: Array | None = None, *, eps: float, groups: float
+) -> Array:
+    """Weight [I, O / groups, ...] of a transposed convolution, times the scale of the BatchNorm [O] that follows it."""
+    scale = _scale(variance, gamma, eps).reshape(int(groups), 1, -1, *[1] * (weight.ndim - 2))
+    apart = weight.astype(np.float64).reshape(int(groups), -1, *weight.shape[1:])
+    return (apart * scale).astype(np.float32).reshape(weight.shape)
 
 
 def _fold_bias(
@@ -202,6 +231,7 @@ def _placed(transform: str, *tensors: Array) -> Array:
 TRANSFORMS: dict[str, Callable[..., Array]] = {
     "identity": _identity,
     "fold_weight": _fold_weight,
+    "fold_spread_weight": _fold_spread_weight,
     "fold_bias": _fold_bias,
     "fold_given_bias": _fold_given_bias,
     "concatenate": partial(_placed, "concatenate"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +13,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.idle import remove_idle
 from npu_compiler.frontend.mutation import calls_subgraph, needs_functional_form
 
 __all__ = ["export"]
+
+_LINE = re.compile(r'raised this error:\n\s+File "([^"\n]+)", line (\d+), in [^\n]*(?:\n    +(\S[^\n]*))?')
 
 
 def export(
@@ -31,15 +36,15 @@ def export(
         warnings.simplefilter("ignore")
         try:
             exported = torch.export.export(model, args, kwargs)
+            remove_idle(exported)
             if needs_functional_form(exported):
                 # The empty table keeps every operation whole; what remains is functionalisation and inlining of
                 # subgraphs.
                 exported = exported.run_decompositions({})
         except Exception as error:  # torch.export lets through whatever the model or the tracer raised
             raise ExtractionError(
-                f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {_first_line(error)}. "
-                "Expected a forward() that takes these inputs and whose control flow depends on shapes alone; write "
-                "what depends on the values of tensors with torch.where"
+                f"torch.export cannot trace {type(model).__name__}: {type(error).__name__}: {_first_line(error)}"
+                f"{_place(error)}. {_remedy(error)}"
             ) from error
     _check_values(exported)
     _check_pure(exported)
@@ -120,6 +125,27 @@ def _check_pure(exported: ExportedProgram) -> None:
                 f"node '{node.name}' ({node.target}) runs a graph inside the graph; expected plain operations: remove "
                 "the torch.cond, scan or checkpoint it comes from"
             )
+
+
+def _remedy(error: Exception) -> str:
+    if "in output, which is not a known type" in str(error):
+        return (
+            "Expected a forward() that returns tensors, in lists, tuples, mappings or dataclasses that "
+            "torch.utils._pytree knows; leave the object out of the result (models of transformers return caches "
+            "unless config.use_cache is False)"
+        )
+    return (
+        "Expected a forward() that takes these inputs and whose control flow depends on shapes alone; write what "
+        "depends on the values of tensors with torch.where"
+    )
+
+
+def _place(error: Exception) -> str:
+    """The line of the model that torch.export names."""
+    found = _LINE.search(str(error))
+    if found is None:
+        return ""
+    return f", at line {found[2]} of {Path(found[1]).name}" + (f": `{found[3]}`" if found[3] else "")
 
 
 def _first_line(error: BaseException) -> str:

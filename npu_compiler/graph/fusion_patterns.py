@@ -10,7 +10,7 @@ from typing import Any
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.ops.attention import scaled_dot_product_attention
+from npu_compiler.ops.attention import capped_attention, scaled_dot_product_attention
 from npu_compiler.ops.registry import spelled, traits_of
 from npu_compiler.ops.traits import Work
 from npu_compiler.ops.views import slice_
@@ -24,6 +24,20 @@ def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled
     scores = ops.matmul(q, ops.transpose(k))
     if scaled:
         scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    if masked:
+        scores = ops.add(scores, mask)
+    weights = ops.softmax(scores)
+    return ops.matmul(ops.cast(weights) if cast else weights, v)
+
+
+def attention_with_soft_cap(
+    ops: Any, q: Any, k: Any, v: Any, scale: Any, cap: Any, mask: Any, *, scaled: str, masked: bool, cast: bool
+) -> Any:
+    """``softmax(tanh(q @ k.T * scale / cap) * cap + mask) @ v``."""
+    scores = ops.matmul(q, ops.transpose(k))
+    if scaled:
+        scores = ops.mul(scores, scale) if scaled == "multiplied" else ops.div(scores, scale)
+    scores = ops.mul(ops.tanh(ops.div(scores, cap)), cap)
     if masked:
         scores = ops.add(scores, mask)
     weights = ops.softmax(scores)
@@ -48,9 +62,13 @@ def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:
     inputs = dict(zip(("query", "key", "value"), tensors, strict=True))
     if isinstance(mask, str):
         inputs["attn_mask"] = mask
-    factor = 1 / float(scale) if form["scaled"] == "divided" else float(scale)
-    op = spelled(scaled_dot_product_attention)
-    return Replacement((OpNode(match.root.name, op, inputs, {"scale": factor}, match.root.outputs),))
+    attrs = {"scale": 1 / float(scale) if form["scaled"] == "divided" else float(scale)}
+    op, cap = spelled(scaled_dot_product_attention), values.get("cap")
+    if "cap" in values:
+        if isinstance(cap, str) or not float(cap or 0) > 0:
+            return f"its cap '{cap}' is no positive number"
+        op, attrs["cap"] = spelled(capped_attention), float(cap or 0)
+    return Replacement((OpNode(match.root.name, op, inputs, attrs, match.root.outputs),))
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -61,8 +79,13 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 ATTENTION = Rule(
     "attention by one kernel",
     tuple(
-        pattern(attention, ("q", "k", "v", "scale", "mask"), scaled=scaled, masked=masked, cast=cast)
-        for scaled, masked, cast in product(("multiplied", "divided", ""), (True, False), (False, True))
+        pattern(equation, ("q", "k", "v", "scale", *further, "mask"), scaled=scaled, masked=masked, cast=cast)
+        for (equation, further), scaled, masked, cast in product(
+            ((attention, ()), (attention_with_soft_cap, ("cap",))),
+            ("multiplied", "divided", ""),
+            (True, False),
+            (False, True),
+        )
     ),
     _one_kernel,
 )

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
-from npu_compiler.errors import UnsupportedOpError
+from npu_compiler.graph.constants import fold_constants, read_no_shapes
+from npu_compiler.graph.functional import functionalize
 from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, merge_linears, share_heads
 from npu_compiler.graph.linear_spelling import spell_linears
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.graph.row_pushdown import push_down_selections
-from npu_compiler.ir import IRGraph, OpNode, Renaming, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.indexing import picked
-from npu_compiler.ops.registry import is_in_place, traits_of
-from npu_compiler.ops.traits import Memory
+from npu_compiler.ops.registry import traits_of
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "functionalize", "optimize"]
+__all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "optimize"]
 
 Pass = Callable[[IRGraph], IRGraph]
 
@@ -37,6 +40,8 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
     passes: tuple[Pass, ...] = (
         functionalize,
         eliminate_noops,
+        read_no_shapes,
+        fold_constants,
         spell_linears,
         fold_batch_norms,
         fuse_attention,
@@ -47,53 +52,6 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
     for run in passes:
         graph = run(graph).verify()
     return graph
-
-
-def functionalize(graph: IRGraph) -> IRGraph:
-    """Turns in-place ops into ordinary ones: nodes that read the changed tensor later read the result instead.
-
-    Raises:
-        UnsupportedOpError: Another view of the changed memory is read later, which would have to change with it.
-    """
-    names = Renaming()
-    bases: dict[str, str] = {}  # tensor to the one whose memory it views
-    views: dict[str, list[str]] = {}  # by the one whose memory it is: its views, but for those that are stale
-    stale: dict[str, OpNode] = {}  # tensors whose memory an in-place op changed under them
-    nodes = []
-    for node in graph.nodes:
-        node = names.apply(node)
-        _refuse_stale(stale, node.tensors(), f"'{node.name}' reads later")
-        nodes.append(node)
-        source = next(node.tensors(), None)
-        if source is not None and _may_share_memory(node, graph.tensors):
-            bases.update(dict.fromkeys(node.outputs, bases.get(source, source)))
-            views.setdefault(bases.get(source, source), []).extend(node.outputs)
-        if is_in_place(node.op) and source is not None:
-            root = bases.get(source, source)
-            current = (source, *node.outputs)
-            same_memory = (root, *views.get(root, ()))
-            stale.update({name: node for name in same_memory if name not in current})
-            views[root] = [name for name in same_memory if name in current]
-            names.add(source, node.outputs[0])
-    outputs = tuple(map(names.current, graph.outputs))
-    _refuse_stale(stale, outputs, "the graph gives as an output")
-    return replace(graph, nodes=tuple(nodes), outputs=outputs)
-
-
-def _refuse_stale(stale: Mapping[str, OpNode], names: Iterable[str], use: str) -> None:
-    for name in names:
-        if name in stale:
-            changed = stale[name]
-            reason = f"it changes memory in place that {use} through another view"
-            raise UnsupportedOpError(changed.name, changed.op, reason)
-
-
-def _may_share_memory(node: OpNode, tensors: Mapping[str, TensorSpec]) -> bool:
-    """Whether a node's results may be views of its first operand."""
-    memory = traits_of(node.op).memory
-    if memory is Memory.OPERAND_OF_SAME_DTYPE:
-        return tensors[next(node.tensors())].dtype == tensors[node.outputs[0]].dtype
-    return memory is Memory.OPERAND
 
 
 def eliminate_noops(graph: IRGraph) -> IRGraph:
@@ -141,14 +99,28 @@ def normed_convolution(ops: Any, x: Any, w: Any, b: Any, gain: Any, shift: Any, 
     return ops.batch_norm(ops.convolution(x, w, b), gain, shift, centre, variance)
 
 
-def _folded(site: Sequence[Match], scene: Scene) -> Replacement | str:
+def normed_spreading(ops: Any, x: Any, w: Any, b: Any, gain: Any, shift: Any, centre: Any, variance: Any) -> Any:
+    """``batch_norm(transposed_conv(x, w) + b)``."""
+    return ops.batch_norm(ops.spreading(x, w, b), gain, shift, centre, variance)
+
+
+def normed_linear(ops: Any, x: Any, w: Any, b: Any, gain: Any, shift: Any, centre: Any, variance: Any) -> Any:
+    """``batch_norm(linear(x, w) + b)``."""
+    return ops.batch_norm(ops.linear(x, w, b), gain, shift, centre, variance)
+
+
+def _folded(site: Sequence[Match], scene: Scene, spreads: bool = False) -> Replacement | str:
     (match,) = site
-    norm, convolution = match.nodes
+    norm, filtering = match.nodes
     names, by_channel = match.names("w", "b", "gain", "shift", "centre", "variance"), match.names(*_BY_CHANNEL)
     if names is None or by_channel is None or norm.attrs.get("training"):
         return ""
     weights, shape = scene.graph.weights, scene.shape(names[0])
-    fits = len(shape) == 4 and all(scene.shape(name) == shape[:1] for name in by_channel)
+    rank, groups = len(shape), filtering.attrs.get("groups", 1)
+    if type(groups) is not int or groups < 1 or rank < 2 or (rank == 2 and len(scene.shape(norm.outputs[0])) != 2):
+        return ""  # of a linear's result, the channels of more dimensions are others
+    channels = (shape[1] * groups,) if spreads else shape[:1]
+    fits = all(scene.shape(name) == channels for name in by_channel)
     if not fits or type(norm.attrs.get("eps", 1e-5)) not in (int, float):
         return ""  # the definitions refuse it
     if "shift" in match.values and "gain" not in match.values:
@@ -159,31 +131,42 @@ def _folded(site: Sequence[Match], scene: Scene) -> Replacement | str:
     tensors: dict[str, TensorSpec] = {}
     made: dict[str, WeightRecipe] = {}
     weight, bias = f"{norm.outputs[0]}.weight", f"{norm.outputs[0]}.bias"
-    _add_folded(match, scene.graph, weight, bias, tensors, made)
+    _add_folded(match, scene.graph, weight, bias, tensors, made, groups if spreads else 0)
     node = replace(
-        convolution,
-        name=f"{convolution.name} + {norm.name}",
-        inputs={"input": convolution.inputs["input"], "weight": weight, "bias": bias},
+        filtering,
+        name=f"{filtering.name} + {norm.name}",
+        inputs={"input": filtering.inputs["input"], "weight": weight, "bias": bias},
         outputs=norm.outputs,
     )
     return Replacement((node,), tensors, made)
 
 
 _BY_CHANNEL = ("b", "gain", "shift", "centre", "variance")
+_VARIABLES, _ABSENT = ("x", "w", *_BY_CHANNEL), ("b", "gain", "shift")
 FOLDED_NORM = Rule(
     "a convolution with the BatchNorm in its weights",
-    (pattern(normed_convolution, ("x", "w", *_BY_CHANNEL), ("b", "gain", "shift")),),
+    (pattern(normed_convolution, _VARIABLES, _ABSENT),),
     _folded,
+)
+FOLDED_SPREADING = Rule(
+    "a transposed convolution with the BatchNorm in its weights",
+    (pattern(normed_spreading, _VARIABLES, _ABSENT),),
+    partial(_folded, spreads=True),
+)
+FOLDED_LINEAR = Rule(
+    "a linear with the BatchNorm in its weights", (pattern(normed_linear, _VARIABLES, _ABSENT),), _folded
 )
 
 
 def fold_batch_norms(graph: IRGraph) -> IRGraph:
     """``batch_norm(conv(x, w) + b)`` becomes ``conv(x, w * s) + b'``, where s and b' are made when weights are loaded.
 
-    A BatchNorm stays as it is where the convolution's result has another reader, or where a tensor it would fold is not
-    a weight.
+    So do transposed convolutions, and linears whose result has no dimensions but a batch and channels. A BatchNorm
+    stays as it is where what it norms has another reader, or where a tensor it would fold is not a weight.
     """
-    return apply(graph, FOLDED_NORM)
+    for rule in (FOLDED_NORM, FOLDED_SPREADING, FOLDED_LINEAR):
+        graph = apply(graph, rule)
+    return graph
 
 
 def _add_folded(
@@ -193,28 +176,44 @@ def _add_folded(
     bias: str,
     tensors: dict[str, TensorSpec],
     weights: dict[str, WeightRecipe],
+    spread_groups: int,
 ) -> None:
-    """Declares the folded weight and bias, with the recipes that make them."""
+    """Declares the folded weight and bias, with the recipes that make them.
+
+    Args:
+        match: Where the equation holds.
+        graph: The graph.
+        weight, bias: What they are to be called.
+        tensors, weights: Get their descriptions and recipes.
+        spread_groups: The groups of a transposed convolution; 0 for what is none.
+    """
     given = {variable: str(value) for variable, value in match.values.items()}
     eps = (("eps", float(match.root.attrs.get("eps", 1e-5))),)
     affine = [given[key] for key in ("gain", "shift") if key in given]
     shape, kind = graph.tensors[given["w"]].shape, graph.tensors[given["w"]].dtype
 
-    def declare(name: str, size: tuple[int, ...], sources: list[str], transform: str) -> None:
+    def declare(
+        name: str, size: tuple[int, ...], sources: list[str], transform: str, attrs: tuple[tuple[str, float], ...] = eps
+    ) -> None:
         tensors[name] = TensorSpec(name, size, kind)
         inputs = tuple(graph.weights[source].inputs[0] for source in sources)
-        weights[name] = WeightRecipe(BufferSpec(name, kind, kind, dense(size)), inputs, transform, eps)
+        weights[name] = WeightRecipe(BufferSpec(name, kind, kind, dense(size)), inputs, transform, attrs)
 
-    declare(weight, shape, [given["w"], given["variance"], *affine[:1]], "fold_weight")
-    statistics = [given["centre"], given["variance"], *affine]
-    if "b" in given:
-        declare(bias, shape[:1], [given["b"], *statistics], "fold_given_bias")
+    scaling = [given["w"], given["variance"], *affine[:1]]
+    if spread_groups:
+        declare(weight, shape, scaling, "fold_spread_weight", (*eps, ("groups", float(spread_groups))))
     else:
-        declare(bias, shape[:1], statistics, "fold_bias")
+        declare(weight, shape, scaling, "fold_weight")
+    statistics, channels = [given["centre"], given["variance"], *affine], graph.tensors[given["centre"]].shape
+    if "b" in given:
+        declare(bias, channels, [given["b"], *statistics], "fold_given_bias")
+    else:
+        declare(bias, channels, statistics, "fold_bias")
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines.
+    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, counts, and
+    constants that it does not hold.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
     does a part of a model, which is written in the data types of the device.
@@ -228,8 +227,19 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
             exact.update(node.tensors())
         if known.is_learned:
             exact.difference_update(node.outputs)
+    exact.update(name for node in graph.nodes if traits_of(node.op).counts for name in node.outputs)
+    exact.update(name for name, recipe in graph.weights.items() if recipe.data and _is_beyond(recipe, compute))
     tensors = {
         name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec
         for name, spec in graph.tensors.items()
     }
     return replace(graph, tensors=tensors)
+
+
+def _is_beyond(recipe: WeightRecipe, compute: DType) -> bool:
+    """Whether a constant has a finite number that is too large for a data type."""
+    if recipe.spec.host_dtype != FLOAT32:
+        return False
+    values = np.abs(np.frombuffer(recipe.data, np.float32))
+    largest = float(ml_dtypes.finfo(compute.numpy).max)  # type: ignore[no-untyped-call]
+    return bool((np.isfinite(values) & (values > largest)).any())

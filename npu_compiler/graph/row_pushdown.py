@@ -13,7 +13,7 @@ from math import prod
 
 from npu_compiler.graph.fusion_patterns import merged_linears
 from npu_compiler.graph.rewrite import Scene, sites, without_dead_nodes
-from npu_compiler.graph.row_selection import selection_of, take
+from npu_compiler.graph.row_selection import selection_of, taking
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import spelled, traits_of
 from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Rows, Selection
@@ -270,7 +270,7 @@ class _Writer:
         output = f"{name}[{which} of dimension {part.dim}]"
         if output not in self.tensors:
             self.tensors[output] = self._resized(name, part, output)
-            self.nodes.append(take(Selection(name, part.dim, part.rows), output))
+            self.nodes.append(taking(Selection(name, part.dim, part.rows), output))
         return output
 
     def _resized(self, name: str, part: _Part, output: str) -> TensorSpec:

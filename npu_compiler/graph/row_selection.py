@@ -8,7 +8,7 @@ from npu_compiler.ops.registry import spelled, traits_of
 from npu_compiler.ops.rows import MALFORMED, Selection
 from npu_compiler.ops.views import slice_
 
-__all__ = ["selection_of", "take"]
+__all__ = ["selection_of", "taking"]
 
 
 def selection_of(node: OpNode, graph: IRGraph) -> Selection | None:
@@ -25,7 +25,7 @@ def selection_of(node: OpNode, graph: IRGraph) -> Selection | None:
     return found if 0 < 2 * found.rows.count <= found.rows.size else None
 
 
-def take(selection: Selection, output: str) -> OpNode:
+def taking(selection: Selection, output: str) -> OpNode:
     """The node that makes `output`, the rows of a selection; its dimension stays, with as many positions as rows."""
     rows, inputs = selection.rows, {"self": selection.source}
     if rows.known is None:

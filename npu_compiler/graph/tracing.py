@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.binding import Kind
-from npu_compiler.ops.registry import definition, traits_of
+from npu_compiler.ops.registry import definition, is_in_place, traits_of
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace, full
 from npu_compiler.tensor.trace import LayoutRule
 
@@ -32,6 +34,10 @@ def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, T
     for name in (*graph.inputs, *graph.weights):
         spec = graph.tensors[name]
         env[name] = trace.add(name, spec.shape, spec.dtype, roles.get(name, "plain"))
+        recipe = graph.weights.get(name)
+        if recipe is not None and recipe.data and recipe.spec.host_dtype.is_integer:
+            numbers = np.frombuffer(recipe.data, recipe.spec.host_dtype.numpy)
+            trace.bounds[len(trace.tensors) - 1] = int(numbers.min()), int(numbers.max())
     for node in graph.nodes:
         trace.node = node.name
         declared = [graph.tensors[name] for name in node.outputs]
@@ -45,19 +51,24 @@ def results_of(
 ) -> tuple[Tensor, ...]:
     """Calls the definition of a node's op, and compares what it gives with what the IR declares.
 
-    Of a further result without elements the IR has the last word: the statistics that a norm used are empty where it
-    was exported on the CPU, and have a value for each channel elsewhere.
+    Of a further result without elements, or for gradients, the IR has the last word: the statistics that a norm used
+    are empty where it was exported on the CPU, and have a value for each channel elsewhere.
 
     Raises:
         UnsupportedOpError: The definition refuses these arguments.
         IRError: A result differs.
     """
     first, *others = call(node, env, trace) or (None,)
+    any_shape = traits_of(node.op).for_gradients
     rest = [
-        full(trace, spec.shape, 0, spec.dtype) if 0 in spec.shape and spec.shape != result.shape else result
+        full(trace, spec.shape, 0, spec.dtype)
+        if (any_shape or 0 in spec.shape) and spec.shape != result.shape
+        else result
         for result, spec in zip(others, declared[1:], strict=True)
     ]
     results = () if first is None else (first, *rest)
+    if results and is_in_place(node.op) and results[0].dtype.category < declared[0].dtype.category:
+        results = (results[0].cast(declared[0].dtype), *rest)  # it keeps its data type, and takes what that can hold
     for result, spec in zip(results, declared, strict=True):
         if result.shape != spec.shape or result.dtype.category != spec.dtype.category:
             raise IRError(
@@ -120,11 +131,12 @@ def _source_roles(graph: IRGraph) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for node in reversed(graph.nodes):
-        images = traits_of(node.op).images
-        if images:
+        known = traits_of(node.op)
+        if known.images:
             for key, value in node.inputs.items():
-                if key in images and isinstance(value, str) and len(graph.tensors[value].shape) == 4:
-                    roles[value] = images[key]
+                ranked = isinstance(value, str) and len(graph.tensors[value].shape) in known.image_ranks
+                if key in known.images and ranked:
+                    roles[str(value)] = known.images[key]
             continue
         output = graph.tensors[node.outputs[0]] if node.outputs else None
         if output is not None and roles.get(output.name) == "image":

@@ -108,23 +108,30 @@ class KernelWriter(ABC):
         )
 
     def launch_alone(self, launch: Launch, label: str, nbytes: int, lowering: Lowering) -> KernelCall:
-        """A launch of a kernel for which nothing is generated, which stores its results to the launch's outputs."""
-        params = _struct(launch.template, tuple(launch.values))
+        """A launch of a kernel without an epilogue, which stores its results to the launch's outputs."""
+        prologues = launch.prologues.values()
+        values = {**launch.values, **{name: value for each in prologues for name, value in each.values.items()}}
+        params = _struct(launch.template, tuple(values))
         return KernelCall(
             label=label,
             kernel=self.number(launch, self.source(launch, params.declaration), lowering),
-            args=(*self._inputs(launch), *launch.outputs.values()),
-            params=params.pack(launch.values),
+            args=(*self._inputs(launch), *launch.outputs.values(), *self._read_last(launch)),
+            params=params.pack(values),
             grid=launch.grid,
             block=launch.threads,
-            flops=launch.flops,
+            flops=launch.flops + sum(each.flops for each in prologues),
             nbytes=nbytes,
             shared_bytes=launch.shared,
+            extension=launch.extension,
         )
 
     def _arguments(self, launch: Launch, fused: Epilogue) -> tuple[Argument, ...]:
+        return (*self._inputs(launch), *fused.arguments, *self._read_last(launch))
+
+    def _read_last(self, launch: Launch) -> list[Argument]:
+        """What prologues read, where that is bound last."""
         prologues = launch.prologues.values() if self.prologue_last else ()
-        return (*self._inputs(launch), *fused.arguments, *(read for each in prologues for read in each.arguments))
+        return [read for each in prologues for read in each.arguments]
 
     def _inputs(self, launch: Launch) -> list[Argument]:
         """What is bound before the output, in the order of the template."""

@@ -25,6 +25,8 @@ class Dialect:
         infinity, nan: Literals.
         pointer: Type of a read-only device pointer, with ``{type}``.
         faults: Type of the pointer to the record of faults.
+        inline: What functions that kernels call are declared with.
+        params: The parameter by which they know those of the kernel.
     """
 
     storage: Mapping[str, str]
@@ -33,6 +35,8 @@ class Dialect:
     functions: Mapping[str, str] = field(default_factory=dict)
     infinity: str = "INFINITY"
     nan: str = "NAN"
+    inline: str = "inline"
+    params: str = "const Params& p"
 
     def pointer_to(self, dtype: DType | None) -> str:
         """Type of a pointer that an expression reads through; without a data type, to the record of faults."""

@@ -15,7 +15,7 @@ from math import prod
 
 from npu_compiler.lowering.operands import MAX_ELEMENTS
 from npu_compiler.lowering.output_parts import in_parts
-from npu_compiler.lowering.problems.build import problem_of
+from npu_compiler.lowering.problems.build import problem_of, takes_epilogue
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Paired, Problem
 from npu_compiler.lowering.problems.product import Product
@@ -64,7 +64,7 @@ class Group:
         """2 where the epilogue combines two neighbouring columns of a product: the problem's result has twice the
         columns of `shape`, and its load at an offset of 1 is the odd column. Else 1.
         """
-        return 1 if self.problem is None or not self.shape[-1] else self.problem.shape[-1] // self.shape[-1]
+        return 1 if self.problem is None or not self.shape[-1] else self.problem.result.shape[-1] // self.shape[-1]
 
     @property
     def anchor(self) -> TracedTensor | None:
@@ -147,16 +147,19 @@ class _Grouping:
         self.users: dict[int, set[int]] = {}
         self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
         self.stored = outputs  # tensors that must be in memory
-        for tensor in self.tensors:
+        self.needed = _needed(self.tensors, outputs)
+        for tensor in self.needed:
             for ref in tensor.operands():
                 self.users.setdefault(ref.tensor, set()).add(tensor.index)
             if isinstance(tensor.source, Anchor):
                 self.stored.update(ref.tensor for ref in tensor.source.operands)
+                if not takes_epilogue(tensor.source.kind):
+                    self.stored.add(tensor.index)
             elif isinstance(tensor.source, Scatter):
                 self.stored.add(tensor.source.into.tensor)
 
     def run(self) -> dict[int, list[Group]]:
-        for tensor in self.tensors:
+        for tensor in self.needed:
             source = tensor.source
             if isinstance(source, Map):
                 value = self._with_inlined_operands(tensor, source.expr, tensor.shape)
@@ -292,7 +295,10 @@ class _Grouping:
         whole = load.ref.view.same_elements(producer.view)
         if made.reductions:
             return self._inline_rows(load.ref.view, producer, shape)
-        return made.expr if whole else reindex(made.expr, producer.shape, load.ref.steps)
+        steps = () if whole else load.ref.steps
+        if made.shape != producer.shape:  # it was to read a row's result, and has a last dimension for that
+            steps = (("reshape", producer.shape), *steps)
+        return reindex(made.expr, made.shape, steps)
 
     def _inline_rows(self, read: View, producer: TracedTensor, shape: tuple[int, ...]) -> Expr | None:
         """The producer's expression, which reduces along rows, for a reader of `shape` that goes over the same rows.
@@ -393,15 +399,21 @@ class _Grouping:
 
     def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:
         """The scatter itself, after a copy of what it leaves unless that is in place already."""
-        strides = tensor.layout.strides
-        fixed = tuple(0 if dim == source.dim else stride for dim, stride in enumerate(strides))
-        stride = strides[source.dim]
-        view = View(source.shape, fixed)
-        scatter = Group(tensor, None, value.expr, source.shape, view, value.nodes, value.index, stride)
+        stride = source.index_stride
+        scatter = Group(tensor, None, value.expr, source.shape, source.view, value.nodes, value.index, stride)
         if tensor.index in self.in_place:
             return [scatter]
         untouched = Load(source.into, tensor.dtype)
         return [Group(tensor, None, untouched, tensor.shape, tensor.view, (f"copy for {tensor.name}",)), scatter]
+
+
+def _needed(tensors: Sequence[TracedTensor], outputs: Collection[int]) -> list[TracedTensor]:
+    """The tensors that outputs are made of, in order: of what an op gives, a model may leave a part."""
+    needed = set(outputs)
+    for tensor in reversed(tensors):
+        if tensor.index in needed:
+            needed.update(ref.tensor for ref in tensor.operands())
+    return [tensor for tensor in tensors if tensor.index in needed]
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.dialect import Dialect, LeafNames, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operands import Operands, merge_rows
-from npu_compiler.tensor.expr import Call, Checked, Combination, Expr, Iota, Load, Slot, reductions, walk
+from npu_compiler.tensor.expr import Call, Checked, Combination, Expr, Iota, Load, Slot, reductions, reindex, walk
 from npu_compiler.tensor.intervals import interval
 from npu_compiler.tensor.trace import TracedTensor
 
@@ -23,6 +23,7 @@ __all__ = [
     "elementwise_body",
     "elementwise_operands",
     "flops_of",
+    "in_memory_order",
     "output_argument",
     "row_operands",
     "row_program",
@@ -30,6 +31,19 @@ __all__ = [
     "state_names",
     "traffic_of",
 ]
+
+
+def in_memory_order(group: Group) -> Group:
+    """The same elementwise work over dimensions in the order in which its output lies: neighbours are side by side."""
+    sizes, strides = group.view.shape, group.view.strides
+    order = tuple(sorted(range(len(sizes)), key=lambda dim: -strides[dim] if sizes[dim] > 1 else -sum(strides)))
+    if not group.is_elementwise or group.index is not None or list(order) == sorted(order):
+        return group
+    expr = reindex(group.expr, group.shape, (("permute", order),))
+    if expr is None:
+        return group
+    view = group.view.permute(order)
+    return replace(group, expr=expr, shape=view.shape, view=view)
 
 
 def elementwise_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str]) -> Operands:

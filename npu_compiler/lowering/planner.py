@@ -13,6 +13,7 @@ from npu_compiler.graph.tracing import makers_of_numbers, trace_graph
 from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.dequantisation import note_of_stored
 from npu_compiler.lowering.grouping import Group, group
+from npu_compiler.lowering.loops import in_memory_order
 from npu_compiler.lowering.operand_forms import with_operand_forms
 from npu_compiler.lowering.placement import Placement
 from npu_compiler.lowering.schedule import find_in_place, schedule
@@ -111,6 +112,7 @@ def _lower(groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering,
     try:
         for member in groups:
             member.check()
+        groups = tuple(map(in_memory_order, groups))
         return target.lower(groups[0], lowering) if len(groups) == 1 else target.lower_shared(groups, lowering)
     except OpRefusal as refusal:
         named = groups[0].anchor.name if groups[0].anchor is not None else groups[0].nodes[-1]

@@ -10,6 +10,7 @@ from math import prod
 
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.value import MAX_READS
+from npu_compiler.tensor.expr import leaves
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 
@@ -59,6 +60,8 @@ def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int
         others = readers[base] - {tensor.index}
         root = aliases.get(base, base)
         reason = _refusal(trace, tensor, root, others, base in outputs, root in weights)
+        if reason is None and base in _moving(tensor.source):
+            reason = "the new values are read from other places of it"
         if reason is None and root in inputs and tensor.index not in reaching:
             reason = f"the input '{trace.tensors[root].name}' does not become an output"
         if reason is None:
@@ -68,6 +71,11 @@ def find_in_place(trace: Trace, inputs: Collection[int], weights: Collection[int
         else:
             notes.append(f"'{tensor.name}' copies '{trace.tensors[base].name}' before it writes: {reason}")
     return InPlace(aliases, state, tuple(notes))
+
+
+def _moving(source: Scatter) -> set[int]:
+    """The tensors that the new values, or the places where they go, are read from."""
+    return {load.ref.tensor for expr in (source.expr, source.index) for load in leaves(expr)}
 
 
 def _refusal(

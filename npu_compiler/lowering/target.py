@@ -142,7 +142,10 @@ class CodegenTarget(ABC):
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
-        """Where a tensor's elements lie. Roles: ``plain``, ``image`` [N, C, H, W], ``conv_weight`` [O, I, H, W]."""
+        """Where a tensor's elements lie. Roles: ``plain``, ``image`` [N, C, ...], ``conv_weight`` [O, I, ...].
+
+        Images and weights are those of lines, planes and volumes: three, four or five dimensions.
+        """
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         """Whether the launches of a group's problem can load an operand in the form it has; see `problems.forms`.

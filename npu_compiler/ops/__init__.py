@@ -1,41 +1,8 @@
-"""Every op, once, by family. Importing this package fills the registry."""
+"""Every op, once, by family: a module each. Importing this package fills the registry."""
 
-from npu_compiler.ops import (
-    activations,
-    attention,
-    codes,
-    convolution,
-    creation,
-    elementwise,
-    indexing,
-    linear,
-    normalization,
-    pointwise,
-    quantization,
-    rearranging,
-    reduction,
-    rotary,
-    unlowered,
-    views,
-)
 from npu_compiler.ops.registry import OpDefinition, definition, get_supported_ops
+from npu_compiler.plugins import modules_of
 
 __all__ = ["OpDefinition", "definition", "get_supported_ops"]
-__all__ += [
-    "activations",
-    "attention",
-    "codes",
-    "convolution",
-    "creation",
-    "elementwise",
-    "indexing",
-    "linear",
-    "normalization",
-    "pointwise",
-    "quantization",
-    "rearranging",
-    "reduction",
-    "rotary",
-    "unlowered",
-    "views",
-]
+
+modules_of(__name__)  # an op is known once its module is imported

@@ -70,6 +70,22 @@ def mish(self: Tensor) -> Tensor:
     return self * apply("tanh", softplus(self))
 
 
+@elementwise("aten.relu6.default", "aten.relu6_.default")
+def relu6(self: Tensor) -> Tensor:
+    """`self` limited to [0, 6]."""
+    return clamp(self, 0, 6)
+
+
+@elementwise("aten.rrelu.default", "aten.rrelu_.default")
+def rrelu(
+    self: Tensor, lower: Number = 0.125, upper: Number = 1 / 3, training: bool = False, generator: None = None
+) -> Tensor:
+    """`self`, and where it is negative, the mean of two slopes times `self`: as in evaluation mode."""
+    if training:
+        raise OpRefusal("given training=True, which draws slopes; call model.eval() before extraction")
+    return leaky_relu(self, (float(lower) + float(upper)) / 2)
+
+
 @elementwise("aten.hardsigmoid.default", "aten.hardsigmoid_.default")
 def hardsigmoid(self: Tensor) -> Tensor:
     """``(self + 3) / 6`` limited to [0, 1]."""

@@ -7,11 +7,14 @@ from math import prod, sqrt
 from typing import Any
 
 from npu_compiler.dtypes import BOOL
+from npu_compiler.ops.linear import product
+from npu_compiler.ops.normalization import safe_softmax
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import broadcast_shapes
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, where
+from npu_compiler.tensor.trace import MAX_HEAD_SIZE
 
 
 def _attended_rows(call: RowCall) -> Passage | None:
@@ -52,20 +55,43 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """``softmax(query @ key.T * scale + mask) @ value`` by head; several query heads may share one of key and value.
 
-    Query [..., H, S, D], key [..., G, L, D], value [..., G, L, E]; G = H unless `enable_gqa`. The mask broadcasts to
+    Query [..., H, S, D], key [..., G, L, D], value [..., G, L, E]; G = H unless `enable_gqa`, and one head may
+    do without them. The mask broadcasts to
     [..., H, S, L], booleans (True is open) or floats to add. A row that is closed everywhere gives zeros, as PyTorch's.
     """
     if dropout_p:
         raise OpRefusal(f"given dropout_p={dropout_p}, expected 0; call model.eval() before extraction")
     if is_causal and attn_mask is not None:
         raise OpRefusal("given both is_causal and a mask, expected one of them")
+    return _attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+@op(
+    "rewritten.capped_attention.default",
+    work=Work.ANCHOR,
+    rows=_attended_rows,
+    term=Term("attention", ("query", "key", "value", "attn_mask")),
+    flops=flops,
+)
+def capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, scale: Any = None,
+    enable_gqa: bool = False, cap: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Attention whose scores x become ``tanh(x / cap) * cap`` ahead of the mask; models spell it out."""
+    if not cap > 0:
+        raise OpRefusal(f"given cap={cap}, expected a positive number")
+    return _attention(query, key, value, attn_mask, False, scale, enable_gqa, float(cap))
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
+    cap: float = 0.0,
+) -> Tensor:  # fmt: skip
     rank = len(query.shape)
-    if not (rank == len(key.shape) == len(value.shape) and rank in (3, 4)):
-        raise OpRefusal(f"given {rank}, {len(key.shape)} and {len(value.shape)} dimensions, expected 3 or 4 each")
-    if rank == 3:
-        q, k, v = (t.reshape((1, *t.shape)) for t in (query, key, value))
-        result = scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale, enable_gqa)
-        return result.reshape(result.shape[1:])
+    if rank < 2 or not rank == len(key.shape) == len(value.shape):
+        raise OpRefusal(f"given {rank}, {len(key.shape)} and {len(value.shape)} dimensions, expected two or more each")
+    if rank != 4:
+        return _of_four_dimensions(query, key, value, attn_mask, is_causal, scale, enable_gqa, cap)
     _check_shapes(query, key, value, enable_gqa)
     batch, heads, rows, size = query.shape
     length = key.shape[2]
@@ -76,9 +102,92 @@ def scaled_dot_product_attention(
         if attn_mask.dtype != BOOL and not attn_mask.dtype.is_float:
             raise OpRefusal(f"given a mask of {attn_mask.dtype}, expected booleans or floats")
         operands.append(attn_mask.expand((batch, heads, rows, length)))
-    factor = float(scale) if scale is not None else 1 / sqrt(size)
+    factor = float(scale) if scale is not None else 1 / sqrt(max(1, size))
+    if not (length and min(size, value.shape[-1]) >= 1 and max(size, value.shape[-1]) <= MAX_HEAD_SIZE):
+        return _written_out(query, key, value, operands[3] if len(operands) > 3 else None, factor, is_causal, cap)
     shape = (batch, heads, rows, value.shape[-1])
-    return query.trace.anchor("attention", tuple(operands), shape, query.dtype, scale=factor, causal=is_causal)
+    return query.trace.anchor("attention", tuple(operands), shape, query.dtype, scale=factor, causal=is_causal, cap=cap)
+
+
+def _of_four_dimensions(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
+    cap: float,
+) -> Tensor:  # fmt: skip
+    """Attention of matrices, of heads without a batch, or of batches of several dimensions."""
+    lead, heads = query.shape[:-3], query.shape[-3:-2] or (1,)
+    if not lead == key.shape[:-3] == value.shape[:-3]:
+        raise OpRefusal(f"given batches of {list(lead)}, {list(key.shape[:-3])} and {list(value.shape[:-3])}")
+    q, k, v = (t.reshape((prod(lead), *(t.shape[-3:-2] or (1,)), *t.shape[-2:])) for t in (query, key, value))
+    if mask is not None and len(mask.shape) > 3:
+        whole = mask.expand((*lead, *heads, query.shape[-2], key.shape[-2]))
+        mask = whole.reshape((prod(lead), *whole.shape[-3:]))
+    result = _attention(q, k, v, mask, is_causal, scale, enable_gqa, cap)
+    return result.reshape((*query.shape[:-1], value.shape[-1]))
+
+
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, cap: float
+) -> Tensor:
+    """The same by products and a softmax, for sizes that the kernels for attention do not take."""
+    (batch, heads, rows, size), (groups, length) = q.shape, k.shape[1:3]
+    shared = heads // max(1, groups)
+    many = q.reshape((batch, groups, shared, rows, size))
+    keys, values = (t.reshape((batch, groups, 1, *t.shape[2:])) for t in (k, v))
+    scores = product(many, keys.swap(-2, -1)) * scale
+    if cap:
+        scores = apply("tanh", scores / cap) * cap
+    if causal:
+        column, row = arange(q.trace, length), arange(q.trace, rows).reshape((rows, 1))
+        scores = where(column > row, float("-inf"), scores)
+    if mask is not None:
+        given = mask.reshape((batch, groups, shared, rows, length))
+        scores = where(given, scores, float("-inf")) if mask.dtype == BOOL else scores + given
+    weights = safe_softmax(scores, -1)
+    return product(weights.cast(v.dtype), values).reshape((batch, heads, rows, v.shape[-1]))
+
+
+@op("aten._scaled_dot_product_flash_attention_for_cpu.default", work=Work.ANCHOR, flops=flops)
+def flash_attention_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    attn_mask: Tensor | None = None, scale: Any = None,
+) -> Tensor:  # fmt: skip
+    """Attention; of its results only the first one, without the logarithms of its sums."""
+    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+@op("aten._scaled_dot_product_flash_attention.default", work=Work.ANCHOR, flops=flops)
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, scale: Any = None,
+) -> Tensor:  # fmt: skip
+    """Attention; of its results only the first one, without what the backward pass reads."""
+    return scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale)
+
+
+@op(
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._scaled_dot_product_fused_attention_overrideable.default",
+    work=Work.ANCHOR,
+    flops=flops,
+)
+def attention_with_bias(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None = None, compute_log_sumexp: bool = False,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, scale: Any = None,
+) -> Tensor:  # fmt: skip
+    """Attention; of its results only the first one, without what the backward pass reads."""
+    return scaled_dot_product_attention(query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+@op("aten._scaled_dot_product_attention_math.default", work=Work.ANCHOR, flops=flops)
+def attention_by_products(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, dropout_mask: Tensor | None = None, scale: Any = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attention; of its results only the first one, without the weights."""
+    if dropout_mask is not None:
+        raise OpRefusal("given a mask of dropout, expected none; call model.eval() before extraction")
+    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

@@ -1,18 +1,19 @@
-"""Convolution and pooling of images [N, C, H, W]."""
+"""Convolution of lines [N, C, L], images [N, C, H, W] and volumes [N, C, D, H, W], or of one without the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Any
 
-from npu_compiler.ops.indexing import pad
-from npu_compiler.ops.reduction import total
+from npu_compiler.ops.padding import surrounded
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Term, Work
-from npu_compiler.tensor.reducing import reduce
+from npu_compiler.tensor.layout import filter_order
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor
+
+_CHUNK = 8  # channels, in whole numbers of which images of a volume's planes are made
 
 
 def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
@@ -20,258 +21,181 @@ def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
     return 2 * made * prod(operands[1][1:]) if len(operands) > 1 else None
 
 
-filtering = partial(
-    op,
-    work=Work.ANCHOR,
-    images={"input": "image", "weight": "conv_weight"},
-    is_learned=True,
-    flops=flops,
-)
-image_filtering = partial(filtering, term=Term("convolution", ("input", "weight", "bias")))
-line_pooling = partial(op, work=Work.ANCHOR)
-pooling = partial(line_pooling, images={"self": "image"})
+filtering = partial(op, work=Work.ANCHOR, is_learned=True, flops=flops)
+"""A convolution; `image_ranks` says of how many dimensions its operands are where they come with a batch."""
+IMAGES = {"input": "image", "weight": "conv_weight"}
+_PARAMETERS = ("input", "weight", "bias")
+image_filtering = partial(filtering, images=IMAGES, term=Term("convolution", _PARAMETERS))
+line_filtering = partial(image_filtering, image_ranks=(3,))
+volume_filtering = partial(image_filtering, image_ranks=(5,))
 
 
-def _pair(value: Any, name: str) -> tuple[int, int]:
-    """A size for height and width, given as one number, a list of one or a list of two."""
+def sizes(value: Any, rank: int, name: str) -> tuple[int, ...]:
+    """A number for each spatial dimension, given as one number, a list of one or a list of as many."""
     values = [value] if isinstance(value, int) else list(value)
-    if len(values) not in (1, 2) or any(type(v) is not int for v in values):
-        raise OpRefusal(f"given {name}={value!r}, expected one or two whole numbers")
-    return values[0], values[-1]
+    if len(values) not in (1, rank) or any(type(v) is not int for v in values):
+        raise OpRefusal(f"given {name}={value!r}, expected one or {rank} whole numbers")
+    return tuple(values) if len(values) == rank else (values[0],) * rank
 
 
-def _row(x: Tensor) -> Tensor:
-    """A line as an image one row high."""
-    return x.reshape((*x.shape[:-1], 1, x.shape[-1]))
-
-
-@image_filtering("aten.conv2d.default")
-def conv2d(
-    input: Tensor,
+def convolve(
+    x: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    before: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    out: Sequence[int] | None = None,
+    after: Sequence[int] | None = None,
 ) -> Tensor:
-    """Cross-correlation of [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O]."""
-    if len(input.shape) != 4 or len(weight.shape) != 4:
-        raise OpRefusal(f"given {len(input.shape)} dimensions, expected 4: [N, C, H, W]")
-    if not input.dtype.is_float:
-        raise OpRefusal(f"given {input.dtype}, expected floating point")
-    strides, pads, dilations = _pair(stride, "stride"), _pair(padding, "padding"), _pair(dilation, "dilation")
-    if min(strides) < 1 or min(dilations) < 1 or min(pads) < 0:
-        raise OpRefusal(f"given stride={strides}, padding={pads}, dilation={dilations}: out of range")
-    batch, channels, *size = input.shape
+    """Cross-correlation, all sizes given for each spatial dimension.
+
+    Args:
+        x: [N, C, ...], with one to three spatial dimensions.
+        weight: [O, C / groups, ...].
+        bias: [O].
+        stride, dilation: Elements from one window to the next, and from one tap to the next.
+        before: Zeros ahead of the first element.
+        groups: Groups of channels.
+        out: Windows; where it is not given, as many as fit with as many zeros behind as ahead.
+        after: Zeros behind, where they are not as many.
+
+    Raises:
+        OpRefusal: Sizes are out of range, or do not fit together.
+    """
+    rank = len(x.shape) - 2
+    if min(stride) < 1 or min(dilation) < 1 or min(before) < 0:
+        raise OpRefusal(f"given stride={stride}, padding={before}, dilation={dilation}: out of range")
+    batch, channels, *size = x.shape
     outputs, per_group, *kernel = weight.shape
     if groups < 1 or channels != per_group * groups or outputs % groups:
         raise OpRefusal(f"{channels} channels, weight {list(weight.shape)} and groups={groups} do not fit together")
-    out = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(size, pads, dilations, kernel, strides, strict=True)
-    ]
-    if min(out) < 1:
+    if out is None:
+        out = [
+            (n + p + q - d * (k - 1) - 1) // s + 1
+            for n, p, q, d, k, s in zip(size, before, after or before, dilation, kernel, stride, strict=True)
+        ]
+    if min(out, default=0) < 1 or 0 in kernel:
         raise OpRefusal(f"the kernel {kernel} does not fit into the image {size}")
-    result = input.trace.anchor(
-        "conv2d", (input, weight), (batch, outputs, *out), input.dtype, "image",
-        stride=strides, padding=pads, dilation=dilations, groups=groups,
+    shape = (batch, outputs, *out)
+    weight = _by_taps(weight)
+    if rank == 3:
+        x, weight, stride, before, dilation, out = _as_planes(x, weight, stride, before, dilation, out)
+    elif rank == 1:
+        stride, before, dilation, out = (1, *stride), (0, *before), (1, *dilation), (1, *out)
+    result = x.trace.anchor(
+        "conv2d", (x, weight), shape, x.dtype, "image", extents=(x.shape[0], outputs, *out),
+        stride=tuple(stride), padding=tuple(before), dilation=tuple(dilation), groups=groups,
     )  # fmt: skip
-    return result if bias is None else result + bias.reshape((-1, 1, 1))
+    return result if bias is None else result + bias.reshape((-1, *(1,) * rank))
 
 
-@image_filtering("aten.conv2d.padding")
-def conv2d_padding(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: str = "valid",
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
+def _by_taps(weight: Tensor) -> Tensor:
+    """A weight that is computed lies as kernels want it, where that takes no more memory; one of a file does anyway."""
+    weight = weight.realize()
+    assert weight.ref is not None
+    computed = weight.trace.tensors[weight.ref.tensor].source is not None
+    if not computed or weight.shape[1] % _CHUNK or weight.ref.view.strides[1] == 1:
+        return weight
+    return weight.trace.map(weight, order=(0, *filter_order(weight.shape)))
+
+
+def _as_planes(x: Tensor, weight: Tensor, *geometry: Sequence[int]) -> tuple[Any, ...]:
+    """A convolution of volumes as one of images: taps along the depth become channels of each plane.
+
+    Where all taps lie along the depth, planes are lines, and these are the columns of an image.
+    """
+    (stride, before, dilation, out), kernel = geometry, weight.shape[2:]
+    batch, channels, depth, height, width = x.shape
+    flat = all((s, p, d) == (1, 0, 1) for s, p, d in zip(stride[1:], before[1:], dilation[1:], strict=True))
+    if kernel[1:] == (1, 1) and flat and tuple(out[1:]) == (height, width):
+        image = x.reshape((batch, channels, depth, height * width))
+        columns = ((stride[0], 1), (before[0], 0), (dilation[0], 1), (out[0], height * width))
+        return image, weight.reshape((*weight.shape[:3], 1)), *columns
+    span = (out[0] - 1) * stride[0] + dilation[0] * (kernel[0] - 1) + 1
+    padded = surrounded(x, 2, before[0], span - depth - before[0])
+    spare = -channels % (_CHUNK // gcd(_CHUNK, kernel[0]))
+    if kernel[0] > 1 and spare and weight.shape[1] == channels:
+        padded, channels = surrounded(padded, 1, 0, spare), channels + spare
+        filters = surrounded(weight, 1, 0, spare)
+        weight = x.trace.map(filters, order=(0, *filter_order(filters.shape)))
+    planes = padded.window(2, out[0], stride[0], kernel[0], dilation[0]).permute((0, 2, 1, 5, 3, 4))
+    shape = (batch * out[0], channels * kernel[0], height, width)
+    if kernel[0] > 1 or planes.ref is None or planes.ref.apply(("reshape", shape)) is None:
+        planes = x.trace.map(planes, order=(0, 1, 4, 5, 2, 3))
+    filters = weight.reshape((weight.shape[0], weight.shape[1] * kernel[0], *kernel[1:]))
+    return planes.reshape(shape), filters, *(numbers[1:] for numbers in (stride, before, dilation, out))
+
+
+def _batched(x: Tensor, weight: Tensor, rank: int) -> Tensor:
+    """The operand with its batch, which may be left out where it is one."""
+    if len(weight.shape) != rank + 2 or len(x.shape) not in (rank + 1, rank + 2):
+        names = "C" + "".join(f", {name}" for name in "DHW"[3 - rank :] if rank > 1) + (", L" if rank == 1 else "")
+        raise OpRefusal(f"given {len(x.shape)} dimensions, expected {rank + 2}: [N, {names}], or [{names}]")
+    if not x.dtype.is_float:
+        raise OpRefusal(f"given {x.dtype}, expected floating point")
+    return x if len(x.shape) == rank + 2 else x.reshape((1, *x.shape))
+
+
+def _convolution(
+    rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
-    """The convolution without padding, or with as much as keeps the size: where it is odd, one more behind."""
-    if padding not in ("same", "valid"):
+    """A convolution as its schema has it; `padding` may be a word."""
+    batched = _batched(x, weight, rank)
+    strides, dilations = sizes(stride, rank, "stride"), sizes(dilation, rank, "dilation")
+    if not isinstance(padding, str):
+        before = after = sizes(padding, rank, "padding")
+    elif padding == "valid":
+        before = after = (0,) * rank
+    elif padding != "same":
         raise OpRefusal(f"given padding='{padding}', expected 'same' or 'valid'")
-    if padding == "valid":
-        return conv2d(input, weight, bias, stride, (0, 0), dilation, groups)
-    if _pair(stride, "stride") != (1, 1):
+    elif max(strides) > 1:
         raise OpRefusal(f"given stride={stride} with padding='same', expected 1")
-    total = [d * (k - 1) for d, k in zip(_pair(dilation, "dilation"), weight.shape[2:], strict=True)]
-    if any(t % 2 for t in total):
-        input = pad(input, [0, total[1] % 2, 0, total[0] % 2])
-    return conv2d(input, weight, bias, stride, [t // 2 for t in total], dilation, groups)
+    else:
+        around = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
+        before, after = tuple(n // 2 for n in around), tuple(n - n // 2 for n in around)
+    result = convolve(batched, weight, bias, strides, before, dilations, groups, after=after)
+    return result if batched is x else result.reshape(result.shape[1:])
 
 
-@filtering("aten.conv1d.default")
+@line_filtering("aten.conv1d.default", "aten.conv1d.padding")
 def conv1d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Sequence[int] = (1,),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of [N, C, L] with weight [O, C / groups, K], plus bias [O]: of images one row high."""
-    if len(input.shape) != 3 or len(weight.shape) != 3:
-        raise OpRefusal(f"given {len(input.shape)} dimensions, expected 3: [N, C, L]")
-    result = conv2d(_row(input), _row(weight), bias, (1, *stride), (0, *padding), (1, *dilation), groups)
-    return result.reshape((*result.shape[:2], result.shape[3]))
+    """Cross-correlation of [N, C, L] with weight [O, C / groups, K], plus bias [O]; padding by numbers or by a word."""
+    return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
 
 
-@filtering("aten.conv1d.padding")
-def conv1d_padding(
+@image_filtering("aten.conv2d.default", "aten.conv2d.padding")
+def conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Sequence[int] = (1,),
-    padding: str = "valid",
-    dilation: Sequence[int] = (1,),
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The convolution of [N, C, L] with as much padding as `conv2d` has by that word."""
-    if len(input.shape) != 3 or len(weight.shape) != 3:
-        raise OpRefusal(f"given {len(input.shape)} dimensions, expected 3: [N, C, L]")
-    result = conv2d_padding(_row(input), _row(weight), bias, (1, *stride), padding, (1, *dilation), groups)
-    return result.reshape((*result.shape[:2], result.shape[3]))
+    """Cross-correlation of [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O]; padding as for a line."""
+    return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
 
 
-@image_filtering("aten.convolution.default")
-def convolution(
+@volume_filtering("aten.conv3d.default", "aten.conv3d.padding")
+def conv3d(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """Convolution in its general form, of which that of lines and images, not transposed, is supported."""
-    if transposed or any(output_padding):
-        raise OpRefusal("a transposed convolution is not supported")
-    of_rank = conv1d if len(input.shape) == 3 else conv2d
-    return of_rank(input, weight, bias, stride, padding, dilation, groups)
-
-
-def _pool(x: Tensor, reduction: str, out: Sequence[int], **attrs: Any) -> Tensor:
-    if len(x.shape) not in (3, 4):
-        raise OpRefusal(f"given {len(x.shape)} dimensions, expected [N, C, H, W] or [C, H, W]")
-    if not x.dtype.is_float:
-        raise OpRefusal(f"given {x.dtype}, expected floating point")
-    image = x if len(x.shape) == 4 else x.reshape((1, *x.shape))
-    if min(out) < 1:
-        raise OpRefusal(f"the window does not fit into the image {list(x.shape[-2:])}")
-    shape = (*image.shape[:2], *out)
-    result: Tensor = x.trace.anchor("pool2d", (image,), shape, x.dtype, "image", reduction=reduction, **attrs)
-    return result if len(x.shape) == 4 else result.reshape(shape[1:])
-
-
-def _windows(
-    size: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
-) -> dict[str, Any]:
-    """The geometry of a sliding window, with the size of the output under ``out``."""
-    kernels = _pair(kernel, "kernel_size")
-    strides = _pair(stride, "stride") if stride not in (None, [], ()) else kernels
-    pads, dilations = _pair(padding, "padding"), _pair(dilation, "dilation")
-    if (
-        min(kernels) < 1
-        or min(strides) < 1
-        or min(dilations) < 1
-        or any(2 * p > k for p, k in zip(pads, kernels, strict=True))
-    ):
-        raise OpRefusal(
-            f"given kernel_size={kernels}, stride={strides}, padding={pads}, dilation={dilations}: out of range"
-        )
-    out = []
-    for n, k, s, p, d in zip(size, kernels, strides, pads, dilations, strict=True):
-        span = n + 2 * p - d * (k - 1) - 1
-        count = (span + (s - 1 if ceil_mode else 0)) // s + 1
-        if ceil_mode and (count - 1) * s >= n + p:  # PyTorch: the last window must begin inside of the image
-            count -= 1
-        out.append(count)
-    return {"out": out, "kernel": kernels, "stride": strides, "padding": pads, "dilation": dilations}
-
-
-@pooling("aten.max_pool2d.default")
-def max_pool2d(
-    self: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
+    bias: Tensor | None = None,
+    stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
-    ceil_mode: bool = False,
+    groups: int = 1,
 ) -> Tensor:
-    """The maximum of each window; padding never wins."""
-    return _pool(self, "max", **_windows(self.shape[-2:], kernel_size, stride, padding, dilation, ceil_mode))
-
-
-@pooling("aten.avg_pool2d.default")
-def avg_pool2d(
-    self: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Tensor:
-    """The mean of each window; padding counts as zeros unless `count_include_pad` is false."""
-    windows = _windows(self.shape[-2:], kernel_size, stride, padding, 1, ceil_mode)
-    if divisor_override is not None:
-        return _pool(self, "sum", **windows) * (1 / float(divisor_override))
-    return _pool(self, "mean" if count_include_pad else "mean_valid", **windows)
-
-
-@pooling("aten.adaptive_avg_pool2d.default")
-def adaptive_avg_pool2d(self: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Means over ``output_size`` windows; window `i` spans ``floor(i*n/out)`` to ``ceil((i+1)*n/out)``."""
-    height, width = self.shape[-2:]
-    out = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
-    rows, columns = (n if o is None else o for n, o in zip((height, width), out, strict=True))
-    if (rows, columns) == (1, 1):
-        return reduce(self, total, (-2, -1), True, scale=1 / (height * width))[0]
-    return _pool(self, "adaptive", (rows, columns))
-
-
-def _pool_line(pool: Callable[..., Tensor], x: Tensor, *sizes: Any, beside: Sequence[int], **options: Any) -> Tensor:
-    """A pool of images on a line; each of `sizes` gets the number that is neutral for its one row."""
-    both = [(one, *([size] if isinstance(size, int) else size)) for size, one in zip(sizes, beside, strict=True)]
-    result = pool(_row(x), *both, **options)
-    return result.reshape((*result.shape[:-2], result.shape[-1]))
-
-
-@line_pooling("aten.max_pool1d.default")
-def max_pool1d(
-    self: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The maximum of each window of a line; padding never wins."""
-    sizes = (kernel_size, stride or kernel_size, padding, dilation)
-    return _pool_line(max_pool2d, self, *sizes, beside=(1, 1, 0, 1), ceil_mode=ceil_mode)
-
-
-@line_pooling("aten.avg_pool1d.default")
-def avg_pool1d(
-    self: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """The mean of each window of a line; padding counts as zeros unless `count_include_pad` is false."""
-    sizes, options = (kernel_size, stride or kernel_size, padding), {"count_include_pad": count_include_pad}
-    return _pool_line(avg_pool2d, self, *sizes, beside=(1, 1, 0), ceil_mode=ceil_mode, **options)
-
-
-@line_pooling("aten.adaptive_avg_pool1d.default")
-def adaptive_avg_pool1d(self: Tensor, output_size: Any) -> Tensor:
-    """Means over ``output_size`` windows of a line, which span as those of `adaptive_avg_pool2d`."""
-    return _pool_line(adaptive_avg_pool2d, self, output_size, beside=(1,))
+    """Cross-correlation of [N, C, D, H, W] with weight [O, C / groups, KD, KH, KW], plus bias [O]."""
+    return _convolution(3, input, weight, bias, stride, padding, dilation, groups)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, dtype
 from npu_compiler.ops.registry import op
-from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, arange, full
+from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, apply, arange, full, where
 
 
 def _kind(name: Any, *numbers: Number) -> DType:
@@ -54,7 +55,7 @@ def ones(
     return full(trace, tuple(size), 1, _kind(dtype, 1.0))
 
 
-@op("aten.full_like.default")
+@op("aten.full_like.default", reads_first=False)
 def full_like(
     self: Tensor, fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
     memory_format: Any = None,
@@ -64,7 +65,7 @@ def full_like(
     return full(self.trace, self.shape, value, self.dtype if dtype is None else _kind(dtype))
 
 
-@op("aten.zeros_like.default")
+@op("aten.zeros_like.default", reads_first=False)
 def zeros_like(
     self: Tensor, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
     memory_format: Any = None,
@@ -73,7 +74,7 @@ def zeros_like(
     return full_like(self, 0, dtype)
 
 
-@op("aten.ones_like.default")
+@op("aten.ones_like.default", reads_first=False)
 def ones_like(
     self: Tensor, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
     memory_format: Any = None,
@@ -82,7 +83,7 @@ def ones_like(
     return full_like(self, 1, dtype)
 
 
-@op("aten.new_full.default")
+@op("aten.new_full.default", reads_first=False)
 def new_full(
     self: Tensor, size: Sequence[int], fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None,
@@ -91,7 +92,7 @@ def new_full(
     return full(self.trace, tuple(size), _number(fill_value), self.dtype if dtype is None else _kind(dtype))
 
 
-@op("aten.new_zeros.default")
+@op("aten.new_zeros.default", reads_first=False)
 def new_zeros(
     self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Tensor:
@@ -99,12 +100,38 @@ def new_zeros(
     return new_full(self, size, 0, dtype)
 
 
-@op("aten.new_ones.default")
+@op("aten.new_ones.default", reads_first=False)
 def new_ones(
     self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Tensor:
     """Ones, with the data type of another tensor unless one is given."""
     return new_full(self, size, 1, dtype)
+
+
+@op("aten.empty.memory_format")
+def empty(
+    trace: Trace, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None, memory_format: Any = None,
+) -> Tensor:  # fmt: skip
+    """A tensor whose values nobody asks for: zeros."""
+    return zeros(trace, size, dtype)
+
+
+@op("aten.empty_like.default", reads_first=False)
+def empty_like(
+    self: Tensor, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:  # fmt: skip
+    """A tensor whose values nobody asks for, with the shape of another: zeros."""
+    return full_like(self, 0, dtype)
+
+
+@op("aten.new_empty.default", reads_first=False)
+def new_empty(
+    self: Tensor, size: Sequence[int], dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Tensor:
+    """A tensor whose values nobody asks for, with the data type of another unless one is given: zeros."""
+    return new_full(self, size, 0, dtype)
 
 
 @op("aten.scalar_tensor.default")
@@ -132,3 +159,92 @@ def arange_(
     )
     steps = arange(trace, length).cast(kind)
     return steps * step + start if (step, start) != (1, 0) else steps
+
+
+@op("aten.eye.default", "aten.eye.m")
+def eye(
+    trace: Trace, n: int, m: int | None = None, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """A matrix [n, m] with ones on the diagonal and zeros beside it."""
+    same = apply("eq", arange(trace, n).reshape((n, 1)), arange(trace, n if m is None else m))
+    return same.cast(_kind(dtype, 0.0))
+
+
+@op("aten.linspace.default")
+def linspace(
+    trace: Trace, start: Number, end: Number, steps: int, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """`steps` numbers from `start` to `end`, the same distance apart."""
+    kind = _kind(dtype, 0.0)
+    if not kind.is_float:
+        raise OpRefusal(f"given dtype={dtype}, expected floating point")
+    return _spaced(trace, float(start), float(end), steps).cast(kind)
+
+
+@op("aten.logspace.default")
+def logspace(
+    trace: Trace, start: Number, end: Number, steps: int, base: float = 10.0, dtype: Any = None, layout: Any = None,
+    device: Any = None, pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """`base` to the power of `steps` numbers from `start` to `end`, the same distance apart."""
+    kind = _kind(dtype, 0.0)
+    if not kind.is_float or base <= 0:
+        raise OpRefusal(f"given dtype={dtype} and base={base}, expected floating point and a base above 0")
+    return apply("pow", full(trace, (), float(base), FLOAT32), _spaced(trace, float(start), float(end), steps)).cast(
+        kind
+    )
+
+
+def _spaced(trace: Trace, start: float, end: float, steps: int) -> Tensor:
+    """Numbers from both ends towards the middle, so that either end is exact."""
+    if steps < 2:
+        return full(trace, (steps,), start, FLOAT32)
+    step = (end - start) / (steps - 1)
+    place = arange(trace, steps)
+    number = place.cast(FLOAT32)
+    return where(place < steps // 2, number * step + start, (number - float(steps - 1)) * step + end)
+
+
+_LONG = 4  # int64, as the schemas of ATen number data types
+
+
+@op("aten.tril_indices.default")
+def tril_indices(
+    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = _LONG, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """The rows and the columns [2, n] of the elements on and below a diagonal of a matrix [row, col]."""
+    return _triangle(trace, [(0, min(col, max(0, i + offset + 1))) for i in range(row)], dtype)
+
+
+@op("aten.triu_indices.default")
+def triu_indices(
+    trace: Trace, row: int, col: int, offset: int = 0, dtype: Any = _LONG, layout: Any = None, device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:  # fmt: skip
+    """The rows and the columns [2, n] of the elements on and above a diagonal of a matrix [row, col]."""
+    return _triangle(trace, [(min(col, max(0, i + offset)), col) for i in range(row)], dtype)
+
+
+def _triangle(trace: Trace, columns: Sequence[tuple[int, int]], dtype: Any) -> Tensor:
+    """Positions in row-major order, by the first column of each row and the one behind its last."""
+    ends = [*accumulate(last - first for first, last in columns)]
+    count = ends[-1] if ends else 0
+    place = arange(trace, count)
+    if len(columns) > _MOST_ROWS:
+        raise OpRefusal(f"given {len(columns)} rows, expected at most {_MOST_ROWS}")
+    row, column = (full(trace, (count,), 0, INT64) for _ in range(2))
+    start = 0
+    for number, ((first, _), end) in enumerate(zip(columns, ends, strict=True)):
+        if end > start:
+            row, column = (
+                where(place < start, old, new) for old, new in ((row, number), (column, place - start + first))
+            )
+        start = end
+    both = where(apply("eq", arange(trace, 2).reshape((2, 1)), 0), row, column)
+    return both.cast(_kind(None if dtype == _LONG else dtype, 0))
+
+
+_MOST_ROWS = 256  # each is a choice of its own

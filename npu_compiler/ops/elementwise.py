@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import pi, sqrt
 from typing import Any
 
-from npu_compiler.dtypes import BOOL, FLOAT32, dtype
+from npu_compiler.dtypes import BOOL, FLOAT32, UINT8, dtype
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops import lenses
 from npu_compiler.ops.registry import elementwise
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Memory, Term
@@ -35,7 +36,10 @@ def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     return self + _scaled(other, alpha)
 
 
-@elementwise("aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar")
+@elementwise(
+    "aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar",
+    "aten.subtract.Tensor", "aten.subtract_.Tensor", "aten.subtract.Scalar", "aten.subtract_.Scalar",
+)  # fmt: skip
 def sub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self - alpha * other``."""
     return self - _scaled(other, alpha)
@@ -49,6 +53,7 @@ def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
 
 @elementwise(
     "aten.mul.Tensor", "aten.mul_.Tensor", "aten.mul.Scalar", "aten.mul_.Scalar",
+    "aten.multiply.Tensor", "aten.multiply_.Tensor", "aten.multiply.Scalar", "aten.multiply_.Scalar",
     term=Term("mul", ("self", "other"), commutes=True),
 )  # fmt: skip
 def mul(self: Tensor, other: Tensor | Number) -> Tensor:
@@ -60,6 +65,8 @@ def mul(self: Tensor, other: Tensor | Number) -> Tensor:
 
 @elementwise(
     "aten.div.Tensor", "aten.div_.Tensor", "aten.div.Scalar", "aten.div_.Scalar",
+    "aten.divide.Tensor", "aten.divide_.Tensor", "aten.divide.Scalar", "aten.divide_.Scalar",
+    "aten.true_divide.Tensor", "aten.true_divide_.Tensor", "aten.true_divide.Scalar", "aten.true_divide_.Scalar",
     term=Term("div", ("self", "other")),
 )  # fmt: skip
 def div(self: Tensor, other: Tensor | Number) -> Tensor:
@@ -67,7 +74,10 @@ def div(self: Tensor, other: Tensor | Number) -> Tensor:
     return apply("div", as_float(self), as_float(other) if isinstance(other, Tensor) else float(other))
 
 
-@elementwise("aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode")
+@elementwise(
+    "aten.div.Tensor_mode", "aten.div_.Tensor_mode", "aten.div.Scalar_mode", "aten.div_.Scalar_mode",
+    "aten.divide.Tensor_mode", "aten.divide_.Tensor_mode", "aten.divide.Scalar_mode", "aten.divide_.Scalar_mode",
+)  # fmt: skip
 def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) -> Tensor:
     """``self / other``, as it is, rounded down (``floor``) or towards zero (``trunc``), in floating point."""
     quotient = div(self, other)
@@ -76,13 +86,49 @@ def div_mode(self: Tensor, other: Tensor | Number, rounding_mode: Any = None) ->
     integers = not self.dtype.is_float and not (
         other.dtype.is_float if isinstance(other, Tensor) else isinstance(other, float)
     )
-    if rounding_mode not in ("floor", "trunc") or integers:
-        raise OpRefusal(
-            f"given rounding_mode='{rounding_mode}' and {self.dtype}, expected 'floor' or 'trunc' and floating point"
-        )
+    if rounding_mode not in ("floor", "trunc"):
+        raise OpRefusal(f"given rounding_mode='{rounding_mode}', expected 'floor' or 'trunc'")
+    if integers:
+        whole = whole_quotient(self, other)
+        return floored(self, other, whole) if rounding_mode == "floor" else whole
     if rounding_mode == "floor":
         return _floor_divide(as_float(self), other)
     return where(quotient < 0, apply("ceil", quotient), apply("floor", quotient))
+
+
+def whole_quotient(dividend: Tensor, divisor: Tensor | Number) -> Tensor:
+    """``dividend / divisor`` of integers, rounded towards zero; 0 where the divisor is 0."""
+    if BOOL in (dividend.dtype, divisor.dtype if isinstance(divisor, Tensor) else dividend.dtype):
+        raise OpRefusal("a division of booleans is not supported")
+    if not isinstance(divisor, Tensor):
+        divisor = full(dividend.trace, (), divisor, dividend.dtype)
+    # neither 0 nor -1 reaches the division, which a processor may not survive
+    safe = where(apply("or", apply("eq", divisor, 0), _is_one_below(divisor)), 1, divisor)
+    plain = apply("whole_quotient", dividend, safe)
+    return where(apply("eq", divisor, 0), 0, where(_is_one_below(divisor), -dividend, plain))
+
+
+def _is_one_below(x: Tensor) -> Tensor:
+    return apply("eq", x, -1) if x.dtype != UINT8 else apply("ne", x, x)
+
+
+def floored(dividend: Tensor, divisor: Tensor | Number, quotient: Tensor) -> Tensor:
+    """A quotient of integers that is rounded towards zero, rounded down."""
+    rest = dividend - quotient * divisor
+    crosses = apply("and", apply("ne", rest, 0), apply("ne", rest < 0, apply("lt", _as_tensor(divisor, rest), 0)))
+    return where(crosses, quotient - 1, quotient)
+
+
+def _as_tensor(x: Tensor | Number, like: Tensor) -> Tensor:
+    return x if isinstance(x, Tensor) else full(like.trace, (), x, like.dtype)
+
+
+@elementwise(
+    "aten.floor_divide.default", "aten.floor_divide_.Tensor", "aten.floor_divide.Scalar", "aten.floor_divide_.Scalar"
+)
+def floor_divide(self: Tensor, other: Tensor | Number) -> Tensor:
+    """``self / other`` rounded down."""
+    return div_mode(self, other, "floor")
 
 
 def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
@@ -100,13 +146,13 @@ def _floor_divide(dividend: Tensor, other: Tensor | Number) -> Tensor:
     return where(apply("eq", divisor, 0), dividend / divisor, nearest)
 
 
-@elementwise("aten.neg.default", "aten.neg_.default")
+@elementwise("aten.neg.default", "aten.neg_.default", "aten.negative.default", "aten.negative_.default")
 def neg(self: Tensor) -> Tensor:
     """``-self``."""
     return -self
 
 
-@elementwise("aten.abs.default", "aten.abs_.default")
+@elementwise("aten.abs.default", "aten.abs_.default", "aten.absolute.default", "aten.absolute_.default")
 def absolute(self: Tensor) -> Tensor:
     """The absolute value."""
     return apply("abs", self)
@@ -118,7 +164,7 @@ def relu(self: Tensor) -> Tensor:
     return where(self < 0, 0, self)
 
 
-@elementwise("aten.sigmoid.default", "aten.sigmoid_.default")
+@elementwise("aten.sigmoid.default", "aten.sigmoid_.default", "aten.special_expit.default")
 def sigmoid(self: Tensor) -> Tensor:
     """``1 / (1 + exp(-self))``."""
     return apply("quotient", 1, 1 + apply("exp", -as_float(self)))
@@ -146,7 +192,7 @@ def hardtanh(self: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tenso
     return clamp(self, min_val, max_val)
 
 
-@elementwise("aten.clamp.default", "aten.clamp_.default")
+@elementwise("aten.clamp.default", "aten.clamp_.default", "aten.clip.default", "aten.clip_.default")
 def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """`self` limited to [min, max], either of which may be absent."""
     result = self if min is None else apply("max", self, min)
@@ -177,7 +223,7 @@ def minimum(self: Tensor, other: Tensor) -> Tensor:
     return _extremum("min", self, other)
 
 
-@elementwise("aten.clamp.Tensor", "aten.clamp_.Tensor")
+@elementwise("aten.clamp.Tensor", "aten.clamp_.Tensor", "aten.clip.Tensor", "aten.clip_.Tensor")
 def clamp_tensor(self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     """`self` limited by two tensors, either of which may be absent; NaN where any is."""
     result = self if min is None else maximum(self, min)
@@ -208,9 +254,10 @@ def _function(name: str, documentation: str) -> Any:
 
 
 for _name, _documentation in _FUNCTIONS.items():
-    elementwise(f"aten.{_name}.default", f"aten.{_name}_.default", takes_angle=_name in _OF_ANGLES)(
-        _function(_name, _documentation)
-    )
+    elementwise(
+        f"aten.{_name}.default", f"aten.{_name}_.default",
+        takes_angle=_name in _OF_ANGLES, term=Term(_name, ("self",)),
+    )(_function(_name, _documentation))  # fmt: skip
 
 
 def _rounding(name: str, documentation: str) -> Any:
@@ -234,7 +281,13 @@ def pow_scalar(self: Tensor, exponent: Number) -> Tensor:
     if exponent == 3:
         return base * base * base
     if not base.dtype.is_float:
-        raise OpRefusal(f"an integer to the power of {exponent} is not supported")
+        if not isinstance(exponent, int) or not 0 <= exponent < 64 or base.dtype == BOOL:
+            raise OpRefusal(f"given {base.dtype} to the power of {exponent}, expected integers, and one from 0 to 63")
+        result: Tensor | None = None
+        for bit in bin(exponent)[2:]:
+            square = result if result is None else result * result
+            result = square if bit == "0" else base if square is None else square * base
+        return base * 0 + 1 if result is None else result
     if exponent == 0.5:
         return apply("sqrt", base)
     if exponent == -0.5:
@@ -257,9 +310,11 @@ def _is_negative(base: Tensor) -> Tensor:
     return apply("and", base < 0, base > float("-inf"))
 
 
-@elementwise("aten.pow.Tensor_Tensor")
+@elementwise("aten.pow.Tensor_Tensor", "aten.pow_.Tensor")
 def pow_tensor(self: Tensor, exponent: Tensor) -> Tensor:
     """``self ** exponent``; a negative base with a whole exponent keeps its sign rule."""
+    if not self.dtype.is_float and not exponent.dtype.is_float:
+        raise OpRefusal(f"given {self.dtype} to the power of {exponent.dtype}, expected floating point")
     base, power = as_float(self), as_float(exponent)
     magnitude = apply("pow", apply("abs", base), power)
     whole = apply("eq", apply("floor", power), power)
@@ -270,9 +325,11 @@ def pow_tensor(self: Tensor, exponent: Tensor) -> Tensor:
 
 @elementwise("aten.pow.Scalar")
 def pow_base(self: Number, exponent: Tensor) -> Tensor:
-    """A positive number to the power of a tensor."""
+    """A number to the power of a tensor."""
+    if isinstance(self, int) and not exponent.dtype.is_float:
+        raise OpRefusal(f"given {self} to the power of {exponent.dtype}, expected floating point")
     if not self > 0:
-        raise OpRefusal(f"given the base {self}, expected a positive one")
+        return pow_tensor(full(exponent.trace, (), float(self), as_float(exponent).dtype), exponent)
     return apply("pow", float(self), as_float(exponent))
 
 
@@ -284,8 +341,26 @@ def _comparison(name: str) -> Any:
     return compare
 
 
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    elementwise(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name))
+def _in_place(name: str) -> Any:
+    def compare(self: Tensor, other: Tensor | Number) -> Tensor:
+        return apply(name, self, other).cast(self.dtype)
+
+    compare.__doc__ = f"``self`` {name} ``other``, as 0 and 1 in the data type of `self`."
+    return compare
+
+
+_COMPARISONS = {
+    "eq": ["eq"],
+    "ne": ["ne", "not_equal"],
+    "lt": ["lt", "less"],
+    "le": ["le", "less_equal"],
+    "gt": ["gt", "greater"],
+    "ge": ["ge", "greater_equal"],
+}
+for _name, _spellings in _COMPARISONS.items():
+    _kinds = ("Tensor", "Scalar")
+    elementwise(*(f"aten.{word}.{kind}" for word in _spellings for kind in _kinds))(_comparison(_name))
+    elementwise(*(f"aten.{word}_.{kind}" for word in _spellings for kind in _kinds))(_in_place(_name))
 
 
 def _boolean(x: Tensor) -> Tensor:
@@ -310,7 +385,25 @@ def logical_or(self: Tensor, other: Tensor) -> Tensor:
     return apply("or", _boolean(self), _boolean(other))
 
 
-@elementwise("aten.bitwise_not.default")
+@elementwise("aten.logical_not_.default")
+def logical_not_in_place(self: Tensor) -> Tensor:
+    """1 where `self` is zero, else 0, in its data type."""
+    return logical_not(self).cast(self.dtype)
+
+
+@elementwise("aten.logical_and_.default")
+def logical_and_in_place(self: Tensor, other: Tensor) -> Tensor:
+    """1 where both are nonzero, else 0, in the data type of `self`."""
+    return logical_and(self, other).cast(self.dtype)
+
+
+@elementwise("aten.logical_or_.default")
+def logical_or_in_place(self: Tensor, other: Tensor) -> Tensor:
+    """1 where either is nonzero, else 0, in the data type of `self`."""
+    return logical_or(self, other).cast(self.dtype)
+
+
+@elementwise("aten.bitwise_not.default", "aten.bitwise_not_.default")
 def bitwise_not(self: Tensor) -> Tensor:
     """The complement; of booleans, the negation."""
     return apply("not", self) if self.dtype == BOOL else -self - 1
@@ -327,9 +420,8 @@ def _bitwise(name: str) -> Any:
 
 
 for _name in ("and", "or", "xor"):
-    elementwise(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar", f"aten.__{_name}__.Tensor")(
-        _bitwise(_name)
-    )
+    _bits = (f"bitwise_{_name}", f"bitwise_{_name}_", f"__{_name}__", f"__i{_name}__")
+    elementwise(*(f"aten.{word}.{kind}" for word in _bits for kind in ("Tensor", "Scalar")))(_bitwise(_name))
 
 
 @elementwise("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
@@ -353,7 +445,7 @@ _CAST = Term("cast", ("self",))
 @elementwise("aten._to_copy.default", keeps_order=True, term=_CAST)
 @elementwise(
     "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device",
-    memory=Memory.OPERAND_OF_SAME_DTYPE, keeps_order=True, term=_CAST,
+    memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, keeps_order=True, unless="copy", term=_CAST,
 )  # fmt: skip
 def to(
     self: Tensor,
@@ -375,7 +467,7 @@ def _rows_of_self(call: RowCall) -> Passage:
 
 @elementwise(
     "aten.type_as.default",
-    memory=Memory.OPERAND_OF_SAME_DTYPE, keeps_order=True, rows=_rows_of_self, term=_CAST,
+    memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, keeps_order=True, rows=_rows_of_self, term=_CAST,
 )  # fmt: skip
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """The values in the data type of `other`."""

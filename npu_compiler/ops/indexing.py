@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from dataclasses import dataclass
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, promote
@@ -11,7 +11,7 @@ from npu_compiler.ir import OpNode, TensorSpec
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, Rows, Selection, apart_from_dim
 from npu_compiler.ops.traits import Memory
-from npu_compiler.tensor.shapes import normalize_dim
+from npu_compiler.tensor.shapes import broadcast_shapes, normalize_dim
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, where
 
 
@@ -129,7 +129,10 @@ def _index_selected(node: OpNode, tensors: Mapping[str, TensorSpec]) -> Selectio
 
 
 def _indexed(node: OpNode, tensors: Mapping[str, TensorSpec]) -> Selection | None:
-    return _chosen(node, tensors, "self", "indices", wraps=True)
+    dims = node.attrs.get("_dims")
+    if dims is None:
+        return _chosen(node, tensors, "self", "indices", wraps=True)
+    return _chosen(node, tensors, "self", "indices", int(dims[0]), wraps=True) if len(dims) == 1 else None
 
 
 def _rows_of_indices(call: RowCall) -> Passage | None:
@@ -141,24 +144,81 @@ def embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Tensor:
     """Rows of `weight` [V, D] by `indices` [...]: [..., D]."""
-    return weight.gather(0, _indices(indices))
+    return weight.gather(0, indices_of(indices))
 
 
 @op("aten.index_select.default", rows=apart_from_dim, selects=_index_selected)
 def index_select(self: Tensor, dim: int, index: Tensor, _wraps: bool = False) -> Tensor:
     """Positions of a dimension by an integer tensor."""
     # _wraps is the compiler's own: this stands for rows that an `index` takes, where negative ones count from the end.
-    places = _indices(index)
+    places = indices_of(index)
     return self.gather(dim, places.within(self.shape[dim], wraps=True) if _wraps else places)
 
 
+@dataclass(frozen=True)
+class Indexed:
+    """What a list of index tensors, some of them None, names of a tensor.
+
+    Attributes:
+        before, after: The dimensions that are walked, and come before and behind those of the indices.
+        common: The shape that the indices broadcast to. It takes the place of the indexed dimensions; where these are
+            not neighbours, it comes first.
+        places: By indexed dimension the positions along it, which broadcast with ``common`` and what comes behind.
+    """
+
+    before: tuple[int, ...]
+    common: tuple[int, ...]
+    after: tuple[int, ...]
+    places: Mapping[int, Tensor]
+
+    @classmethod
+    def of(cls, x: Tensor, indices: Sequence[Tensor], dims: Sequence[int] | None, otherwise: int = 0) -> Indexed:
+        """Reads the indices of `x`.
+
+        Args:
+            x: The tensor.
+            indices: Those that are not None.
+            dims: The dimension that each of them is for; all the leading ones when None.
+            otherwise: What stands for an index beyond its dimension, see `Tensor.within`.
+
+        Raises:
+            OpRefusal: There are more indices than dimensions, or one is no tensor of integers.
+        """
+        dims = range(len(indices)) if dims is None else dims
+        known = sorted({dim for dim in dims if 0 <= dim < len(x.shape)})
+        if not indices or known != list(dims) or len(dims) != len(indices):
+            raise OpRefusal(f"given {len(indices)} indices for the dimensions {list(dims)} of {len(x.shape)}")
+        pairs = list(zip(indices, dims, strict=True))
+        positions = [indices_of(i).within(x.shape[d], wraps=True, otherwise=otherwise) for i, d in pairs]
+        common = broadcast_shapes(*(place.shape for place in positions))
+        walked = [dim for dim in range(len(x.shape)) if dim not in dims]
+        apart = dims[-1] - dims[0] >= len(dims)
+        before = () if apart else tuple(dim for dim in walked if dim < dims[0])
+        after = tuple(walked[len(before) :])
+        trailing = (1,) * len(after)
+        places = {d: p.reshape((*p.shape, *trailing)) for d, p in zip(dims, positions, strict=True)}
+        return cls(before, common, after, places)
+
+    def shape(self, sizes: Sequence[int], common: Sequence[int] | None = None) -> tuple[int, ...]:
+        """The shape of what is named of a tensor of these sizes; `common` may stand for that of the indices."""
+        middle = self.common if common is None else common
+        return (*(sizes[dim] for dim in self.before), *middle, *(sizes[dim] for dim in self.after))
+
+    @property
+    def walks(self) -> tuple[int, ...]:
+        """For each dimension of what is named the tensor's own, or -1 for those of the indices."""
+        return (*self.before, *(-1 for _ in self.common), *self.after)
+
+
 @op("aten.index.Tensor", selects=_indexed)
-def index(self: Tensor, indices: Sequence[Tensor]) -> Tensor:
-    """``self[indices[0], indices[1], ...]``: integer tensors, broadcast together, for as many leading dimensions."""
-    if len(indices) > len(self.shape):
-        raise OpRefusal(f"given {len(indices)} indices for {len(self.shape)} dimensions")
-    sizes = self.shape[: len(indices)]
-    return _at(self, [_indices(i).within(size, wraps=True) for i, size in zip(indices, sizes, strict=True)])
+def index(self: Tensor, indices: Sequence[Tensor], _dims: Sequence[int] | None = None) -> Tensor:
+    """Elements by integer tensors, broadcast together, for some dimensions; None stands for a whole one.
+
+    The dimensions of the indices come where the indexed ones were, or first where these are not neighbours.
+    """
+    # _dims is the reader's own: which dimensions the indices are for, where the list has None in it.
+    found = Indexed.of(self, indices, _dims)
+    return self.pick(found.places, found.shape(self.shape, (1,) * len(found.common)))
 
 
 @op("aten.gather.default")
@@ -170,21 +230,13 @@ def gather(self: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> 
         )
     if not self.shape:
         return self
-    dim, rank = normalize_dim(dim, len(self.shape)), len(self.shape)
+    dim = normalize_dim(dim, len(self.shape))
     if any(i > size for d, (i, size) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim):
         raise OpRefusal(f"the index {list(index.shape)} does not fit into {list(self.shape)} beside dimension {dim}")
-    places = [arange(self.trace, size).reshape((size, *(1,) * (rank - d - 1))) for d, size in enumerate(index.shape)]
-    places[dim] = _indices(index).within(self.shape[dim])
-    return _at(self, places)
-
-
-def _at(x: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """The elements of `x` at positions inside of each of its leading dimensions; the positions broadcast."""
-    count = len(places)
-    row = places[0]
-    for place, size in zip(places[1:], x.shape[1:count], strict=True):
-        row = row * size + place
-    return x.reshape((prod(x.shape[:count]), *x.shape[count:])).gather(0, row)
+    places = {dim: indices_of(index).within(self.shape[dim])}
+    for other, size in enumerate(index.shape):
+        self = self if other == dim else self.slice(other, 0, size)
+    return self.pick(places)
 
 
 @op("aten.index_copy.default", "aten.index_copy_.default")
@@ -194,22 +246,28 @@ def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     count = index.shape[0] if index.shape else 1
     if source.shape != (*self.shape[:dim], count, *self.shape[dim + 1 :]) or len(index.shape) > 1:
         raise OpRefusal(f"{list(source.shape)} does not fit {list(self.shape)} at {count} positions of dimension {dim}")
-    return self.trace.scatter(self, dim, _indices(index), source)
+    along = indices_of(index).within(self.shape[dim], otherwise=-1)
+    return self.trace.scatter(self, {dim: along.reshape((count, *(1,) * (len(self.shape) - dim - 1)))}, source)
 
 
-def _indices(index: Tensor) -> Tensor:
-    if index.dtype.is_float or index.dtype.name == "bool":
+def indices_of(index: Tensor) -> Tensor:
+    if index.dtype == BOOL:
+        raise OpRefusal(
+            "given indices of bool, which give a shape that depends on their values, expected integers; "
+            "torch.where keeps the shape"
+        )
+    if index.dtype.is_float:
         raise OpRefusal(f"given indices of {index.dtype}, expected integers")
     return index
 
 
-@op("aten.tril.default")
+@op("aten.tril.default", "aten.tril_.default")
 def tril(self: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of the last two dimensions, zero above."""
     return where(_below(self, diagonal), self, _filler(self, 0))
 
 
-@op("aten.triu.default")
+@op("aten.triu.default", "aten.triu_.default")
 def triu(self: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of the last two dimensions, zero below."""
     return where(_below(self, diagonal - 1), _filler(self, 0), self)
@@ -223,25 +281,3 @@ def _filler(x: Tensor, value: Any) -> Tensor:
 def _below(x: Tensor, diagonal: int) -> Tensor:
     rows, columns = x.shape[-2:]
     return arange(x.trace, columns) <= arange(x.trace, rows).reshape((rows, 1)) + diagonal
-
-
-@op("aten.constant_pad_nd.default", "aten.pad.default")
-def pad(self: Tensor, pad: Sequence[int], value: Any = None, mode: str = "constant") -> Tensor:
-    """`value` around a tensor: `pad` counts from the last dimension, two numbers each."""
-    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * len(self.shape):
-        raise OpRefusal(f"given pad={list(pad)} with mode='{mode}', expected two numbers a dimension and 'constant'")
-    result, filler = self.realize(), _filler(self, 0 if value is None else value)
-    rank = len(self.shape)
-    inside: Tensor | None = None
-    for i in range(len(pad) // 2):
-        before, after = pad[2 * i], pad[2 * i + 1]
-        dim = rank - 1 - i
-        size = self.shape[dim]
-        result = result.slice(dim, -before, size + before + after)
-        if before > 0 or after > 0:
-            position = arange(self.trace, size + before + after).reshape((-1, *(1,) * i))
-            valid = apply("and", position >= before, position < size + before)
-            inside = valid if inside is None else apply("and", inside, valid)
-    if prod(result.shape) == 0:
-        raise OpRefusal(f"given pad={list(pad)}, which leaves no element")
-    return result if inside is None else where(inside, result, filler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from npu_compiler.dtypes import promote
+from npu_compiler.dtypes import DType, promote
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, RowRule
@@ -13,9 +13,14 @@ from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import broadcast_shapes
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, refuse_codes
 
+_PRODUCT = "matmul"  # what the trace calls a product of matrices
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` for matrices, with leading dimensions that broadcast: [..., M, K] by [..., K, N] gives [..., M, N]."""
+
+def product(a: Tensor, b: Tensor, dtype: DType | None = None) -> Tensor:
+    """``a @ b`` for matrices, with leading dimensions that broadcast: [..., M, K] by [..., K, N] gives [..., M, N].
+
+    Its data type is that of both operands, if no other is given.
+    """
     if a.shape[-1] != b.shape[-2]:
         raise OpRefusal(f"the shapes {list(a.shape)} and {list(b.shape)} cannot be multiplied")
     refuse_codes(a)
@@ -23,10 +28,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if not (a.dtype.is_float and b.dtype.is_float):
         raise OpRefusal(f"given {a.dtype} and {b.dtype}, expected floating point")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    dtype = promote(a.dtype, b.dtype)
+    dtype = dtype or promote(a.dtype, b.dtype)
     left, right = a.expand((*batch, *a.shape[-2:])), b.expand((*batch, *b.shape[-2:]))
     shape = (*batch, a.shape[-2], b.shape[-1])
-    return a.trace.anchor("matmul", (left, right), shape, dtype)
+    return a.trace.anchor(_PRODUCT, (left, right), shape, dtype)
 
 
 def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
@@ -75,7 +80,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result.realize().reshape((*input.shape[:-1], weight.shape[0]))
 
 
-@multiplication("aten.matmul.default", rows=_multiplied("self", "other"), term=Term("matmul", ("self", "other")))
+@multiplication(
+    "aten.matmul.default", "aten.linalg_matmul.default",
+    rows=_multiplied("self", "other"), term=Term("matmul", ("self", "other")),
+)  # fmt: skip
 def matmul(self: Tensor, other: Tensor) -> Tensor:
     """The product of vectors, matrices or batches of matrices, as numpy's ``@``."""
     if not self.shape or not other.shape:
@@ -94,13 +102,13 @@ def matmul(self: Tensor, other: Tensor) -> Tensor:
     return result.reshape(shape)
 
 
-@op("aten.mv.default")
+@multiplication("aten.mv.default")
 def mv(self: Tensor, vec: Tensor) -> Tensor:
     """The product of a matrix and a vector."""
     return matmul(self, vec)
 
 
-@op("aten.dot.default", "aten.vdot.default")
+@multiplication("aten.dot.default", "aten.vdot.default")
 def dot(self: Tensor, tensor: Tensor) -> Tensor:
     """The product of two vectors, a number."""
     return matmul(self, tensor)
@@ -126,6 +134,7 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
 
 @multiplication(
     "aten.addmm.default",
+    "aten.addmm_.default",
     rows=_multiplied("mat1", "mat2", "self"),
     term=Term("addmm", ("self", "mat1", "mat2"), holds=_is_unscaled),
     is_learned=True,
@@ -139,7 +148,10 @@ def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Num
     return result if beta == 0 else result + (self if beta == 1 else self * beta)
 
 
-@multiplication("aten.baddbmm.default", rows=_multiplied("batch1", "batch2", "self"), flops=flops_beside_sum)
+@multiplication(
+    "aten.baddbmm.default", "aten.baddbmm_.default",
+    rows=_multiplied("batch1", "batch2", "self"), flops=flops_beside_sum,
+)  # fmt: skip
 def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * self + alpha * batch1 @ batch2``, for batches of matrices."""
     return addmm(self, batch1, batch2, beta, alpha)

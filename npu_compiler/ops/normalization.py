@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
-from npu_compiler.dtypes import dtype
+from npu_compiler.dtypes import FLOAT32, dtype
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.reduction import greatest, total
+from npu_compiler.ops.reduction import greatest, pixel_parts, total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, apart_from_dim
 from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.reducing import reduce
-from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, where
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, where
 
 normalization = partial(op, work=Work.ROWS)
 
@@ -24,7 +25,7 @@ def _over_last(node: OpNode, graph: IRGraph) -> bool:
 
 
 @normalization(
-    "aten.softmax.int", "aten._softmax.default",
+    "aten.softmax.int", "aten._softmax.default", "aten.special_softmax.default",
     rows=apart_from_dim, term=Term("softmax", ("self",), holds=_over_last),
 )  # fmt: skip
 def softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
@@ -44,7 +45,9 @@ def safe_softmax(self: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return where(apply("eq", largest, float("-inf")), 0.0, result).move_from_last(dim)
 
 
-@normalization("aten.log_softmax.int", "aten._log_softmax.default", rows=apart_from_dim)
+@normalization(
+    "aten.log_softmax.int", "aten._log_softmax.default", "aten.special_log_softmax.default", rows=apart_from_dim
+)
 def log_softmax(self: Tensor, dim: int, dtype: Any = None, half_to_float: bool = False) -> Tensor:
     """The logarithm of the softmax over `dim`."""
     x = _converted(self, dtype).move_last(dim)
@@ -233,6 +236,9 @@ def instance_norm(
         return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
     if running_mean is not None or running_var is not None:
         raise OpRefusal("it updates its running statistics; call model.eval() before extraction")
+    input = input.realize()
+    if _has_pixels(input):
+        return _group_norm_of_pixels(input, input.shape[1], weight, bias, eps)[0]
     result, _, _ = _standard(input.reshape((*input.shape[:2], -1)), eps)
     return _affine_by_channel(result.reshape(input.shape), weight, bias)
 
@@ -264,6 +270,64 @@ def _group_norm(
     batch, channels = x.shape[:2]
     if groups < 1 or channels % groups:
         raise OpRefusal(f"given num_groups={groups}, which does not divide {channels} channels")
+    x = x.realize()
+    if _has_pixels(x):
+        return _group_norm_of_pixels(x, groups, weight, bias, eps)
     result, mean, scale = _standard(x.reshape((batch, groups, -1)), eps)
     by_group = (mean.reshape((batch, groups)), scale.reshape((batch, groups)))
     return _affine_by_channel(result.reshape(x.shape), weight, bias), *by_group
+
+
+def _has_pixels(x: Tensor) -> bool:
+    """Whether a tensor in memory is an image [N, C, ...] with the channels of a pixel side by side, and some pixels."""
+    assert x.ref is not None
+    return len(x.shape) > 2 and x.shape[1] > 1 and x.ref.view.strides[1] == 1 and prod(x.shape[2:]) > 1
+
+
+def _group_norm_of_pixels(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where the channels of a pixel lie side by side: sums by channel, which make those of a group.
+
+    The image stays as it lies, and is read once for the sums; these stay in float32.
+    """
+    (batch, channels), rest = x.shape[:2], (1,) * (len(x.shape) - 2)
+    parts, each = pixel_parts(x), channels // groups
+    _, count, _, length = parts.shape
+    first = x.slice(2, 0, 1)
+    for dim in range(3, len(x.shape)):
+        first = first.slice(dim, 0, 1)
+    first = first.reshape((batch, channels)).cast(FLOAT32)
+    # sums, and sums of squares, of what is left without the first pixel, which is near the mean
+    left = parts.cast(FLOAT32) - first.reshape((batch, 1, channels, 1))
+    left = left.reshape((batch, count, 1, channels, length))
+    both = where(arange(x.trace, 2).reshape((2, 1, 1)) < 1, left, left * left)
+    (sums,) = reduce(both, total, (-1,), False, scale=1 / (count * length))
+    if count > 1:
+        (sums,) = reduce(sums, total, (1,), True)
+    own, squares = (sums.slice(2, item, 1).reshape((batch, groups, each)) for item in (0, 1))
+    means = own + first.reshape((batch, groups, each))
+    mean = _total(means) * (1 / each)
+    apart = means - mean
+    variance = _total(squares - own * own + apart * apart) * (1 / each)
+    mean, scale = mean.realize(), apply("rsqrt", apply("max", variance, 0.0) + eps).realize()
+    by_channel = [part.expand((batch, groups, each)).reshape((batch, channels, *rest)) for part in (mean, scale)]
+    result = _affine_by_channel((x - by_channel[0]) * by_channel[1], weight, bias)
+    by_group = (mean.reshape((batch, groups)).cast(x.dtype), scale.reshape((batch, groups)).cast(x.dtype))
+    return result.cast(x.dtype), *by_group
+
+
+@normalization("aten._weight_norm.default")
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """``g * v / norm(v)``, the norm over all dimensions but `dim`."""
+    return weight_norm_interface(v, g, dim)[0]
+
+
+@normalization("aten._weight_norm_interface.default")
+def weight_norm_interface(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """The weight norm, with the norms."""
+    rank = len(v.shape)
+    kept = {dim % rank} if dim != -1 else set()
+    (squares,) = reduce(v * v, total, [d for d in range(rank) if d not in kept], True)
+    norm = apply("sqrt", squares)
+    return v * (g / norm), norm

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import log, pi
 
 from npu_compiler.dtypes import BOOL
-from npu_compiler.ops.elementwise import as_float, clamp_tensor, maximum, minimum
+from npu_compiler.ops.elementwise import as_float, clamp_tensor, floored, maximum, minimum, whole_quotient
 from npu_compiler.ops.registry import elementwise
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, full, where
 
@@ -106,6 +106,12 @@ def logical_xor(self: Tensor, other: Tensor) -> Tensor:
     return apply("xor", apply("ne", self, 0), apply("ne", other, 0))
 
 
+@elementwise("aten.logical_xor_.default")
+def logical_xor_in_place(self: Tensor, other: Tensor) -> Tensor:
+    """1 where one of two is nonzero, and the other is not, else 0, in the data type of `self`."""
+    return logical_xor(self, other).cast(self.dtype)
+
+
 @elementwise("aten.clamp_max.default", "aten.clamp_max_.default")
 def clamp_max(self: Tensor, max: Number) -> Tensor:
     """`self`, and `max` where that is less."""
@@ -146,20 +152,36 @@ def fmin(self: Tensor, other: Tensor) -> Tensor:
 @elementwise("aten.fmod.Scalar", "aten.fmod_.Scalar", "aten.fmod.Tensor", "aten.fmod_.Tensor")
 def fmod(self: Tensor, other: Tensor | Number) -> Tensor:
     """The remainder with the sign of `self`."""
-    return apply("fmod", _floating(self), _divisor(self, other))
+    if _are_whole(self, other):
+        return self - whole_quotient(self, other) * other
+    return apply("fmod", as_float(self), _divisor(as_float(self), other))
 
 
 @elementwise("aten.remainder.Scalar", "aten.remainder_.Scalar", "aten.remainder.Tensor", "aten.remainder_.Tensor")
 def remainder(self: Tensor, other: Tensor | Number) -> Tensor:
     """The remainder with the sign of `other`."""
-    divisor = _divisor(self, other)
-    rest = apply("fmod", _floating(self), divisor)
+    if _are_whole(self, other):
+        return self - floored(self, other, whole_quotient(self, other)) * other
+    divisor = _divisor(as_float(self), other)
+    rest = apply("fmod", as_float(self), divisor)
     crosses = where(divisor < 0, rest > 0, where(divisor > 0, rest < 0, False))
     return where(crosses, rest + divisor, rest)
 
 
 def _divisor(x: Tensor, other: Tensor | Number) -> Tensor:
-    return _floating(other) if isinstance(other, Tensor) else full(x.trace, (), float(other), x.dtype)
+    return as_float(other) if isinstance(other, Tensor) else full(x.trace, (), float(other), x.dtype)
+
+
+def _are_whole(x: Tensor, other: Tensor | Number) -> bool:
+    return not x.dtype.is_float and (not other.dtype.is_float if isinstance(other, Tensor) else isinstance(other, int))
+
+
+@elementwise("aten.remainder.Scalar_Tensor")
+def remainder_of_number(self: Number, other: Tensor) -> Tensor:
+    """The remainder of a number, with the sign of `other`."""
+    whole = isinstance(self, int) and not other.dtype.is_float
+    kind = other.dtype if whole else as_float(other).dtype
+    return remainder(full(other.trace, (), self, kind), other)
 
 
 @elementwise("aten.lerp.Scalar", "aten.lerp_.Scalar", "aten.lerp.Tensor", "aten.lerp_.Tensor")
@@ -179,7 +201,7 @@ def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Number = 1) -
     return self + (quotient if value == 1 else quotient * value)
 
 
-@elementwise("aten.log1p.default", "aten.log1p_.default")
+@elementwise("aten.log1p.default", "aten.log1p_.default", "aten.special_log1p.default")
 def log1p(self: Tensor) -> Tensor:
     """``log(1 + self)``, exact for small numbers too: the quotient takes away what rounding adds in the sum (Kahan)."""
     x = as_float(self)
@@ -188,7 +210,7 @@ def log1p(self: Tensor) -> Tensor:
     return where(apply("eq", total, 1), x, where(apply("eq", total, _INFINITY), total, exact))
 
 
-@elementwise("aten.expm1.default", "aten.expm1_.default")
+@elementwise("aten.expm1.default", "aten.expm1_.default", "aten.special_expm1.default")
 def expm1(self: Tensor) -> Tensor:
     """``exp(self) - 1``, exact for small numbers too, as `log1p`."""
     x = as_float(self)
@@ -198,7 +220,7 @@ def expm1(self: Tensor) -> Tensor:
     return where(apply("eq", power, 1), x, where(large, power - 1, exact))
 
 
-@elementwise("aten.exp2.default", "aten.exp2_.default")
+@elementwise("aten.exp2.default", "aten.exp2_.default", "aten.special_exp2.default")
 def exp2(self: Tensor) -> Tensor:
     """``2 ** self``."""
     return apply("pow", 2.0, as_float(self))
@@ -239,7 +261,7 @@ def cosh(self: Tensor) -> Tensor:
     return (power + 1 / power) * 0.5
 
 
-@elementwise("aten.asinh.default", "aten.asinh_.default")
+@elementwise("aten.asinh.default", "aten.asinh_.default", "aten.arcsinh.default", "aten.arcsinh_.default")
 def asinh(self: Tensor) -> Tensor:
     """The inverse of the hyperbolic sine."""
     size = apply("abs", as_float(self))
@@ -247,14 +269,14 @@ def asinh(self: Tensor) -> Tensor:
     return where(self < 0, -result, result)
 
 
-@elementwise("aten.acosh.default", "aten.acosh_.default")
+@elementwise("aten.acosh.default", "aten.acosh_.default", "aten.arccosh.default", "aten.arccosh_.default")
 def acosh(self: Tensor) -> Tensor:
     """The inverse of the hyperbolic cosine, from 1 on; NaN below."""
     over = as_float(self) - 1
     return log1p(over + apply("sqrt", over) * apply("sqrt", over + 2))
 
 
-@elementwise("aten.atanh.default", "aten.atanh_.default")
+@elementwise("aten.atanh.default", "aten.atanh_.default", "aten.arctanh.default", "aten.arctanh_.default")
 def atanh(self: Tensor) -> Tensor:
     """The inverse of the hyperbolic tangent, from -1 to 1; NaN beyond."""
     size = apply("abs", as_float(self))
@@ -280,7 +302,7 @@ def logaddexp(self: Tensor, other: Tensor) -> Tensor:
     return greater + log1p(apply("exp", -apart))
 
 
-@elementwise("aten.xlogy.Tensor", "aten.xlogy_.Tensor")
+@elementwise("aten.xlogy.Tensor", "aten.xlogy_.Tensor", "aten.special_xlogy.default")
 def xlogy(self: Tensor, other: Tensor) -> Tensor:
     """``self * log(other)``, and 0 where `self` is 0 and `other` a number."""
     y = as_float(other)

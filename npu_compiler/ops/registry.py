@@ -101,6 +101,8 @@ def op(*names: str, **traits: Any) -> Callable[[F], F]:
         entry = OpDefinition(names, family, tuple(parameters), function, creates, Traits(**traits))
         _SPELLED[function] = names[0]
         for name in names:
+            if name in _REGISTRY:
+                raise ValueError(f"given a definition of '{name}' in '{family}', '{_REGISTRY[name].family}' has one")
             _REGISTRY[name] = entry
         return function
 
@@ -120,8 +122,9 @@ def unlowered(*names: str, **traits: Any) -> None:
 
 
 def definition(name: str) -> OpDefinition | None:
-    """The definition of an ATen op, or None where the registry has none."""
-    return _REGISTRY.get(name)
+    """The definition of an ATen op, or None where the registry has none. An in-place form is the same op."""
+    entry = _REGISTRY.get(name)
+    return _REGISTRY.get(_out_of_place(name)) if entry is None and is_in_place(name) else entry
 
 
 _NO_TRAITS = Traits()
@@ -130,7 +133,7 @@ _NO_ATTRIBUTES: Mapping[str, Any] = {}
 
 def traits_of(name: str, attrs: Mapping[str, Any] = _NO_ATTRIBUTES) -> Traits:
     """What passes may know of an ATen op that has these attributes."""
-    entry = _REGISTRY.get(name)
+    entry = definition(name)
     known = _UNLOWERED.get(_plain_name(name).strip("_"), _NO_TRAITS) if entry is None else entry.traits
     if known.unless and attrs.get(known.unless):
         return replace(known, keeps_order=False, is_silent=False)
@@ -148,9 +151,15 @@ def spelled(function: Callable[..., Any]) -> str:
 
 
 def is_in_place(name: str) -> bool:
-    """ATen's convention: the name before the overload ends in one underscore."""
+    """ATen's convention: the name before the overload ends in one underscore; Python's: ``__iand__`` and its like."""
     base = _plain_name(name)
-    return base.endswith("_") and not base.endswith("__")
+    return base.startswith("__i") if base.endswith("__") else base.endswith("_")
+
+
+def _out_of_place(name: str) -> str:
+    """The name of the op of which an in-place one is the other form."""
+    namespace, base, overload = name.split(".", 2) if name.count(".") > 1 else ("", name, "")
+    return ".".join(filter(None, (namespace, base.removesuffix("_"), overload)))
 
 
 def _plain_name(name: str) -> str:
@@ -184,19 +193,21 @@ def bind(
         UnsupportedOpError: The registry lacks the op, or the op takes no such attribute.
         IRError: The tensors cannot be bound without guessing.
     """
-    entry = _REGISTRY.get(name)
+    entry = definition(name)
     if entry is None:
-        raise UnsupportedOpError(node, name, "no definition of this op is registered")
+        dynamic = "the shape of its result depends on the values of its operands, and shapes are static on the device"
+        unknown = "no definition of this op is registered"
+        raise UnsupportedOpError(node, name, dynamic if traits_of(name).dynamic else unknown)
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
     bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
     inputs: dict[str, str | tuple[str, ...]] = {}
     for parameter, place in bound.tensors.items():
         if isinstance(place, int):
             inputs[parameter] = tensors[place]
-        elif None in place:
-            raise UnsupportedOpError(node, name, "a list of tensors with None in it is not supported")
         else:
             inputs[parameter] = tuple(tensors[i] for i in place if i is not None)
+            if None in place:
+                attrs["_dims"] = [dim for dim, i in enumerate(place) if i is not None]
     _check_attributes(node, entry, name, inputs, attrs)
     return BoundNode(inputs, attrs, bound.absent, bound.assumption)
 

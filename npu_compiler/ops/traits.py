@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops.lenses import LensRule
 from npu_compiler.ops.rows import RowRule, SelectionRule, Turn
 
 __all__ = ["Memory", "Term", "Traits", "Work"]
@@ -28,6 +29,8 @@ class Memory(Enum):
     OWN = "memory of its own"
     OPERAND = "that of the first operand"
     OPERAND_OF_SAME_DTYPE = "that of the first operand, unless the data type differs"
+    OPERAND_IF_STRIDED = "that of the first operand where strides can say the result, else of its own"
+    OPERAND_IF_CONTIGUOUS = "that of the first operand where its elements lie in order, else of its own"
 
 
 def _always(node: OpNode, graph: IRGraph) -> bool:
@@ -58,20 +61,28 @@ class Traits:
     Attributes:
         work: What computing it takes.
         memory: Where its result may lie.
+        lenses: How its results lie there, where they share memory.
+        reads_first: Whether it reads any element of its first operand; some ops ask for its shape and data type alone.
         keeps_order: Whether the result has the elements of the first operand in the same row-major order, so that it
             is that operand wherever shape and data type agree.
         is_silent: Whether it has neither arithmetic nor an order of elements, so that nothing about it can be
             unsupported.
-        unless: An attribute that makes it another op where it is true: then `keeps_order` and `is_silent` do not hold.
+        unless: An attribute that makes it another op where it is true: then `keeps_order` and `is_silent` do not hold,
+            and its result is in memory of its own.
         picks: Whether it gives one tensor of a list, by its attribute `index`.
         asserts: Whether it computes nothing, and checks what held when the model was extracted.
         rows: What it reads to give some rows of its result; none where it needs all, or nobody wrote it down.
         selects: Which rows of its operand it takes, where that is what it does.
         turn: The order in which it puts the dimensions of its operand, where that is what it does.
-        images: Layout roles of its operands of four dimensions, by parameter.
+        images: Layout roles of its operands, by parameter.
+        image_ranks: How many dimensions an operand has that is laid out so.
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
         makes_numbers: Whether it makes numbers of codes, which the products that read them may load themselves.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
+        counts: Whether its results are numbers of elements, which a half precision does not hold.
+        dynamic: Whether the shape of its result depends on the values of its operands, so that it has no definition.
+        for_gradients: Whether its results behind the first serve gradients alone, and so have the shapes that the IR
+            declares, whichever device it was exported on.
         flops: Floating-point operations by the shapes of all operands and the number of elements made; none for one
             operation an element.
         term: How equations write it, by which rules fold it with others (`rewrite`).
@@ -79,6 +90,8 @@ class Traits:
 
     work: Work = Work.OTHER
     memory: Memory = Memory.OWN
+    lenses: LensRule | None = None
+    reads_first: bool = True
     keeps_order: bool = False
     is_silent: bool = False
     unless: str = ""
@@ -88,8 +101,12 @@ class Traits:
     selects: SelectionRule | None = None
     turn: Turn | None = None
     images: Mapping[str, str] = field(default_factory=dict)
+    image_ranks: tuple[int, ...] = (4,)
     takes_angle: bool = False
     makes_numbers: bool = False
     is_learned: bool = False
+    counts: bool = False
+    dynamic: bool = False
+    for_gradients: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], int], int | None] | None = None
     term: Term | None = None

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from npu_compiler.ops import attention, convolution, linear
+from npu_compiler.ops import convolution, lenses
 from npu_compiler.ops.registry import unlowered
 from npu_compiler.ops.traits import Memory
 
-unlowered("adjoint", "as_strided", "diagonal", "H", "imag", "mH", "mT", "real", "swapdims", "T", memory=Memory.OPERAND)
-unlowered("unfold", "view_as_complex", "view_as_real", memory=Memory.OPERAND)
-unlowered("to", memory=Memory.OPERAND_OF_SAME_DTYPE)
-unlowered("mv", "dot", flops=linear.flops)
-unlowered("addbmm", flops=linear.flops_beside_sum)
-unlowered("conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", flops=convolution.flops)
-unlowered("convolution", "convolution_mode", "convolution_overrideable", flops=convolution.flops)
-unlowered(
-    "scaled_dot_product_cudnn_attention",
-    "scaled_dot_product_efficient_attention",
-    "scaled_dot_product_flash_attention",
-    "scaled_dot_product_flash_attention_for_cpu",
-    "scaled_dot_product_fused_attention_overrideable",
-    "scaled_dot_product_attention_math",
-    flops=attention.flops,
-)
-unlowered("embedding_bag", is_learned=True)
+unlowered("view_as_complex", "view_as_real", memory=Memory.OPERAND, lenses=lenses.paired)
+unlowered("real", memory=Memory.OPERAND, lenses=lenses.complex_part(0))
+unlowered("imag", memory=Memory.OPERAND, lenses=lenses.complex_part(1))
+unlowered("view", memory=Memory.OPERAND, lenses=lenses.other_bits)  # as another data type
+unlowered("matrix_H", memory=Memory.OPERAND)
+unlowered("to", memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, unless="copy")
+unlowered("conv_tbc", flops=convolution.flops)
+unlowered("convolution_mode", "convolution_overrideable", flops=convolution.flops)
+unlowered("nonzero", "nonzero_numpy", "argwhere", "masked_select", "unique_consecutive", "unique2", dynamic=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import IRGraph, OpNode
+from npu_compiler.ops import lenses
 from npu_compiler.ops.registry import spelled, view
 from npu_compiler.ops.rows import MALFORMED, Passage, RowCall, Turn, apart_from_dim, of_known_rows, turned
 from npu_compiler.ops.traits import Memory, Term
@@ -19,16 +20,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @view(
-    "aten.alias.default",
-    "aten.detach.default",
-    "aten.detach_.default",
+    "aten.alias.default", "aten.detach.default", "aten.detach_.default", "aten.lift_fresh.default",
+    lenses=lenses.itself, keeps_order=True, is_silent=True,
+)  # fmt: skip
+def alias(self: Tensor) -> Tensor:
+    """The tensor itself: aliasing changes no value."""
+    return self
+
+
+@view(
     "aten.contiguous.default",
-    "aten.lift_fresh.default",
-    keeps_order=True,
-    is_silent=True,
-)
-def alias(self: Tensor, memory_format: Any = None) -> Tensor:
-    """The tensor itself: memory format and aliasing change no value."""
+    memory=Memory.OPERAND_IF_CONTIGUOUS, lenses=lenses.itself, keeps_order=True, is_silent=True,
+)  # fmt: skip
+def contiguous(self: Tensor, memory_format: Any = None) -> Tensor:
+    """The tensor itself: memory format changes no value."""
     return self
 
 
@@ -40,7 +45,7 @@ def clone(self: Tensor, memory_format: Any = None) -> Tensor:
 
 @view(
     "aten.dropout.default", "aten.dropout_.default", "aten.feature_dropout.default",
-    keeps_order=True, is_silent=True, unless="train",
+    lenses=lenses.itself, keeps_order=True, is_silent=True, unless="train",
 )  # fmt: skip
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """The tensor itself, in evaluation mode."""
@@ -65,6 +70,10 @@ def _reversed(attrs: Mapping[str, Any], rank: int) -> Sequence[int]:
     return range(rank - 1, -1, -1)
 
 
+def _last_two(attrs: Mapping[str, Any], rank: int) -> Sequence[int]:
+    return [*range(rank - 2), rank - 1, rank - 2] if rank > 1 else range(rank)
+
+
 def _permuted(attrs: Mapping[str, Any], rank: int) -> Sequence[int]:
     return [int(dim) % rank for dim in attrs["dims"]]
 
@@ -86,7 +95,8 @@ def _turning(*names: str, turn: Turn) -> Callable[[F], F]:
         except MALFORMED:
             return False
 
-    return view(*names, turn=turn, rows=turned(turn), term=Term("transpose", ("self",), holds=swaps_last))
+    lens = lenses.turned(turn)
+    return view(*names, turn=turn, lenses=lens, rows=turned(turn), term=Term("transpose", ("self",), holds=swaps_last))
 
 
 def _reshaped_rows(call: RowCall) -> Passage | None:
@@ -98,14 +108,18 @@ def _reshaped_rows(call: RowCall) -> Passage | None:
     return None
 
 
-_reshaping = partial(view, keeps_order=True, rows=_reshaped_rows, term=Term("reshape", ("self",)))
+_reshaping = partial(
+    view, lenses=lenses.reshaped, keeps_order=True, rows=_reshaped_rows, term=Term("reshape", ("self",))
+)
 
 
 def _expanded_rows(call: RowCall) -> Passage:
     return Passage(call.broadcast("self"), {"size": call.resized()}, spelled(expand))
 
 
-_repeating = partial(view, keeps_order=True, rows=_expanded_rows, term=Term("expand", ("self",)))
+_repeating = partial(
+    view, lenses=lenses.expanded, keeps_order=True, rows=_expanded_rows, term=Term("expand", ("self",))
+)
 
 
 def _rows_of_one(call: RowCall) -> Passage:
@@ -130,19 +144,31 @@ def _taken_from(key: str) -> Callable[[Mapping[str, Any], int], range]:
     return taken
 
 
-@_turning("aten.transpose.int", turn=_swapping("dim0", "dim1"))
+@_turning("aten.transpose.int", "aten.transpose_.default", turn=_swapping("dim0", "dim1"))
 def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
     """Two dimensions exchanged."""
     return self.swap(dim0, dim1)
 
 
-@_turning("aten.swapaxes.default", turn=_swapping("axis0", "axis1"))
+@_turning("aten.swapaxes.default", "aten.swapaxes_.default", turn=_swapping("axis0", "axis1"))
 def swapaxes(self: Tensor, axis0: int, axis1: int) -> Tensor:
     """Two dimensions exchanged."""
     return self.swap(axis0, axis1)
 
 
-@_turning("aten.t.default", "aten.numpy_T.default", turn=_reversed)
+@_turning("aten.swapdims.default", "aten.swapdims_.default", turn=_swapping("dim0", "dim1"))
+def swapdims(self: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Two dimensions exchanged."""
+    return self.swap(dim0, dim1)
+
+
+@_turning("aten.mT.default", "aten.mH.default", "aten.adjoint.default", turn=_last_two)
+def m_t(self: Tensor) -> Tensor:
+    """The last two dimensions exchanged."""
+    return self.swap(-1, -2)
+
+
+@_turning("aten.t.default", "aten.t_.default", "aten.numpy_T.default", turn=_reversed)
 def t(self: Tensor) -> Tensor:
     """A matrix transposed; a vector as it is."""
     if len(self.shape) > 2:
@@ -165,7 +191,7 @@ def movedim(self: Tensor, source: int, destination: int) -> Tensor:
     return self.permute(order)
 
 
-@_reshaping("aten.reshape.default")
+@_reshaping("aten.reshape.default", memory=Memory.OPERAND_IF_STRIDED)
 def reshape(self: Tensor, shape: Sequence[int]) -> Tensor:
     """Another shape of the same elements."""
     return self.reshape(shape)
@@ -177,13 +203,14 @@ def view_(self: Tensor, size: Sequence[int]) -> Tensor:
     return self.reshape(size)
 
 
-@_reshaping("aten.view_as.default", "aten.reshape_as.default")
+@_reshaping("aten.reshape_as.default", memory=Memory.OPERAND_IF_STRIDED)
+@_reshaping("aten.view_as.default")
 def view_as(self: Tensor, other: Tensor) -> Tensor:
     """The shape of another tensor."""
     return self.reshape(other.shape)
 
 
-@_reshaping("aten.flatten.using_ints")
+@_reshaping("aten.flatten.using_ints", memory=Memory.OPERAND_IF_STRIDED)
 def flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The dimensions from `start_dim` to `end_dim` as one."""
     if not self.shape:
@@ -211,7 +238,10 @@ def unsqueeze(self: Tensor, dim: int) -> Tensor:
     return self.reshape((*self.shape[:dim], 1, *self.shape[dim:]))
 
 
-@_reshaping("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+@_reshaping(
+    "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims",
+    "aten.squeeze_.default", "aten.squeeze_.dim", "aten.squeeze_.dims",
+)  # fmt: skip
 def squeeze(self: Tensor, dim: Any = None) -> Tensor:
     """Without the dimensions of size 1: all of them, or those that `dim` names."""
     rank = len(self.shape)
@@ -238,7 +268,7 @@ def broadcast_to(self: Tensor, size: Sequence[int]) -> Tensor:
     return self.expand(size)
 
 
-@view("aten.slice.Tensor", rows=apart_from_dim, selects=of_known_rows(_taken))
+@view("aten.slice.Tensor", lenses=lenses.along(_taken), rows=apart_from_dim, selects=of_known_rows(_taken))
 def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     """Elements `start` to `end` of a dimension, `step` apart; negative bounds count from the end."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
@@ -248,7 +278,10 @@ def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step:
     return self.slice(dim, first, max(0, ceil_div(last - first, step)), step)
 
 
-@view("aten.narrow.default", rows=apart_from_dim, selects=of_known_rows(_taken_from("start")))
+@view(
+    "aten.narrow.default",
+    lenses=lenses.along(_taken_from("start")), rows=apart_from_dim, selects=of_known_rows(_taken_from("start")),
+)  # fmt: skip
 def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
     """`length` elements of a dimension."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
@@ -258,7 +291,7 @@ def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
     return self.slice(dim, first, length)
 
 
-@view("aten.select.int", rows=_rows_of_one, selects=of_known_rows(_taken_from("index")))
+@view("aten.select.int", lenses=lenses.position, rows=_rows_of_one, selects=of_known_rows(_taken_from("index")))
 def select(self: Tensor, dim: int, index: int) -> Tensor:
     """One position of a dimension, which is dropped."""
     dim = normalize_dim(dim, len(self.shape))
@@ -275,7 +308,7 @@ def _pieces(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     return tuple(x.slice(dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
 
-@view("aten.split.Tensor", rows=apart_from_dim)
+@view("aten.split.Tensor", lenses=lenses.pieces, rows=apart_from_dim)
 def split(self: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of `split_size` along a dimension; the last may be smaller."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
@@ -284,20 +317,20 @@ def split(self: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     return _pieces(self, [min(split_size, size - start) for start in range(0, size, split_size)], dim)
 
 
-@view("aten.split_with_sizes.default", rows=apart_from_dim)
+@view("aten.split_with_sizes.default", lenses=lenses.pieces, rows=apart_from_dim)
 def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of the given sizes along a dimension."""
     return _pieces(self, split_sizes, dim)
 
 
-@view("aten.chunk.default", rows=apart_from_dim)
+@view("aten.chunk.default", lenses=lenses.pieces, rows=apart_from_dim)
 def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of equal size along a dimension."""
     size = self.shape[normalize_dim(dim, len(self.shape))]
     return split(self, max(1, ceil_div(size, max(1, chunks))), dim)
 
 
-@view("aten.unbind.int", rows=_rows_of_one)
+@view("aten.unbind.int", lenses=lenses.positions, rows=_rows_of_one)
 def unbind(self: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Every position of a dimension as a tensor of its own."""
     size = self.shape[normalize_dim(dim, len(self.shape))]

@@ -13,11 +13,13 @@ from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.frontend.evidence import Names, evidence_of
 from npu_compiler.frontend.ir_source import IRSource, load_json
+from npu_compiler.graph.constants import read_no_shapes
+from npu_compiler.graph.functional import functionalize
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import bind, canonical, definition
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["CarriedGraph", "read_carried_graph"]
+__all__ = ["CarriedGraph", "entry", "read_carried_graph", "without_shared_memory"]
 
 _REMEDY = "make the IR with npu_compiler.extract"
 
@@ -70,6 +72,29 @@ def read_carried_graph(source: IRSource) -> CarriedGraph:
         name, inputs, outputs, weights, tuple(nodes), tensors, notes=tuple(notes), structure=structure
     ).verify()
     return CarriedGraph(graph, raw, keys, _mapping(data, "constants"), output_names(structure, outputs))
+
+
+def without_shared_memory(carried: CarriedGraph) -> CarriedGraph:
+    """The model without anything that changes in place (`npu_compiler.graph.functional`), or is read for its shape.
+
+    Raises:
+        UnsupportedOpError: As `functionalize`.
+    """
+    graph, raw, nodes = read_no_shapes(functionalize(carried.graph)), dict(carried.raw), []
+    for node in graph.nodes:
+        if node.name not in raw:
+            read = list(node.tensors())
+            node = replace(node, inputs={str(position): name for position, name in enumerate(read)})
+            inputs, outputs = ([entry(graph.tensors[name]) for name in names] for names in (read, node.outputs))
+            made = {"name": node.name, "op_type": node.op, "inputs": inputs, "outputs": outputs}
+            raw[node.name] = {**made, "attrs": dict(node.attrs)}
+        nodes.append(node)
+    return replace(carried, graph=replace(graph, nodes=tuple(nodes)).verify(), raw=raw)
+
+
+def entry(spec: TensorSpec, name: str = "") -> dict[str, Any]:
+    """A tensor as an IR has it, under its own name or another."""
+    return {"name": name or spec.name, "shape": list(spec.shape), "dtype": spec.dtype.name}
 
 
 def _items(data: Mapping[str, Any], key: str, where: str) -> list[Any]:

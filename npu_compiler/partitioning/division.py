@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from npu_compiler.ir import IRGraph, TensorSpec
-from npu_compiler.partitioning.in_place import Chain
 from npu_compiler.partitioning.islands import find_islands
 from npu_compiler.partitioning.levels import components, levels
 from npu_compiler.partitioning.placement import Placement, SupportRule, place
@@ -22,16 +21,13 @@ class Division:
     levels: Sequence[int]
 
 
-def divide(
-    graph: IRGraph, device_tensors: Mapping[str, TensorSpec], support: SupportRule, chains: Sequence[Chain]
-) -> Division:
+def divide(graph: IRGraph, device_tensors: Mapping[str, TensorSpec], support: SupportRule) -> Division:
     """Divides `graph`, whose tensors are on the device as `device_tensors` says."""
-    placements = place(graph, support, chains)
+    placements = place(graph, support)
     predecessors = _predecessors(graph)
-    runs = [(chain.first, chain.last) for chain in chains]
     while True:
         on_device = [placement.on_device for placement in placements]
-        found = levels(predecessors, on_device, runs)
+        found = levels(predecessors, on_device)
         if all(on_device) or not any(on_device):
             return Division(placements, found)
         islands = find_islands(graph, device_tensors, on_device, components(predecessors, found))

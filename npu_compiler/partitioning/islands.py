@@ -16,17 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 from npu_compiler.artifact.describe import format_bytes
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.ops.registry import definition, traits_of
+from npu_compiler.ir import IRGraph, TensorSpec
+from npu_compiler.ops.registry import definition
+from npu_compiler.partitioning.host import HOST_GBS, HOST_GFLOPS, LINK_GBS, flops_of, nbytes_of, touched_by
 from npu_compiler.partitioning.placement import is_free
 
-__all__ = ["Island", "find_islands", "flops_of"]
-
-_BYTES_PER_MOVED_BYTE = 4
-_FLOPS_PER_MOVED_BYTE = 4
+__all__ = ["Island", "find_islands"]
 
 
 @dataclass
@@ -49,8 +46,8 @@ class Island:
 
     @property
     def is_worth_moving(self) -> bool:
-        saved = self.touched / _BYTES_PER_MOVED_BYTE + self.flops / _FLOPS_PER_MOVED_BYTE
-        return self.moved <= saved or not self.is_known
+        saved = self.touched / HOST_GBS + self.flops / HOST_GFLOPS
+        return self.moved / LINK_GBS <= saved or not self.is_known
 
     @property
     def reason(self) -> str:
@@ -79,12 +76,12 @@ def find_islands(
             island.nodes.append(position)
             island.is_known &= definition(node.op) is not None
             if not is_free(node):
-                island.touched += sum(_nbytes(graph.tensors[name]) for name in (*node.tensors(), *node.outputs))
+                island.touched += touched_by(node, graph.tensors)
                 island.flops += flops_of(node, graph.tensors)
     borders = _Borders(graph, on_device, groups)
     for group, island in islands.items():
         for name in borders.tensors.get(group, ()):
-            island.moved += borders.crossings_saved_on_cpu(name, group) * _nbytes(device_tensors[name])
+            island.moved += borders.crossings_saved_on_cpu(name, group) * nbytes_of(device_tensors[name])
     return list(islands.values())
 
 
@@ -118,16 +115,3 @@ class _Borders:
 def _crosses(maker: int | None, readers: Collection[int | None]) -> bool:
     """Whether a tensor crosses between host and device; one direction is all that a tensor ever takes."""
     return any(reader is not None for reader in readers) if maker is None else None in readers
-
-
-def _nbytes(spec: TensorSpec) -> int:
-    return prod(spec.shape) * spec.dtype.size
-
-
-def flops_of(node: OpNode, tensors: Mapping[str, TensorSpec]) -> int:
-    """Floating-point operations of a node: as its op's traits say, else one for each element it touches."""
-    operands = [tensors[name].shape for name in node.tensors()]
-    made = sum(prod(tensors[name].shape) for name in node.outputs)
-    rule = traits_of(node.op).flops
-    flops = None if rule is None else rule(operands, made)
-    return max([made, *map(prod, operands)]) if flops is None else flops

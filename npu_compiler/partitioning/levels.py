@@ -13,56 +13,35 @@ from collections.abc import Sequence
 __all__ = ["components", "levels"]
 
 
-def levels(
-    predecessors: Sequence[Sequence[int]], on_device: Sequence[bool], runs: Sequence[tuple[int, int]]
-) -> list[int]:
+def levels(predecessors: Sequence[Sequence[int]], on_device: Sequence[bool]) -> list[int]:
     """The level of each node, numbered without gaps.
 
     Args:
         predecessors: Positions of the nodes that each node reads from, all lower than its own.
         on_device: The side of each node.
-        runs: Pairs (first, last) of positions whose nodes share a level; all nodes of a run are on one side.
     """
     candidates = []
     for start in (True, False):
-        lowest = _lowest_levels(predecessors, on_device, runs, start)
-        candidates.append(_numbered(_raised(lowest, predecessors, on_device, runs), on_device))
+        lowest = _lowest_levels(predecessors, on_device, start)
+        candidates.append(_numbered(_raised(lowest, predecessors, on_device), on_device))
     return min(candidates, key=lambda found: len(set(found)))
 
 
-def _lowest_levels(
-    predecessors: Sequence[Sequence[int]], on_device: Sequence[bool], runs: Sequence[tuple[int, int]], start: bool
-) -> list[int]:
+def _lowest_levels(predecessors: Sequence[Sequence[int]], on_device: Sequence[bool], start: bool) -> list[int]:
     """Levels when nodes without predecessors on side `start` are on level 0, and those of the other side on level 1."""
-    found = [0] * len(predecessors)
-    last_of_run = dict(runs)
-    position = 0
-    while position < len(predecessors):
-        end = last_of_run.get(position, position)
-        side = on_device[position]
-        level = 0 if side == start else 1
-        for node in range(position, end + 1):
-            for before in predecessors[node]:
-                if before < position:
-                    level = max(level, found[before] + (on_device[before] != side))
-        found[position : end + 1] = [level] * (end + 1 - position)
-        position = end + 1
+    found: list[int] = []
+    for side, ahead in zip(on_device, predecessors, strict=True):
+        least = 0 if side == start else 1
+        found.append(max([least, *(found[before] + (on_device[before] != side) for before in ahead)]))
     return found
 
 
-def _raised(
-    lowest: Sequence[int],
-    predecessors: Sequence[Sequence[int]],
-    on_device: Sequence[bool],
-    runs: Sequence[tuple[int, int]],
-) -> list[int]:
-    """Every node on the highest level that its readers allow; what nobody reads, and runs, stay where they are."""
+def _raised(lowest: Sequence[int], predecessors: Sequence[Sequence[int]], on_device: Sequence[bool]) -> list[int]:
+    """Every node on the highest level that its readers allow; what nobody reads stays where it is."""
     found = list(lowest)
     limits: dict[int, int] = {}
-    fixed = {node for first, last in runs for node in range(first, last + 1)}
     for node in range(len(found) - 1, -1, -1):
-        if node in limits and node not in fixed:
-            found[node] = limits[node]
+        found[node] = limits.get(node, found[node])
         for before in predecessors[node]:
             limit = found[node] - (on_device[before] != on_device[node])
             limits[before] = min(limits.get(before, limit), limit)

@@ -9,7 +9,6 @@ from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.op_support import Support
 from npu_compiler.ops.registry import traits_of
 from npu_compiler.ops.traits import Work
-from npu_compiler.partitioning.in_place import Chain
 
 __all__ = ["Placement", "is_free", "place"]
 
@@ -30,7 +29,7 @@ def is_free(node: OpNode) -> bool:
     return known.is_silent or known.work is Work.VIEW
 
 
-def place(graph: IRGraph, support: SupportRule, chains: Sequence[Chain]) -> list[Placement]:
+def place(graph: IRGraph, support: SupportRule) -> list[Placement]:
     """Places the nodes of a graph, in its order.
 
     What computes runs on the device wherever it is supported. What is free goes where its operand is made, and what
@@ -38,13 +37,8 @@ def place(graph: IRGraph, support: SupportRule, chains: Sequence[Chain]) -> list
     """
     placements: list[Placement | None] = [None] * len(graph.nodes)
     maker = {name: position for position, node in enumerate(graph.nodes) for name in node.outputs}
-    for chain in chains:
-        reason = f"'{chain.op.name}' ({chain.op.op}) changes memory in place that this node shares"
-        placements[chain.first : chain.last + 1] = [Placement(False, reason)] * (chain.last + 1 - chain.first)
     undecided = []
     for position, node in enumerate(graph.nodes):
-        if placements[position] is not None:
-            continue
         producer = _producer(node, maker)
         if producer is None and (is_free(node) or not node.inputs):
             undecided.append(position)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from npu_compiler.artifact.describe import counted, format_bytes
 from npu_compiler.artifact.output_structure import Structure
 from npu_compiler.ir import TensorSpec
+from npu_compiler.partitioning.ledger import Ledger, price_text
 
 __all__ = ["Partition", "PartitionPlan", "TransferOp", "cpu_reasons", "direction", "endpoints"]
 __all__ += ["op_counts", "side", "summary"]
@@ -24,13 +26,11 @@ class Partition:
     Attributes:
         index: Its place in `PartitionPlan.partitions`.
         device: ``npu`` or ``cpu``.
-        nodes: Names of its nodes, in order.
+        nodes: Names of its nodes, in order. Those that no input reaches may be in several partitions.
         inputs: Tensors that it reads from the caller or from earlier partitions.
         outputs: Tensors that the caller or later partitions read.
         ir: The partition as an IR of its own, which `compile` takes where `device` is ``npu``.
         reasons: For each node on the CPU, why it is there.
-        chained: Nodes on the CPU whose in-place op has to change the very memory that other nodes of the partition
-            share.
     """
 
     index: int
@@ -40,7 +40,6 @@ class Partition:
     outputs: tuple[str, ...]
     ir: Mapping[str, Any] = field(repr=False)
     reasons: Mapping[str, str] = field(default_factory=dict, repr=False)
-    chained: frozenset[str] = frozenset()
 
     @property
     def on_device(self) -> bool:
@@ -82,6 +81,7 @@ class PartitionPlan:
         notes: What was assumed where the IR does not say it.
         structure: How the model nests its outputs; None for the usual way.
         compiled_for: The device of the target that its partitions are compiled for; None for the default.
+        ledger: What keeps nodes on the CPU, what that costs, and what would end it.
     """
 
     model: str
@@ -95,6 +95,7 @@ class PartitionPlan:
     notes: tuple[str, ...] = ()
     structure: Structure | None = None
     compiled_for: str | None = None
+    ledger: Ledger = field(default_factory=Ledger, repr=False)
 
     def __repr__(self) -> str:
         return f"PartitionPlan({summary(self)})"
@@ -105,14 +106,53 @@ class PartitionPlan:
         return sum(transfer.nbytes for transfer in self.transfers)
 
     def report(self) -> str:
-        """The plan as text: partitions, transfers, and every node on the CPU with its reason."""
-        return "\n".join([summary(self), *_partitions(self), *_transfers(self), *_reasons(self), *_notes(self)]) + "\n"
+        """The plan as text: partitions, transfers, every node on the CPU with its reason, and the ledger."""
+        parts = (_partitions(self), _transfers(self), _reasons(self), price_text(self.ledger), _notes(self))
+        return "\n".join([summary(self), *chain.from_iterable(parts)]) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `report` says, as JSON holds it."""
+        return {
+            "model": self.model,
+            "target": self.target,
+            "partitions": [
+                {
+                    "index": part.index,
+                    "device": part.device,
+                    "nodes": list(part.nodes),
+                    "inputs": list(part.inputs),
+                    "outputs": list(part.outputs),
+                }
+                for part in self.partitions
+            ],
+            "transfers": [
+                {
+                    "tensor": transfer.tensor,
+                    "direction": transfer.direction,
+                    "source": transfer.source,
+                    "readers": list(transfer.readers),
+                    "bytes": transfer.nbytes,
+                }
+                for transfer in self.transfers
+            ],
+            "bytes_moved": self.bytes_moved,
+            "on_cpu": self.ledger.to_dict(),
+            "notes": list(self.notes),
+        }
+
+    def with_measured(self, cpu_milliseconds: Mapping[int, float]) -> PartitionPlan:
+        """The plan whose ledger has times that were measured.
+
+        Args:
+            cpu_milliseconds: By index of the partition, as `DAGExecutor.cpu_milliseconds` gives them.
+        """
+        return replace(self, ledger=self.ledger.with_measured(cpu_milliseconds))
 
 
 def summary(plan: PartitionPlan) -> str:
     """The plan in one line."""
     sides = {side: [p for p in plan.partitions if p.device == side] for side in ("npu", "cpu")}
-    nodes = {side: sum(len(p.nodes) for p in found) for side, found in sides.items()}
+    nodes = {side: len({name for p in found for name in p.nodes}) for side, found in sides.items()}
     target = f" for {plan.target}" if plan.target else ""
     return (
         f"{plan.model}{target}: {counted(sum(nodes.values()), 'node')}, {nodes['npu']} on the device in "
@@ -159,7 +199,7 @@ def _transfers(plan: PartitionPlan) -> Iterator[str]:
 
 
 def _reasons(plan: PartitionPlan) -> Iterator[str]:
-    on_cpu = sum(len(part.nodes) for part in plan.partitions if not part.on_device)
+    on_cpu = len({name for part in plan.partitions if not part.on_device for name in part.nodes})
     yield f"on the CPU: {counted(on_cpu, 'node')}"
     for op, reason, names in cpu_reasons(plan):
         yield f"  {names} ({op}): {reason}"
@@ -173,8 +213,8 @@ def _notes(plan: PartitionPlan) -> Iterator[str]:
 
 def cpu_reasons(plan: PartitionPlan) -> list[tuple[str, str, str]]:
     """Op, reason and the names of the nodes that share them, for all nodes on the CPU; in the order of the model."""
-    shared: dict[tuple[str, str], list[str]] = {}
+    shared: dict[tuple[str, str], dict[str, None]] = {}
     for part in plan.partitions:
         for node in part.ir["nodes"] if not part.on_device else ():
-            shared.setdefault((node["op_type"], part.reasons[node["name"]]), []).append(node["name"])
+            shared.setdefault((node["op_type"], part.reasons[node["name"]]), {})[node["name"]] = None
     return [(op, reason, ", ".join(names)) for (op, reason), names in shared.items()]

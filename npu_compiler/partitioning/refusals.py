@@ -12,8 +12,7 @@ from npu_compiler.graph.graph_optimizer import assign_dtypes
 from npu_compiler.ir import OpNode
 from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
-from npu_compiler.partitioning.carried_graph import read_carried_graph
-from npu_compiler.partitioning.in_place import find_chains, rename_changed
+from npu_compiler.partitioning.carried_graph import read_carried_graph, without_shared_memory
 from npu_compiler.partitioning.placement import place
 from npu_compiler.partitioning.support_rules import target_rule
 
@@ -38,7 +37,7 @@ def refusals(source: IRSource, target: str) -> list[Refusal]:
         CompileError: There is no such target.
     """
     codegen = target_named(target)
-    graph = rename_changed(read_carried_graph(source).graph)
+    graph = without_shared_memory(read_carried_graph(source)).graph
     tensors = assign_dtypes(graph, compute_dtype(graph, codegen, None)).tensors
     lowers = target_rule(codegen, tensors)
     found: dict[tuple[str, str], list[str]] = {}
@@ -49,7 +48,7 @@ def refusals(source: IRSource, target: str) -> list[Refusal]:
             found.setdefault((node.op, answer.reason), []).append(node.name)
         return answer
 
-    place(graph, support, find_chains(graph))
+    place(graph, support)
     return [Refusal(op, reason, tuple(nodes)) for (op, reason), nodes in found.items()]
 
 

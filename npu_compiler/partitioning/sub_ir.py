@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from npu_compiler.ir import IRGraph, OpNode, TensorSpec
-from npu_compiler.partitioning.carried_graph import CarriedGraph
+from npu_compiler.ir import OpNode, TensorSpec
+from npu_compiler.partitioning.carried_graph import CarriedGraph, entry
 
 __all__ = ["SubIRWriter"]
 
@@ -19,20 +19,18 @@ class SubIRWriter:
     written as the model declares it.
     """
 
-    def __init__(
-        self, carried: CarriedGraph, graph: IRGraph, device_tensors: Mapping[str, TensorSpec], compute_dtype: str
-    ) -> None:
+    def __init__(self, carried: CarriedGraph, device_tensors: Mapping[str, TensorSpec], compute_dtype: str) -> None:
         """Prepares.
 
         Args:
-            carried: The model as it was read.
-            graph: The same with in-place ops made pure.
+            carried: The model, without anything that changes in place.
             device_tensors: Every tensor in the data type of the device.
             compute_dtype: ``float16`` or ``bfloat16``.
         """
-        self._carried, self._graph, self._compute_dtype = carried, graph, compute_dtype
+        self._carried, self._graph, self._compute_dtype = carried, carried.graph, compute_dtype
         self._device_tensors = device_tensors
-        self._makers = {name: (node.name, index) for node in graph.nodes for index, name in enumerate(node.outputs)}
+        nodes = carried.graph.nodes
+        self._makers = {name: (node.name, index) for node in nodes for index, name in enumerate(node.outputs)}
 
     def write(
         self, name: str, nodes: Sequence[OpNode], inputs: Iterable[str], outputs: Iterable[str], on_device: bool
@@ -45,9 +43,9 @@ class SubIRWriter:
         constants = {key: self._carried.constants[key] for key in keys.values() if key in self._carried.constants}
         ir: dict[str, Any] = {
             "model_name": name,
-            "graph_inputs": [_entry(tensors[tensor]) for tensor in inputs],
-            "graph_outputs": [_entry(tensors[tensor]) for tensor in outputs],
-            "weights": list({key: _entry(tensors[tensor], key) for tensor, key in keys.items()}.values()),
+            "graph_inputs": [entry(tensors[tensor]) for tensor in inputs],
+            "graph_outputs": [entry(tensors[tensor]) for tensor in outputs],
+            "weights": list({key: entry(tensors[tensor], key) for tensor, key in keys.items()}.values()),
             "weight_name_mapping": keys,
             "nodes": [self._node(node, tensors, members) for node in nodes],
         }
@@ -63,15 +61,11 @@ class SubIRWriter:
             "name": node.name,
             "op_type": raw["op_type"],
             "inputs": [self._operand(tensors[name], members) for name in node.tensors()],
-            "outputs": [_entry(tensors[name]) for name in node.outputs],
+            "outputs": [entry(tensors[name]) for name in node.outputs],
             "attrs": dict(node.attrs),
         }
 
     def _operand(self, spec: TensorSpec, members: set[str]) -> dict[str, Any]:
         maker, index = self._makers.get(spec.name, ("", 0))
         produced = {"producer_node": maker, "producer_output_idx": index} if maker in members else {}
-        return _entry(spec) | produced
-
-
-def _entry(spec: TensorSpec, name: str = "") -> dict[str, Any]:
-    return {"name": name or spec.name, "shape": list(spec.shape), "dtype": spec.dtype.name}
+        return entry(spec) | produced

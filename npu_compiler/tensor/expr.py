@@ -187,6 +187,11 @@ def _erf(x: Any) -> Any:
     return np.vectorize(erf, otypes=[np.float64])(x)
 
 
+def _whole_quotient(x: Any, y: Any) -> Any:
+    down, rest = np.divmod(x, np.where(y == 0, 1, y))
+    return down + ((rest != 0) & ((x < 0) != (y < 0)))
+
+
 # The text is the common subset of Metal's C++ and CUDA's; a dialect overrides what differs there. Functions are written
 # so that NaN stays NaN.
 FUNCTIONS: dict[str, Function] = {
@@ -195,6 +200,7 @@ FUNCTIONS: dict[str, Function] = {
     "mul": Function("({0} * {1})", np.multiply),
     "div": Function("({0} / {1})", np.divide),
     "quotient": Function("({0} / {1})", np.divide),  # by a number from one on; a dialect may miss the last place
+    "whole_quotient": Function("({0} / {1})", _whole_quotient),  # of integers, towards zero; by neither 0 nor -1
     "neg": Function("(-{0})", np.negative),
     "abs": Function("({0} < 0 ? -{0} : {0})", np.abs),
     "exp": Function("exp({0})", np.exp),

@@ -100,6 +100,8 @@ def _call_bounds(call: Call, parts: Sequence[Interval | None]) -> Interval | Non
         case "mul":
             corners = [a * b for a in known[0] for b in known[1]]
             return min(corners), max(corners)
+        case "div":  # of integers, rounded towards zero
+            return (lows[0] // highs[1], highs[0] // lows[1]) if lows[0] >= 0 and lows[1] > 0 else None
         case "neg":
             return -highs[0], -lows[0]
         case "shr" if min(lows) >= 0:

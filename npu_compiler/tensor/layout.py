@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError
 
-__all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "dense", "layout_of"]
+__all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "channels_last", "dense", "filter_order", "layout_of"]
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TOO_LARGE_REMEDY = (
@@ -84,6 +84,21 @@ class Layout:
 def dense(shape: tuple[int, ...]) -> Layout:
     """Row-major and without padding."""
     return Layout(shape, shape, tuple(range(len(shape))))
+
+
+def channels_last(shape: tuple[int, ...], channels: int) -> Layout:
+    """Images [N, C, ...] with the channels of a pixel side by side, of which there is room for `channels`."""
+    return Layout(shape, (shape[0], channels, *shape[2:]), (0, *range(2, len(shape)), 1))
+
+
+def filter_order(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions of a filter [O, I, ...] by taps, from outermost to innermost, without that of its outputs.
+
+    A tap has its channels side by side, and with each channel its taps along the depth of a volume, which convolutions
+    take for channels, unless there are no other taps.
+    """
+    rank = len(shape)
+    return (3, 4, 1, 2) if rank == 5 and shape[3:] != (1, 1) else (*range(2, rank), 1)
 
 
 def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout | None:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from npu_compiler.dtypes import BOOL, DType
+from npu_compiler.dtypes import BOOL, INT64, DType
 from npu_compiler.tensor.expr import Combination, Const, Reduce, Slot
 from npu_compiler.tensor.shapes import normalize_dim
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, Trace, arange, refuse_codes
 
-__all__ = ["Reduction", "State", "highest", "lowest", "reduce", "reduction"]
+__all__ = ["Reduction", "State", "highest", "lowest", "reduce", "reduction", "scan"]
 
 State = tuple[Tensor, ...]
 """The numbers of a state: scalars in an equation, and one for each row where they are lifted or finished."""
@@ -148,3 +148,38 @@ def reduce(
     final = tuple(1 if d in reduced else x.shape[d] for d in range(rank)) if keepdim else outer
     results = reduction.finish(*numbers)
     return tuple(r if final == r.shape else r.realize().reshape(final) for r in results)
+
+
+def scan(x: Tensor, reduction: Reduction, dim: int, dtype: DType | None = None, item: int = 0) -> Tensor:
+    """What a reduction gives for each element with all ahead of it along `dim`.
+
+    Args:
+        x: Any shape.
+        reduction: What becomes of the elements.
+        dim: The dimension.
+        dtype: Data type to which elements are converted before.
+        item: Which of the tensors that `reduction` finishes with.
+
+    Returns:
+        A tensor of the shape of `x`.
+    """
+    refuse_codes(x)
+    dim = normalize_dim(dim, len(x.shape))
+    length = x.shape[dim] if x.shape else 1
+    outer, inner = prod(x.shape[:dim]), prod(x.shape[dim + 1 :])
+    element, position = (Tensor(x.trace, (), slot.dtype, slot) for slot in (Slot(0, x.dtype), Slot(1, INT64)))
+    state = reduction.lift(element.cast(dtype or x.dtype), position)
+    dtypes = tuple(number.dtype for number in state)
+    combination = reduction.combination(dtypes, x.trace)
+    numbers = (Tensor(x.trace, (), slot.dtype, slot) for slot in combination.slots[: len(dtypes)])
+    value = reduction.finish(*numbers)[item]
+    result = x.trace.anchor(
+        "scan",
+        (x.reshape((outer, length, inner)),),
+        (outer, length, inner),
+        value.dtype,
+        combination=combination,
+        lift=tuple(number.expr for number in state),
+        value=value.expr,
+    )
+    return result.reshape(x.shape)

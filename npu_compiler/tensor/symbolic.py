@@ -5,8 +5,8 @@ What has to be in memory they ask of their `Trace`, which collects it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
+from math import gcd, prod
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT64, DType, promote
@@ -26,6 +26,7 @@ __all__ = [
     "Trace",
     "apply",
     "arange",
+    "combined",
     "full",
     "refuse_codes",
     "where",
@@ -132,6 +133,20 @@ class Tensor:
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
         return self._view(shape, ("slice", (dim, start, length, step)))
 
+    def flip(self, *dims: int) -> Tensor:
+        """Backwards along dimensions."""
+        result = self
+        for dim in dims:
+            size = self.shape[dim]
+            result = result.slice(dim, size - 1, size, -1) if size > 1 else result
+        return result
+
+    def window(self, dim: int, count: int, step: int, size: int, dilation: int = 1) -> Tensor:
+        """`count` windows along a dimension, `step` apart, in its place; their `size` taps come last."""
+        dim = normalize_dim(dim, len(self.shape))
+        shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
+        return self._view(shape, ("window", (dim, count, step, size, dilation)))
+
     # ---- arithmetic
 
     def cast(self, dtype: DType) -> Tensor:
@@ -174,19 +189,41 @@ class Tensor:
 
         Indices are checked, see `within`.
         """
-        source = self.realize()
         dim = normalize_dim(dim, len(self.shape))
-        assert source.ref is not None
-        size, stride = self.shape[dim], source.ref.view.strides[dim]
-        rows = source.slice(dim, 0, 1)
-        sizes = (*self.shape[:dim], *index.shape, *self.shape[dim + 1 :])
+        positions = index.within(self.shape[dim])
         rest = (*self.shape[:dim], *(1,) * len(index.shape), *self.shape[dim + 1 :])
-        rows = rows.reshape(rest).expand(sizes)
+        return self.pick({dim: positions.reshape((*index.shape, *(1,) * (len(self.shape) - dim - 1)))}, rest)
+
+    def pick(self, places: Mapping[int, Tensor], rest: Sequence[int] | None = None) -> Tensor:
+        """The elements at positions of some dimensions, which are read where they lie; other dimensions are walked.
+
+        Args:
+            places: By dimension, counted from the front: positions inside of it (`within`), which broadcast with
+                `rest`.
+            rest: The shape under which this tensor, of size 1 along these dimensions, is read; as it is when omitted.
+        """
+        source = self.realize()
+        assert source.ref is not None
+        strides = source.ref.view.strides
+        rows = source
+        for dim in places:
+            rows = rows.slice(dim, 0, 1)
+        rows = rows if rest is None else rows.reshape(rest)
+        sizes = broadcast_shapes(rows.shape, *(place.shape for place in places.values()))
+        rows = rows.expand(sizes)
         if rows.ref is None or rows.ref.tensor != source.ref.tensor:
             raise OpRefusal("the rows to gather do not lie at a constant distance")
-        trailing = (1,) * (len(self.shape) - dim - 1)
-        position = index.within(size).reshape((*index.shape, *trailing)).expand(sizes)
-        return self._over(sizes, Load(rows.ref, self.dtype.stored, position.expr, stride))
+        index, stride = combined({dim: strides[dim] for dim in places}, places)
+        return self._over(sizes, Load(rows.ref, self.dtype.stored, index.expand(sizes).expr, stride))
+
+    def at(self, places: Mapping[int, Tensor]) -> Tensor:
+        """``result[..., i, ...] = self[..., places[dim][..., i, ...], ...]``: elements at computed positions.
+
+        Args:
+            places: Integers by dimension, over the result's shape or what broadcasts to it; of a dimension without any,
+                each position is its own. They are checked where their bounds prove nothing, see `within`.
+        """
+        return self.pick({dim: place.within(self.shape[dim]) for dim, place in places.items()}) if places else self
 
     def __add__(self, other: Tensor | Number) -> Tensor:
         return apply("add", self, other)
@@ -267,8 +304,17 @@ class Trace:
         self.checks.append(IndexCheck(name, index.shape, self.node, extent, wraps))
         return len(self.checks) - 1
 
-    def map(self, tensor: Tensor, role: str | None = None) -> Tensor:
-        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise."""
+    def map(self, tensor: Tensor, role: str | None = None, order: tuple[int, ...] = ()) -> Tensor:
+        """Stores an expression, or a copy of a view. Images stay images unless `role` says otherwise.
+
+        Args:
+            tensor: What to store.
+            role: See `LayoutRule`.
+            order: Where given: the dimensions from outermost to innermost, as they lie on every target.
+        """
+        if order:
+            layout = Layout(tensor.shape, tensor.shape, order)
+            return self._declare(self.node, tensor.shape, tensor.dtype, "plain", Map(tensor.expr), layout)
         return self.add(self.node, tensor.shape, tensor.dtype, role or self._role(tensor), Map(tensor.expr))
 
     def anchor(
@@ -300,32 +346,49 @@ class Trace:
             return self._declare(self.node, shape, dtype, "plain", source, Layout(shape, shape, (0, 2, 1, 3)))
         return self.add(self.node, shape, dtype, role, source)
 
-    def scatter(self, into: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
-        """`into` with `values` at the positions `index` of dimension `dim`.
+    def scatter(
+        self, into: Tensor, places: Mapping[int, Tensor], values: Tensor, walks: Sequence[int] | None = None
+    ) -> Tensor:
+        """`into` with `values` at the positions `places`; of several values for one place any one wins.
 
         Args:
             into: Any shape.
-            dim: Counted from the front.
-            index: [n] or a single one: integers, which are checked, see `Tensor.within`.
-            values: The shape of `into`, but for n in place of its size along `dim`.
+            places: By dimension of `into`, counted from the front: where along it each value goes, integers that
+                broadcast to the shape of `values` and are checked, see `Tensor.within`; -1 stands for nowhere.
+            values: Any shape.
+            walks: For each dimension of `values` the dimension of `into` that it walks from 0 on, or -1; when omitted,
+                the one of the same number where `places` has it not.
         """
         base = into.realize().ref
         assert base is not None
         if not base.view.same_elements(self.tensors[base.tensor].view):
             base = self.map(into).ref
             assert base is not None
-        positions = index.within(into.shape[dim], otherwise=-1)
-        along = positions.reshape((values.shape[dim], *(1,) * (len(values.shape) - dim - 1)))
-        source = Scatter(base, values.cast(into.dtype).expr, values.shape, dim, along.expr)
-        return self.add(self.node, into.shape, into.dtype, self.tensors[base.tensor].role, source)
+        role = self.tensors[base.tensor].role
+        strides = self.layouts.layout(into.shape, role).strides
+        if walks is None:
+            walks = [-1 if dim in places else dim for dim in range(len(into.shape))]
+        view = View(values.shape, tuple(0 if dim < 0 else strides[dim] for dim in walks))
+        index, stride = combined({dim: strides[dim] for dim in places}, places, nowhere=True)
+        source = Scatter(base, values.cast(into.dtype).expr, values.shape, view, index.expr, stride)
+        return self.add(self.node, into.shape, into.dtype, role, source)
 
     def _role(self, tensor: Tensor) -> str:
-        """An elementwise result of an image of the same shape is an image."""
-        if len(tensor.shape) == 4:
-            for load in leaves(tensor.expr):
-                source = self.tensors[load.ref.tensor]
-                if source.role == "image" and source.shape == tensor.shape and not load.ref.steps:
-                    return "image"
+        """An elementwise result is an image where it has the dimensions of one that it is made of, or of parts of one.
+
+        So it is where what it is made of lies as images do, with the channels of a pixel side by side.
+        """
+        rank = len(tensor.shape)
+        for load in leaves(tensor.expr) if rank > 2 else ():
+            source, view = self.tensors[load.ref.tensor], load.ref.view
+            if view.shape != tensor.shape:
+                continue
+            parts = all(step == "slice" for step, _ in load.ref.steps)
+            if source.role == "image" and len(source.shape) == rank and parts:
+                return "image"
+            pixels = [stride for dim, stride in enumerate(view.strides) if dim != 1 and view.shape[dim] > 1]
+            if view.shape[1] > 1 and view.strides[1] == 1 and pixels and min(pixels) >= view.shape[1]:
+                return "image"
         return "plain"
 
 
@@ -392,6 +455,29 @@ def _constant(value: object, dtype: DType) -> Const:
     if not dtype.is_float and not -_INT64_LIMIT <= value < _INT64_LIMIT:
         raise OpRefusal(f"given {value}, expected a number that {dtype} holds")
     return Const(value, dtype)
+
+
+def combined(strides: Mapping[int, int], places: Mapping[int, Tensor], nowhere: bool = False) -> tuple[Tensor, int]:
+    """Positions along several dimensions as one number, and the elements from one number to the next.
+
+    Args:
+        strides: Of each dimension, in elements.
+        places: By dimension the positions along it, int64.
+        nowhere: Whether they may be -1, so that the number is to be negative as well.
+    """
+    if len(places) == 1:
+        ((dim, place),) = places.items()
+        return place, strides[dim]
+    unit = gcd(*strides.values()) or 1
+    total: Tensor | None = None
+    missing: Tensor | None = None
+    for dim, place in places.items():
+        part = place if strides[dim] == unit else place * (strides[dim] // unit)
+        total = part if total is None else total + part
+        if nowhere and (interval(place.expr, place.trace.bounds) or (0, 0))[0] < 0:
+            missing = place < 0 if missing is None else apply("or", missing, place < 0)
+    assert total is not None
+    return total if missing is None else where(missing, -1, total), unit
 
 
 def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:

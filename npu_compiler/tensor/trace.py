@@ -16,11 +16,14 @@ from npu_compiler.tensor.expr import Expr, Ref, leaves
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.view import View
 
-__all__ = ["Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+__all__ = ["MAX_HEAD_SIZE", "Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+
+MAX_HEAD_SIZE = 256
+"""Of the heads of an attention that is one anchor; of larger ones products and softmax are written out."""
 
 
 class LayoutRule(Protocol):
-    """How a target lays out a tensor: `role` is ``plain``, ``image`` [N, C, H, W] or ``conv_weight`` [O, I, H, W]."""
+    """How a target lays out a tensor: `role` is ``plain``, ``image`` [N, C, ...] or ``conv_weight`` [O, I, ...]."""
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout: ...
 
@@ -37,7 +40,7 @@ class Anchor:
     """A computation with an algorithm of its own.
 
     Attributes:
-        kind: ``matmul``, ``conv2d``, ``pool2d`` or ``attention``.
+        kind: What the problem that it becomes (`lowering.problems`) goes by, such as ``matmul``.
         operands: What it reads.
         attrs: Its parameters.
     """
@@ -49,21 +52,24 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A tensor that equals another one but for the positions that an index names along one dimension.
+    """A tensor that equals another one but for the positions that an index names.
 
     Attributes:
         into: The other tensor, whole.
         expr: The new values, over `shape`.
         shape: Shape of the new values.
-        dim: The dimension.
-        index: Where along `dim` each value goes, over `shape`.
+        view: For each position of `shape`, the place of its value in the tensor's buffer but for what the index says.
+        index: Over `shape`: the value goes `index * index_stride` elements behind its place in `view`; nowhere where
+            the index is negative.
+        index_stride: Elements from one number of the index to the next.
     """
 
     into: Ref
     expr: Expr
     shape: tuple[int, ...]
-    dim: int
+    view: View
     index: Expr
+    index_stride: int
 
 
 Source = Map | Anchor | Scatter

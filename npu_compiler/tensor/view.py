@@ -34,10 +34,20 @@ class View(Interned):
         return View(shape, tuple(strides), self.offset)
 
     def slice(self, dim: int, start: int, length: int, step: int) -> View:
-        """`length` elements of a dimension from `start`, `step` apart; what lies outside must not be read."""
+        """`length` elements of a dimension from `start`, `step` apart, backwards where that is negative.
+
+        What lies outside must not be read.
+        """
         shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
         strides = (*self.strides[:dim], self.strides[dim] * step, *self.strides[dim + 1 :])
         return View(shape, strides, self.offset + start * self.strides[dim])
+
+    def window(self, dim: int, count: int, step: int, size: int, dilation: int) -> View:
+        """Windows along a dimension, `step` apart, in its place; their `size` taps, `dilation` apart, come last."""
+        shape = (*self.shape[:dim], count, *self.shape[dim + 1 :], size)
+        stride = self.strides[dim]
+        strides = (*self.strides[:dim], stride * step, *self.strides[dim + 1 :], stride * dilation)
+        return View(shape, strides, self.offset)
 
     def reshape(self, shape: tuple[int, ...]) -> View | None:
         """The same elements in row-major order under another shape, or None where strides can't say it."""
@@ -69,6 +79,8 @@ class View(Interned):
             return self.expand(args)
         if name == "slice":
             return self.slice(*args)
+        if name == "window":
+            return self.window(*args)
         return self.reshape(args)
 
     def same_elements(self, other: View) -> bool:

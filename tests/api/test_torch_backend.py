@@ -113,7 +113,7 @@ def test_what_a_graph_writes_is_written(made: list[Any]) -> None:
 
 def test_what_no_device_computes_runs_on_the_cpu_and_what_cannot_be_traced_in_pytorch(made: list[Any]) -> None:
     x = torch.rand(4, 16)
-    close(compiled(lambda x: torch.cumprod(x @ x.T, 0))(x), torch.cumprod(x @ x.T, 0))
+    close(compiled(lambda x: torch.special.i1e(x @ x.T))(x), torch.special.i1e(x @ x.T))
     assert len(made) == 1
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), pytest.warns(UserWarning, match="PyTorch"):
         assert compiled(lambda x: torch.nonzero(x).sum())(x) == torch.nonzero(x).sum()

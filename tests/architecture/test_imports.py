@@ -40,7 +40,7 @@ OF_THE_COMPILER = {
 ROOMS = {
     "tensor": {"dtypes", "errors", "integers"},
     "artifact": {"tensor", "dtypes", "errors", "integers", "plugins"},
-    "ops": {"ir", "tensor", "dtypes", "errors", "integers"},
+    "ops": {"ir", "tensor", "dtypes", "errors", "integers", "plugins"},
     "graph": {"ir", "ops", "artifact", "tensor", "dtypes", "errors", "integers"},
     "frontend": {"ir", "graph", "ops", "artifact", "tensor", "dtypes", "errors", "integers"},
     "lowering": {"ir", "graph", "artifact", "tensor", "dtypes", "errors", "integers", "plugins"},

@@ -26,7 +26,15 @@ from npu_compiler.tensor.expr import (
 )
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.view import View
-from tests.ops import elementwise_cases, indexing_cases, pointwise_cases, reduction_cases, views_cases
+from tests.ops import (
+    elementwise_cases,
+    indexing_cases,
+    norm_cases,
+    pointwise_cases,
+    reduction_cases,
+    sort_cases,
+    views_cases,
+)
 from tests.ops.cases import Case
 from tests.support.evaluate import apply_definition, evaluate
 from tests.support.ir_builder import overload_of
@@ -41,6 +49,9 @@ CASES = [
         reduction_cases.CASES,
         reduction_cases.MEANINGS,
         indexing_cases.CASES,
+        norm_cases.NORMS,
+        norm_cases.LOSSES,
+        sort_cases.SEARCHED,
     )
     for case in cases
     if not case.refusal and "index_copy" not in case.op

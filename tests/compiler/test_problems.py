@@ -16,6 +16,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.problems.windows import Windows
 from tests.support.ir_builder import IRBuilder
 from tests.support.reference_target import Planned, ReferenceTarget, plan_ir
@@ -123,3 +124,17 @@ def test_operands_are_computed_where_the_target_loads_that_and_stored_elsewhere(
     x, y = (torch.randn((6, 8), generator=generator, dtype=torch.float64) for _ in range(2))
     (result,) = plan.run({"x": x, "y": y})
     np.testing.assert_allclose(result, (torch.softmax(x, -1) @ F.relu(y).T).numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_rows_that_are_combined() -> None:
+    builder = IRBuilder()
+    x, rows = builder.input("x", (2, 5, 3)), builder.input("rows", (2, 7, 3))
+    index = builder.input("index", (7,), torch.int64)
+    plan = plan_ir(builder.build(builder.call("aten.index_add.default", x, 1, index, rows)), Storing())
+    (problem,) = (group.problem for group in plan.groups if group.problem is not None)
+    assert isinstance(problem, ScatterRows)
+    assert (problem.shape, problem.count, problem.how, problem.include_self) == ((2, 5, 3), 7, "sum", True)
+    assert problem.base is not None
+    given = [torch.randn(2, 5, 3).double(), torch.randn(2, 7, 3).double(), torch.tensor([4, 0, 0, 1, 4, 4, 2])]
+    (result,) = plan.run(dict(zip(("x", "rows", "index"), given, strict=True)))
+    np.testing.assert_allclose(result, given[0].index_add(1, given[2], given[1]).numpy())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import npu_compiler
 from npu_compiler.frontend.ir_reader import read_graph
-from npu_compiler.graph.fusion_patterns import attention, repeated_heads
+from npu_compiler.graph.fusion_patterns import attention, attention_with_soft_cap, repeated_heads
 from npu_compiler.graph.graph_optimizer import normed_convolution, optimize
 from npu_compiler.graph.linear_spelling import linear_of_rows, product_of_turned
 from npu_compiler.graph.rewrite import PatternOps
@@ -200,7 +200,7 @@ class IROps:
             "cast": ("to.dtype", (torch.float32,)), "linear": ("linear.default", ()),
             "convolution": ("conv2d.default", ()), "batch_norm": ("batch_norm.default", (False, 0.1, 1e-5, True)),
             "attention": ("scaled_dot_product_attention.default", ()),
-            "reshape": ("reshape.default", None), "expand": ("expand.default", None),
+            "tanh": ("tanh.default", ()), "reshape": ("reshape.default", None), "expand": ("expand.default", None),
         }[name]  # fmt: skip
         return lambda *operands: self._builder.call(
             f"aten.{op}", *operands, *((list(next(self._shapes)),) if rest is None else rest)
@@ -222,6 +222,19 @@ EQUATIONS: dict[str, Equation] = {
         for form in (
             {"scaled": "multiplied", "masked": True, "cast": False},
             {"scaled": "divided", "masked": False, "cast": True},
+        )
+    },
+    **{
+        f"capped attention {form}": (
+            attention_with_soft_cap,
+            (HEADS, (1, 4, 5, 8), (1, 4, 5, 8), 1.5, 0.7, (3, 5)),
+            form,
+            (),
+            1,
+        )
+        for form in (
+            {"scaled": "multiplied", "masked": True, "cast": True},
+            {"scaled": "", "masked": False, "cast": False},
         )
     },
     "heads": (repeated_heads, (HEADS, KEYS, KEYS, (3, 5)), {}, REPEATED, 1),

@@ -34,8 +34,8 @@ def test_weights_of_a_node_may_be_of_any_float(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (node_of("aten.cumsum.default", (2, 3), 1), "no definition"),
-        (node_of("aten.pad.default", (2, 3), [1, 2], "reflect"), "mode='reflect'"),
+        (node_of("aten.special_bessel_j0.default", (2, 3)), "no definition"),
+        (node_of("aten.rrelu.default", (2, 3), 0.1, 0.3, True), "training=True"),
         (node_of("aten.relu.default", (2, 3), dtype=torch.float64), "float64"),
         (node_of("aten.dropout.default", (2, 3), 0.5, True), "model.eval()"),
         (node_of("aten.relu.default", (1,) * 9), "9 dimensions"),

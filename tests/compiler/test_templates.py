@@ -20,7 +20,8 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from tests.cuda import shapes, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
 from tests.ops.cases import case, floats
-from tests.ops.test_ops import COMPUTED
+from tests.ops.collected import COMPUTED
+from tests.ops.test_experts import grouped_rows
 
 TARGETS = {"metal": "metal_compiler", "cuda": "cuda_compiler"}
 
@@ -103,12 +104,13 @@ def samples() -> list[dict[str, Any]]:
     first = {each.op: each for each in reversed(COMPUTED)}
     heads = [floats(1, 2, rows, 64) for rows in (1, 5000, 5000)]
     long_cache = case("scaled_dot_product_attention.default", *heads)
+    long_rows = [case("argsort.default", floats(1, 9000)), case("topk.default", floats(1, 9000), 50)]
     by_columns = case("mm.default", floats(1, 64), floats(64, 128))
-    cases = [*first.values(), *shapes.CASES, test_prefill.CASES[0], long_cache, by_columns]
+    cases = [*first.values(), *shapes.CASES, test_prefill.CASES[0], long_cache, by_columns, *long_rows]
     block = npu_compiler.extract(Block().eval(), (torch.zeros(1, 256), torch.zeros(1, 64, 14, 14)))
     sizes = Sizes(2048)
     step = npu_compiler.extract(Step(sizes).eval(), tensors(sizes, torch.float16))
-    return [*(each.ir(torch.float32) for each in cases), block.ir, step.ir]
+    return [*(each.ir(torch.float32) for each in cases), block.ir, step.ir, *grouped_rows(36), *grouped_rows(32)]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import npu_compiler
+from tests.ops.cases import case, floats, integers
+from tests.support.ir_builder import IRBuilder
 
 
 def _kernels(module: torch.nn.Module, *inputs: torch.Tensor) -> dict[str, str]:
@@ -54,3 +56,30 @@ def test_means_over_images_take_eight_channels_a_thread() -> None:
         "load_pack"
         not in re.split(r"compute_rows", _kernels(torch.nn.AdaptiveAvgPool2d(1), torch.zeros(2, 3, 7, 7))["columns"])[1]
     )
+
+
+@pytest.mark.parametrize("width", [64, 12, 7])
+def test_rows_that_an_index_names_are_read_in_packs(width: int) -> None:
+    size = {64: 8, 12: 4}.get(width)
+    ids = integers(9, low=0, high=50)
+    for call in (
+        case("embedding.default", floats(50, width), ids),
+        case("index.Tensor", floats(3, 50, width), [None, ids]),
+    ):
+        text = npu_compiler.compile(call.ir(torch.float32), "cuda").main.kernels[0].text
+        assert (f"load_pack<{size}>(e1" in text) == (size is not None)
+
+
+def test_rows_that_are_combined_are_computed_where_they_are_read() -> None:
+    builder = IRBuilder()
+    rows, weights = builder.input("rows", (4096, 512)), builder.input("weights", (4096, 1))
+    index = builder.input("index", (4096,), torch.int64)
+    base = builder.call("aten.full.default", [2048, 512], 0.0, device=torch.device("meta"))
+    scaled = builder.call("aten.mul.Tensor", rows, weights)
+    program = npu_compiler.compile(
+        builder.build(builder.call("aten.index_add.default", base, 0, index, scaled)), "cuda"
+    )
+    assert len(program.main.calls) == 1
+    (kernel,) = program.main.kernels
+    assert re.search(r"load_pack<\d>\(fe0", kernel.text)
+    assert "checked_index" in kernel.text

@@ -17,7 +17,7 @@ from tests.cuda import shapes, test_prefill
 from tests.cuda.kernels import check_compile, check_plan_compiles, kernels_for
 from tests.cuda.resnets import compiled_resnet
 from tests.ops.cases import Case
-from tests.ops.test_ops import COMPUTED
+from tests.ops.collected import COMPUTED
 
 _ARCHITECTURES = (70, 80, 90)
 _EVERY = 12  # of the op cases one in so many is compiled, beside the first of each op

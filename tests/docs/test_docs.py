@@ -85,7 +85,7 @@ def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert main(shlex.split(line)[2:]) == 0, line
 
 
-@pytest.mark.parametrize("generator", ["generate_ops", "generate_figures"])
+@pytest.mark.parametrize("generator", ["generate_ops", "generate_figures", "generate_models"])
 def test_generated_pages_are_current(generator: str) -> None:
     module = importlib.import_module(f"docs.{generator}")
     for name, text in module.pages().items():

@@ -183,3 +183,31 @@ def test_odd_tensors_reach_the_file(tmp_path: Path) -> None:
 def test_keyword_inputs() -> None:
     extraction = extract(Tied().eval(), {"tokens": torch.arange(5)[None]})
     assert [tensor["name"] for tensor in extraction.ir["graph_inputs"]] == ["tokens"]
+
+
+class Reassigned(nn.Module):
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = self.table.to(x.device)
+        return x + self.table
+
+
+def test_a_buffer_that_is_assigned_itself_does_not_change() -> None:
+    check_computes(Reassigned().eval(), (torch.randn(2, 3),))
+
+
+class Asserting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = (x > 0).sum().item()
+        torch._check(count <= x.numel())
+        return x * 2
+
+
+def test_an_assertion_about_values_is_left_out() -> None:
+    extraction = check_computes(Asserting().eval(), (torch.randn(2, 3),))
+    assert not nodes_of(extraction, "aten.item.default")

@@ -77,7 +77,6 @@ CONVOLUTIONS = [
     case("conv2d.default", floats(2, 6, 5, 5), floats(6, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), 6),
     case("conv2d.default", floats(1, 1, 1, 1), floats(1, 1, 1, 1)),
     case("conv2d.default", floats(1, 9, 8, 3).through("aten.permute.default", (0, 3, 1, 2)), _KERNEL),
-    refused("expected 4", "conv2d.default", floats(3, 9, 8), _KERNEL),
     case("convolution.default", _IMAGE, _KERNEL, floats(5), (1, 1), (1, 1), (1, 1), False, (0, 0), 1),
     case("convolution.default", _IMAGE, _KERNEL, None, (2, 2), (0, 0), (1, 1), False, (0, 0), 1),
     case("convolution.default", floats(2, 4, 9), floats(6, 2, 3), None, (2,), (1,), (1,), False, (0,), 2),
@@ -87,13 +86,8 @@ CONVOLUTIONS = [
     case("conv2d.padding", _IMAGE, _KERNEL, None, (2, 2), "valid"),
     case("conv1d.default", floats(2, 4, 9), floats(6, 4, 3)),
     case("conv1d.default", floats(2, 4, 9), floats(6, 2, 3), floats(6), (2,), (2,), (2,), 2),
-    refused("expected 3", "conv1d.default", floats(4, 9), floats(6, 4, 3)),
     case("conv1d.padding", floats(2, 4, 9), floats(6, 4, 4), floats(6), (1,), "same", (2,)),
     case("conv1d.padding", floats(2, 4, 9), floats(6, 2, 3), None, (2,), "valid", (1,), 2),
-    refused(
-        "transposed", "convolution.default", _IMAGE, floats(3, 5, 3, 3), None,
-        (1, 1), (0, 0), (1, 1), True, (0, 0), 1,
-    ),
 ]  # fmt: skip
 
 POOLINGS = [

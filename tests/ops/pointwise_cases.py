@@ -52,7 +52,6 @@ REMAINDERS = [
         case(f"{name}.Tensor", values(5.0, -5.0, 5.0, -5.0, 4.0), values(3.0, 3.0, -3.0, -3.0, 2.0))
         for name in ("fmod", "remainder")
     ),
-    refused("floating point", "remainder.Scalar", WHOLE, 3),
 ]
 
 MIXES = [

@@ -51,7 +51,17 @@ SUMS = [
     case("mean.dim", MATRIX, None, True),
     case("mean.dim", integers(4, 5), [1], dtype=torch.float32),
     case("mean.dim", floats(3, 0), [1]),
-]
+    *(case(f"{name}.default", operand, dim) for name in ("nansum", "nanmean")
+      for operand, dim in ((MATRIX, [1]), (MATRIX, None), (HOLES, None), (values(NAN, NAN), [0]))),
+    case("nansum.default", integers(4, 5), [1], True),
+    case("count_nonzero.default", integers(4, 5)),
+    case("count_nonzero.dim_IntList", integers(4, 5, low=-1, high=2), [1]),
+    case("count_nonzero.dim_IntList", values(0.0, NAN, -0.0, 1.0), [0]),
+    case("count_nonzero.default", booleans(3, 5), 0),
+    case("histc.default", MATRIX, 8, -1, 1),
+    case("histc.default", values(0.0, 3.0, NAN, 3.0, -1.0, 7.0, 2.0, 8.0), 8, 0, 7),
+    refused("known beforehand", "histc.default", MATRIX, 8),
+]  # fmt: skip
 
 _WIDE = Operand((3, 2), INT, data=(2.0**40, -(2.0**40), -(2.0**63), -(2.0**52), 2.0**52 + 1, 2.0**52))
 EXTREMA = [
@@ -65,7 +75,14 @@ EXTREMA = [
     *(case(f"{name}.default", _WIDE, [1], True) for name in ("amax", "amin")),
     *(case(f"{name}.default", integers(3, 1500, low=-(2**40), high=2**40), [1]) for name in ("amax", "amin")),
     *(case(f"{name}.default", integers(4, 5)) for name in ("max", "min")),
-    *(refused("of bool", f"{name}.default", booleans(4, 5), [1]) for name in ("amax", "amin")),
+    *(case(f"{name}.default", booleans(4, 5), [1]) for name in ("amax", "amin")),
+    *(case(f"{name}.dim", booleans(4, 5), 1, True) for name in ("max", "min")),
+    case("max.default", booleans(4, 5)),
+    case("aminmax.default", MATRIX, dim=1),
+    case("aminmax.default", CUBE, dim=0, keepdim=True),
+    case("aminmax.default", LONG),
+    case("aminmax.default", HOLES),
+    case("aminmax.default", integers(4, 5), dim=-1),
     *(case(f"{name}.default", MATRIX) for name in ("max", "min")),
 ]
 
@@ -99,6 +116,8 @@ VARIANCES = [
     case("std.correction", CUBE, [0, 2]),
     case("var_mean.correction", MATRIX, [1], correction=1),
     case("var_mean.dim", CUBE, [-1], False, True),
+    case("std_mean.correction", MATRIX, [1]),
+    case("std_mean.default", MATRIX),
     *(case(f"{op}.default", MATRIX) for op in ("var", "std", "var_mean")),
 ]
 
@@ -130,7 +149,7 @@ MEANINGS = [
     ),
     *(
         case(op, *args)
-        for op in ("var", "std", "var_mean")
+        for op in ("var", "std", "var_mean", "std_mean")
         for op, *args in (
             (f"{op}.default", MATRIX), (f"{op}.default", MATRIX, False), (f"{op}.dim", CUBE, [1], False, True),
             (f"{op}.dim", CUBE, [-1]), (f"{op}.correction", floats(5, 1), [1]), (f"{op}.correction", floats(), None),

@@ -14,19 +14,10 @@ import npu_compiler
 from npu_compiler.errors import NPUError, UnsupportedOpError
 from npu_compiler.ops import definition, get_supported_ops
 from npu_runtime import Device
-from tests.ops import anchor_cases, elementwise_cases, indexing_cases, pointwise_cases, reduction_cases, views_cases
 from tests.ops.cases import MODEL, Case
+from tests.ops.collected import CASES, COMPUTED
 from tests.support.running import run_ir
 
-CASES = [
-    *elementwise_cases.CASES,
-    *pointwise_cases.CASES,
-    *views_cases.CASES,
-    *reduction_cases.CASES,
-    *indexing_cases.CASES,
-    *anchor_cases.CASES,
-]
-COMPUTED = [case for case in CASES if not case.refusal]
 REFUSED = [case for case in CASES if case.refusal]
 FLOATING = [case for case in COMPUTED if any(operand.dtype == MODEL for operand in case.operands())]
 HALF_MODELS = list({case.op: case for case in reversed(FLOATING)}.values())  # the first case of each op
@@ -37,10 +28,22 @@ BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=[
 # next two give statistics of another size on the CPU than elsewhere: tests of spellings and of absent tensors have them
 ELSEWHERE = {"getitem", "aten._assert_tensor_metadata.default", "wrap_with_set_grad_enabled"}
 ELSEWHERE |= {"aten.native_batch_norm.default", "aten._native_batch_norm_legit_no_training.default"}
+ELSEWHERE |= {"aten.embedding_bag.default", "aten.embedding_bag.padding_idx"}  # whose further results differ as well
 ELSEWHERE |= {"aten._weight_int8pack_mm.default"}  # which torch has not in float64: tests of codes have it
 # nor these: tests/quantised has them
 ELSEWHERE |= {op for op in get_supported_ops() if op.startswith(("npu_codes.", "torchao.", "quantized_decomposed."))}
+ELSEWHERE |= {f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}  # which need values to export
+ELSEWHERE |= {"aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"}  # tests of experts have them
+ELSEWHERE |= {"rewritten.capped_attention.default"}  # tests of rewrites and of the forms of attention have it
+ELSEWHERE |= {  # whose further results nobody reads: tests of the forms of attention have them
+    f"aten._scaled_dot_product_{form}.default"
+    for form in (
+        *("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"),
+        *("fused_attention_overrideable", "attention_math"),
+    )
+}
 
+ELSEWHERE |= {"aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"}  # of any values
 FLOAT32_ROUNDOFF = 2.0**-24
 
 
@@ -106,7 +109,8 @@ def test_is_refused_with_its_reason(case: Case, device: Device) -> None:
         npu_compiler.compile(ir, target=device.target)
     assert case.refusal in caught.value.reason
     assert caught.value.op == case.op
-    support = npu_compiler.is_op_supported(ir["nodes"][-1], device.target)
+    node = next(node for node in ir["nodes"] if node["op_type"] == case.op)
+    support = npu_compiler.is_op_supported(node, device.target)
     assert not support
     assert case.refusal in support.reason
 
@@ -129,7 +133,8 @@ def _siblings(op: str) -> list[Case]:
 def test_alias_gives_the_same_program(op: str, device: Device) -> None:
     """An in-place variant, or another name, of an op with cases: both names must compile to the same program."""
     compared = 0
-    for case in _siblings(op):
+    siblings = [case for case in _siblings(op) if not case.targets or device.target in case.targets]
+    for case in siblings:
         other = Case(op, case.args, case.kwargs)
         try:
             ir = other.ir(torch.float32)
@@ -141,7 +146,7 @@ def test_alias_gives_the_same_program(op: str, device: Device) -> None:
         ir["model_name"] = original["model_name"]
         assert _program_bytes(ir, device) == _program_bytes(original, device)
         compared += 1
-    assert compared
+    assert compared or not siblings
 
 
 def _program_bytes(ir: dict[str, Any], device: Device) -> bytes:

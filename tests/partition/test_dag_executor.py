@@ -43,7 +43,7 @@ class TwoLayers(nn.Module):
         self.bias = nn.Parameter(torch.randn(SIZE))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        middle = torch.cumsum(self.layer(x) + self.bias.cumsum(0), 0) / ROWS
+        middle = torch.special.i0e(self.layer(x) + torch.special.i0e(self.bias)) / ROWS
         return torch.tanh(self.layer(middle)) @ self.layer.weight
 
 
@@ -86,7 +86,7 @@ def test_weights_are_where_they_are_read_and_once(extraction: Extraction, device
     before = device.backend.transfers.uploads.nbytes
     executor.load_weights(arrays_of(extraction.weights))
     uploaded = device.backend.transfers.uploads.nbytes - before
-    assert uploaded == 2 * (SIZE * SIZE + SIZE)  # weight and bias in float16; `bias.cumsum` never reaches the device
+    assert uploaded == 2 * (SIZE * SIZE + SIZE)  # weight and bias in float16; what is made of the bias stays on the CPU
     before = device.backend.transfers.uploads.nbytes
     executor.execute({"x": X.numpy()})
     crossing = sum(t.nbytes for t in executor.plan.transfers if t.direction == "to_npu")
@@ -99,13 +99,14 @@ def test_tensors_stay_on_the_device_between_its_partitions(size: int, uploads: i
 
     def function(x: torch.Tensor) -> torch.Tensor:
         kept = x @ x
-        return (torch.cumsum(kept, 0) @ x) + kept
+        result: torch.Tensor = (torch.special.i0e(kept) @ x) + kept
+        return result
 
     square = torch.randn(size, size) / size**0.5
     plan = check_mixed(Function(function), (square,), device)
     assert sides(plan) == ["npu", "cpu", "npu"]
     to_device = [t.tensor for t in plan.transfers if t.direction == "to_npu"]
-    assert to_device == [plan.inputs[0].name, "cumsum"]
+    assert to_device == [plan.inputs[0].name, "special_i0e"]
     executor = DAGExecutor(plan, device)
     before = device.backend.transfers.uploads.count
     executor.execute({plan.inputs[0].name: square.numpy()})
@@ -155,7 +156,7 @@ def test_a_mask_made_on_the_cpu_becomes_infinite_without_a_word(device: Device) 
 
 
 def test_an_input_too_large_for_the_device_is_told(device: Device) -> None:
-    plan = partition(extract(Function(lambda x: torch.cumsum(x @ x, 0)), (SQUARE,)).ir)
+    plan = partition(extract(Function(lambda x: torch.special.i0e(x @ x)), (SQUARE,)).ir)
     with pytest.raises(InputError, match=r"values up to .*float16 on the device holds up to 65504; .*'bfloat16'"):
         DAGExecutor(plan, device).execute({plan.inputs[0].name: SQUARE.numpy() * 1e6})
 
@@ -219,8 +220,8 @@ def test_a_plan_for_another_target(extraction: Extraction) -> None:
 
 
 def test_a_callback_that_promises_too_much(device: Device) -> None:
-    plan = partition(extract(Function(lambda x: torch.cumsum(x, 0)), (X,)).ir, lambda node: True)
-    with pytest.raises(UnsupportedOpError, match="node 'cumsum'"):
+    plan = partition(extract(Function(lambda x: torch.special.i0e(x)), (X,)).ir, lambda node: True)
+    with pytest.raises(UnsupportedOpError, match="node 'special_i0e'"):
         DAGExecutor(plan, device)
 
 
@@ -250,10 +251,10 @@ def test_a_plan_for_the_device_alone_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_only_the_cpu_reads(device: Device) -> None:
-    plan = partition(extract(Function(lambda x: torch.cumsum(x, 0)), (X,)).ir)
+    plan = partition(extract(Function(lambda x: torch.special.i0e(x)), (X,)).ir)
     buffer = NPUBuffer.from_numpy(X.half().numpy(), device)
     (result,) = DAGExecutor(plan, device).execute({plan.inputs[0].name: buffer}).values()
-    check_equal("result", array(result), torch.cumsum(X.half().float(), 0), 1e-6)
+    check_equal("result", array(result), torch.special.i0e(X.half().float()), 1e-6)
 
 
 def test_runs_from_several_threads(loaded: DAGExecutor) -> None:

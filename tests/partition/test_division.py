@@ -33,7 +33,7 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
     values = [builder.input("x", (SIZE, SIZE)), builder.input("y", (SIZE, SIZE))]
     for _ in range(draw(st.integers(1, 24))):
         one, two = (values[draw(st.integers(0, len(values) - 1))] for _ in range(2))
-        kind = draw(st.sampled_from(["tanh", "add", "mm", "cumsum", "sort", "view", "split", "relu_"]))
+        kind = draw(st.sampled_from(["tanh", "add", "mm", "special_i0e", "sort", "view", "split", "relu_"]))
         values += node(builder, kind, one, two)
     outputs = draw(st.lists(st.sampled_from(values), min_size=1, max_size=4, unique_by=lambda value: value.name))
     return builder.build(*outputs)
@@ -45,8 +45,8 @@ def node(builder: IRBuilder, kind: str, one: Value, two: Value) -> tuple[Value, 
             return (builder.call("aten.add.Tensor", one, two),)
         case "mm":
             return (builder.call("aten.tanh.default", builder.call("aten.mm.default", one, two)),)
-        case "cumsum":
-            return (builder.call("aten.cumsum.default", one, 0),)
+        case "special_i0e":
+            return (builder.call("aten.special_i0e.default", one),)
         case "sort":
             return (builder.call_all("aten.sort.default", one)[0],)
         case "view":
@@ -81,7 +81,7 @@ def test_random_graphs_compute_the_same_in_parts(ir: dict[str, Any], random: Any
 def test_random_graphs_compute_the_same_on_a_device(ir: dict[str, Any]) -> None:
     inputs = {name: torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(1)).half().float() for name in "xy"}
     expected = run_ir(ir, {}, tuple(tensor.clone() for tensor in inputs.values()))
-    plan = partition(ir, lambda node: node.op_type not in ("aten.cumsum.default", "aten.sort.default"))
+    plan = partition(ir, lambda node: node.op_type not in ("aten.special_i0e.default", "aten.sort.default"))
     results = DAGExecutor(plan, Device("software-metal")).execute(arrays_of(inputs))
     for spec, wanted in zip(plan.outputs, expected, strict=True):
         error = np.abs(np.asarray(results[spec.name]) - wanted.numpy()).max()
@@ -95,7 +95,7 @@ def test_levels_follow_edges_and_never_mix_sides(nodes: list[tuple[bool, list[in
     before = [
         sorted({edge % position for edge in edges} if position else set()) for position, (_, edges) in enumerate(nodes)
     ]
-    found = levels(before, on_device, ())
+    found = levels(before, on_device)
     for position, edges in enumerate(before):
         for edge in edges:
             assert found[edge] < found[position] or (
@@ -128,22 +128,23 @@ LARGE = torch.zeros(64, 64)
 
 def test_one_cheap_op_between_two_on_the_cpu_stays_there() -> None:
     """M = 2 · 64² · 2 bytes cross in float16, B / 4 + F / 4 = 2 · 64² · 4 / 4 + 64² / 4."""
-    plan = plan_of(lambda x: torch.cumsum(torch.cumsum(x, 0) * 2, 0), LARGE)
+    plan = plan_of(lambda x: torch.special.i0e(torch.special.i0e(x) * 2), LARGE)
     assert sides(plan) == ["cpu"]
     assert reason_of(plan, "mul").startswith("moving 16.0 KiB between host and device costs more than it saves")
 
 
 def test_a_matrix_product_between_two_on_the_cpu_goes_to_the_device() -> None:
-    plan = plan_of(lambda x: torch.cumsum(torch.cumsum(x, 0) @ x, 0), LARGE)
+    plan = plan_of(lambda x: torch.special.i0e(torch.special.i0e(x) @ x), LARGE)
     assert sides(plan) == ["cpu", "npu", "cpu"]
 
 
 def test_enough_cheap_ops_go_to_the_device_together() -> None:
     def chain(x: torch.Tensor, count: int) -> torch.Tensor:
-        x = torch.cumsum(x, 0)
+        x = torch.special.i0e(x)
         for _ in range(count):
             x = torch.tanh(x)
-        return torch.cumsum(x, 0)
+        result: torch.Tensor = torch.special.i0e(x)
+        return result
 
     assert sides(plan_of(lambda x: chain(x, 1), LARGE)) == ["cpu"]
     assert sides(plan_of(lambda x: chain(x, 2), LARGE)) == ["cpu", "npu", "cpu"]
@@ -153,13 +154,13 @@ def test_enough_cheap_ops_go_to_the_device_together() -> None:
 
 
 def test_a_cheap_op_beside_other_work_of_the_device_is_no_island() -> None:
-    plan = plan_of(lambda x: torch.cumsum((x @ x) * 2, 0), LARGE)
+    plan = plan_of(lambda x: torch.special.i0e((x @ x) * 2), LARGE)
     assert sides(plan) == ["npu", "cpu"]
 
 
 def test_an_island_whose_neighbours_leave_is_weighed_again() -> None:
     """Alone, each of the two cheap groups would keep a tensor on the device for the other."""
-    plan = plan_of(lambda x: torch.cumsum(x, 0) * (torch.cumsum(x * 2, 1) + 1), LARGE)
+    plan = plan_of(lambda x: torch.special.i0e(x) * (torch.special.i0e(x * 2) + 1), LARGE)
     assert sides(plan) == ["cpu"]
 
 
@@ -168,16 +169,17 @@ def test_a_model_that_fits_whole_has_no_islands() -> None:
 
 
 def test_what_a_group_reads_twice_crosses_once() -> None:
-    plan = plan_of(lambda x: (lambda c: (c @ c) @ (c * c))(torch.cumsum(x, 0)), LARGE)
-    assert [(t.tensor, t.nbytes) for t in plan.transfers] == [("cumsum", 8192), ("matmul_1", 8192)]
+    plan = plan_of(lambda x: (lambda c: (c @ c) @ (c * c))(torch.special.i0e(x)), LARGE)
+    assert [(t.tensor, t.nbytes) for t in plan.transfers] == [("special_i0e", 8192), ("matmul_1", 8192)]
     assert plan.bytes_moved == 16384
 
 
 def test_free_nodes_go_where_their_operand_is() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         on_device = (x @ x).transpose(0, 1).reshape(16, 256)
-        on_cpu = torch.cumsum(on_device, 0).reshape(64, 64).unsqueeze(0).detach().squeeze(0)
-        return on_cpu @ x
+        on_cpu = torch.special.i0e(on_device).reshape(64, 64).unsqueeze(0).detach().squeeze(0)
+        result: torch.Tensor = on_cpu @ x
+        return result
 
     plan = plan_of(function, LARGE)
     assert sides(plan) == ["npu", "cpu", "npu"]
@@ -187,7 +189,7 @@ def test_free_nodes_go_where_their_operand_is() -> None:
 
 
 def test_free_nodes_of_inputs_go_where_they_are_read() -> None:
-    plan = plan_of(lambda x: torch.cumsum(x.transpose(0, 1), 0) + x.view(64, 64) @ x, LARGE)
+    plan = plan_of(lambda x: torch.special.i0e(x.transpose(0, 1)) + x.view(64, 64) @ x, LARGE)
     assert place_of(plan, "transpose") == "cpu"
     assert place_of(plan, "view") == "npu"
 
@@ -214,8 +216,8 @@ def test_a_choice_among_results_is_never_asked_about() -> None:
 
 
 def test_reasons_name_the_constraint() -> None:
-    plan = plan_of(lambda x, n: (torch.cumsum(x @ x, 0), n.double() * 2, torch.fft.fft(x).real), LARGE, LARGE)
-    assert reason_of(plan, "cumsum") == "no definition of this op is registered"
+    plan = plan_of(lambda x, n: (torch.special.i0e(x @ x), n.double() * 2, torch.fft.fft(x).real), LARGE, LARGE)
+    assert reason_of(plan, "special_i0e") == "no definition of this op is registered"
     assert "float64" in reason_of(plan, "mul")
     assert reason_of(plan, "fft_fft") == "no definition of this op is registered"
 
@@ -226,15 +228,15 @@ def test_a_support_object_carries_its_reason() -> None:
 
 
 def test_the_project_s_own_callback_sees_the_whole_model() -> None:
-    ir = extract(Function(lambda x: torch.cumsum(x @ x, 0)), (LARGE,)).ir
+    ir = extract(Function(lambda x: torch.special.i0e(x @ x)), (LARGE,)).ir
     assert partition(ir, npu_compiler.is_op_supported) == partition(ir)
 
 
 def test_callback_and_target_have_to_agree() -> None:
-    plan = plan_of(lambda x: torch.cumsum(x @ x, 0), LARGE, is_op_supported=lambda node: True, target="metal")
+    plan = plan_of(lambda x: torch.special.i0e(x @ x), LARGE, is_op_supported=lambda node: True, target="metal")
     assert sides(plan) == ["npu", "cpu"]
     assert plan.target == "metal"
-    alone = plan_of(lambda x: torch.cumsum(x @ x, 0), LARGE, is_op_supported=lambda node: True)
+    alone = plan_of(lambda x: torch.special.i0e(x @ x), LARGE, is_op_supported=lambda node: True)
     assert sides(alone) == ["npu"]
     assert alone.target is None
 
@@ -305,8 +307,9 @@ def test_float32_islands_of_a_half_precision_model_stay_float32() -> None:
             self.weight = torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
 
         def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            angle = torch.cumsum(positions.float(), 0)[:, None] @ torch.arange(64)[None].float()
-            return x @ self.weight + torch.cumsum(angle, 0).sin().to(torch.bfloat16)
+            angle = torch.special.i0e(positions.float())[:, None] @ torch.arange(64)[None].float()
+            result: torch.Tensor = x @ self.weight + torch.special.i0e(angle).sin().to(torch.bfloat16)
+            return result
 
     model = Angles().eval()
     plan = partition(extract(model, (torch.zeros(64, 64, dtype=torch.bfloat16), torch.arange(64))).ir)
@@ -326,8 +329,9 @@ def test_float32_islands_of_a_half_precision_model_stay_float32() -> None:
 
 def test_angles_of_a_float32_model_stay_float32_in_every_part() -> None:
     def angles(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        angle = torch.cumsum(positions[:, None].float() @ x[:1].float(), 0) * 2 + 1 + positions[:, None]
-        return (angle * 3 * angle + 1).cos() @ x
+        angle = torch.special.i0e(positions[:, None].float() @ x[:1].float()) * 2 + 1 + positions[:, None]
+        result: torch.Tensor = (angle * 3 * angle + 1).cos() @ x
+        return result
 
     plan = plan_of(angles, LARGE, torch.arange(64))
     produced = {
@@ -348,7 +352,7 @@ def test_a_large_model_is_divided_quickly() -> None:
     for layer in range(400):
         y = builder.call("aten.mm.default", x, mask)
         y = builder.call("aten.add.Tensor", y, mask)
-        y = builder.call("aten.cumsum.default", y, 0) if layer % 8 == 0 else builder.call("aten.tanh.default", y)
+        y = builder.call("aten.special_i0e.default", y) if layer % 8 == 0 else builder.call("aten.tanh.default", y)
         y = builder.call("aten.transpose.int", y, 0, 1)
         x = builder.call("aten.add.Tensor", y, x)
     ir = builder.build(x)

@@ -23,7 +23,8 @@ class Embedding(nn.Module):
         self.table, self.layer = nn.Embedding(10, 32), nn.Linear(32, 32)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.cumsum(self.layer(self.table(ids)), 1)
+        result: torch.Tensor = torch.special.i0e(self.layer(self.table(ids)))
+        return result
 
 
 def loaded(device: Device, all_on_cpu: bool = False) -> DAGExecutor:

@@ -32,11 +32,13 @@ class Chain(nn.Module):
 
 
 def unsupported(x: torch.Tensor) -> torch.Tensor:
-    return torch.cumsum(x, 1) / 8
+    result: torch.Tensor = torch.special.i0e(x) / 8
+    return result
 
 
 def another(x: torch.Tensor) -> torch.Tensor:
-    return torch.sort(x, dim=1, descending=True).values
+    result: torch.Tensor = torch.special.i1e(x)
+    return result
 
 
 CHAINS = {
@@ -72,9 +74,9 @@ class Branches(nn.Module):
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         shared = torch.relu(self.first(x))
-        left = torch.cumsum(shared, 0) / 16
+        left = torch.special.i0e(shared) / 16
         right = self.second(shared) * 0.5
-        order = torch.argsort(right, dim=1, stable=True)
+        order = torch.nonzero_static(mask, size=4)
         joined = self.third(left + right) + shared
         return joined, torch.where(mask, joined, left), order, shared
 
@@ -97,7 +99,7 @@ class Normalized(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.norm(self.conv(x)))
-        x = torch.flip(torch.cummax(x, 3).values, (2,))
+        x = torch.special.i0e(x)
         return torch.tanh(self.out(x))
 
 
@@ -117,7 +119,7 @@ def test_two_programs_may_lay_out_one_tensor_differently(device: Device) -> None
             self.linear, self.conv = nn.Linear(16, 16), nn.Conv2d(4, 4, 3, padding=1)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows = torch.cumsum(self.linear(x), 3) / 8
+            rows = torch.special.i0e(self.linear(x)) / 8
             return torch.add(self.conv(rows + x), self.linear(rows))
 
     check_mixed(Two(), (torch.randn(1, 4, 16, 16),), device)
@@ -133,7 +135,7 @@ def test_bfloat16_models_stay_bfloat16(device: Device) -> None:
 
 
 def test_float16_models_stay_float16(device: Device) -> None:
-    model = Function(lambda x: torch.cumsum(torch.relu(x @ x) * 0.01, 0) + x)
+    model = Function(lambda x: torch.special.i0e(torch.relu(x @ x) * 0.01) + x)
     check_mixed(model, (torch.randn(16, 16, dtype=torch.float16),), device)
 
 
@@ -144,7 +146,7 @@ def test_outputs_that_are_inputs_weights_or_the_same_tensor(device: Device) -> N
             self.scale = nn.Parameter(torch.randn(16))
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            y = torch.cumsum(x * self.scale, 0)
+            y = torch.special.i0e(x * self.scale)
             return x, self.scale, y, y.view(-1)
 
     check_mixed(Same(), (torch.randn(4, 16),), device)
@@ -152,15 +154,16 @@ def test_outputs_that_are_inputs_weights_or_the_same_tensor(device: Device) -> N
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 4)])
 def test_scalars_and_empty_tensors(shape: tuple[int, ...], device: Device) -> None:
-    model = Function(lambda x: (torch.erfinv(x * 0.25).relu() * 2 + x, torch.sort(x.reshape(-1)).indices))
+    model = Function(lambda x: (torch.erfinv(x * 0.25).relu() * 2 + x, torch.frexp(x.reshape(-1)).exponent))
     check_mixed(model, (torch.rand(shape),), device)
 
 
 def test_results_that_nobody_reads(device: Device) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        torch.cumsum(x, 0)
+        torch.special.i0e(x)
         x @ x @ x
-        return torch.cumsum(x @ x, 0)
+        result: torch.Tensor = torch.special.i0e(x @ x)
+        return result
 
     check_mixed(Function(function), (torch.randn(16, 16),), device)
 

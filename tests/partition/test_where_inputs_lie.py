@@ -119,7 +119,8 @@ def crossed(device: Device, before: tuple[int, int]) -> tuple[int, int]:
 
 def three_parts(x: torch.Tensor) -> torch.Tensor:
     """On the device, the CPU, and the device again, which reads `x` once more."""
-    return torch.cumsum(x @ x, 0) / SIZE @ x
+    result: torch.Tensor = torch.special.i0e(x @ x) / SIZE @ x
+    return result
 
 
 def plan_of(function: Any, *inputs: torch.Tensor) -> PartitionPlan:
@@ -143,7 +144,8 @@ def test_a_tensor_on_the_device_is_read_where_it_lies(taking: Device) -> None:
 
 def test_a_tensor_is_copied_to_the_host_once_where_the_cpu_reads_it(taking: Device) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.cumsum(x @ x, 0) + torch.cumprod(x, 0)
+        result: torch.Tensor = torch.special.i0e(x @ x) + torch.special.i1e(x)
+        return result
 
     plan, x = plan_of(function, X), there(X, taking)
     (result,) = DAGExecutor(plan, taking).execute({plan.inputs[0].name: x}).values()
@@ -153,7 +155,7 @@ def test_a_tensor_is_copied_to_the_host_once_where_the_cpu_reads_it(taking: Devi
 
 def test_a_model_s_results_are_where_its_inputs_were(taking: Device) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        middle = torch.cumsum(x @ x, 0)
+        middle = torch.special.i0e(x @ x)
         return middle / SIZE @ x, middle
 
     plan, x = plan_of(function, X), there(X, taking)
@@ -183,7 +185,7 @@ def test_a_caller_s_tensor_is_not_updated(taking: Device) -> None:
 
     def function(x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         updated = cache.index_copy(0, position, (x @ x)[:2])
-        return torch.cumsum(updated @ x, 0), updated
+        return torch.special.i0e(updated @ x), updated
 
     inputs = (X, torch.zeros(16, SIZE), POSITION)
     plan = plan_of(function, *inputs)

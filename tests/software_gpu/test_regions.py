@@ -14,7 +14,7 @@ import npu_compiler
 from npu_compiler.errors import DeviceError
 from software_gpu.library import compile_library
 from tests.ops.cases import case, floats
-from tests.ops.test_ops import COMPUTED
+from tests.ops.collected import COMPUTED
 from tests.software_gpu.harness import HEAD, Array, pipeline, read_kernels, run, uints
 
 SPLIT = [

@@ -141,9 +141,11 @@ def _tensors(positional: list[Any]) -> list[Value]:
 def _attributes(overload: torch._ops.OpOverload, positional: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
     attrs = {key: _plain(value) for key, value in keywords.items()}
     arguments = overload._schema.arguments
-    sizes = [len(value) for value in positional if isinstance(value, (list, tuple)) and _tensors([value])]
-    if sizes:
-        attrs["_tensor_list_sizes"] = sizes
+    lists = [value for value in positional if isinstance(value, (list, tuple)) and _tensors([value])]
+    if lists:
+        attrs["_tensor_list_sizes"] = [len(_tensors([value])) for value in lists]
+    if any(item is None for value in lists for item in value):
+        attrs["_tensor_list_none_masks"] = [[item is None for item in value] for value in lists if None in value]
     for argument, value in zip(arguments, positional, strict=False):
         if not _tensors([value]) and not (value is None and "Tensor" in str(argument.type)):
             attrs[argument.name] = _plain(value)

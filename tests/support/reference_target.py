@@ -32,8 +32,9 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.problems.scatter import ScatterRows
 from npu_compiler.lowering.target import CodegenTarget, Lowering
-from npu_compiler.tensor.layout import Layout, dense
+from npu_compiler.tensor.layout import Layout, channels_last, dense, filter_order
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 from tests.support.evaluate import IndexFault, evaluate, positions, read_view
@@ -58,10 +59,8 @@ class ReferenceTarget(CodegenTarget):
 
     def layout(self, shape: tuple[int, ...], role: str) -> Layout:
         if role == "image":
-            batch, channels, height, width = shape
-            padded = ceil_div(channels, _CHANNEL_ALIGNMENT) * _CHANNEL_ALIGNMENT
-            return Layout(shape, (batch, padded, height, width), (0, 2, 3, 1))
-        return Layout(shape, shape, (2, 3, 1, 0)) if role == "conv_weight" else dense(shape)
+            return channels_last(shape, ceil_div(shape[1], _CHANNEL_ALIGNMENT) * _CHANNEL_ALIGNMENT)
+        return Layout(shape, shape, (*filter_order(shape), 0)) if role == "conv_weight" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         return not isinstance(operand, Scattered)
@@ -141,13 +140,20 @@ class Planned:
                 result = result + _solve(group.added.problem, buffer)
             tensor = group.problem.result
             own[tensor.index] = np.full(tensor.layout.size, np.nan)
-            own[tensor.index][positions(tensor.view)] = result
+            own[tensor.index][positions(tensor.view)] = _placed(result, tensor.shape)
         value = evaluate(group.expr, group.shape, buffer)
         where = positions(group.view)
         if group.index is not None:
             where = where + evaluate(group.index, group.shape, buffer) * group.index_stride
         place, size = places[group.output.index], group.output.dtype.size
         memory[place.buffer][place.offset + where * size] = value
+
+
+def _placed(result: Array, shape: tuple[int, ...]) -> Array:
+    """The result of a problem of images as that of lines or volumes: pixels [N, ...] in order, of each its channels."""
+    if result.ndim == len(shape):
+        return result
+    return np.moveaxis(np.moveaxis(result, 1, -1).reshape((shape[0], *shape[2:], shape[1])), -1, 1)
 
 
 def _solve(problem: Problem, buffer: Any) -> Array:
@@ -168,7 +174,8 @@ def _matmul(product: Product, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _pool(pool: Pooling, x: torch.Tensor) -> torch.Tensor:
     if pool.adaptive:
-        return F.adaptive_avg_pool2d(x, (pool.shape[2], pool.shape[3]))
+        adaptive = F.adaptive_max_pool2d if pool.maximum else F.adaptive_avg_pool2d
+        return adaptive(x, (pool.shape[2], pool.shape[3]))
     window = (pool.windows.kernel, pool.windows.stride, pool.windows.padding)
     if pool.maximum:
         return F.max_pool2d(x, *window, pool.windows.dilation)
@@ -177,7 +184,11 @@ def _pool(pool: Pooling, x: torch.Tensor) -> torch.Tensor:
 
 
 def _conv(conv: Convolution, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return F.conv2d(x, w, None, conv.windows.stride, conv.windows.padding, conv.windows.dilation, conv.groups)
+    windows, around = conv.windows, list[int]()
+    for axis in (1, 0):  # what windows reach beyond the image is zero on either side
+        before = windows.padding[axis]
+        around += [before, windows.span(axis, conv.shape[2 + axis]) - conv.image.shape[2 + axis] - before]
+    return F.conv2d(F.pad(x, around), w, None, windows.stride, 0, windows.dilation, conv.groups)
 
 
 def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
@@ -185,7 +196,17 @@ def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
     keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     added = mask[0] if mask else None
     causal, scale = attention.causal, attention.scale
+    if attention.cap:
+        scores = torch.tanh(query @ keys.mT * (scale / attention.cap)) * attention.cap
+        return torch.softmax(scores if added is None else scores + added, -1) @ values
     return F.scaled_dot_product_attention(query, keys, values, added, 0.0, causal, scale=scale)
+
+
+def _combine(scatter: ScatterRows, index: torch.Tensor, values: torch.Tensor, *base: torch.Tensor) -> torch.Tensor:
+    start = base[0] if base else torch.full(scatter.shape, scatter.fill, dtype=values.dtype)
+    named = (index >= 0) & (index < scatter.shape[1])
+    at = index[named].long()[None, :, None].expand(values.shape[0], -1, values.shape[2])
+    return start.scatter_reduce(1, at, values[:, named], scatter.how, include_self=scatter.include_self)
 
 
 _PROBLEMS: Mapping[type[Problem], Callable[..., torch.Tensor]] = {
@@ -193,6 +214,7 @@ _PROBLEMS: Mapping[type[Problem], Callable[..., torch.Tensor]] = {
     Convolution: _conv,
     Pooling: _pool,
     Attention: _attend,
+    ScatterRows: _combine,
 }
 
 
@@ -203,6 +225,7 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     pairs = pairs_columns(target, target.loads)
     optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
+    hosts.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     names = output_names(usual_structure(len(graph.outputs)), graph.outputs)
     outputs = {name: hosts[tensor] for name, tensor in zip(names, graph.outputs, strict=True)}
     plan, recipes = plan_graph(optimized, target, hosts, outputs)

@@ -10,24 +10,24 @@ from npu_compiler.dtypes import DType
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
 from npu_compiler.tensor.symbolic import OpRefusal
-from npu_compiler.tensor.trace import Anchor, TracedTensor
+from npu_compiler.tensor.trace import MAX_HEAD_SIZE, Anchor, TracedTensor
 
 __all__ = ["Attention"]
 
-_MAX_HEAD_SIZE = 256
 _MAX_HEADS = 65535  # of keys in all the batch: what a grid counts along its later dimensions
 _DIMENSIONS = ("batch", "head", "row", "step")
 
 
 @dataclass(frozen=True)
 class Attention(Problem):
-    """``softmax(q @ k.T * scale + mask) @ v``; several heads of queries may share a head of keys and values.
+    """``softmax(cap(q @ k.T * scale) + mask) @ v``; several heads of queries may share a head of keys and values.
 
     Attributes:
         q: [batch, heads, rows, size].
         k, v: [batch, groups, length, size], [batch, groups, length, value size].
         mask: [batch, heads, rows, length], booleans or numbers to add; None without.
         scale: Factor of the scores.
+        cap: Where it is not 0, scores x become ``tanh(x / cap) * cap``.
         causal: Whether row i is closed from position i + 1 on.
     """
 
@@ -39,12 +39,14 @@ class Attention(Problem):
     mask: Operand | None
     scale: float
     causal: bool
+    cap: float
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Attention:
         q, k, v, *masks = operands
         mask = masks[0] if masks else None
-        return cls(result, q, k, v, mask, float(anchor.attrs["scale"]), bool(anchor.attrs["causal"]))
+        scale, causal, cap = (anchor.attrs[name] for name in ("scale", "causal", "cap"))
+        return cls(result, q, k, v, mask, float(scale), bool(causal), float(cap))
 
     def check(self) -> None:
         """Refuses heads that are larger than 256, empty or too many, no position at all, or a tensor that is too large.
@@ -54,9 +56,9 @@ class Attention(Problem):
         """
         super().check()
         sizes = self.size, self.value_size
-        if min(*sizes, self.length) < 1 or max(sizes) > _MAX_HEAD_SIZE:
+        if min(*sizes, self.length) < 1 or max(sizes) > MAX_HEAD_SIZE:
             given = f"heads of {sizes[0]} and {sizes[1]} over {self.length} positions"
-            raise OpRefusal(f"given {given}, expected heads of 1 to {_MAX_HEAD_SIZE} and at least one position")
+            raise OpRefusal(f"given {given}, expected heads of 1 to {MAX_HEAD_SIZE} and at least one position")
         if self.batch * self.groups > _MAX_HEADS:
             raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
 

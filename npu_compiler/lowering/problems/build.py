@@ -11,7 +11,7 @@ from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.plugins import modules_of
 from npu_compiler.tensor.trace import Anchor, TracedTensor
 
-__all__ = ["problem_of"]
+__all__ = ["problem_of", "takes_epilogue"]
 
 
 @cache
@@ -31,3 +31,8 @@ def problem_of(result: TracedTensor, tensors: Sequence[TracedTensor]) -> Problem
     assert isinstance(result.source, Anchor)
     operands = [Operand(tensors[ref.tensor], ref) for ref in result.source.operands]
     return _kinds()[result.source.kind].of(result, result.source, operands)
+
+
+def takes_epilogue(kind: str) -> bool:
+    """Whether what follows an anchor of a kind may be computed with its results."""
+    return _kinds()[kind].takes_epilogue

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.lowering.problems.windows import IMAGE_DIMS, Windows
+from npu_compiler.lowering.problems.windows import Windows, as_image, image_dims
 from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Convolution"]
@@ -19,7 +19,10 @@ __all__ = ["Convolution"]
 class Convolution(Problem):
     """Cross-correlation of an image with filters, in one or more groups of channels.
 
+    A line is an image one row high, and what a volume becomes is said by the op: kernels see four dimensions.
+
     Attributes:
+        extents: The result as an image [N, O, H, W]; what the windows reach beyond the image is zero.
         image: [N, C, H, W].
         weight: [O, C / groups, KH, KW].
         windows: How the filters slide.
@@ -28,6 +31,7 @@ class Convolution(Problem):
 
     kind = "conv2d"
 
+    extents: tuple[int, int, int, int]
     image: Operand
     weight: Operand
     windows: Windows
@@ -35,10 +39,15 @@ class Convolution(Problem):
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Convolution:
-        image, weight = operands
+        image, weight = map(as_image, operands)
         stride, padding, dilation = (anchor.attrs[name] for name in ("stride", "padding", "dilation"))
         kernel = weight.shape[2], weight.shape[3]
-        return cls(result, image, weight, Windows(kernel, stride, padding, dilation), anchor.attrs["groups"])
+        windows = Windows(kernel, stride, padding, dilation)
+        return cls(result, anchor.attrs["extents"], image, weight, windows, anchor.attrs["groups"])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.extents
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -50,7 +59,7 @@ class Convolution(Problem):
 
     @property
     def dims(self) -> Dims:
-        return IMAGE_DIMS
+        return image_dims(len(self.result.shape))
 
     @property
     def pixels(self) -> int:

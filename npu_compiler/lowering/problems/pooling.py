@@ -11,7 +11,7 @@ from typing import Self
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.lowering.problems.windows import IMAGE_DIMS, Windows
+from npu_compiler.lowering.problems.windows import Windows, as_image, image_dims
 from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Divisor", "Pooling"]
@@ -31,14 +31,16 @@ _DIVISORS = {
     "mean": Divisor.PADDED,
     "mean_valid": Divisor.INSIDE,
     "adaptive": Divisor.PADDED,
+    "adaptive_max": Divisor.ONE,
 }
 
 
 @dataclass(frozen=True)
 class Pooling(Problem):
-    """The maximum, sum or mean over windows of an image.
+    """The maximum, sum or mean over windows of an image; of a line, as of an image one row high.
 
     Attributes:
+        extents: The result as an image [N, C, H, W].
         image: [N, C, H, W].
         windows: Their geometry; of adaptive windows only the size that none exceeds.
         maximum: Whether the greatest element wins; else elements are summed.
@@ -48,6 +50,7 @@ class Pooling(Problem):
 
     kind = "pool2d"
 
+    extents: tuple[int, int, int, int]
     image: Operand
     windows: Windows
     maximum: bool
@@ -56,15 +59,20 @@ class Pooling(Problem):
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Pooling:
-        (image,) = operands
+        image, extents = as_image(operands[0]), anchor.attrs["extents"]
         reduction = anchor.attrs["reduction"]
-        adaptive = reduction == "adaptive"
+        adaptive = reduction in ("adaptive", "adaptive_max")
         if adaptive:
-            height, width = (ceil_div(n, out) for n, out in zip(image.shape[2:], result.shape[2:], strict=True))
+            height, width = (ceil_div(n, out) for n, out in zip(image.shape[2:], extents[2:], strict=True))
             windows = Windows((height, width), (1, 1), (0, 0), (1, 1))
         else:
             windows = Windows(*(anchor.attrs[name] for name in ("kernel", "stride", "padding", "dilation")))
-        return cls(result, image, windows, reduction == "max", adaptive, _DIVISORS[reduction])
+        maximum = reduction in ("max", "adaptive_max")
+        return cls(result, extents, image, windows, maximum, adaptive, _DIVISORS[reduction])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.extents
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -75,7 +83,7 @@ class Pooling(Problem):
 
     @property
     def dims(self) -> Dims:
-        return IMAGE_DIMS
+        return image_dims(len(self.result.shape))
 
     @property
     def flops(self) -> int:

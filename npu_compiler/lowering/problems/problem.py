@@ -23,10 +23,13 @@ class Problem(ABC):
 
     Attributes:
         kind: What the trace calls it: that of the anchors that pose it.
+        takes_epilogue: Whether what follows it may be computed where its results are; else they go to memory as they
+            are.
         result: The tensor that it computes, ahead of any epilogue.
     """
 
     kind: ClassVar[str]
+    takes_epilogue: ClassVar[bool] = True
     result: TracedTensor
 
     @classmethod

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Dims
 
-__all__ = ["IMAGE_DIMS", "Windows", "image_values"]
+__all__ = ["Windows", "as_image", "image_dims", "image_values"]
 
-IMAGE_DIMS = ((), (0, 2, 3), (1,))
-"""A kernel's row is a pixel of a result [N, C, H, W], its column a channel."""
+
+def image_dims(rank: int) -> Dims:
+    """A kernel's row is a pixel of a result [N, C, ...], its column a channel."""
+    return (), (0, *range(2, rank)), (1,)
+
+
+def as_image(operand: Operand) -> Operand:
+    """An operand [N, C, H, W], or a line [N, C, L] as an image one row high."""
+    if len(operand.shape) == 4:
+        return operand
+    *outer, length = operand.shape
+    ref = operand.ref.apply(("reshape", (*outer, 1, length)))
+    assert ref is not None
+    return replace(operand, ref=ref)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Recurrent layers: clusters that keep their weights, or a launch for each step."""

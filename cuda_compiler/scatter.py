@@ -1,0 +1,185 @@
+"""Lowers rows that are combined where an index says: a block looks through the index for what its rows take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed_loads, with_packs
+from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.dialect import Printer
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import flops_of
+from npu_compiler.lowering.operands import Operands, merge_groups
+from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.forms import Computed
+from npu_compiler.lowering.problems.operand import Operand, are_chunks
+from npu_compiler.lowering.problems.scatter import ScatterRows
+from npu_compiler.lowering.target import Lowering, lowering_of
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.tensor.expr import Expr, Load
+from npu_compiler.tensor.view import View
+
+__all__ = ["SCATTER_ROWS", "loads_values", "lower_scatter_rows"]
+
+_POSITIONS = ("outer", "entry", "column")
+
+_THREADS = 256
+_CHUNK = 8192  # indices that a block looks through at a time
+_FEW = 8192  # rows of which each block may compute where they go
+_MOST_SUMS = 32  # numbers that a thread holds
+_COMBINE = {"sum": "combine_sum", "mean": "combine_sum", "prod": "combine_prod", "amax": "combine_max"}
+_COMBINE |= {"amin": "combine_min"}
+_NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
+
+SCATTER_ROWS = KernelTemplate(
+    "scatter_rows",
+    params="int rows, width, count, base_outer, base_row, base_column, row_blocks, column_blocks",
+    macros=(
+        "b_t INDEX_PARAMETERS INDEX_ARGUMENTS INDEX_PACK INDEX_POINTER? VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS "
+        "LANES EACH COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL CHUNK"
+    ),
+    inputs="index? values? base?",
+    threads=_THREADS,
+    computed="index values",
+)
+
+
+@lowering_of(ScatterRows)
+def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -> list[KernelCall]:
+    """A block computes some rows of a range of columns; it combines their values in order, so always alike.
+
+    Raises:
+        OpRefusal: A tensor that the epilogue reads is too large.
+    """
+    found = epilogue_positions(group, lowering, "sum")
+    size = _pack_size(scatter, group, found, lowering)
+    outer, rows, width = scatter.shape
+    packs = ceil_div(width, size)
+    lanes = min(_THREADS, 1 << (packs - 1).bit_length())
+    each = _each(scatter, size, lanes, lowering.device)
+    row_blocks, column_blocks = ceil_div(rows, _THREADS // lanes * each), ceil_div(packs, lanes)
+    base = scatter.base
+    launch = Launch(
+        SCATTER_ROWS,
+        grid=(row_blocks * column_blocks * outer, 1, 1),
+        values={**SCATTER_ROWS.values_among(scatter.sizes), "row_blocks": row_blocks, "column_blocks": column_blocks},
+        macros={
+            "b_t": CUDA.storage[(base or scatter.result).dtype.name],
+            "LANES": lanes,
+            "EACH": each,
+            "COMBINE": _COMBINE[scatter.how],
+            "NEUTRAL": CUDA.literal(_NEUTRAL.get(scatter.how, 0.0), scatter.result.dtype),
+            "MEAN": int(scatter.how == "mean"),
+            "INCLUDED": int(scatter.include_self),
+            "HAS_BASE": int(base is not None),
+            "FILL": CUDA.literal(scatter.fill, scatter.result.dtype),
+            "CHUNK": _CHUNK,
+        },
+        inputs={} if base is None else {"base": base.argument},
+        flops=scatter.flops,
+        prologues={"index": _index(scatter, lowering), "values": _values(scatter, size, lowering)},
+    )
+    return [anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
+
+
+def _each(scatter: ScatterRows, size: int, lanes: int, device: DeviceModel) -> int:
+    """Rows of a thread: as many as leave work for all multiprocessors, so that few blocks look through the index.
+
+    Where that is long, a block a multiprocessor is enough.
+    """
+    outer, rows, width = scatter.shape
+    blocks = outer * rows * ceil_div(width, size * lanes) * lanes // _THREADS
+    each, enough = 1, device.cores * (2 if scatter.count <= _CHUNK else 1)
+    while 2 * each * size <= _MOST_SUMS and lanes > 1 and blocks // (2 * each) >= enough:
+        each *= 2
+    return each
+
+
+def loads_values(group: Group, position: int, operand: Operand) -> bool:
+    """Whether the kernel computes an operand itself: values, each of which it reads once, or an index of few rows."""
+    if not isinstance(group.problem, ScatterRows) or not isinstance(operand, Computed) or operand.is_of_rows:
+        return False
+    return position == 1 or (position == 0 and group.problem.count <= _FEW)
+
+
+def _element(operand: Operand) -> Expr:
+    return operand.expr if isinstance(operand, Computed) else Load(operand.ref, operand.dtype)
+
+
+def _operands(operand: Operand, lowering: Lowering, positions: Sequence[str], prefix: str) -> Operands:
+    """What an element of an operand reads."""
+    each = merge_groups([(dim,) for dim in range(len(operand.shape))])
+    nowhere = View(operand.shape, (0,) * len(operand.shape))
+    return Operands.resolve([_element(operand)], nowhere, lowering.tensors, positions, each, prefix=prefix)
+
+
+def _index(scatter: ScatterRows, lowering: Lowering) -> Prologue:
+    """The device function ``row_at``, which gives the row that a row of values is for."""
+    index = scatter.index
+    operands = _operands(index, lowering, ("entry",), "g")
+    printer = Printer(CUDA, operands.names)
+    pointers = pointer_parameters(operands, CUDA)
+    head = f"__device__ __forceinline__ int row_at(int entry, {pointers}const Params& p)"
+    value = printer.value(_element(index))
+    packed = not isinstance(index, Computed) and are_chunks(4, index.strides[0], (index.offset,))
+    macros = {
+        "INDEX_PACK": 4 if packed else 1,
+        "INDEX_PARAMETERS": pointers,
+        "INDEX_ARGUMENTS": pointer_arguments(operands),
+        **({"INDEX_POINTER": "ge0"} if packed else {}),
+    }
+    return Prologue((operands,), dict(operands.fields), macros, function(head, printer.lines, value))
+
+
+def _values(scatter: ScatterRows, size: int, lowering: Lowering) -> Prologue:
+    """The device function ``values_at``, which gives `size` neighbouring columns of a row of values."""
+    operands = _operands(scatter.values, lowering, _POSITIONS, "f")
+    expr, kind = _element(scatter.values), f"Pack<float, {size}>"
+    packs = {f"x{n}": load for n, load in enumerate(packed_loads(operands, [expr], size, indexed=True, checked=True))}
+    places = Printer(CUDA, operands.names, variable="at")
+    printer = Printer(CUDA, with_packs(operands, [*packs.values()]).names, "        ")
+    define_indexed(printer, packs)
+    value = printer.value(expr)
+    heads = [f"    Pack<{load.storage}, {size}> {x} = {pack_source(load, places)};" for x, load in packs.items()]
+    pointers = pointer_parameters(operands, CUDA)
+    text = [
+        f"__device__ __forceinline__ {kind} values_at(int outer, int entry, int column, {pointers}const Params& p)",
+        "{",
+        *places.lines,
+        *heads,
+        f"    {kind} result;",
+        "    const int first = column;",
+        "    #pragma unroll",
+        f"    for (int u = 0; u < {size}; ++u) {{",
+        "        const int column = first + u;",
+        *printer.lines,
+        f"        result[u] = {value};",
+        "    }",
+        "    return result;",
+        "}",
+    ]
+    macros = {"VALUE_T": "float", "VALUES_PARAMETERS": pointers, "VALUES_ARGUMENTS": pointer_arguments(operands)}
+    flops = flops_of([expr], prod(scatter.values.shape))
+    return Prologue((operands,), dict(operands.fields), macros, "\n".join(text), flops=flops)
+
+
+def _pack_size(scatter: ScatterRows, group: Group, found: Positions, lowering: Lowering) -> int:
+    """Columns of a thread: those that the epilogue stores together, where values and base can be read that way too."""
+    size, base = pack_size(group, found.operands, scatter.shape[2]), scatter.base
+    while size > 1 and prod(scatter.shape) < size * _THREADS * lowering.device.cores:
+        size //= 2  # more blocks, each of fewer rows
+    operands = _operands(scatter.values, lowering, _POSITIONS, "f")
+    side_by_side = sum(walk_of[-1] == 1 for leaf, walk_of in operands.walks.items() if isinstance(leaf, Load))
+    while size > 1:
+        reads_base = base is None or are_chunks(size, base.strides[2], base.across(2))
+        found_packs = packed_loads(operands, [_element(scatter.values)], size, indexed=True, checked=True)
+        if reads_base and len(found_packs) >= side_by_side:
+            break
+        size //= 2
+    return size

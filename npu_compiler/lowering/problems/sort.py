@@ -1,0 +1,82 @@
+"""Sorting, as every target's lowering sees it before it divides the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Self
+
+from npu_compiler.dtypes import INT64
+from npu_compiler.integers import power_of_two
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.tensor.trace import Anchor, TracedTensor
+
+__all__ = ["Sort"]
+
+
+@dataclass(frozen=True)
+class Sort(Problem):
+    """The places of the first elements of each row, in order: int32 [outer, inner, count].
+
+    NaN is the greatest number, and equal to itself; negative zero equals zero. Of equal elements the one ahead comes
+    first, whatever the direction.
+
+    Attributes:
+        source: [outer, inner, length].
+        descending: Whether the greatest comes first.
+    """
+
+    kind = "sort"
+
+    source: Operand
+    descending: bool
+
+    @classmethod
+    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Sort:
+        (source,) = operands
+        return cls(result, source, anchor.attrs["descending"])
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.source,)
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        return replace(self, source=operand)
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:2])
+
+    @property
+    def inner(self) -> int:
+        return self.shape[1]
+
+    @property
+    def length(self) -> int:
+        return self.source.shape[2]
+
+    @property
+    def count(self) -> int:
+        """How many places of each row are wanted."""
+        return self.shape[2]
+
+    @property
+    def run(self) -> int:
+        """What kernels keep of elements in order: a power of two that holds all that is wanted."""
+        return power_of_two(self.count)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether elements have 64 bits."""
+        return self.source.dtype == INT64
+
+    @property
+    def dims(self) -> Dims:
+        return (0,), (1,), (2,)
+
+    @property
+    def flops(self) -> int:
+        """Comparisons of a merge sort that keeps no more than it needs."""
+        return prod(self.source.shape) * max(2, self.run).bit_length()
