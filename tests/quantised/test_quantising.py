@@ -22,7 +22,7 @@ from tests.support.quantised import write_checkpoint
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A model in bfloat16, with an output layer of its own."""
     folder = tmp_path_factory.mktemp("plain")
-    options = {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    options: dict[str, Any] = {"num_hidden_layers": 1, "tie_word_embeddings": False}
     return folder, write_checkpoint(folder, {}, lambda name, weight: None, torch.bfloat16, **options)
 
 
@@ -74,7 +74,7 @@ def test_what_is_written_is_read(
 
 
 def test_a_tied_head_of_8_bits_on_a_device(tmp_path: Path, device: Device) -> None:
-    options = {"num_hidden_layers": 1, "tie_word_embeddings": True}
+    options: dict[str, Any] = {"num_hidden_layers": 1, "tie_word_embeddings": True}
     write_checkpoint(tmp_path / "plain", {}, lambda name, weight: None, torch.bfloat16, **options)
     quantised(tmp_path / "plain", tmp_path / "quantised", "int8")
     model = import_transformers().AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32).eval()

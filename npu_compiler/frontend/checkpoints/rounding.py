@@ -24,6 +24,8 @@ NF4 = np.array(
 )
 
 _RANGES = tuple(1 - 0.03 * step for step in range(11))  # parts of the whole range that are tried
+_LEAST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}  # that are not subnormal
+_LARGEST = 448.0  # of float8_e4m3fn
 _CHUNK = 1 << 22  # elements that are rounded at a time
 
 
@@ -54,7 +56,7 @@ def _chunks(weight: Array, group: int) -> Iterator[tuple[slice, Array]]:
 
 def _usable(scales: Array, kind: np.dtype) -> Array:
     """Scales as they are stored; 1 for a group of zeros, and never too small for the data type."""
-    stored = np.where(scales > 0, np.maximum(scales, np.float32(ml_dtypes.finfo(kind).smallest_normal)), np.float32(1))
+    stored = np.where(scales > 0, np.maximum(scales, np.float32(_LEAST[kind.name])), np.float32(1))
     made: Array = stored.astype(kind)
     return made
 
@@ -107,11 +109,10 @@ def round_to_floats(weight: Array, kind: np.dtype) -> Rounded:
     codes, scales = np.empty((rows, columns), ml_dtypes.float8_e4m3fn), np.empty((rows, 1), kind)
     total = 0.0
     for part, groups in _chunks(weight, columns):
-        largest = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
-        scales[part] = _usable(np.abs(groups).max(-1) / np.float32(largest), kind)
+        scales[part] = _usable(np.abs(groups).max(-1) / np.float32(_LARGEST), kind)
         wide = scales[part].astype(np.float32)
         numbers = groups[:, 0] / wide
-        codes[part] = numbers.clip(-largest, largest).astype(ml_dtypes.float8_e4m3fn)
+        codes[part] = numbers.clip(-_LARGEST, _LARGEST).astype(ml_dtypes.float8_e4m3fn)
         total += float(np.square(codes[part].astype(np.float32) * wide - groups[:, 0]).sum(dtype=np.float64))
     return Rounded(codes, scales, None, total)
 
