@@ -146,3 +146,43 @@ def test_what_is_stored_ahead_of_a_product_is_said(device: Device) -> None:
     ir = builder.build(builder.call("aten.linear.default", x, weight))
     (note,) = npu_compiler.compile(ir, target=device.target).main.notes
     assert "stored as numbers before they are read" in note
+
+
+class QuantisedImage(torch.nn.Module):
+    """Two convolutions and a linear as PT2E leaves them, with codes of weights and of what goes from one to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(1)
+        for name, shape in (("first", (8, 3, 3, 3)), ("second", (8, 8, 3, 3)), ("last", (5, 8))):
+            codes = torch.randint(-127, 128, shape, generator=random, dtype=torch.int8)
+            self.register_buffer(name, codes)
+            self.register_buffer(f"{name}_scales", 2.0 ** torch.randint(-10, -8, shape[:1], generator=random))
+            self.register_buffer(f"{name}_zeros", torch.zeros(shape[0], dtype=torch.int64))
+
+    def weight(self, name: str) -> torch.Tensor:
+        scales, zeros = getattr(self, f"{name}_scales"), getattr(self, f"{name}_zeros")
+        made: torch.Tensor = OPS.dequantize_per_channel(getattr(self, name), scales, zeros, 0, -127, 127, torch.int8)
+        return made
+
+    @staticmethod
+    def coded(x: torch.Tensor) -> torch.Tensor:
+        codes = OPS.quantize_per_tensor(x, 0.03125, -4, *LIMITS)
+        made: torch.Tensor = OPS.dequantize_per_tensor(codes, 0.03125, -4, *LIMITS)
+        return made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.coded(torch.relu(torch.nn.functional.conv2d(self.coded(x), self.weight("first"), padding=1)))
+        x = self.coded(torch.relu(torch.nn.functional.conv2d(x, self.weight("second"), padding=1)))
+        return torch.nn.functional.linear(self.coded(x.mean((2, 3))), self.weight("last"))
+
+
+def test_a_graph_of_pt2e_compiles_as_it_is(device: Device) -> None:
+    model = QuantisedImage().eval()
+    given = torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(2)).half().float()
+    extraction = npu_compiler.extract(model, (given,))
+    program = npu_compiler.compile(extraction, target=device.target)
+    result = torch.as_tensor(load(program, extraction.weights, device)(given)).float()
+    expected = model(given)
+    # a sum in another order may round to the next code
+    torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
