@@ -136,20 +136,27 @@ def test_codes_that_do_not_fit_their_scales_are_refused(device: Device) -> None:
         npu_compiler.compile(ir, target=device.target)
 
 
-def test_what_is_stored_ahead_of_a_product_is_said(device: Device) -> None:
+@pytest.mark.parametrize("target", ["metal", "cuda"])
+@pytest.mark.parametrize(
+    ("bits", "kind", "groups"),
+    [(8, torch.int8, 1), (8, torch.float8_e4m3fn, 1), (8, torch.int8, 4), (4, torch.uint8, 1), (3, torch.uint8, 4)],
+)
+def test_products_load_codes_of_bytes_by_row_and_store_others_first(
+    bits: int, kind: torch.dtype, groups: int, target: str
+) -> None:
     builder = IRBuilder()
-    codes, scales = builder.input("codes", (4, 16), torch.uint8), builder.input("scales", (4, 4), torch.float16)
-    x = builder.input("x", (3, 32), torch.float16)
-    weight = builder.call(
-        "npu_codes.dequantize.default", codes, scales, None, None, None, 4, 32, 8, 1, 8, torch.float16
-    )
+    codes = builder.weight("codes", (48, 8 * bits), kind)
+    scales, x = builder.weight("scales", (48, groups), torch.float16), builder.input("x", (1, 64), torch.float16)
+    options = (bits, 64, 64 // groups, 1, 0, torch.float16)
+    weight = builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, *options)
     ir = builder.build(builder.call("aten.linear.default", x, weight))
-    (note,) = npu_compiler.compile(ir, target=device.target).main.notes
-    assert "stored as numbers before they are read" in note
+    plan = npu_compiler.compile(ir, target=target).main
+    assert [("stored as numbers before they are read" in note) for note in plan.notes] == [True] * (len(plan.steps) - 1)
+    assert len(plan.steps) == (1 if bits == 8 and groups == 1 else 2)
 
 
 class QuantisedImage(torch.nn.Module):
-    """Two convolutions and a linear as PT2E leaves them, with codes of weights and of what goes from one to the next."""
+    """Two convolutions and a linear as PT2E leaves them, with codes of weights and of what goes between."""
 
     def __init__(self) -> None:
         super().__init__()
