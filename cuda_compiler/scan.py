@@ -46,6 +46,7 @@ _LANES = 32
 _BLOCK = 128  # threads that blocks of several rows have
 _ITEMS = 8
 _STATE_BYTES = 8  # beyond which a thread keeps fewer states
+_FEW_TILES = 4  # for which one block takes no longer than two launches do
 _MOST_CHUNKS = 512
 
 
@@ -122,6 +123,6 @@ def _divide(scan: Scan, device: DeviceModel) -> _Division:
     else:
         lanes, slices, rows = _LANES, min(_COLUMN_SLICES, ceil_div(scan.length, items)), 1
     tiles, blocks = ceil_div(scan.length, slices * items), ceil_div(scan.columns, lanes * rows)
-    wanted = max(1, min(tiles, _MOST_CHUNKS, 4 * device.cores // blocks))
+    wanted = 1 if tiles < _FEW_TILES else max(1, min(tiles, _MOST_CHUNKS, 4 * device.cores // blocks))
     walked = ceil_div(tiles, wanted)
     return _Division(lanes, slices, rows, items, walked * slices * items, ceil_div(tiles, walked))

@@ -43,6 +43,7 @@ _MOST_SLICES = 256
 _COLUMN_SLICES = 8
 _LANES = 32
 _ITEMS = 4
+_FEW_TILES = 4  # for which one threadgroup takes no longer than two launches do
 _MOST_CHUNKS = 512
 
 
@@ -111,6 +112,6 @@ def _divide(scan: Scan, device: DeviceModel) -> _Division:
     else:
         lanes, slices = _LANES, min(_COLUMN_SLICES, ceil_div(scan.length, _ITEMS))
     tiles, groups = ceil_div(scan.length, slices * _ITEMS), ceil_div(scan.columns, lanes)
-    wanted = max(1, min(tiles, _MOST_CHUNKS, 4 * device.cores // groups))
+    wanted = 1 if tiles < _FEW_TILES else max(1, min(tiles, _MOST_CHUNKS, 4 * device.cores // groups))
     walked = ceil_div(tiles, wanted)
     return _Division(lanes, slices, walked * slices * _ITEMS, ceil_div(tiles, walked))

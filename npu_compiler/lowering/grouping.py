@@ -165,6 +165,7 @@ class _Grouping:
                 value = self._with_inlined_operands(tensor, source.expr, tensor.shape)
                 self.values[tensor.index] = self._as_epilogue(tensor, value) or value
             elif isinstance(source, Scatter):
+                self.stored.update([*self._rows_beside(source)])
                 value = self._with_inlined_operands(tensor, source.expr, source.shape)
                 index = self._with_inlined_operands(tensor, source.index, source.shape, MAX_READS - len(value.reads))
                 self.values[tensor.index] = replace(value, index=index.expr, reads=value.reads | index.reads)
@@ -173,6 +174,15 @@ class _Grouping:
                 reads = frozenset((tensor.index, *(ref.tensor for ref in source.operands)))
                 self.values[tensor.index] = Value(itself, tensor.shape, (tensor.name,), reads, anchor=tensor)
         return {index: self._as_groups(self.tensors[index], value) for index, value in self.values.items()}
+
+    def _rows_beside(self, scatter: Scatter) -> Iterator[int]:
+        """What a scatter looks up and does not reduce rows for: its places, and values that are one for each row."""
+        for load in leaves(scatter.index):
+            if load.ref.tensor in self.values and self.values[load.ref.tensor].reductions:
+                yield load.ref.tensor
+        for load in leaves(scatter.expr):
+            if self._is_of_rows(load, scatter.shape):
+                yield load.ref.tensor
 
     def _with_inlined_operands(
         self, tensor: TracedTensor, expr: Expr, shape: tuple[int, ...], most_reads: int = MAX_READS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from npu_compiler.ops.padding import surrounded
 from npu_compiler.ops.registry import op
@@ -38,33 +38,38 @@ def sizes(value: Any, rank: int, name: str) -> tuple[int, ...]:
     return tuple(values) if len(values) == rank else (values[0],) * rank
 
 
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    before: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    out: Sequence[int] | None = None,
-    after: Sequence[int] | None = None,
-) -> Tensor:
-    """Cross-correlation, all sizes given for each spatial dimension.
+class Sliding(NamedTuple):
+    """How filters slide, a number for each spatial dimension.
+
+    Attributes:
+        stride, dilation: Elements from one window to the next, and from one tap to the next.
+        before: Zeros ahead of the first element.
+        out: Windows; where it is not given, as many as fit.
+        after: Zeros behind the last element, where they are not as many as ahead.
+    """
+
+    stride: Sequence[int]
+    before: Sequence[int]
+    dilation: Sequence[int]
+    out: Sequence[int] | None = None
+    after: Sequence[int] | None = None
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sliding: Sliding, groups: int) -> Tensor:
+    """Cross-correlation.
 
     Args:
         x: [N, C, ...], with one to three spatial dimensions.
         weight: [O, C / groups, ...].
         bias: [O].
-        stride, dilation: Elements from one window to the next, and from one tap to the next.
-        before: Zeros ahead of the first element.
+        sliding: How the filters slide.
         groups: Groups of channels.
-        out: Windows; where it is not given, as many as fit with as many zeros behind as ahead.
-        after: Zeros behind, where they are not as many.
 
     Raises:
         OpRefusal: Sizes are out of range, or do not fit together.
     """
     rank = len(x.shape) - 2
+    stride, before, dilation, out, after = sliding
     if min(stride) < 1 or min(dilation) < 1 or min(before) < 0:
         raise OpRefusal(f"given stride={stride}, padding={before}, dilation={dilation}: out of range")
     batch, channels, *size = x.shape
@@ -155,7 +160,7 @@ def _convolution(
     else:
         around = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
         before, after = tuple(n // 2 for n in around), tuple(n - n // 2 for n in around)
-    result = convolve(batched, weight, bias, strides, before, dilations, groups, after=after)
+    result = convolve(batched, weight, bias, Sliding(strides, before, dilations, after=after), groups)
     return result if batched is x else result.reshape(result.shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: products of groups of rows, and how many rows each expert has."""
+"""Mixtures of experts: products of groups of rows."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import broadcast_shapes
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, refuse_codes
 
-_PRODUCT = "matmul"  # what the trace calls a product of matrices
-
 
 def product(a: Tensor, b: Tensor, dtype: DType | None = None) -> Tensor:
     """``a @ b`` for matrices, with leading dimensions that broadcast: [..., M, K] by [..., K, N] gives [..., M, N].
@@ -31,7 +29,7 @@ def product(a: Tensor, b: Tensor, dtype: DType | None = None) -> Tensor:
     dtype = dtype or promote(a.dtype, b.dtype)
     left, right = a.expand((*batch, *a.shape[-2:])), b.expand((*batch, *b.shape[-2:]))
     shape = (*batch, a.shape[-2], b.shape[-1])
-    return a.trace.anchor(_PRODUCT, (left, right), shape, dtype)
+    return a.trace.anchor("matmul", (left, right), shape, dtype)
 
 
 def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.convolution import IMAGES, conv1d, conv2d, conv3d, convolve, filtering, flops, sizes
+from npu_compiler.ops.convolution import IMAGES, Sliding, conv1d, conv2d, conv3d, convolve, filtering, flops, sizes
 from npu_compiler.ops.linear import product
 from npu_compiler.ops.padding import along, divided, surrounded
 from npu_compiler.ops.registry import op
@@ -25,16 +25,10 @@ _spreading = partial(filtering, images={"input": "image"}, term=Term("spreading"
 
 
 def _spread(
-    rank: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: int,
-    dilation: Any,
+    rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, Any, Any, Any], groups: int
 ) -> Tensor:
+    """A transposed convolution by its stride, padding, output padding and dilation."""
+    stride, padding, output_padding, dilation = geometry
     if len(weight.shape) != rank + 2 or len(input.shape) not in (rank + 1, rank + 2):
         raise OpRefusal(f"given {len(input.shape)} dimensions, expected {rank + 2}, or {rank + 1} without a batch")
     if not input.dtype.is_float:
@@ -108,7 +102,7 @@ def _by_phases(
         x = x.slice(2 + axis, -ahead, x.shape[2 + axis] + ahead) if ahead < 0 else x
         before.append(max(0, ahead))
     ones = (1,) * rank
-    phases = convolve(x, _phase_filters(weight, steps, taps, groups), None, ones, before, ones, groups, counts)
+    phases = convolve(x, _phase_filters(weight, steps, taps, groups), None, Sliding(ones, before, ones, counts), groups)
     if prod(steps) == 1:
         return phases
     phases = phases.reshape((batch, groups, *steps, each, *counts))
@@ -147,7 +141,7 @@ def conv_transpose1d(
     dilation: Any = 1,
 ) -> Tensor:
     """[N, C, L] spread by weight [C, O / groups, K]: [N, O, (L - 1) * stride - 2 * padding + K + output_padding]."""
-    return _spread(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _spread(1, input, weight, bias, (stride, padding, output_padding, dilation), groups)
 
 
 @_spreading("aten.conv_transpose2d.input")
@@ -162,7 +156,7 @@ def conv_transpose2d(
     dilation: Any = 1,
 ) -> Tensor:
     """[N, C, H, W] spread by weight [C, O / groups, KH, KW], each dimension as in `conv_transpose1d`."""
-    return _spread(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _spread(2, input, weight, bias, (stride, padding, output_padding, dilation), groups)
 
 
 @_spreading("aten.conv_transpose3d.input", image_ranks=(5,))
@@ -177,7 +171,7 @@ def conv_transpose3d(
     dilation: Any = 1,
 ) -> Tensor:
     """[N, C, D, H, W] spread by weight [C, O / groups, KD, KH, KW], each dimension as in `conv_transpose1d`."""
-    return _spread(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _spread(3, input, weight, bias, (stride, padding, output_padding, dilation), groups)
 
 
 _PLAIN = {1: conv1d, 2: conv2d, 3: conv3d}
@@ -209,7 +203,7 @@ def convolution(
     if rank not in _PLAIN:
         raise OpRefusal(f"given a weight of {rank + 2} dimensions, expected 3 to 5")
     if transposed:
-        return _spread(rank, input, weight, bias, stride, padding, output_padding, groups, dilation)
+        return _spread(rank, input, weight, bias, (stride, padding, output_padding, dilation), groups)
     return _PLAIN[rank](input, weight, bias, stride, padding, dilation, groups)
 
 

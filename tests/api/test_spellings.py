@@ -139,7 +139,8 @@ def _mixed_ir() -> dict[str, Any]:
             self.layer = torch.nn.Linear(8, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.special.i1e(self.layer(x).relu())
+            result: torch.Tensor = torch.special.i1e(self.layer(x).relu())
+            return result
 
     ir: dict[str, Any] = json.loads(json.dumps(npu_compiler.extract(Mixed().eval(), torch.zeros(2, 8)).ir))
     return ir

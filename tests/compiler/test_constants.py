@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import npu_compiler
 from npu_compiler import extract
@@ -109,6 +110,25 @@ def test_what_costs_a_kernel_nothing_stays_in_it(function: Any) -> None:
     graph, planned = check(Function(function), torch.randn(6, 6))
     assert not made(graph)
     assert len(planned.plan.steps) == 1
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_running_sums_of_constants_are_constants(dim: int) -> None:
+    """As of the positions where a text begins anew, in masks of packed texts."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        starts = torch.diff(torch.arange(6) + torch.zeros(4, 6, dtype=torch.int64), dim=1) != 1
+        return x[starts.cumsum(dim) + torch.arange(5).cumsum(0)]
+
+    graph, planned = check(Function(function), torch.randn(16, 3))
+    assert [node.op for node in graph.nodes] == ["aten.index.Tensor"]
+    assert len(planned.plan.steps) == 1
+
+
+@pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_reparametrised_weights_are_made_when_weights_are_loaded(parametrize: Any) -> None:
+    graph, _ = check(parametrize(nn.Linear(4, 5)).eval(), torch.randn(2, 4))
+    assert [node.op for node in graph.nodes] == ["aten.linear.default"]
 
 
 def test_a_table_that_an_index_of_the_weight_file_reorders_is_made_when_weights_are_loaded() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 import npu_compiler
+from npu_compiler.errors import InputError
 from npu_compiler.frontend.extraction import extract
 from npu_runtime import Device, Executor
 from tests.support.extraction import Function
@@ -103,3 +104,12 @@ def test_whole_rows_are_merged() -> None:
 
 def test_what_nobody_reads_is_not_scanned() -> None:
     assert launches(lambda x: torch.cummax(x, 1).values, "cuda", torch.zeros(4, 9)) == ["scan"]
+
+
+def test_a_class_beyond_all_is_named() -> None:
+    extracted = extract(Function(functional.cross_entropy), (TOKENS, torch.zeros(3, dtype=torch.int64)))
+    program = npu_compiler.compile(extracted.ir, "metal")
+    names = [spec.name for spec in program.input_specs]
+    given = dict(zip(names, (TOKENS.numpy(), np.array([0, -100, 4])), strict=True))
+    with pytest.raises(InputError, match=r"given the index 4 at position \[2"):
+        Executor(program, Device("software-metal")).run(given)

@@ -105,6 +105,7 @@ def samples() -> list[dict[str, Any]]:
     heads = [floats(1, 2, rows, 64) for rows in (1, 5000, 5000)]
     long_cache = case("scaled_dot_product_attention.default", *heads)
     long_rows = [case("argsort.default", floats(1, 9000)), case("topk.default", floats(1, 9000), 50)]
+    long_rows.append(case("cumsum.default", floats(1, 30_000), 1))
     by_columns = case("mm.default", floats(1, 64), floats(64, 128))
     cases = [*first.values(), *shapes.CASES, test_prefill.CASES[0], long_cache, by_columns, *long_rows]
     block = npu_compiler.extract(Block().eval(), (torch.zeros(1, 256), torch.zeros(1, 64, 14, 14)))

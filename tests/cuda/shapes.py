@@ -79,4 +79,50 @@ def _columns() -> list[Case]:
     return [case(op, floats(40, 5, 64, low=0.9, high=1.1), dim) for op, dim in ops]
 
 
+def _filters_of_one_channel() -> list[Case]:
+    """Depthwise convolutions of images and lines, and of lines of samples: alone and several results a thread."""
+    found = []
+    for batch, channels, side, taps, stride, dilation in (
+        (1, 96, 56, 7, 1, 1), (32, 96, 57, 5, 1, 1), (32, 64, 56, 3, 2, 1), (2, 24, 33, 3, 1, 2), (1, 40, 7, 7, 1, 1),
+    ):  # fmt: skip
+        pads, steps, gaps = [taps // 2] * 2, [stride] * 2, [dilation] * 2
+        x, w = floats(batch, channels, side, side + 3), floats(channels, 1, taps, taps, low=-0.5, high=0.5)
+        found.append(case("conv2d.default", x, w, floats(channels), steps, pads, gaps, channels))
+    found.append(case("conv1d.default", floats(1, 1, 16000), floats(512, 1, 10), None, [5]))
+    found.append(case("conv1d.default", floats(1, 1536, 200), floats(1536, 1, 4), None, [1], [3], [1], 1536))
+    return found
+
+
+def _lines_and_volumes() -> list[Case]:
+    """Lines and volumes on tensor cores, and transposed convolutions."""
+    low = {"low": -0.25, "high": 0.25}
+    spread = floats(2, 64, 28, 28, **low)
+    found = [
+        case("conv1d.default", floats(1, 80, 3000, **low), floats(384, 80, 3, **low), floats(384), [1], [1]),
+        case("conv1d.default", floats(1, 512, 999, **low), floats(512, 512, 3, **low), None, [2]),
+        case("conv3d.default", floats(1, 64, 8, 28, 28, **low), floats(64, 64, 3, 3, 3, **low), None, [1], [1]),
+        case(
+            "conv3d.default", floats(1, 3, 8, 56, 56, **low), floats(64, 3, 3, 7, 7, **low), None, [1, 2, 2], [1, 3, 3]
+        ),
+        case("conv3d.default", floats(1, 45, 8, 28, 28, **low), floats(64, 45, 3, 1, 1, **low), None, [1], [1, 0, 0]),
+        case("conv_transpose2d.input", spread, floats(64, 32, 2, 2, **low), floats(32), [2, 2]),
+        case("conv_transpose2d.input", spread, floats(64, 32, 4, 4, **low), floats(32), [2, 2], [1, 1]),
+        case("conv_transpose1d.default", floats(1, 64, 100, **low), floats(64, 32, 16, **low), floats(32), [8], [4]),
+    ]
+    return [each.storing(2) if "transpose" in each.op else each for each in found]
+
+
+def _resized() -> list[Case]:
+    """Images in packs of channels, at computed places."""
+    x = floats(2, 64, 28, 30)
+    return [
+        case("upsample_nearest2d.vec", x, [56, 60], None),
+        case("upsample_bilinear2d.vec", x, [56, 61], False, None),
+        case("upsample_bicubic2d.vec", x, [33, 47], True, None),
+        case("_upsample_bilinear2d_aa.vec", x, [14, 11], False, None).storing(2),
+        case("pad.default", x, [1, 2, 3, 1], "reflect"),
+    ]
+
+
 CASES = [*_products(), *_convolutions(), *_columns()]
+CASES += [*_filters_of_one_channel(), *_lines_and_volumes(), *_resized()]

@@ -51,7 +51,7 @@ def test_an_in_place_op_on_the_cpu_spares_what_the_device_still_reads() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = torch.special.i0e(x)
         product = y @ x
-        y.erfinv_()
+        y.i0_()
         return product, torch.nan_to_num(y)
 
     plan_and_compare(function)
@@ -90,12 +90,12 @@ def test_a_copy_shares_nothing() -> None:
 def test_an_op_of_the_cpu_that_changes_a_part_leaves_the_rest_on_the_device() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x @ x
-        y[:, 3].erfinv_()
+        y[:, 3].clamp_(-1, 1).i0_()
         return torch.nan_to_num(y @ x, 0.0, 0.0, 0.0)
 
     plan = plan_and_compare(function, target="metal")
     on_cpu = {name for part in plan.partitions if not part.on_device for name in part.nodes}
-    assert "erfinv_" in on_cpu
+    assert "i0_" in on_cpu
     assert not on_cpu & {"matmul", "matmul_1"}
 
 
