@@ -68,7 +68,7 @@ _DECODERS = [
     *_plain(
         "decoder",
         "tokens",
-        "gpt2 gpt_neo gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
+        "gpt2 gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
         "gemma3_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
         "granite diffllama ernie4_5 exaone4 glm glm4 helium internlm3 mpt "
         "nanochat openai-gpt ctrl biogpt xglm smollm3 seed_oss vaultgemma apertus arcee bitnet doge lfm2 "
@@ -79,6 +79,7 @@ _DECODERS = [
     Architecture("nemotron", "decoder", "tokens", config={"head_dim": 16, "num_key_value_heads": 2}),
     Architecture("gemma3n_text", "decoder", "tokens", config={"num_kv_shared_layers": 0}),
     Architecture("minicpm3", "decoder", "tokens", config=_LATENT | {"num_key_value_heads": 4}),
+    Architecture("gpt_neo", "decoder", "tokens", config={"attention_types": [[["global", "local"], 1]]}),
     Architecture("gptj", "decoder", "tokens", config={"rotary_dim": 8}),
     Architecture("codegen", "decoder", "tokens", config={"rotary_dim": 8}),
 ]
