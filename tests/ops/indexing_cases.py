@@ -21,6 +21,7 @@ JOINS = [
     case("cat.default", [floats(3, 1), floats(3, 2), floats(3, 3)], 1),
     case("cat.default", [CUBE, TURNED, floats(2, 3, 1)], -1),
     case("cat.default", [CUBE, TURNED], 1),
+    case("concatenate.default", [floats(3, 1), floats(3, 2)], 1),
     case("cat.default", [MATRIX]),
     case("cat.default", [NOTHING, MATRIX, NOTHING]),
     case("cat.default", [NOTHING, NOTHING]),
