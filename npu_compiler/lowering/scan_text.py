@@ -26,7 +26,7 @@ def scan_functions(scan: Scan, dialect: Dialect) -> str:
     lifted = _printed(scan.lift, ("element", "position"), dialect)
     (finished,), lines = _printed((scan.value,), left, dialect)
     combined, both = combine_text(scan.combination, left, right, dialect, "    ")
-    parts = (
+    parts: tuple[tuple[str, tuple[list[str], list[str]]], ...] = (
         ("nothing()", (identity, [])),
         ("combine(State a, State b)", (both, combined)),
         (f"lift({dialect.register(scan.source.dtype)} element, int position)", lifted),
