@@ -136,6 +136,7 @@ CREATION = [
     case("arange.start_step", 1, 10, 3),
     case("arange.start_step", 5, -3, -2),
     case("arange.start_step", 0.0, 1.0, 0.25),
+    case("arange.start_step", 7.5, -2.5, -1.5, dtype=torch.int64),
     case("arange.start_step", 0, 6, 2, dtype=torch.float32),
 ]
 
