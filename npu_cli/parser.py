@@ -25,6 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="run a program, or IR, on images or arrays"))
     _add_tune(commands.add_parser("tune", help="time what the compiler left to choose, and keep the winners"))
     _add_extract_llm(commands.add_parser("extract-llm", help="take a language model of Hugging Face to IR"))
+    _add_quantize(commands.add_parser("quantize", help="take a language model to weights of few bits"))
     _add_generate(commands.add_parser("generate", help="generate text with a language model"))
     _add_demo(commands.add_parser("demo", help="take a ResNet from PyTorch to a device and compare"))
     doctor = commands.add_parser("doctor", help="show what this machine offers, and what would add the rest")
@@ -79,7 +80,9 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=_path, metavar="MODEL", help="a Hugging Face folder, or a config.json alone")
+    parser.add_argument(
+        "model", type=_path, metavar="MODEL", help="a Hugging Face folder, a .gguf file, or a config.json alone"
+    )
     parser.add_argument("-o", "--output", type=_path, required=True, metavar="DIR", help="where to write the model")
     parser.add_argument("--cache", type=_positive, metavar="N", help="the most tokens of a text; default: 2048")
     parser.add_argument(
@@ -87,6 +90,21 @@ def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: the checkpoint's, else bfloat16")
     parser.add_argument("--seed", type=_seed, default=0, help="of the weights, where there are none; default: 0")
+
+
+def _add_quantize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=_path, metavar="DIR", help="a Hugging Face folder with weights in half precision")
+    parser.add_argument(
+        "-o", "--output", type=_path, required=True, metavar="DIR", help="where to write the checkpoint"
+    )
+    parser.add_argument("--weights", choices=("int8", "int4", "fp8", "nf4"), required=True, help="what linears become")
+    parser.add_argument(
+        "--group", choices=("32", "64", "128", "row"), default="row", help="inputs that share a scale; default: row"
+    )
+    parser.add_argument(
+        "--head", choices=("int8", "16"), help="what output layer and embedding become; default: int8, of nf4 16 bits"
+    )
+    parser.add_argument("--method", choices=("rtn",), default="rtn", help="round to nearest, in the best range")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 from npu_compiler.artifact.output_file import check_output, same_file
 from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.checkpoints.gguf import GgufFile
 
-__all__ = ["WEIGHTS", "allowed_length", "check_request", "prefill_lengths"]
+__all__ = ["GGUF", "WEIGHTS", "allowed_length", "check_request", "configuration", "prefill_lengths"]
 
 WEIGHTS = "model.safetensors"
+GGUF = ".gguf"  # the ending of files that hold both a configuration and weights
 _CACHE_LENGTH = 2048
 _PREFILL = (128, 512)
 _SEEDS = 1 << 64  # as many as torch's generators take
@@ -29,7 +31,7 @@ def check_request(
         ExtractionError: There is no such source or configuration, an argument is out of its range, or the folder is
             the source's own, a file, or leads to files of the source.
     """
-    config = _configuration(source)
+    config = configuration(source)
     known = config.get("max_position_embeddings")
     length = allowed_length(known if isinstance(known, int) else None, cache)
     prefill_lengths(prefill, length)
@@ -61,7 +63,14 @@ def prefill_lengths(requested: Sequence[int] | None, cache: int) -> list[int]:
     return sorted(set(requested))
 
 
-def _configuration(source: Path) -> dict[str, Any]:
+def configuration(source: Path) -> dict[str, Any]:
+    """The content of a folder's ``config.json``, or of such a file; what a GGUF file says in its place.
+
+    Raises:
+        ExtractionError: There is none, or it is no JSON object.
+    """
+    if source.suffix == GGUF and source.is_file():
+        return GgufFile(source).configuration()
     path = source / "config.json" if source.is_dir() else source
     expected = "expected a Hugging Face folder or config.json of a causal language model"
     if not path.is_file():

@@ -10,6 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.checkpoints.formats import importer_of
+from npu_compiler.frontend.checkpoints.gguf import Gguf, GgufFile
+from npu_compiler.frontend.checkpoints.importer import Importer
+from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder, Tensors
+from npu_compiler.frontend.coded_decoder import coded_decoder
+from npu_compiler.frontend.decoder_request import GGUF, configuration
 
 __all__ = ["load_decoder"]
 
@@ -35,7 +41,10 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
     """
     if dtype not in (None, *_HALF):
         raise ExtractionError(f"given dtype='{dtype}', expected one of {', '.join(_HALF)}")
-    has_weights = source.is_dir() and any(next(source.glob(pattern), None) for pattern in _WEIGHT_FILES)
+    quantised = _quantised(source, dtype)
+    if quantised is not None:
+        return quantised
+    has_weights = source.is_dir() and _has_weights(source)
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         own = str(config.dtype).removeprefix("torch.")
@@ -46,13 +55,48 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation="sdpa").eval()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExtractionError(
-            f"given '{source}', expected a Hugging Face folder or config.json of a causal language model: {reason}"
-        ) from error
+        raise _refused(source, error) from error
     model.tie_weights()
     _seed_weights(model, seed)
     return model
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHT_FILES)
+
+
+def _quantised(source: Path, dtype: str | None) -> Any:
+    """The model of a quantised checkpoint; None where there is none, or where its weights are to be seeded."""
+    tensors: Tensors
+    importer: Importer | None
+    try:
+        if source.suffix == GGUF:
+            tensors, importer = GgufFile(source), Gguf({})
+            content = tensors.configuration()
+            config = AutoConfig.for_model(content.pop("model_type"), **content)
+        elif not source.is_dir() or not _has_weights(source):
+            return None
+        else:
+            importer = importer_of(configuration(source))
+            if importer is None:
+                return None
+            tensors = SafetensorsFolder(source)
+            config = AutoConfig.from_pretrained(source, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _refused(source, error) from error
+    for name in ("quantization_config", "quantization"):
+        if hasattr(config, name):
+            delattr(config, name)
+    own = str(config.dtype).removeprefix("torch.")
+    kind = dtype or (own if own in _HALF else importer.default_dtype)
+    return coded_decoder(config, importer, tensors, getattr(torch, kind))
+
+
+def _refused(source: Path, error: Exception) -> ExtractionError:
+    reason = str(error).strip().partition("\n")[0]
+    return ExtractionError(
+        f"given '{source}', expected a Hugging Face folder or config.json of a causal language model: {reason}"
+    )
 
 
 def _seed_weights(model: Any, seed: int) -> None:

@@ -15,7 +15,7 @@ from npu_compiler.ops.registry import definition, is_in_place, traits_of
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace, full
 from npu_compiler.tensor.trace import LayoutRule
 
-__all__ = ["results_of", "trace_graph"]
+__all__ = ["makers_of_numbers", "results_of", "trace_graph"]
 
 
 def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, Tensor]]:
@@ -83,6 +83,11 @@ def _as_declared(result: Tensor, dtype: DType, trace: Trace) -> Tensor:
     if result.dtype != dtype:
         result = result.cast(dtype)
     return result.realize()
+
+
+def makers_of_numbers(graph: IRGraph) -> frozenset[str]:
+    """Names of the nodes that make numbers of codes."""
+    return frozenset(node.name for node in graph.nodes if traits_of(node.op).makes_numbers)
 
 
 def call(node: OpNode, env: Mapping[str, Tensor], trace: Trace) -> tuple[Tensor, ...]:

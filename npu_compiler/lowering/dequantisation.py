@@ -6,7 +6,7 @@ they are, and multiply once for each result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from npu_compiler.dtypes import BOOL, FLOAT32
@@ -14,13 +14,17 @@ from npu_compiler.lowering.dialect import Dialect, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.problems.forms import Computed, Dequantised
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.schedule import needed_groups
 from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, leaves, reindex, substitute, walk
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["NumberFunction", "as_codes", "number_function", "with_scale_behind"]
+__all__ = ["NumberFunction", "as_codes", "note_of_stored", "number_function", "with_scale_behind"]
+
+_MOST_NAMED = 3
 
 
 def as_codes(computed: Computed, position: int, tensors: Sequence[TracedTensor]) -> Dequantised | None:
@@ -147,3 +151,26 @@ def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Grou
         }
         scaled = replace(scaled, expr=substitute(group.expr, products.get))
     return scaled if len(scaled.reads()) <= MAX_READS else None
+
+
+def note_of_stored(
+    groups: Mapping[int, list[Group]], outputs: Collection[int], dequantised: Collection[str], target: str
+) -> tuple[str, ...]:
+    """A note on operands that are made of codes and stored ahead of what reads them, as no template loads the codes.
+
+    Args:
+        groups: What computes each tensor, by its index.
+        outputs: What must be in memory in the end.
+        dequantised: Names of the nodes that make numbers of codes.
+        target: Name of the target.
+    """
+    names: dict[str, None] = {}
+    for group in needed_groups(groups, outputs):
+        for operand in () if group.problem is None else group.problem.operands:
+            makers = groups.get(operand.tensor.index, []) if type(operand) is Operand else []
+            names.update((name, None) for maker in makers for name in maker.nodes if name in dequantised)
+    if not names:
+        return ()
+    shown = ", ".join(f"'{name}'" for name in [*names][:_MOST_NAMED])
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (f"{shown}{more}: stored as numbers before they are read, as '{target}' loads no such codes there",)

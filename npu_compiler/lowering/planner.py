@@ -9,8 +9,9 @@ from npu_compiler.artifact.plan import ExecutionPlan, Step
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import UnsupportedOpError
-from npu_compiler.graph.tracing import trace_graph
+from npu_compiler.graph.tracing import makers_of_numbers, trace_graph
 from npu_compiler.ir import IRGraph
+from npu_compiler.lowering.dequantisation import note_of_stored
 from npu_compiler.lowering.grouping import Group, group
 from npu_compiler.lowering.loops import in_memory_order
 from npu_compiler.lowering.operand_forms import with_operand_forms
@@ -52,6 +53,7 @@ def plan_graph(
     groups = group(trace, stored, in_place.aliases, target.loads)
     groups = with_operand_forms(groups, trace.tensors, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
+    numbers = note_of_stored(groups, stored, makers_of_numbers(graph), target.name)
     lowering = Lowering(trace.tensors, target.device)
     for groups_ in schedule(groups, stored, target.shared_elements):
         lowering.steps += _lower(groups_, target, lowering, graph)
@@ -68,7 +70,7 @@ def plan_graph(
             for (index, layout), (name, host_dtype) in zip(outputs, named_outputs.items(), strict=True)
         ),
         state=tuple((names[index], graph.inputs[source]) for index, source in in_place.state.items()),
-        notes=(*graph.notes, *in_place.notes),
+        notes=(*graph.notes, *in_place.notes, *numbers),
         checks=tuple(trace.checks),
     )
     recipes = tuple(

@@ -17,6 +17,7 @@ from npu_compiler.tensor.trace import Scatter, TracedTensor
 __all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule"]
 
 _MAX_SHARED_GROUPS = 8
+_MOST_WAITING = 1 << 16  # elements that may lie in memory from early on until something reads them
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def schedule(
         place = len(launches)
         if group.is_elementwise and prod(group.shape) <= shared_elements:
             later = open_places[bisect_right(open_places, after) :]
+            if after < 0 and prod(group.shape) > _MOST_WAITING:  # a dequantised weight, which nothing has to precede
+                later = [place for place in later if place == len(launches) - 1]
             place = next((i for i in later if _fits(group, launches[i])), place)
             if place == len(launches):
                 open_places.append(place)

@@ -1,17 +1,29 @@
-"""Tensors stored in codes. What reads the numbers may read the codes themselves: see `lowering.dequantisation`."""
+"""Tensors stored in codes. What reads the numbers may read the codes themselves: see `lowering.dequantisation`.
+
+PyTorch has several spellings of the same two equations, in which scales and zero points are numbers or tensors: for the
+whole tensor, for each channel, each row, or each block of some dimensions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.dtypes import dtype as data_type
+from npu_compiler.ops.elementwise import clamp, clamp_tensor
 from npu_compiler.ops.linear import flops, product
+from npu_compiler.ops.pointwise import round_
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.shapes import OpRefusal, normalize_dim
-from npu_compiler.tensor.symbolic import Tensor
+from npu_compiler.tensor.symbolic import Number, Tensor
+
+_LIBRARY = "quantized_decomposed"
 
 
-@op("quantized_decomposed.dequantize_per_channel.default", work=Work.ELEMENTWISE)
+@op(f"{_LIBRARY}.dequantize_per_channel.default", work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize_per_channel(
     input: Tensor,
     scales: Tensor,
@@ -24,16 +36,12 @@ def dequantize_per_channel(
 ) -> Tensor:
     """``(input - zero_points) * scales`` for each position along `axis`; the limits were those of rounding."""
     _check_codes(input, dtype)
-    rank = len(input.shape)
-    dim = normalize_dim(axis, rank)
-    channels = (input.shape[dim], *(1,) * (rank - dim - 1))
-    numbers = input.cast(FLOAT32)
-    if zero_points is not None:
-        numbers = numbers - zero_points.reshape(channels).cast(FLOAT32)
-    return (numbers * scales.reshape(channels)).cast(_made(out_dtype))
+    channels = _channels(input, axis)
+    zeros = None if zero_points is None else zero_points.reshape(channels)
+    return _numbers(input, scales.reshape(channels), zeros, _made(out_dtype))
 
 
-@op("quantized_decomposed.dequantize_per_tensor.default", work=Work.ELEMENTWISE)
+@op(f"{_LIBRARY}.dequantize_per_tensor.default", work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize_per_tensor(
     input: Tensor,
     scale: float,
@@ -45,7 +53,239 @@ def dequantize_per_tensor(
 ) -> Tensor:
     """``(input - zero_point) * scale``; the limits were those of rounding."""
     _check_codes(input, dtype)
-    return ((input.cast(FLOAT32) - zero_point) * scale).cast(_made(out_dtype))
+    return _numbers(input, scale, zero_point, _made(out_dtype))
+
+
+@op(f"{_LIBRARY}.dequantize_per_tensor.tensor", work=Work.ELEMENTWISE, makes_numbers=True)
+def dequantize_per_tensor_of_tensors(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: object,
+    out_dtype: object = None,
+) -> Tensor:
+    """``(input - zero_point) * scale``, of tensors of one element."""
+    _check_codes(input, dtype)
+    return _numbers(input, _single(scale, input), _single(zero_point, input), _made(out_dtype))
+
+
+@op(f"{_LIBRARY}.dequantize_per_tensor.tensor2", work=Work.ELEMENTWISE, makes_numbers=True)
+def dequantize_per_tensor_within_tensors(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: Tensor,
+    quant_max: Tensor,
+    dtype: object,
+    out_dtype: object = None,
+) -> Tensor:
+    """``(input - zero_point) * scale``, of tensors of one element; the limits were those of rounding."""
+    return dequantize_per_tensor_of_tensors(input, scale, zero_point, 0, 0, dtype, out_dtype)
+
+
+@op(f"{_LIBRARY}.dequantize_per_token.default", work=Work.ELEMENTWISE, makes_numbers=True)
+def dequantize_per_token(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: object,
+    output_dtype: object,
+) -> Tensor:
+    """``(input - zero_points) * scales`` for each row along the last dimension."""
+    _check_codes(input, dtype)
+    return _numbers(input, scales, zero_points, data_type(output_dtype))
+
+
+@op(f"{_LIBRARY}.dequantize_per_channel_group.default", work=Work.ELEMENTWISE, makes_numbers=True)
+def dequantize_per_channel_group(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    quant_min: int,
+    quant_max: int,
+    dtype: object,
+    group_size: int,
+    output_dtype: object,
+) -> Tensor:
+    """``(input - zero_points) * scales`` for each group of neighbours along the rows of a matrix."""
+    _check_codes(input, dtype)
+    block = [1, _group(input, group_size)]
+    return _in_blocks(input, block, scales, zero_points, _numbers, data_type(output_dtype))
+
+
+@op("torchao.dequantize_affine.default", work=Work.ELEMENTWISE, makes_numbers=True)
+def dequantize_affine(
+    input: Tensor,
+    block_size: Sequence[int],
+    scale: Tensor,
+    zero_point: Tensor | None,
+    input_dtype: object,
+    quant_min: Any = None,
+    quant_max: Any = None,
+    output_dtype: object = "float32",
+) -> Tensor:
+    """``(input - zero_point) * scale`` for each block of `block_size`."""
+    _check_codes(input, input_dtype)
+    return _in_blocks(input, block_size, scale, zero_point, _numbers, data_type(output_dtype))
+
+
+@op(f"{_LIBRARY}.quantize_per_tensor.default", work=Work.ELEMENTWISE)
+def quantize_per_tensor(
+    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: object
+) -> Tensor:
+    """``round(input / scale) + zero_point`` within the limits, as integers."""
+    return _codes(input, scale, zero_point, (quant_min, quant_max), data_type(dtype))
+
+
+@op(f"{_LIBRARY}.quantize_per_tensor.tensor", work=Work.ELEMENTWISE)
+def quantize_per_tensor_of_tensors(
+    input: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, dtype: object
+) -> Tensor:
+    """``round(input / scale) + zero_point`` within the limits, of tensors of one element."""
+    limits = (quant_min, quant_max)
+    return _codes(input, _single(scale, input), _single(zero_point, input), limits, data_type(dtype))
+
+
+@op(f"{_LIBRARY}.quantize_per_tensor.tensor2", work=Work.ELEMENTWISE)
+def quantize_per_tensor_within_tensors(
+    input: Tensor, scale: Tensor, zero_point: Tensor, quant_min: Tensor, quant_max: Tensor, dtype: object
+) -> Tensor:
+    """``round(input / scale) + zero_point`` within the limits, all of them tensors of one element."""
+    limits = (_single(quant_min, input), _single(quant_max, input))
+    return _codes(input, _single(scale, input), _single(zero_point, input), limits, data_type(dtype))
+
+
+@op(f"{_LIBRARY}.quantize_per_channel.default", work=Work.ELEMENTWISE)
+def quantize_per_channel(
+    input: Tensor, scales: Tensor, zero_points: Tensor, axis: int, quant_min: int, quant_max: int, dtype: object
+) -> Tensor:
+    """``round(input / scales) + zero_points`` for each position along `axis`, within the limits."""
+    channels = _channels(input, axis)
+    limits = (quant_min, quant_max)
+    return _codes(input, scales.reshape(channels), zero_points.reshape(channels), limits, data_type(dtype))
+
+
+@op(f"{_LIBRARY}.quantize_per_token.default", work=Work.ELEMENTWISE)
+def quantize_per_token(
+    input: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: object
+) -> Tensor:
+    """``round(input / scales + zero_points)`` for each row along the last dimension, within the limits."""
+    return _codes(input, scales, zero_points, (quant_min, quant_max), data_type(dtype), zero_first=True)
+
+
+@op(f"{_LIBRARY}.quantize_per_channel_group.default", work=Work.ELEMENTWISE)
+def quantize_per_channel_group(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: object,
+    group_size: int = 128,
+) -> Tensor:
+    """``round(input / scales + zero_points)`` for each group of neighbours along the rows of a matrix."""
+    block = [1, _group(input, group_size)]
+    return _in_blocks(input, block, scales, zero_points, _codes, (quant_min, quant_max), data_type(dtype), True)
+
+
+@op("torchao.quantize_affine.default", work=Work.ELEMENTWISE)
+def quantize_affine(
+    input: Tensor,
+    block_size: Sequence[int],
+    scale: Tensor,
+    zero_point: Tensor | None,
+    output_dtype: object,
+    quant_min: Any = None,
+    quant_max: Any = None,
+) -> Tensor:
+    """``round(input / scale) + zero_point`` for each block of `block_size`, within the limits."""
+    kind = data_type(output_dtype)
+    if not kind.is_integer:
+        raise OpRefusal(f"given output_dtype={output_dtype}, expected integers")
+    bits, signed = 8 * kind.size, not kind.name.startswith("u")
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    limits = (low if quant_min is None else quant_min, high if quant_max is None else quant_max)
+    return _in_blocks(input, block_size, scale, zero_point, _codes, limits, kind)
+
+
+def _numbers(input: Tensor, scale: Tensor | Number, zero: Tensor | Number | None, made: DType) -> Tensor:
+    numbers = input.cast(FLOAT32)
+    if zero is not None:
+        numbers = numbers - (zero.cast(FLOAT32) if isinstance(zero, Tensor) else zero)
+    return (numbers * (scale.cast(FLOAT32) if isinstance(scale, Tensor) else scale)).cast(made)
+
+
+def _codes(
+    input: Tensor,
+    scale: Tensor | Number,
+    zero: Tensor | Number | None,
+    limits: tuple[Tensor | Number, Tensor | Number],
+    made: DType,
+    zero_first: bool = False,
+) -> Tensor:
+    """PyTorch multiplies by the inverse of a scale. Halves are rounded to even numbers, so that it matters whether zero
+    points are added before.
+    """
+    if not made.is_integer:
+        raise OpRefusal(f"given dtype={made}, expected integers")
+    inverse = 1.0 / scale.cast(FLOAT32) if isinstance(scale, Tensor) else 1.0 / scale
+    codes = input.cast(FLOAT32) * inverse
+    codes = codes if zero_first else round_(codes)
+    if zero is not None:
+        codes = codes + (zero.cast(FLOAT32) if isinstance(zero, Tensor) else zero)
+    codes = round_(codes) if zero_first else codes
+    low, high = limits
+    if isinstance(low, Tensor) and isinstance(high, Tensor):
+        return clamp_tensor(codes, low.cast(FLOAT32), high.cast(FLOAT32)).cast(made)
+    return clamp(codes, low, high).cast(made)
+
+
+def _in_blocks(
+    input: Tensor, block_size: Sequence[int], scale: Tensor, zero: Tensor | None, of: Any, *arguments: Any
+) -> Tensor:
+    """What `of` makes of a tensor, with a scale and a zero point for each block of some sizes."""
+    if len(block_size) != len(input.shape) or any(
+        size < 1 or extent % size for size, extent in zip(block_size, input.shape, strict=True)
+    ):
+        raise OpRefusal(f"given blocks of {list(block_size)}, expected sizes that divide {list(input.shape)}")
+    split: list[int] = []
+    places: list[int] = []
+    for size, extent in zip(block_size, input.shape, strict=True):
+        split += [extent // size, size]
+        places += [extent // size, 1]
+    if prod(scale.shape) != prod(places):
+        raise OpRefusal(f"given scales {list(scale.shape)}, expected one for each of {prod(places)} blocks")
+    zeros = None if zero is None or 0 in zero.shape else zero.reshape(places)
+    return _of_tensor(of(input.reshape(split), scale.reshape(places), zeros, *arguments)).reshape(input.shape)
+
+
+def _of_tensor(made: Any) -> Tensor:
+    assert isinstance(made, Tensor)
+    return made
+
+
+def _group(input: Tensor, group_size: int) -> int:
+    """The columns of a group; more than there are stand for all of them."""
+    if len(input.shape) != 2:
+        raise OpRefusal(f"given {list(input.shape)}, expected a matrix")
+    return min(group_size, input.shape[1])
+
+
+def _channels(input: Tensor, axis: int) -> tuple[int, ...]:
+    """The shape of a number for each position along a dimension, beside the dimensions behind it."""
+    rank = len(input.shape)
+    dim = normalize_dim(axis, rank)
+    return (input.shape[dim], *(1,) * (rank - dim - 1))
+
+
+def _single(tensor: Tensor, beside: Tensor) -> Tensor:
+    if prod(tensor.shape) != 1:
+        raise OpRefusal(f"given {list(tensor.shape)} for {list(beside.shape)}, expected a tensor of one element")
+    return tensor.reshape(())
 
 
 def _check_codes(input: Tensor, dtype: object) -> None:

@@ -77,6 +77,7 @@ class Traits:
         images: Layout roles of its operands, by parameter.
         image_ranks: How many dimensions an operand has that is laid out so.
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
+        makes_numbers: Whether it makes numbers of codes, which the products that read them may load themselves.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
         counts: Whether its results are numbers of elements, which a half precision does not hold.
         dynamic: Whether the shape of its result depends on the values of its operands, so that it has no definition.
@@ -102,6 +103,7 @@ class Traits:
     images: Mapping[str, str] = field(default_factory=dict)
     image_ranks: tuple[int, ...] = (4,)
     takes_angle: bool = False
+    makes_numbers: bool = False
     is_learned: bool = False
     counts: bool = False
     dynamic: bool = False

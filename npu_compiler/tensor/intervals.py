@@ -104,6 +104,10 @@ def _call_bounds(call: Call, parts: Sequence[Interval | None]) -> Interval | Non
             return (lows[0] // highs[1], highs[0] // lows[1]) if lows[0] >= 0 and lows[1] > 0 else None
         case "neg":
             return -highs[0], -lows[0]
+        case "shr" if min(lows) >= 0:
+            return lows[0] >> highs[1], highs[0] >> lows[1]
+        case "and" if max(lows) >= 0:  # no more bits than an operand without a sign has
+            return 0, min(high for low, high in known if low >= 0)
         case "max":
             return max(lows), max(highs)
         case "min":

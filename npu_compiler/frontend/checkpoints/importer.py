@@ -1,0 +1,94 @@
+"""What an importer of a format is, and which one a checkpoint's configuration asks for."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.checkpoints.form import CodedMatrix
+from npu_compiler.frontend.checkpoints.tensors import Tensors
+
+__all__ = ["Config", "Importer", "group_size", "number", "option", "skips"]
+
+Config = Mapping[str, Any]
+
+
+class Importer(ABC):
+    """A format of quantised weights.
+
+    Attributes:
+        default_dtype: What a model computes in whose configuration does not say.
+    """
+
+    default_dtype = "float16"
+
+    @abstractmethod
+    def __init__(self, config: Config) -> None:
+        """Takes the part of the model's configuration that describes the format.
+
+        Raises:
+            ExtractionError: It describes what no weight can be brought from to `CodedMatrix`.
+        """
+
+    @abstractmethod
+    def matrix(self, module: str, shape: tuple[int, int], tensors: Tensors) -> CodedMatrix | None:
+        """The weight of a linear or an embedding; None where the checkpoint has it as plain numbers.
+
+        Args:
+            module: The module's path.
+            shape: Of the weight, [rows, columns].
+            tensors: The checkpoint's.
+
+        Raises:
+            ExtractionError: Tensors are missing or do not fit; it names the tensor, what was found and expected.
+        """
+
+
+def option(config: Config, key: str, allowed: Iterable[Any], default: Any = None) -> Any:
+    """A value of the configuration that must be one of a few."""
+    value = config.get(key, default)
+    known = list(allowed)
+    if value not in known:
+        raise ExtractionError(
+            f"given {key}={value!r} in the quantisation's configuration, expected {' or '.join(map(repr, known))}"
+        )
+    return value
+
+
+def number(config: Config, key: str, low: int, high: int, default: Any = None) -> int:
+    """A whole number of the configuration within bounds, both included."""
+    value = config.get(key, default)
+    if type(value) is not int or not low <= value <= high:
+        raise ExtractionError(f"given {key}={value!r} in the quantisation's configuration, expected {low} to {high}")
+    return value
+
+
+def group_size(name: str, given: int, columns: int) -> int:
+    """How many columns share a scale; -1 in a configuration stands for all of them.
+
+    Raises:
+        ExtractionError: The groups do not divide the columns.
+    """
+    group = columns if given == -1 else given
+    if group < 1 or columns % group:
+        raise ExtractionError(f"'{name}': given groups of {given}, expected a divisor of its {columns} columns")
+    return group
+
+
+def skips(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a module is among those that a configuration leaves alone: by its path, a part of it, or ``re:``."""
+    wanted = list(patterns)
+
+    def asked(module: str) -> bool:
+        for pattern in wanted:
+            if pattern.startswith("re:"):
+                if re.match(pattern[3:], module):
+                    return True
+            elif module == pattern or module.startswith(pattern + ".") or f".{pattern}." in f".{module}.":
+                return True
+        return False
+
+    return asked

@@ -1,0 +1,119 @@
+"""Matrices in codes of a few bits, packed along their rows: the one form that quantised checkpoints are brought to.
+
+The codes of a row are a stream of bits, the lowest bits of a byte first. Whatever a checkpoint's own order was, its
+importer (`frontend.checkpoints`) has put it into this one.
+"""
+
+from __future__ import annotations
+
+from npu_compiler.dtypes import FLOAT32, INT32, UINT8
+from npu_compiler.dtypes import dtype as data_type
+from npu_compiler.integers import ceil_div
+from npu_compiler.ops.registry import op
+from npu_compiler.ops.traits import Work
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange
+
+__all__ = ["dequantize"]
+
+_SHIFT = 32  # of a quotient by a product: exact for numbers whose product with the divisor is below two to this power
+
+
+@op("npu_codes.dequantize.default", work=Work.ELEMENTWISE, makes_numbers=True)
+def dequantize(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    biases: Tensor | None,
+    codebook: Tensor | None,
+    bits: int,
+    columns: int,
+    group: int,
+    rows: int,
+    zero: int,
+    dtype: object,
+) -> Tensor:
+    """``(number - zero) * scale + bias``, of codes of `bits` in groups along rows of `columns`.
+
+    Args:
+        codes: [..., R, ceil(columns * bits / 8)] of uint8, packed; or [..., R, columns] of int8 or an 8-bit float.
+        scales: [..., ceil(R / `rows`), ceil(columns / `group`)], floating point.
+        zeros: Of the shape of `scales`, packed along the last dimension as codes are; None for `zero`.
+        biases: Of the shape of `scales`; None for 0.
+        codebook: [at most two to the power of `bits`]: the number that each code stands for; None for the code itself.
+        bits: 2 to 8.
+        columns: Numbers of a row.
+        group: How many neighbours of a row share a scale.
+        rows: How many neighbouring rows share scales.
+        zero: Subtracted from the number of a code.
+        dtype: Of the result; it is computed in float32.
+    """
+    _check(codes, scales, bits, columns, group, rows)
+    height, groups = codes.shape[-2] if len(codes.shape) > 1 else 1, ceil_div(columns, group)
+    number = _numbers(codes, bits, columns)
+    if codebook is not None:
+        number = codebook.gather(0, number).cast(FLOAT32)
+    number = number.cast(FLOAT32)
+
+    def over_groups(tensor: Tensor) -> Tensor:
+        if rows > 1:
+            tensor = _repeated(tensor, -2, height, rows)
+        return _repeated(tensor, -1, columns, group).cast(FLOAT32)
+
+    if zeros is not None:
+        number = number - over_groups(_numbers(zeros, bits, groups))
+    elif zero:
+        number = number - float(zero)
+    number = number * over_groups(scales)
+    if biases is not None:
+        number = number + over_groups(biases)
+    return number.cast(data_type(dtype))
+
+
+def _check(codes: Tensor, scales: Tensor, bits: int, columns: int, group: int, rows: int) -> None:
+    if not 2 <= bits <= 8 or group < 1 or rows < 1 or columns < 1:
+        raise OpRefusal(f"given bits={bits}, group={group} and rows={rows}, expected 2 to 8 bits and sizes from 1 on")
+    packed = codes.dtype == UINT8
+    if not packed and (codes.dtype.size != 1 or bits != 8):
+        raise OpRefusal(f"given {bits} bits in {codes.dtype}, expected uint8, or 8 bits in int8 or an 8-bit float")
+    width = ceil_div(columns * bits, 8)
+    *outer, height, row = codes.shape if len(codes.shape) > 1 else (1, *codes.shape)
+    leading = (*outer, ceil_div(height, rows)) if len(codes.shape) > 1 else ()
+    expected = (*leading, ceil_div(columns, group))
+    if row != width or scales.shape != expected:
+        raise OpRefusal(
+            f"given codes {list(codes.shape)} and scales {list(scales.shape)}, expected rows of {width} bytes for "
+            f"{columns} numbers of {bits} bits, and scales {list(expected)}"
+        )
+    if not scales.dtype.is_float or columns * max(8, group) >= 1 << _SHIFT:
+        raise OpRefusal(f"given scales of {scales.dtype} for {columns} columns, expected floating point and fewer")
+
+
+def _numbers(codes: Tensor, bits: int, count: int) -> Tensor:
+    """The codes of each row, as integers from 0 on where they are packed."""
+    if bits == 8:
+        return codes
+    first = _positions(codes, count * bits, bits)
+    byte = apply("shr", first, 3)
+    word = codes.gather(-1, byte).cast(INT32)
+    if 8 % bits:  # some lie in two bytes
+        last = codes.shape[-1] - 1
+        word = apply("or", word, apply("shl", codes.gather(-1, apply("min", byte + 1, last)).cast(INT32), 8))
+    return apply("and", apply("shr", word, apply("and", first, 7).cast(INT32)), (1 << bits) - 1)
+
+
+def _positions(tensor: Tensor, end: int, step: int) -> Tensor:
+    """0, `step`, 2 * `step`... below `end`."""
+    return arange(tensor.trace, ceil_div(end, step)) * step
+
+
+def _repeated(tensor: Tensor, dim: int, count: int, times: int) -> Tensor:
+    """`count` elements along a dimension, where each stands for `times` neighbours."""
+    dim %= len(tensor.shape)
+    if tensor.shape[dim] == 1 or times == 1:
+        return tensor
+    position = arange(tensor.trace, count)
+    if times & (times - 1):
+        group = apply("shr", position * ceil_div(1 << _SHIFT, times), _SHIFT)
+    else:
+        group = apply("shr", position, times.bit_length() - 1)
+    return tensor.gather(dim, group)
