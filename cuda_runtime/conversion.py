@@ -20,7 +20,8 @@ _BLOCK = 256
 _MOST_DIMENSIONS = 8  # of those that are left where neighbours are joined
 _SMALL = 1 << 31  # elements, up to which indices have 32 bits
 
-_SIDE, _LEAST_SIDE = 64, 16  # of the squares in which a large tensor is turned, and of one for which that is worth it
+_SIDE, _LEAST_SIDE = 64, 16  # of the squares in which a tensor is turned, and of one for which that is worth it
+_TURNED = 1 << 18  # elements from which on squares keep all multiprocessors busy
 _TOGETHER = 1 << 16  # elements of a tensor that is converted in one launch with others
 _BATCH = 8  # tensors of a launch, the most
 _LAYOUT = f"<QQQ{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}Ii4x"
@@ -246,7 +247,7 @@ def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity:
         return
     count = prod(size for size, _, _ in dimensions)
     entry, blocks = "convert_small" if count <= _SMALL else "convert_large", ceil_div(count, _BLOCK)
-    if count > _TOGETHER and not from_host and (turned := _turned(dimensions)):
+    if count >= _TURNED and not from_host and (turned := _turned(dimensions)):
         *outer, (rows, _, _), (columns, _, _) = dimensions = turned
         blocks = prod(size for size, _, _ in outer) * ceil_div(rows, _SIDE) * ceil_div(columns, _SIDE)
         entry = "convert_turned"
