@@ -45,13 +45,13 @@ _COMBINE = {"sum": "combine_sum", "mean": "combine_sum", "prod": "combine_prod",
 _COMBINE |= {"amin": "combine_min"}
 _NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
 
-_INDEX_MACROS = "INDEX_PARAMETERS INDEX_ARGUMENTS INDEX_PACK INDEX_POINTER?"
+_INDEX_MACROS = "INDEX_PARAMETERS INDEX_ARGUMENTS"
 _RESULT_MACROS = "b_t VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS LANES COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL"
 _RESULT_PARAMS = "int rows, width, base_outer, base_row, base_column, row_blocks, column_blocks"
 SCATTER_ROWS = KernelTemplate(
     "scatter_rows",
     params=f"{_RESULT_PARAMS}, count",
-    macros=f"{_INDEX_MACROS} {_RESULT_MACROS} EACH CHUNK",
+    macros=f"{_INDEX_MACROS} INDEX_PACK INDEX_POINTER? {_RESULT_MACROS} EACH CHUNK",
     inputs="index? values? base?",
     threads=_THREADS,
     computed="index values",
@@ -117,7 +117,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
     else:
         template, sizes = SCATTER_ROWS, {**scatter.sizes, **blocks}
         macros |= {"EACH": each, "CHUNK": _CHUNK}
-        prologues = {"index": _index(scatter, lowering), **prologues}
+        prologues = {"index": _index(scatter, lowering, by_packs=True), **prologues}
     launch = Launch(
         template,
         grid=(row_blocks * column_blocks * outer, 1, 1),
@@ -155,7 +155,7 @@ def _sort_index(
         macros={"WIDE": 0, "PACKED": 1, "THREADS": threads, "ITEMS": _SORT_ITEMS, "RUN": slab},
         outputs={name: Argument(buffer, writes=True) for name, buffer in made.items()},
         flops=scatter.count * slab.bit_length(),
-        prologues={"index": _index(scatter, lowering)},
+        prologues={"index": _index(scatter, lowering, by_packs=False)},
     )
     call = KERNELS.launch_alone(launch, f"order of {scatter.result.name}", sum(nbytes), lowering)
     return call, {name: Argument(buffer) for name, buffer in made.items()}
@@ -192,8 +192,14 @@ def _operands(operand: Operand, lowering: Lowering, positions: Sequence[str], pr
     return Operands.resolve([_element(operand)], nowhere, lowering.tensors, positions, each, prefix=prefix)
 
 
-def _index(scatter: ScatterRows, lowering: Lowering) -> Prologue:
-    """The device function ``row_at``, which gives the row that a row of values is for."""
+def _index(scatter: ScatterRows, lowering: Lowering, by_packs: bool) -> Prologue:
+    """The device function ``row_at``, which gives the row that a row of values is for.
+
+    Args:
+        scatter: What is combined.
+        lowering: Where the trace's tensors are.
+        by_packs: Whether the kernel reads several indices at once where they lie side by side.
+    """
     index = scatter.index
     operands = _operands(index, lowering, ("entry",), "g")
     printer = Printer(CUDA, operands.names)
@@ -201,12 +207,9 @@ def _index(scatter: ScatterRows, lowering: Lowering) -> Prologue:
     head = f"__device__ __forceinline__ int row_at(int entry, {pointers}const Params& p)"
     value = printer.value(_element(index))
     packed = not isinstance(index, Computed) and are_chunks(4, index.strides[0], (index.offset,))
-    macros = {
-        "INDEX_PACK": 4 if packed else 1,
-        "INDEX_PARAMETERS": pointers,
-        "INDEX_ARGUMENTS": pointer_arguments(operands),
-        **({"INDEX_POINTER": "ge0"} if packed else {}),
-    }
+    macros: dict[str, object] = {"INDEX_PARAMETERS": pointers, "INDEX_ARGUMENTS": pointer_arguments(operands)}
+    if by_packs:
+        macros |= {"INDEX_PACK": 4, "INDEX_POINTER": "ge0"} if packed else {"INDEX_PACK": 1}
     return Prologue((operands,), dict(operands.fields), macros, function(head, printer.lines, value))
 
 

@@ -36,9 +36,10 @@ _TILE_WARPS, _TILE_LINES, _TILE_ROWS = 8, 16, 8  # of a block, rows of weights o
 _MOST_SETS = 4  # tiles of rows of the batch of a block
 _CHUNK = 8  # neighbours along h that are read together
 _TENSOR_CORES = architecture(80)
+_KNOWN = {"units", "weight0_k", "weight1_k", "hidden_unit"}  # when a kernel on tensor cores is compiled
 RECURRENCE_TILE = KernelTemplate(
     "recurrence_tile",
-    params=shared.PARAMS,
+    params=f"int {', '.join(name for name in shared.PARAMS.removeprefix('int ').split(', ') if name not in _KNOWN)}",
     macros=f"a_t {shared.FORM_MACROS} UNITS SETS WARPS",
     inputs=shared.INPUTS,
     outputs=shared.OUTPUTS,
@@ -94,12 +95,13 @@ def _lower_steps(
     kept = Argument(lowering.scratch(problem.states * FLOAT32.size), writes=True)
     macros = {**macros, "a_t": CUDA.storage[problem.result.dtype.name]}
     nbytes = traffic_of(group, lowering.tensors) // problem.steps
+    parameters = {name for _, name in template.fields}
     calls = []
     for step in range(problem.steps):
         launch = Launch(
             template,
             grid=grid,
-            values=shared.values(problem, step),
+            values={name: value for name, value in shared.values(problem, step).items() if name in parameters},
             macros=macros,
             inputs=shared.bindings(problem),
             outputs={"out": output_argument(group), "kept": kept},

@@ -17,7 +17,7 @@ from npu_compiler.artifact.stages import Stage, run_stages
 from npu_compiler.errors import ProgramFormatError, WeightError
 from npu_compiler.tensor.layout import BufferSpec
 
-__all__ = ["EXPRESSIONS", "TRANSFORMS", "Run", "WeightInput", "WeightRecipe"]
+__all__ = ["EXPRESSIONS", "IN_TURNS", "ONE_AFTER_ANOTHER", "TRANSFORMS", "Run", "WeightInput", "WeightRecipe"]
 
 EXPRESSIONS = "expressions"
 """The transform of recipes that have stages."""
@@ -212,10 +212,13 @@ def _row(shapes: Sequence[Shape]) -> Shape:
     return shapes[0][1:]
 
 
+ONE_AFTER_ANOTHER, IN_TURNS = "concatenate", "interleave"
+"""Transforms that put rows behind each other: all of the first tensor ahead of the next, or a row of each in turn."""
+
 _PLACES: dict[str, Callable[[Sequence[Shape]], tuple[Shape, tuple[Run, ...]]]] = {
     "identity": _as_it_is,
-    "concatenate": _one_after_another,
-    "interleave": _in_turns,
+    ONE_AFTER_ANOTHER: _one_after_another,
+    IN_TURNS: _in_turns,
 }
 
 
@@ -234,6 +237,6 @@ TRANSFORMS: dict[str, Callable[..., Array]] = {
     "fold_spread_weight": _fold_spread_weight,
     "fold_bias": _fold_bias,
     "fold_given_bias": _fold_given_bias,
-    "concatenate": partial(_placed, "concatenate"),
-    "interleave": partial(_placed, "interleave"),
+    ONE_AFTER_ANOTHER: partial(_placed, ONE_AFTER_ANOTHER),
+    IN_TURNS: partial(_placed, IN_TURNS),
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from npu_compiler.artifact.recipes import WeightRecipe
+from npu_compiler.artifact.recipes import IN_TURNS, ONE_AFTER_ANOTHER, WeightRecipe
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.attention import capped_attention, scaled_dot_product_attention
@@ -230,7 +230,7 @@ def _merged_weights(
 ) -> tuple[dict[str, str | tuple[str, ...]], str]:
     """Declares the merged weight, bias and output; gives the merged linear's inputs and the name of its output."""
     inputs: dict[str, str | tuple[str, ...]] = {"input": members[0].inputs["input"]}
-    transform, given = "interleave" if in_turns else "concatenate", graph.weights
+    transform, given = IN_TURNS if in_turns else ONE_AFTER_ANOTHER, graph.weights
     for key in ("weight", "bias"):
         if key not in members[0].inputs:
             continue

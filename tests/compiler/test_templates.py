@@ -19,6 +19,7 @@ from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from tests.cuda import shapes, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
+from tests.ops import recurrent_cases
 from tests.ops.cases import case, floats
 from tests.ops.collected import COMPUTED
 from tests.ops.test_experts import grouped_rows
@@ -107,7 +108,8 @@ def samples() -> list[dict[str, Any]]:
     long_rows = [case("argsort.default", floats(1, 9000)), case("topk.default", floats(1, 9000), 50)]
     long_rows.append(case("cumsum.default", floats(1, 30_000), 1))
     by_columns = case("mm.default", floats(1, 64), floats(64, 128))
-    cases = [*first.values(), *shapes.CASES, test_prefill.CASES[0], long_cache, by_columns, *long_rows]
+    steps = recurrent_cases.layers("lstm", 2, 3, 16, 1024)  # too large for a cluster
+    cases = [*first.values(), *shapes.CASES, test_prefill.CASES[0], long_cache, by_columns, *long_rows, steps]
     block = npu_compiler.extract(Block().eval(), (torch.zeros(1, 256), torch.zeros(1, 64, 14, 14)))
     sizes = Sizes(2048)
     step = npu_compiler.extract(Step(sizes).eval(), tensors(sizes, torch.float16))
