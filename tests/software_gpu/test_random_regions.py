@@ -11,7 +11,7 @@ import pytest
 
 from tests.software_gpu.harness import HEAD, Array, pipeline, run, uints
 
-KERNELS = 12  # of one source
+KERNELS = 6  # of one source
 FUNCTIONS = """
 METAL_FUNC float mixed(float a, float b) { return clamp(a * 0.5f + b, -9.0f, 9.0f); }
 METAL_FUNC void stepped(thread float& a, float b) { a = mixed(b, a); }
