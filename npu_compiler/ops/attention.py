@@ -87,7 +87,7 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
     cap: float = 0.0, period: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The masks of `period` elements of the batch, where given, are those of the elements behind them again and again."""
+    """The masks of the first `period` elements of the batch, where given, are those of all, again and again."""
     rank = len(query.shape)
     if rank < 2 or not rank == len(key.shape) == len(value.shape):
         raise OpRefusal(f"given {rank}, {len(key.shape)} and {len(value.shape)} dimensions, expected two or more each")

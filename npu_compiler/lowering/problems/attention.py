@@ -25,8 +25,8 @@ class Attention(Problem):
     Attributes:
         q: [batch, heads, rows, size].
         k, v: [batch, groups, length, size], [batch, groups, length, value size].
-        mask: [batch, heads, rows, length], booleans or numbers to add, or those of the first elements of the batch, which
-            the others have again and again; None without.
+        mask: [batch, heads, rows, length], booleans or numbers to add, or those of the first elements of the batch,
+            which the others have again and again; None without.
         scale: Factor of the scores.
         cap: Where it is not 0, scores x become ``tanh(x / cap) * cap``.
         causal: Whether row i is closed from position i + 1 on.
