@@ -1,4 +1,7 @@
-"""Lowers rows that are combined where an index says: a block looks through the index for what its rows take."""
+"""Lowers rows that are combined where an index says: a block looks through the index for what its rows take.
+
+A long index is sorted first, in slabs, in which blocks find theirs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from math import prod
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import define_indexed, pack_size, pack_source, packed_loads, with_packs
-from npu_compiler.artifact.plan import KernelCall
+from cuda_compiler.skeleton import KERNELS
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
@@ -25,28 +29,52 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.tensor.expr import Expr, Load
 from npu_compiler.tensor.view import View
 
-__all__ = ["SCATTER_ROWS", "loads_values", "lower_scatter_rows"]
+__all__ = ["SCATTER_ROWS", "SCATTER_SORT", "SCATTER_SORTED", "loads_values", "lower_scatter_rows"]
 
 _POSITIONS = ("outer", "entry", "column")
 
 _THREADS = 256
-_CHUNK = 8192  # indices that a block looks through at a time
+_CHUNK = 8192  # indices that a block looks through at a time; of more it may be worth it to sort them first
+_SLAB, _MOST_SLAB, _SLABS = 1024, 8192, 256  # indices sorted together, and slabs that a block reads at a time
+_INDEX_BYTES = 4
+_SORT_ITEMS = 8  # indices of a thread that sorts them
+_ENTRIES, _PLACES = 1 << 32, 1 << 24  # numbers of rows by those of a slab, and places, that kernels tell apart
 _FEW = 8192  # rows of which each block may compute where they go
 _MOST_SUMS = 32  # numbers that a thread holds
 _COMBINE = {"sum": "combine_sum", "mean": "combine_sum", "prod": "combine_prod", "amax": "combine_max"}
 _COMBINE |= {"amin": "combine_min"}
 _NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
 
+_INDEX_MACROS = "INDEX_PARAMETERS INDEX_ARGUMENTS INDEX_PACK INDEX_POINTER?"
+_RESULT_MACROS = "b_t VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS LANES COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL"
+_RESULT_PARAMS = "int rows, width, base_outer, base_row, base_column, row_blocks, column_blocks"
 SCATTER_ROWS = KernelTemplate(
     "scatter_rows",
-    params="int rows, width, count, base_outer, base_row, base_column, row_blocks, column_blocks",
-    macros=(
-        "b_t INDEX_PARAMETERS INDEX_ARGUMENTS INDEX_PACK INDEX_POINTER? VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS "
-        "LANES EACH COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL CHUNK"
-    ),
+    params=f"{_RESULT_PARAMS}, count",
+    macros=f"{_INDEX_MACROS} {_RESULT_MACROS} EACH CHUNK",
     inputs="index? values? base?",
     threads=_THREADS,
     computed="index values",
+    files="scatter_result.cuh",
+)
+SCATTER_SORT = KernelTemplate(
+    "scatter_sort",
+    params="int rows, count, row_blocks, block_rows",
+    macros=f"{_INDEX_MACROS} WIDE PACKED THREADS ITEMS RUN",
+    inputs="index?",
+    outputs="sorted starts",
+    threads=lambda macros: macros["THREADS"],
+    computed="index",
+    files="scatter_entries.cuh sort_network.cuh sort_registers.cuh",
+)
+SCATTER_SORTED = KernelTemplate(
+    "scatter_sorted",
+    params=f"{_RESULT_PARAMS}, slabs",
+    macros=f"{_RESULT_MACROS} SLAB",
+    inputs="sorted starts values? base?",
+    threads=_THREADS,
+    computed="values",
+    files="scatter_result.cuh",
 )
 
 
@@ -62,30 +90,75 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
     outer, rows, width = scatter.shape
     packs = ceil_div(width, size)
     lanes = min(_THREADS, 1 << (packs - 1).bit_length())
-    each = _each(scatter, size, lanes, lowering.device)
+    slab = _slab(scatter, _THREADS // lanes)
+    each = 1 if slab else _each(scatter, size, lanes, lowering.device)
     row_blocks, column_blocks = ceil_div(rows, _THREADS // lanes * each), ceil_div(packs, lanes)
+    blocks = {"row_blocks": row_blocks, "column_blocks": column_blocks}
     base = scatter.base
+    prologues = {"values": _values(scatter, size, lowering)}
+    inputs = {} if base is None else {"base": base.argument}
+    macros = {
+        "b_t": CUDA.storage[(base or scatter.result).dtype.name],
+        "LANES": lanes,
+        "COMBINE": _COMBINE[scatter.how],
+        "NEUTRAL": CUDA.literal(_NEUTRAL.get(scatter.how, 0.0), scatter.result.dtype),
+        "MEAN": int(scatter.how == "mean"),
+        "INCLUDED": int(scatter.include_self),
+        "HAS_BASE": int(base is not None),
+        "FILL": CUDA.literal(scatter.fill, scatter.result.dtype),
+    }
+    calls = []
+    if slab:
+        template, sizes = SCATTER_SORTED, {**scatter.sizes, **blocks, "slabs": ceil_div(scatter.count, slab)}
+        macros["SLAB"] = slab
+        call, sorted_index = _sort_index(scatter, slab, row_blocks, _THREADS // lanes, lowering)
+        calls.append(call)
+        inputs |= sorted_index
+    else:
+        template, sizes = SCATTER_ROWS, {**scatter.sizes, **blocks}
+        macros |= {"EACH": each, "CHUNK": _CHUNK}
+        prologues = {"index": _index(scatter, lowering), **prologues}
     launch = Launch(
-        SCATTER_ROWS,
+        template,
         grid=(row_blocks * column_blocks * outer, 1, 1),
-        values={**SCATTER_ROWS.values_among(scatter.sizes), "row_blocks": row_blocks, "column_blocks": column_blocks},
-        macros={
-            "b_t": CUDA.storage[(base or scatter.result).dtype.name],
-            "LANES": lanes,
-            "EACH": each,
-            "COMBINE": _COMBINE[scatter.how],
-            "NEUTRAL": CUDA.literal(_NEUTRAL.get(scatter.how, 0.0), scatter.result.dtype),
-            "MEAN": int(scatter.how == "mean"),
-            "INCLUDED": int(scatter.include_self),
-            "HAS_BASE": int(base is not None),
-            "FILL": CUDA.literal(scatter.fill, scatter.result.dtype),
-            "CHUNK": _CHUNK,
-        },
-        inputs={} if base is None else {"base": base.argument},
+        values=template.values_among(sizes),
+        macros=macros,
+        inputs=inputs,
         flops=scatter.flops,
-        prologues={"index": _index(scatter, lowering), "values": _values(scatter, size, lowering)},
+        prologues=prologues,
     )
-    return [anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
+    return [*calls, anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
+
+
+def _slab(scatter: ScatterRows, block_rows: int) -> int:
+    """How many indices are sorted together; 0 where each block looks through the index as it is."""
+    _, rows, _ = scatter.shape
+    slab = _SLAB
+    while ceil_div(scatter.count, slab) > _SLABS and slab < _MOST_SLAB and 2 * slab * rows < _ENTRIES:
+        slab *= 2
+    is_worth_it = scatter.count > _CHUNK and rows > block_rows
+    return slab if is_worth_it and scatter.count <= _PLACES and slab * rows < _ENTRIES else 0
+
+
+def _sort_index(
+    scatter: ScatterRows, slab: int, row_blocks: int, block_rows: int, lowering: Lowering
+) -> tuple[KernelCall, dict[str, Argument]]:
+    """The launch that sorts the index, and what it makes for the next one."""
+    slabs, threads = ceil_div(scatter.count, slab), slab // _SORT_ITEMS
+    nbytes = slabs * slab * _INDEX_BYTES, (row_blocks + 1) * slabs * _INDEX_BYTES
+    made = {name: lowering.scratch(size) for name, size in zip(("sorted", "starts"), nbytes, strict=True)}
+    _, rows, _ = scatter.shape
+    launch = Launch(
+        SCATTER_SORT,
+        grid=(slabs, 1, 1),
+        values={"rows": rows, "count": scatter.count, "row_blocks": row_blocks, "block_rows": block_rows},
+        macros={"WIDE": 0, "PACKED": 1, "THREADS": threads, "ITEMS": _SORT_ITEMS, "RUN": slab},
+        outputs={name: Argument(buffer, writes=True) for name, buffer in made.items()},
+        flops=scatter.count * slab.bit_length(),
+        prologues={"index": _index(scatter, lowering)},
+    )
+    call = KERNELS.launch_alone(launch, f"order of {scatter.result.name}", sum(nbytes), lowering)
+    return call, {name: Argument(buffer) for name, buffer in made.items()}
 
 
 def _each(scatter: ScatterRows, size: int, lanes: int, device: DeviceModel) -> int:

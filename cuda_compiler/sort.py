@@ -12,20 +12,22 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.element import ELEMENT_MACROS, element_prologue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import epilogue_positions
+from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.sort import Sort
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["SORT", "SORT_MERGE", "SORT_PLACES", "SORT_SEGMENT", "SORT_SELECT", "lower_sort"]
 
-_ENTRY_MACROS = "WIDE DESCENDING THREADS"
+_ENTRY_MACROS = "WIDE PACKED key_t? DESCENDING THREADS"
 _ENTRIES, _NETWORK = "sort_entries.cuh", "sort_network.cuh"
-_SEGMENT_MACROS = f"{_ENTRY_MACROS} SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
-_SEGMENT_FILES = f"{_NETWORK} sort_segments.cuh"
+_SEGMENT_MACROS = f"{_ENTRY_MACROS} ITEMS SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
+_SEGMENT_FILES = f"{_NETWORK} sort_registers.cuh sort_segments.cuh"
 
 
 def _threads(macros: Mapping[str, object]) -> int:
@@ -83,6 +85,8 @@ SORT_PLACES = KernelTemplate(
 )
 _SHARED_BYTES = 1 << 15  # of entries that a block sorts
 _LEAST_SEGMENTS = 1024  # entries of a block that has several rows
+_ITEMS = 8  # entries of a thread that sorts them
+_PACKED_LENGTH = 1 << 16  # the longest rows whose entries have 32 bits
 _THREADS = 512
 _MERGE_THREADS, _MERGE_ITEMS = 256, 8
 _PLACES_THREADS = 256
@@ -111,8 +115,15 @@ class _Sorting:
     calls: list[KernelCall] = field(default_factory=list)
 
     @property
+    def is_packed(self) -> bool:
+        """Whether entries have 32 bits; what a launch computes itself is compared in all of its precision."""
+        source = self.sort.source
+        is_half = source.dtype in (FLOAT16, BFLOAT16) and not isinstance(source, Computed)
+        return is_half and self.sort.length <= _PACKED_LENGTH
+
+    @property
     def entry_bytes(self) -> int:
-        return 16 if self.sort.is_wide else 8
+        return 16 if self.sort.is_wide else 4 if self.is_packed else 8
 
     def keep(self, launch_of: Launch, length: int, output: int) -> None:
         """Adds a launch after which so much is left of each row."""
@@ -126,7 +137,9 @@ class _Sorting:
 
     def macros(self, threads: int) -> dict[str, object]:
         sort = self.sort
-        return {"WIDE": int(sort.is_wide), "DESCENDING": int(sort.descending), "THREADS": threads}
+        key = {"key_t": CUDA.storage[sort.source.dtype.name]} if self.is_packed else {}
+        kind = {"WIDE": int(sort.is_wide), "PACKED": int(self.is_packed), **key}
+        return {**kind, "DESCENDING": int(sort.descending), "THREADS": threads}
 
     def values(self, template: KernelTemplate) -> dict[str, int]:
         sort = self.sort
@@ -149,7 +162,7 @@ def lower_sort(sort: Sort, group: Group, lowering: Lowering) -> list[KernelCall]
         while made.length > most:
             _keep_less(made, most)
         segment = power_of_two(max(2, made.length))
-        together = max(1, min(_LEAST_SEGMENTS // segment, power_of_two(sort.rows)))
+        together = max(1, 32 // segment, min(_LEAST_SEGMENTS // segment, power_of_two(sort.rows)))
         _finish(made, _segments(made, SORT, segment, together, sort.run, (ceil_div(sort.rows, together), 1, 1)))
     return made.calls
 
@@ -164,10 +177,10 @@ def _segments(
     grid: tuple[int, int, int], output: int | None = None,
 ) -> Launch:  # fmt: skip
     """A launch that sorts segments of rows, or several rows at a time."""
-    threads = max(32, min(_THREADS, segment * together // 2))
+    threads = max(32, segment * together // _ITEMS)
     macros = {
-        **made.macros(threads), "SEGMENT": segment, "SEGMENTS": together, "RUN": run,
-        "FROM_RUNS": int(made.runs is not None),
+        **made.macros(threads), "ITEMS": segment * together // threads, "SEGMENT": segment, "SEGMENTS": together,
+        "RUN": run, "FROM_RUNS": int(made.runs is not None),
     }  # fmt: skip
     if made.runs is None:
         prologues = {"source": element_prologue(made.sort.source, made.lowering, CUDA)}

@@ -20,6 +20,8 @@ _BLOCK = 256
 _MOST_DIMENSIONS = 8  # of those that are left where neighbours are joined
 _SMALL = 1 << 31  # elements, up to which indices have 32 bits
 
+_SIDE, _LEAST_SIDE = 64, 16  # of the squares in which a tensor is turned, and of one for which that is worth it
+_TURNED = 1 << 18  # elements from which on squares keep all multiprocessors busy
 _TOGETHER = 1 << 16  # elements of a tensor that is converted in one launch with others
 _BATCH = 8  # tensors of a launch, the most
 _LAYOUT = f"<QQQ{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}q{_MOST_DIMENSIONS}Ii4x"
@@ -109,6 +111,46 @@ template <class Index> static void convert(const Tensor& tensor, unsigned* lost)
   if (is_lost(x, y)) *lost = 1u;
 }
 
+// Squares of the last two dimensions, of which the last has neighbours in the target and the one before in the source:
+// read and written side by side. No two elements of a column lie in one bank.
+static void convert_turned_square(const Tensor& tensor, unsigned* lost) {
+  __shared__ Target square[SIDE][SIDE + (sizeof(Target) < 4 ? 4 / sizeof(Target) : 1)];
+  const int line = tensor.rank - 2, last = tensor.rank - 1, lane = threadIdx.x % SIDE, first = threadIdx.x / SIDE;
+  unsigned rows = tensor.sizes[line], columns = tensor.sizes[last], block = blockIdx.x;
+  unsigned across = (columns + SIDE - 1) / SIDE, down = (rows + SIDE - 1) / SIDE;
+  unsigned column = block % across * SIDE, row = block / across % down * SIDE;
+  block /= across * down;
+  long long from = row * tensor.from[line] + column * tensor.from[last];
+  long long to = row * tensor.to[line] + column * tensor.to[last];
+  for (int d = line - 1; d >= 0; --d) {
+    unsigned rest = block / tensor.sizes[d], at = block - rest * tensor.sizes[d];
+    block = rest;
+    from += at * tensor.from[d], to += at * tensor.to[d];
+  }
+#pragma unroll 8
+  for (int i = first; i < SIDE; i += THREADS / SIDE) {
+    if (row + lane < rows && column + i < columns) {
+      number x, y;
+      read(tensor.source[from + lane * tensor.from[line] + i * tensor.from[last]], x);
+      Target stored;
+      write(x, stored);
+      read(stored, y);
+      square[i][lane] = stored;
+      if (is_lost(x, y)) *lost = 1u;
+    }
+  }
+  __syncthreads();
+#pragma unroll 8
+  for (int i = first; i < SIDE; i += THREADS / SIDE) {
+    if (column + lane < columns && row + i < rows) {
+      tensor.target[to + i * tensor.to[line] + lane * tensor.to[last]] = square[lane][i];
+    }
+  }
+}
+
+extern "C" __global__ void convert_turned(unsigned* lost, const __grid_constant__ Batch batch) {
+  convert_turned_square(batch.tensors[blockIdx.y], lost);
+}
 extern "C" __global__ void convert_small(unsigned* lost, const __grid_constant__ Batch batch) {
   convert<unsigned>(batch.tensors[blockIdx.y], lost);
 }
@@ -188,12 +230,13 @@ def ask_all(conversions: Iterable[Conversion], stream: Any, overflow: Any) -> No
 
 
 class _Part(NamedTuple):
-    """A tensor that a kernel converts: the address of its own flag or 0, what the kernel is told, and its size."""
+    """A tensor that a kernel converts: the address of its own flag or 0, what the kernel is told, size and blocks."""
 
     kernel: Kernel
     flag: int
     described: bytes
     size: int
+    blocks: int
 
 
 def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity: bool) -> Iterator[_Part]:
@@ -203,19 +246,35 @@ def _parts(source: Any, target: Any, from_host: bool, flag: Any, notes_infinity:
             yield from _parts(*row, from_host, flag, notes_infinity)
         return
     count = prod(size for size, _, _ in dimensions)
+    entry, blocks = "convert_small" if count <= _SMALL else "convert_large", ceil_div(count, _BLOCK)
+    if count >= _TURNED and not from_host and (turned := _turned(dimensions)):
+        *outer, (rows, _, _), (columns, _, _) = dimensions = turned
+        blocks = prod(size for size, _, _ in outer) * ceil_div(rows, _SIDE) * ceil_div(columns, _SIDE)
+        entry = "convert_turned"
     rest = [0] * (_MOST_DIMENSIONS - len(dimensions))
     sizes, reads, writes = ([each[part] for each in dimensions] + rest for part in range(3))
     places = source.data.ptr, target.data.ptr
     described = struct.pack(_LAYOUT, *places, count, *reads, *writes, *sizes, len(dimensions))
     text = conversion_text(str(source.dtype), str(target.dtype), notes_infinity=notes_infinity)
-    yield _Part(
-        _kernel(target.device.id, text, count <= _SMALL), 0 if flag is None else flag.data.ptr, described, count
-    )
+    kernel = _kernel(target.device.id, text, entry)
+    yield _Part(kernel, 0 if flag is None else flag.data.ptr, described, count, blocks)
+
+
+def _turned(dimensions: Sequence[Dimension]) -> list[Dimension]:
+    """Dimensions with neighbours in the source ahead of those with neighbours in the target, which come last.
+
+    Empty where these are the same or too few.
+    """
+    *others, last = dimensions
+    found = [each for each in others if each[1] == 1 and each[0] >= _LEAST_SIDE]
+    if not found or last[2] != 1 or last[1] == 1 or last[0] < _LEAST_SIDE:
+        return []
+    return [*(each for each in others if each is not found[0]), found[0], last]
 
 
 def _launch(parts: Sequence[_Part], stream: Any, overflow: Any) -> None:
     """One launch, of parts that one kernel converts."""
-    grid = ceil_div(max(part.size for part in parts), _BLOCK), len(parts), 1
+    grid = max(part.blocks for part in parts), len(parts), 1
     batch = b"".join(part.described for part in parts).ljust(_BATCH * struct.calcsize(_LAYOUT), b"\0")
     parts[0].kernel.launch(
         grid, (_BLOCK, 1, 1), (1, 1, 1), 0, (parts[0].flag or overflow.data.ptr,), batch, stream.ptr, False
@@ -223,20 +282,20 @@ def _launch(parts: Sequence[_Part], stream: Any, overflow: Any) -> None:
 
 
 def conversion_text(source: str, target: str, *, notes_infinity: bool = False) -> str:
-    """CUDA C++ of the kernels ``convert_small`` and ``convert_large`` from one dtype to another, by their names."""
+    """CUDA C++ from one dtype to another, by their names: ``convert_small``, ``convert_large``, ``convert_turned``."""
     (read, first), (written, second) = _STORED[source], _STORED[target]
     number = "double" if "double" in (first, second) else first
     return (
         f"#define MOST {_MOST_DIMENSIONS}\n#define BATCH {_BATCH}\n#define NOTES_INFINITY {int(notes_infinity)}\n"
+        f"#define SIDE {_SIDE}\n#define THREADS {_BLOCK}\n"
         "struct half_bits;\nstruct bfloat_bits;\n"
         f"typedef {number} number;\ntypedef {read} Source;\ntypedef {written} Target;\n{_TEXT}"
     )
 
 
 @cache
-def _kernel(ordinal: int, text: str, is_small: bool) -> Kernel:
+def _kernel(ordinal: int, text: str, entry: str) -> Kernel:
     with cupy().cuda.Device(ordinal) as device:
-        entry = "convert_small" if is_small else "convert_large"
         (code,) = compiled_kernels([KernelSource(entry, text)], int(device.compute_capability))
         return Module(code).kernel(entry, 0)
 

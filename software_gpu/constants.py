@@ -9,7 +9,7 @@ from npu_compiler.integers import ceil_div
 from software_gpu.msl_parser import Token
 from software_gpu.statements import Block, Declaration, For, If, Statement, While
 
-__all__ = ["evaluate", "integer_constants", "local_constants", "loop_trips", "own_trips"]
+__all__ = ["declared_names", "evaluate", "integer_constants", "local_constants", "loop_trips", "own_trips"]
 
 _INTEGER = re.compile(r"(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\Z")
 UNKNOWN_TRIPS = 1 << 30
@@ -18,10 +18,11 @@ UNKNOWN_TRIPS = 1 << 30
 def integer_constants(tokens: Sequence[Token]) -> dict[str, int]:
     """Values of `constant`, `constexpr` and enumerator definitions outside functions that are plain integers."""
     found: dict[str, int] = {}
-    depth = 0
+    depth, is_enum = 0, False
     for index, token in enumerate(tokens):
         depth += (token.text == "{") - (token.text == "}")
-        if token.text != "=" or depth > 1:
+        is_enum = token.text == "enum" or (is_enum and token.text not in {"}", ";"})
+        if token.text != "=" or depth > is_enum:  # a function's own variables, which may change, are none
             continue
         end = index + 1
         while end < len(tokens) and tokens[end].text not in {";", ",", "}"}:
@@ -33,13 +34,30 @@ def integer_constants(tokens: Sequence[Token]) -> dict[str, int]:
 
 
 def local_constants(body: Sequence[Statement], known: Mapping[str, int]) -> dict[str, int]:
-    """The known constants and those that a kernel's body declares."""
-    found = dict(known)
+    """The known constants that no variable of a body hides, and those that it declares."""
+    hidden = declared_names(body)
+    found = {name: value for name, value in known.items() if name not in hidden}
     for statement in body:
         if isinstance(statement, Declaration) and {"const", "constexpr"} & {*statement.type} and statement.initializer:
             value = evaluate(statement.initializer, found)
             if value is not None:
                 found[statement.name] = value
+    return found
+
+
+def declared_names(body: Sequence[Statement]) -> set[str]:
+    """Names of all variables that a body declares, those of loops included."""
+    found: set[str] = set()
+    for statement in body:
+        match statement:
+            case Declaration(name=name):
+                found.add(name)
+            case For(init, _, _, inner):
+                found |= declared_names([*([init] if init else []), *inner])
+            case Block(inner) | While(_, inner):
+                found |= declared_names(inner)
+            case If(_, then, otherwise):
+                found |= declared_names([*then, *otherwise])
     return found
 
 

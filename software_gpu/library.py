@@ -232,7 +232,7 @@ def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple
             else _entries(kernel, parsed, synchronizing, dependent)
         )
         parts += entries.values()
-        described.append(_describe(kernel, list(entries), execution))
+        described.append(_describe(kernel, parsed, list(entries), execution))
     return "\n".join(parts), described
 
 
@@ -246,13 +246,13 @@ def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], depend
     return {"fiber": fiber_entry(kernel, small=True), "region": region}
 
 
-def _describe(kernel: Kernel, forms: list[str], execution: Execution) -> dict[str, object]:
+def _describe(kernel: Kernel, parsed: SourceText, forms: list[str], execution: Execution) -> dict[str, object]:
     variables = sum(len(found) for _, _, found in threadgroup_variables(kernel.body))
     return {
         "red_zone_bytes": RED_ZONE * max(0, variables - 1) if execution is Execution.CHECKED else 0,
         "name": kernel.name,
         "forms": forms,
-        "region_shape": region_shape(kernel),
+        "region_shape": region_shape(kernel, parsed),
         "buffers": {p.index: [p.name, p.is_reference] for p in kernel.buffers},
         "threadgroup": {p.index: p.name for p in kernel.parameters if p.role == "threadgroup"},
     }

@@ -168,18 +168,25 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Function:
-    """A function: the tokens of each parameter and of its body, braces included."""
+    """A function: the tokens ahead of its name, of each parameter, and of its body, braces included.
+
+    Attributes:
+        depth: How many braces stand around it; a method of a struct has one.
+    """
 
     name: str
+    head: tuple[Token, ...]
     parameters: tuple[tuple[Token, ...], ...]
     body: tuple[Token, ...]
+    depth: int
 
     def changed_arguments(self) -> set[int]:
         """Positions of arguments that a call may change: references and pointers to what is not constant."""
         found = set()
         for position, parameter in enumerate(self.parameters):
             texts = {token.text for token in parameter}
-            if not {"const", "constant"} & texts and ("&" in texts or ("*" in texts and "thread" in texts)):
+            to_thread = "thread" in texts and {"*", "["} & texts
+            if not {"const", "constant"} & texts and ("&" in texts or to_thread):
                 found.add(position)
         return found
 
@@ -204,8 +211,11 @@ class SourceText:
     def functions(self) -> dict[str, list[Function]]:
         """All functions with a body, by name."""
         found: dict[str, list[Function]] = {}
+        depth = ended = 0  # and where what stands ahead has ended
         for index in range(len(self.tokens) - 1):
             name, bracket = self.tokens[index].text, self.tokens[index + 1].text
+            depth += (name == "{") - (name == "}")
+            ended = index + 1 if name in {";", "{", "}"} else ended
             if bracket != "(" or not is_name(name) or name in {"if", "for", "while", "switch"}:
                 continue
             closing = matching(self.tokens, index + 1)
@@ -215,8 +225,19 @@ class SourceText:
             if after < len(self.tokens) and self.tokens[after].text == "{":
                 parameters = split_at_commas(self.tokens[index + 2 : closing])
                 body = tuple(self.tokens[after : matching(self.tokens, after) + 1])
-                found.setdefault(name, []).append(Function(name, tuple(map(tuple, parameters)), body))
+                head = tuple(self.tokens[ended:index])
+                found.setdefault(name, []).append(Function(name, head, tuple(map(tuple, parameters)), body, depth))
         return found
+
+    def called_by(self, kernel: Kernel) -> list[Function]:
+        """The functions that a kernel calls, or that are called by such."""
+        functions = self.functions()
+        pending, reached = {token.text for token in kernel.body} & functions.keys(), set[str]()
+        while pending:
+            reached |= pending
+            texts = {token.text for name in pending for function in functions[name] for token in function.body}
+            pending = texts & functions.keys() - reached
+        return [function for name in sorted(reached) for function in functions[name]]
 
     def _kernel_at(self, index: int) -> Kernel:
         tokens = self._without_attributes(index, len(self.tokens))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from software_gpu.constants import integer_constants, local_constants
 from software_gpu.entry_points import builtin_value, entry_signature, group_loop, shared_arguments
+from software_gpu.helpers import helpers_of
 from software_gpu.msl_parser import BUILTINS, Kernel, SourceText
 from software_gpu.region_lanes import SIMDGROUP_ROWS, X_ROWS, LaneCode
 from software_gpu.region_pieces import (
@@ -22,15 +24,17 @@ from software_gpu.region_pieces import (
     RowCode,
     RowReturn,
     Strided,
+    has_row_return,
     regions_of,
+    returns_in_lanes,
 )
 from software_gpu.region_storage import Home, plan_storage
 from software_gpu.region_text import plain_type
 from software_gpu.regions import split_into_regions
 from software_gpu.statement_parser import parse_body
 from software_gpu.statements import Declaration, Simple, Statement, UnknownForm, names_in, tokens_of
-from software_gpu.translation import ThreadgroupVariable, place_variables
-from software_gpu.variables import COLLECTIVES, ROW, analyse, is_matrix_name, is_threadgroup_variable
+from software_gpu.translation import ThreadgroupVariable, place_variables, synchronizes
+from software_gpu.variables import BARRIERS, COLLECTIVES, ROW, analyse, is_matrix_name, is_threadgroup_variable
 
 __all__ = ["region_entry", "region_shape"]
 
@@ -46,16 +50,15 @@ def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str], de
     """The entry of a kernel's region form.
 
     Args:
-        synchronizing: Functions that synchronise threads inside; a call of one can't be split.
+        synchronizing: Functions that synchronise threads inside; their statements stand in place of their calls.
         dependent: Functions that keep the steps of a loop over lanes from being independent.
 
     Raises:
         UnknownForm: The kernel has no region form; run it on fibers.
     """
     functions = source.functions()
-    if {token.text for token in kernel.body} & synchronizing & functions.keys() - {kernel.name}:
-        raise UnknownForm("a function that synchronises threads")
-    body = parse_body(kernel.body, {parameter.name for parameter in kernel.parameters})
+    body = parse_body(kernel.body, kernel.parameters, helpers_of(functions, synchronizing - {kernel.name}))
+    _check_calls([token for statement in body for token in [*tokens_of(statement), ";"]], synchronizing - {kernel.name})
     integers = local_constants(body, integer_constants(source.tokens))
     callees = {
         name: {position for function in overloads for position in function.changed_arguments()}
@@ -64,17 +67,26 @@ def region_entry(kernel: Kernel, source: SourceText, synchronizing: set[str], de
     variables = analyse(kernel, body, callees)
     items = split_into_regions(body, variables, integers)
     storage = plan_storage(items, variables, integers)
-    nest = SIMDGROUP_ROWS if region_shape(kernel) == "simdgroups" else X_ROWS
+    nest = SIMDGROUP_ROWS if region_shape(kernel, source) == "simdgroups" else X_ROWS
     return _RegionCode(variables, integers, kernel, storage, nest, dependent - {kernel.name}).entry(items)
 
 
-def region_shape(kernel: Kernel) -> str:
+def _check_calls(tokens: Sequence[str], synchronizing: set[str]) -> None:
+    """What synchronises threads is what the pieces are made for."""
+    for token, after in itertools.pairwise(tokens):
+        unknown = after == "(" and synchronizes(token) and token not in BARRIERS and token not in COLLECTIVES
+        if token in synchronizing or (unknown and not is_matrix_name(token)):
+            raise UnknownForm(f"threads synchronise in '{token}'")
+
+
+def region_shape(kernel: Kernel, source: SourceText) -> str:
     """What a row is: ``simdgroups``, for threadgroups in one dimension, or ``x_rows``.
 
     Simdgroups and what they do together need simdgroups for rows. A kernel that asks for its place in two or three
     dimensions and needs none of them is better off with rows along x.
     """
-    together = any(token.text in COLLECTIVES or is_matrix_name(token.text) for token in kernel.body)
+    bodies = [kernel.body, *(function.body for function in source.called_by(kernel))]
+    together = any(token.text in COLLECTIVES or is_matrix_name(token.text) for body in bodies for token in body)
     roles = {parameter.role for parameter in kernel.parameters}
     places = {"thread_position_in_grid", "thread_position_in_threadgroup"}
     flat = all(p.type in {"uint", "ushort"} for p in kernel.parameters if p.role in places)
@@ -93,8 +105,8 @@ class _RegionCode(LaneCode):
     # --- the whole ---
 
     def entry(self, items: Sequence[Item]) -> str:
-        self.uses_live = any(_returns_in_lanes(piece) for region in regions_of(items) for piece in region.pieces)
-        self.uses_live_rows = any(_has_row_return(piece) for region in regions_of(items) for piece in region.pieces)
+        self.uses_live = any(returns_in_lanes(piece) for region in regions_of(items) for piece in region.pieces)
+        self.uses_live_rows = any(has_row_return(piece) for region in regions_of(items) for piece in region.pieces)
         self._group_head()
         for item in items:
             self._item(item)
@@ -164,6 +176,7 @@ class _RegionCode(LaneCode):
         if self.uses_live:
             self.line("bool* const msl_live_here = msl_live + msl_base;")
             self.masks.append("msl_live_here")
+            self._leave_when_none_lives()
         for parameter in self.kernel.parameters:
             if self.variables.levels.get(parameter.name) == ROW:
                 self.line(f"const {parameter.type} {parameter.name} = ({parameter.type})msl_s;")
@@ -185,6 +198,8 @@ class _RegionCode(LaneCode):
         match piece:
             case Lanes(statements):
                 self.lanes_code(statements)
+                if returns_in_lanes(piece):
+                    self._leave_when_none_lives()
             case RowCode(statement):
                 self._row_code(statement)
             case RowReturn():
@@ -207,6 +222,10 @@ class _RegionCode(LaneCode):
     def _pieces(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             self._piece(piece)
+
+    def _leave_when_none_lives(self) -> None:
+        """What a row does once is done for lanes that live."""
+        self.line("if (!msl::any_lane(msl_live_here, msl_lanes)) return;")
 
     def _row_code(self, statement: Declaration | Simple) -> None:
         tokens = tokens_of(statement)
@@ -276,23 +295,3 @@ class _RegionCode(LaneCode):
         self.line(f"msl::{piece.collective.operation}::apply({values}, {operands}, {active});")
         if piece.collective.level == ROW:
             self.line(f"const {kind} {piece.name} = {values}[0];")
-
-
-def _returns_in_lanes(piece: Piece) -> bool:
-    match piece:
-        case Lanes(statements):
-            return any("return" in tokens_of(statement) for statement in statements)
-        case RowBlock() | Masked():
-            return any(_returns_in_lanes(inner) for inner in [*piece.body, *piece.otherwise])
-        case _:
-            return False
-
-
-def _has_row_return(piece: Piece) -> bool:
-    match piece:
-        case RowReturn():
-            return True
-        case RowBlock() | Masked():
-            return any(_has_row_return(inner) for inner in [*piece.body, *piece.otherwise])
-        case _:
-            return False

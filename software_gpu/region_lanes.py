@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from software_gpu.entry_points import builtin_value
 from software_gpu.msl_parser import Kernel
 from software_gpu.region_pieces import Strided
-from software_gpu.region_storage import Home, Storage, subscripts_are_constant, unrolled_variables
+from software_gpu.region_storage import RESULT, Home, Storage, subscripts_are_constant, unrolled_variables
 from software_gpu.region_text import CodeText, declaration_text, plain_type
 from software_gpu.statements import Declaration, Statement, leaves, names_in, tokens_of
 from software_gpu.variables import LANE
@@ -104,28 +104,37 @@ class LaneCode(CodeText):
         own: Collection[str] = (),
     ) -> None:
         masks = self.masks if masked else []
-        used = [*tokens, *(token for mask in masks if mask.startswith("?") for token in mask.split())]
         pragma = "MSL_VECTORIZE " if vectorize else ""
         self.line(f"{pragma}for (uint msl_l = 0; msl_l < msl_lanes; ++msl_l) {{")
         self.depth += 1
         for mask in masks:
             if not mask.startswith("?"):
                 self.line(f"if (!{mask}[msl_l]) continue;")
-        self.lane_names(used, own)
-        for mask in masks:
+        self._lane_place()
+        seen = set(own)
+        for mask in masks:  # a lane that takes no part computes nothing more: it might read or divide what it may not
             if mask.startswith("?"):
+                seen |= self._lane_names(mask.split(), seen)
                 self.line(f"if (!({mask[1:]})) continue;")
+        self._lane_names(tokens, seen)
         for line in work:
             self.line(line.strip())
         self.close()
 
-    def lane_names(self, tokens: Sequence[str], own: Collection[str] = ()) -> None:
-        """What a lane's code needs to see: its place, its stored variables, its repeated ones but for its `own`."""
-        used = names_in(tokens)
-        self._add_repeated(used)
-        used.difference_update(own)
+    def lane_names(self, tokens: Sequence[str]) -> None:
+        """What a lane's code needs to see: its place, its stored variables, its repeated ones."""
+        self._lane_place()
+        self._lane_names(tokens, set())
+
+    def _lane_place(self) -> None:
         self.line("const uint msl_index = msl_base + msl_l; (void)msl_index;")
         self.line(f"{self.nest.place} (void)msl_x; (void)msl_y; (void)msl_z;")
+
+    def _lane_names(self, tokens: Sequence[str], seen: set[str]) -> set[str]:
+        """Declares what tokens need, but for what has been `seen`; gives the names."""
+        used = names_in(tokens)
+        self._add_repeated(used)
+        used -= seen
         for parameter in self.kernel.parameters:
             if self.variables.levels.get(parameter.name) == LANE and parameter.name in used:
                 value = builtin_value(parameter)
@@ -133,7 +142,7 @@ class LaneCode(CodeText):
                     value = f"({parameter.type})msl_l"
                 self.line(f"const {parameter.type} {parameter.name} = {value};")
         for name in sorted(used):
-            if name.startswith("msl_result_") and self.variables.levels[name] == LANE:
+            if name.startswith(RESULT) and self.variables.levels[name] == LANE:
                 self.line(f"const msl_type_of_{name}& {name} = msl_values_of_{name}[msl_l];")
         after_loops = self._depending_on_strided(used)
         self._declared_names(used - after_loops)
@@ -142,6 +151,7 @@ class LaneCode(CodeText):
                 kind = plain_type(piece.variable)
                 self.line(f"const {kind} {name} = ({kind})({' '.join(piece.start)}) + msl_offset_{name};")
         self._declared_names(after_loops)
+        return used
 
     def _declared_names(self, used: set[str]) -> None:
         for name, declaration in self.storage.declarations.items():

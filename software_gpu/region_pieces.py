@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from software_gpu.statements import Block, Declaration, For, If, Simple, Statement, While
+from software_gpu.statements import Block, Declaration, For, If, Simple, Statement, While, tokens_of
 from software_gpu.variables import Collective
 
 __all__ = [
@@ -21,7 +21,9 @@ __all__ = [
     "RowCode",
     "RowReturn",
     "Strided",
+    "has_row_return",
     "regions_of",
+    "returns_in_lanes",
 ]
 
 
@@ -123,3 +125,25 @@ def regions_of(items: Sequence[Item]) -> Iterator[Region]:
                 yield from regions_of([*body, *otherwise])
             case GroupCode():
                 pass
+
+
+def returns_in_lanes(piece: Piece) -> bool:
+    """Whether lanes return, each for itself."""
+    match piece:
+        case Lanes(statements):
+            return any("return" in tokens_of(statement) for statement in statements)
+        case RowBlock() | Masked():
+            return any(returns_in_lanes(inner) for inner in [*piece.body, *piece.otherwise])
+        case _:
+            return False
+
+
+def has_row_return(piece: Piece) -> bool:
+    """Whether the lanes of a row return together."""
+    match piece:
+        case RowReturn():
+            return True
+        case RowBlock() | Masked():
+            return any(has_row_return(inner) for inner in [*piece.body, *piece.otherwise])
+        case _:
+            return False

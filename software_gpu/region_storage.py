@@ -33,9 +33,10 @@ from software_gpu.statements import (
 )
 from software_gpu.variables import Variables
 
-__all__ = ["Home", "Storage", "head_tokens", "plan_storage", "subscripts_are_constant", "unrolled_variables"]
+__all__ = ["RESULT", "Home", "Storage", "head_tokens", "plan_storage", "subscripts_are_constant", "unrolled_variables"]
 
 UNROLLED_TRIPS = 16
+RESULT = "msl_result_"  # begins the names of what simdgroup functions give
 
 
 class Home(Enum):
@@ -160,18 +161,34 @@ class _Planner:
 
     def plan(self) -> Storage:
         again = {name for name in self.lane_variables if self._can_repeat(name)}
-        used = [names_in(place.tokens) for place in self.places]
-        for names in used:
-            self._add_dependencies(names, again)
+        used = self._used(again)
+        lost = {name for name in again if self._reads_result(name) and len(self._regions(name, used)) > 1}
+        if lost:
+            again -= lost
+            used = self._used(again)
         for name, declaration in self.storage.declarations.items():
             users = [i for i, names in enumerate(used) if name in names]
-            regions = {self.places[i].region for i in users}
+            regions = self._regions(name, used)
             self.storage.users[name] = regions
             home = self._home(declaration, len(users), len(regions), name in again)
             self.storage.homes[name] = home
             if home in {Home.ROW, Home.GROUP}:
                 self._check_storable(declaration)
         return self.storage
+
+    def _used(self, again: set[str]) -> list[set[str]]:
+        """The names that each place uses."""
+        used = [names_in(place.tokens) for place in self.places]
+        for names in used:
+            self._add_dependencies(names, again)
+        return used
+
+    def _regions(self, name: str, used: Sequence[set[str]]) -> set[int]:
+        return {place.region for place, names in zip(self.places, used, strict=True) if name in names}
+
+    def _reads_result(self, name: str) -> bool:
+        """Whether it reads what lanes have got from a simdgroup function, which is gone with its region."""
+        return any(each.startswith(RESULT) for each in self.storage.declarations[name].initializer or [])
 
     def _home(self, declaration: Declaration, users: int, regions: int, repeatable: bool) -> Home:
         name = declaration.name

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from software_gpu.constants import own_trips
-from software_gpu.region_storage import UNROLLED_TRIPS
+from software_gpu.region_storage import UNROLLED_TRIPS, head_tokens
 from software_gpu.statements import Block, Declaration, For, If, Simple, Statement, UnknownForm, While, tokens_of
-from software_gpu.variables import Variables
+from software_gpu.variables import BARRIERS, COLLECTIVES, Variables
 
 __all__ = ["CodeText", "assignment_text", "declaration_text", "plain_type"]
 
@@ -32,6 +32,8 @@ class CodeText:
     masks: list[str] = field(default_factory=list, kw_only=True)
 
     def statement(self, statement: Statement, *, stored: bool = False) -> None:
+        """Writes a statement without barriers and simdgroup functions, for which there are pieces."""
+        _check_alone(tokens_of(statement))
         match statement:
             case Simple(tokens):
                 self.line(self._simple(tokens) + ";")
@@ -63,6 +65,7 @@ class CodeText:
         return " ".join(tokens)
 
     def open(self, head: Block | If | For | While) -> None:
+        _check_alone(head_tokens(head))
         match head:
             case Block():
                 text = "{"
@@ -89,6 +92,13 @@ class CodeText:
 
     def line(self, text: str) -> None:
         self.lines.append(_INDENT * self.depth + text)
+
+
+def _check_alone(tokens: Sequence[str]) -> None:
+    """Whatever synchronises threads waits for fibers, of which the region form has none."""
+    for token in tokens:
+        if token in COLLECTIVES or token in BARRIERS:
+            raise UnknownForm(f"{token} in a place that has no form")
 
 
 def plain_type(declaration: Declaration) -> str:
@@ -118,7 +128,7 @@ def assignment_text(declaration: Declaration) -> str:
         return f"{declaration.name} = {joined}"
     if declaration.suffix:
         start = f"msl_start_{declaration.name}"
-        return f"{{ const msl_type_{declaration.name} {start} = {joined}; {declaration.name} = {start}; }}"
+        return f"{{ const msl_type_{declaration.name} {start} = {joined}; msl::fill({declaration.name}, {start}); }}"
     return f"{declaration.name} = msl_type_{declaration.name} {joined}"
 
 

@@ -9,9 +9,9 @@ vectorises. Loops whose head the lanes share are taken out of the loop over lane
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from software_gpu.constants import loop_trips
+from software_gpu.constants import declared_names, loop_trips
 from software_gpu.region_pieces import (
     CollectivePiece,
     GroupBlock,
@@ -25,7 +25,9 @@ from software_gpu.region_pieces import (
     RowCode,
     RowReturn,
     Strided,
+    has_row_return,
 )
+from software_gpu.region_storage import RESULT
 from software_gpu.statements import (
     Block,
     Declaration,
@@ -66,7 +68,7 @@ def _needed_at_group_level(body: Sequence[Statement], variables: Variables) -> s
     """Names that decide loops and branches around barriers, and what those names are computed from."""
     needed: set[str] = set()
     for statement in body:
-        _collect_heads(statement, variables, needed)
+        _collect_needed(statement, variables, needed)
     while True:
         more = set(needed)
         for name in needed & variables.declarations.keys():
@@ -76,23 +78,35 @@ def _needed_at_group_level(body: Sequence[Statement], variables: Variables) -> s
         needed = more
 
 
-def _collect_heads(statement: Statement, variables: Variables, needed: set[str]) -> None:
-    if not variables.has_barrier(statement):
-        return
+def _collect_needed(statement: Statement, variables: Variables, needed: set[str]) -> None:
+    inner: list[Statement] = []
     match statement:
+        case Declaration(name=name, initializer=initializer):
+            if name in variables.changed and variables.levels.get(name, GROUP) == GROUP:
+                needed |= names_in(initializer or [])
+        case Simple(tokens):
+            assigned = variables.assigned(tokens)
+            if assigned and all(variables.levels.get(name, GROUP) == GROUP for name in assigned):
+                needed |= names_in(tokens)
         case If(condition, then, otherwise):
-            needed |= names_in(condition)
-            inner = [*then, *otherwise]
-        case For(init, condition, step, inner):
+            if variables.has_barrier(statement) or _is_jump_of_group(statement, variables):
+                needed |= names_in(condition)
+                inner = [*then, *otherwise]
+        case For(init, condition, step, body) if variables.has_barrier(statement):
             needed |= names_in([*tokens_of(init), *condition, *step])
-        case While(condition, inner):
+            inner = body
+        case While(condition, body) if variables.has_barrier(statement):
             needed |= names_in(condition)
-        case Block(inner):
-            pass
-        case _:
-            return
+            inner = body
+        case Block(body) if variables.has_barrier(statement):
+            inner = body
     for part in inner:
-        _collect_heads(part, variables, needed)
+        _collect_needed(part, variables, needed)
+
+
+def _is_jump_of_group(statement: If, variables: Variables) -> bool:
+    jumps = all(isinstance(leaf, Simple) and leaf.tokens[0] in _JUMPS for leaf in leaves(statement))
+    return jumps and variables.level(statement.condition) == GROUP
 
 
 @dataclass
@@ -100,6 +114,7 @@ class _Splitter:
     variables: Variables
     integers: Mapping[str, int]
     needed_at_group_level: set[str]
+    declared_in_rows: set[str] = field(default_factory=set)
     temporaries: int = 0
 
     # --- group level ---
@@ -109,6 +124,7 @@ class _Splitter:
         is_open = False  # whether the last item is a region that may grow
         for statement in body:
             if isinstance(statement, Simple) and "threadgroup_barrier" in statement.tokens:
+                _check_barrier(statement.tokens)
                 is_open = False
             elif self.variables.has_barrier(statement):
                 found.append(self._group_block(statement))
@@ -124,6 +140,7 @@ class _Splitter:
                     is_open = True
                 region = found[-1]
                 assert isinstance(region, Region)
+                self.declared_in_rows |= declared_names([statement])
                 region.pieces += self.pieces([statement], in_loop=False, after=region.pieces)
         return found
 
@@ -147,7 +164,9 @@ class _Splitter:
                 if self._level(name) != GROUP or name in self.variables.changed or name in self.variables.matrices:
                     return False
                 values = [token for token in initializer or [] if not (statement.is_list and token in "{}")]
-                return initializer is not None and self.variables.is_pure(values)
+                if initializer is None or names_in(values) & self.declared_in_rows:
+                    return False
+                return self.variables.is_pure(values)
             case _:
                 return False
 
@@ -162,9 +181,8 @@ class _Splitter:
                 if tokens[0] in _JUMPS:
                     return True
                 return bool(assigned) and all(self._level(name) == GROUP for name in assigned)
-            case If(condition):
-                jumps = all(isinstance(leaf, Simple) and leaf.tokens[0] in _JUMPS for leaf in leaves(statement))
-                return jumps and self.variables.level(condition) == GROUP
+            case If():
+                return _is_jump_of_group(statement, self.variables)
             case _:
                 return False
 
@@ -245,7 +263,9 @@ class _Splitter:
             return [RowBlock(statement, then, otherwise)]
         if any(self.variables.has_matrix(tokens_of(leaf)) for leaf in found):
             raise UnknownForm("a simdgroup matrix in a branch that lanes may take differently")
-        return [Masked(self._temporary("mask"), statement.condition, then, otherwise)]
+        if any(has_row_return(piece) for piece in [*then, *otherwise]):
+            raise UnknownForm("a return of a simdgroup in a branch that lanes may take differently")
+        return [Masked(self._temporary("msl_mask_"), statement.condition, then, otherwise)]
 
     def _lanes(self, statement: Statement, in_loop: bool) -> list[Piece]:
         if _jumps_outward(statement):
@@ -265,7 +285,7 @@ class _Splitter:
         collective = COLLECTIVES[tokens[at]]
         if len(arguments) != collective.arguments:
             raise UnknownForm(f"{tokens[at]} with {len(arguments)} arguments")
-        name = self._temporary("result")
+        name = self._temporary(RESULT)
         self.variables.levels[name] = collective.level
         rest = [*tokens[:at], name, *tokens[end:]]
         if isinstance(statement, Simple):
@@ -320,9 +340,17 @@ class _Splitter:
     def _level(self, name: str) -> int:
         return self.variables.levels.get(name, GROUP)
 
-    def _temporary(self, what: str) -> str:
+    def _temporary(self, start: str) -> str:
         self.temporaries += 1
-        return f"msl_{what}_{self.temporaries}"
+        return f"{start}{self.temporaries}"
+
+
+def _check_barrier(tokens: Sequence[str]) -> None:
+    """A barrier stands alone; what stands beside one would be lost."""
+    at = tokens.index("threadgroup_barrier")
+    alone = list(tokens[:at]) in ([], ["metal", "::"]) and tokens[at + 1 : at + 2] == ["("]
+    if not alone or closing_bracket(tokens, at + 1) != len(tokens) - 1:
+        raise UnknownForm("a barrier inside an expression")
 
 
 def _head_level(statement: Statement, variables: Variables) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from software_gpu.msl_parser import ADDRESS_SPACES, Token, is_name
+from software_gpu.helpers import QUALIFIERS, Helper, HelperParameter, plain_type_tokens
+from software_gpu.msl_parser import Parameter, Token, is_name, tokenize
 from software_gpu.statements import (
     Block,
     Declaration,
@@ -18,35 +19,63 @@ from software_gpu.statements import (
     While,
     after_template_arguments,
     closing_bracket,
+    leaves,
     split_arguments,
 )
 
 __all__ = ["parse_body"]
 
-_QUALIFIERS = ADDRESS_SPACES | {"const", "constexpr", "volatile", "static"}
 _INTEGER_WORDS = frozenset({"unsigned", "signed", "long", "short", "int", "char"})
 _NOT_TYPES = frozenset(
     {"return", "else", "goto", "case", "default", "break", "continue", "typedef", "using", "struct", "delete", "do"}
 )
 
 
-def parse_body(body: Sequence[Token], taken: set[str]) -> list[Statement]:
+def parse_body(
+    body: Sequence[Token], parameters: Sequence[Parameter] = (), helpers: Mapping[str, Helper] | None = None
+) -> list[Statement]:
     """The statements of a body in braces.
 
     Args:
-        taken: Names that no local variable may keep, such as those of parameters.
+        parameters: Of the kernel, whose names no local variable may keep.
+        helpers: Functions whose statements stand in place of their calls.
 
     Raises:
         UnknownForm: It has a statement that this reader doesn't know.
     """
-    parser = _Parser([token.text for token in body[1:-1]], taken)
+    kinds = {parameter.name: [token.text for token in tokenize(parameter.type)] for parameter in parameters}
+    taken = {token.text for helper in (helpers or {}).values() for token in helper.body if is_name(token.text)}
+    parser = _Parser(_texts(body[1:-1]), taken | kinds.keys(), kinds, helpers or {})
     return parser.statements(len(parser.tokens))
+
+
+def _texts(tokens: Sequence[Token]) -> list[str]:
+    """Texts of tokens, where brackets of templates and shifts to the right are told apart no more than in C++."""
+    texts: list[str] = []
+    end = -1
+    for token in tokens:
+        if token.text == ">" and texts[-1:] == [">"] and token.start == end:
+            texts[-1] = ">>"
+        else:
+            texts.append(token.text)
+        end = token.end
+    return texts
 
 
 @dataclass
 class _Parser:
+    """
+    Attributes:
+        taken: Names that no more variables may get.
+        kinds: Types of variables, by the names they got.
+        foreign: Names that mean something else where the statements will stand.
+    """
+
     tokens: list[str]
     taken: set[str]
+    kinds: dict[str, list[str]]
+    helpers: Mapping[str, Helper]
+    foreign: frozenset[str] = frozenset()
     position: int = 0
     scopes: list[dict[str, str]] = field(default_factory=lambda: [{}])
 
@@ -78,7 +107,57 @@ class _Parser:
         end = self._semicolon()
         tokens = self.tokens[self.position : end]
         self.position = end + 1
-        return self._declarations(tokens) or ([Simple(self._renamed(tokens))] if tokens else [])
+        return self._with_calls(tokens) if tokens else []
+
+    def _with_calls(self, tokens: list[str]) -> list[Statement]:
+        """A statement; for `f(...)`, `x = f(...)` and `return f(...)` of a helper its statements, and what is left."""
+        start = next((i + 1 for i, token in enumerate(tokens) if token in {"=", "return"}), 0)
+        name, opening = "".join(tokens[start : start + 1]), start + 1
+        is_call = name in self.helpers and self._lookup(name) == name and tokens[opening : opening + 1] == ["("]
+        if not is_call or closing_bracket(tokens, opening) != len(tokens) - 1:
+            return self._plain(tokens)
+        arguments = tokens[opening + 1 : -1]
+        inlined, result = self._inlined(name, split_arguments(arguments) if arguments else [])
+        if start and not result:
+            raise UnknownForm(f"'{name}' gives nothing")
+        return [*inlined, *self._plain([*tokens[:start], result])] if start else inlined
+
+    def _plain(self, tokens: list[str]) -> list[Statement]:
+        return self._declarations(tokens) or [Simple(self._renamed(tokens))]
+
+    def _inlined(self, name: str, arguments: list[list[str]]) -> tuple[list[Statement], str]:
+        """Statements in place of a call, and the variable that then holds its result, or an empty name."""
+        helper = self.helpers[name]
+        if len(arguments) != len(helper.parameters):
+            raise UnknownForm(f"'{name}' with {len(arguments)} arguments")
+        bindings: dict[str, str] = {}
+        found: list[Statement] = []
+        for parameter, argument in zip(helper.parameters, arguments, strict=True):
+            given = self._renamed(argument)
+            if parameter.is_reference:
+                bindings[parameter.name] = self._referred(parameter, given)
+                continue
+            unique = self._unique(parameter.name, parameter.kind)
+            bindings[parameter.name] = unique
+            found.append(Declaration(parameter.kind, unique, [], given))
+        others = {other: helper for other, helper in self.helpers.items() if other != name}
+        foreign = self.foreign | self.kinds.keys()
+        inner = _Parser(_texts(helper.body[1:-1]), self.taken, self.kinds, others, foreign, scopes=[bindings, {}])
+        found += inner.statements(len(inner.tokens))
+        last = found.pop() if found and _is_return(found[-1]) else None
+        if any(_is_return(leaf) for statement in found for leaf in leaves(statement)):
+            raise UnknownForm(f"'{name}' returns early")
+        if not isinstance(last, Simple) or last.tokens == ["return"]:
+            return found, ""
+        result = self._unique(f"msl_returned_by_{name}", helper.result)
+        return [*found, Declaration(helper.result, result, [], last.tokens[1:])], result
+
+    def _referred(self, parameter: HelperParameter, given: list[str]) -> str:
+        """The variable that a reference is another name of."""
+        same = len(given) == 1 and plain_type_tokens(self.kinds.get(given[0], [])) == plain_type_tokens(parameter.kind)
+        if not same:
+            raise UnknownForm(f"a reference '{parameter.name}' to '{' '.join(given)}'")
+        return given[0]
 
     def _braces(self) -> list[Statement]:
         end = closing_bracket(self.tokens, self.position)
@@ -151,14 +230,21 @@ class _Parser:
         return result
 
     def _lookup(self, name: str) -> str:
-        return next((scope[name] for scope in reversed(self.scopes) if name in scope), name)
+        found = next((scope[name] for scope in reversed(self.scopes) if name in scope), "")
+        if not found and name in self.foreign:
+            raise UnknownForm(f"'{name}' means something else inside a function")
+        return found or name
 
-    def _declare(self, name: str) -> str:
+    def _declare(self, name: str, kind: list[str]) -> str:
+        self.scopes[-1][name] = unique = self._unique(name, kind)
+        return unique
+
+    def _unique(self, name: str, kind: list[str]) -> str:
         unique, number = name, 2
         while unique in self.taken:
             unique, number = f"{name}_{number}", number + 1
         self.taken.add(unique)
-        self.scopes[-1][name] = unique
+        self.kinds[unique] = kind
         return unique
 
     def _declarations(self, tokens: Sequence[str]) -> list[Statement]:
@@ -181,10 +267,14 @@ class _Parser:
         suffix = self._renamed(part[1:index])
         rest = part[index:]
         if not rest:
-            return Declaration(kind, self._declare(part[0]), suffix, None)
+            return Declaration(kind, self._declare(part[0], [*kind, *suffix]), suffix, None)
         is_list = rest[0] in "({" or rest[1] == "{"
         initializer = self._renamed(rest[1:] if rest[0] == "=" else rest)
-        return Declaration(kind, self._declare(part[0]), suffix, initializer, is_list)
+        return Declaration(kind, self._declare(part[0], [*kind, *suffix]), suffix, initializer, is_list)
+
+
+def _is_return(statement: Statement) -> bool:
+    return isinstance(statement, Simple) and statement.tokens[0] == "return"
 
 
 def _without_continue(body: list[Statement]) -> list[Statement]:
@@ -202,7 +292,7 @@ def _without_continue(body: list[Statement]) -> list[Statement]:
 def _name_position(tokens: Sequence[str]) -> int | None:
     """Index of the declared name when the tokens begin with a type and a name."""
     index = 0
-    while index < len(tokens) and tokens[index] in _QUALIFIERS:
+    while index < len(tokens) and tokens[index] in QUALIFIERS:
         index += 1
     if index >= len(tokens) or not is_name(tokens[index]) or tokens[index] in _NOT_TYPES:
         return None
@@ -215,7 +305,7 @@ def _name_position(tokens: Sequence[str]) -> int | None:
             index += 2
         if index < len(tokens) and tokens[index] == "<":
             index = after_template_arguments(tokens, index)
-    while index < len(tokens) and tokens[index] in {"*", "&", *_QUALIFIERS}:
+    while index < len(tokens) and tokens[index] in {"*", "&", *QUALIFIERS}:
         index += 1
     if index >= len(tokens) or not is_name(tokens[index]) or index == 0:
         return None

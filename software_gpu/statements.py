@@ -193,7 +193,7 @@ def after_template_arguments(tokens: Sequence[str], opening: int) -> int:
     """Index behind the angle bracket that closes the one at `opening`."""
     depth = 0
     for index in range(opening, len(tokens)):
-        depth += (tokens[index] == "<") - (tokens[index] == ">")
-        if depth == 0:
-            return index + 1
+        depth += {"<": 1, ">": -1, ">>": -2}.get(tokens[index], 0)
+        if depth <= 0:
+            return index + 1 if depth == 0 else len(tokens)
     return len(tokens)

@@ -18,6 +18,7 @@ __all__ = [
     "RED_ZONE",
     "ThreadgroupVariable",
     "place_variables",
+    "synchronizes",
     "synchronizing_functions",
     "threadgroup_variables",
     "translate",
@@ -86,6 +87,11 @@ def place_variables(variables: Sequence[ThreadgroupVariable], previous_end: str)
         )
         previous_end = end
     return " ".join(parts), previous_end
+
+
+def synchronizes(name: str) -> bool:
+    """Whether a function of Metal by this name synchronises threads."""
+    return _SYNCHRONIZING.match(name) is not None
 
 
 def synchronizing_functions(source: SourceText) -> set[str]:

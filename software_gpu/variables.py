@@ -26,6 +26,7 @@ from software_gpu.statements import (
 )
 
 __all__ = [
+    "BARRIERS",
     "COLLECTIVES",
     "GROUP",
     "LANE",
@@ -82,6 +83,7 @@ COLLECTIVES = {
     "quad_min": Collective("quad_minimum", 1, LANE),
     "quad_broadcast": Collective("quad_move", 2, LANE),
 }
+BARRIERS = frozenset({"threadgroup_barrier", "simdgroup_barrier"})
 _MATRIX = re.compile(r"(simdgroup_(?!barrier|index)\w+|make_filled_simdgroup_matrix)\Z")
 _PURE_CALLS = re.compile(
     r"(min|max|clamp|abs|select|sizeof|static_cast|(bool|char|uchar|short|ushort|int|uint|long|ulong|float|half|size_t)\d?)\Z"
@@ -197,6 +199,8 @@ def _collect(statement: Statement, variables: Variables) -> None:
         variables.declarations[declaration.name] = declaration
         if "*" in declaration.type:
             variables.pointers.add(declaration.name)
+            given = names_in(declaration.initializer or []) & variables.declarations.keys()  # may change through it
+            variables.changed |= {name for name in given if variables.declarations[name].suffix}
         if any(is_matrix_name(token) for token in declaration.type):
             variables.matrices.add(declaration.name)
     for tokens in _expressions(statement):

@@ -33,7 +33,7 @@ def _keeps_arrays_in_registers(body: Sequence[Token], integers: Mapping[str, int
     if any("atomic" in token.text for token in body):
         return False
     try:
-        statements = parse_body(body, set())
+        statements = parse_body(body)
     except UnknownForm:
         return False
     known = local_constants(statements, integers)

@@ -14,7 +14,11 @@ from npu_cli.extras import import_torchvision
 __all__ = ["entries"]
 
 _SIDE = 128
-_SIDES = {"deepseek_vit_412m": 224, "bat_resnext26ts": 256}  # what does not divide the usual one into patches
+_SIDES = {
+    "deepseek_vit_412m": 224,
+    "bat_resnext26ts": 256,
+    "eca_halonext26ts": 256,
+}  # what does not divide the usual one into patches
 # One line for each module of timm; several models where a module holds several families.
 _MODELS = """
 beit_base_patch16_224 beitv2_base_patch16_224

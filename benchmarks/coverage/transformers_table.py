@@ -54,13 +54,23 @@ _TEXT_ENCODERS = [
     Architecture("esm", "text encoder", "text", config={"vocab_size": 256, "mask_token_id": 4}),
 ]
 
+# Attention by latent keys and values, whose heads have a part that is rotated and one that is not.
+_LATENT = {
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": 16,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+}
+
 _DECODERS = [
     *_plain(
         "decoder",
         "tokens",
-        "gpt2 gpt_neo gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
+        "gpt2 gpt_neox gpt_bigcode opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2 "
         "gemma3_text gemma4_text phi phi3 cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 persimmon "
-        "granite diffllama ernie4_5 exaone4 glm glm4 helium internlm3 minicpm3 mpt "
+        "granite diffllama ernie4_5 exaone4 glm glm4 helium internlm3 mpt "
         "nanochat openai-gpt ctrl biogpt xglm smollm3 seed_oss vaultgemma apertus arcee bitnet doge lfm2 "
         "modernbert-decoder gpt_neox_japanese imagegpt cpmant",
     ),
@@ -68,6 +78,8 @@ _DECODERS = [
     Architecture("gpt2", "decoder", "text", "GPT2LMHeadModel"),
     Architecture("nemotron", "decoder", "tokens", config={"head_dim": 16, "num_key_value_heads": 2}),
     Architecture("gemma3n_text", "decoder", "tokens", config={"num_kv_shared_layers": 0}),
+    Architecture("minicpm3", "decoder", "tokens", config=_LATENT | {"num_key_value_heads": 4}),
+    Architecture("gpt_neo", "decoder", "tokens", config={"attention_types": [[["global", "local"], 1]]}),
     Architecture("gptj", "decoder", "tokens", config={"rotary_dim": 8}),
     Architecture("codegen", "decoder", "tokens", config={"rotary_dim": 8}),
 ]
@@ -76,8 +88,14 @@ _EXPERTS = [
     *_plain(
         "mixture of experts",
         "tokens",
-        "mixtral qwen2_moe qwen3_moe olmoe phimoe granitemoe granitemoeshared gpt_oss deepseek_v2 "
+        "mixtral qwen2_moe qwen3_moe olmoe phimoe granitemoe granitemoeshared gpt_oss "
         "ernie4_5_moe glm4_moe jetmoe minimax flex_olmo",
+    ),
+    Architecture(
+        "deepseek_v2",
+        "mixture of experts",
+        "tokens",
+        config=_LATENT | {"num_key_value_heads": 4, "num_experts_per_tok": 2},
     ),
     Architecture(
         "deepseek_v3",
@@ -194,7 +212,7 @@ _VISION_TEXT = [
     Architecture("align", "vision and text", "image and text", config={"projection_dim": 640}),
     Architecture("clipseg", "vision and text", "image and text", "CLIPSegModel"),
     Architecture("layoutlm", "document", "document"),
-    Architecture("lilt", "document", "document"),
+    Architecture("lilt", "document", "document", config={"hidden_size": 96, "intermediate_size": 192}),
 ]
 
 _SPEECH = [

@@ -6,8 +6,6 @@
 #define LOADS (WARP_CHUNK / 32)
 #define AHEAD 4
 
-__device__ __forceinline__ float combine_prod(float a, float b) { return a * b; }
-
 // The rows that a lane looks at; -1 behind the last.
 __device__ __forceinline__ void look(int (&named)[LOADS], int start, int lane, INDEX_PARAMETERS const Params& p)
 {
@@ -33,11 +31,7 @@ __device__ __forceinline__ void look(int (&named)[LOADS], int start, int lane, I
 }
 
 extern "C" __global__ void __launch_bounds__(256) scatter_rows(
-    INDEX_PARAMETERS VALUES_PARAMETERS
-#if HAS_BASE
-    const b_t* base,
-#endif
-    OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    INDEX_PARAMETERS VALUES_PARAMETERS BASE_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     wait_for_previous_grid();
     __shared__ int listed[CHUNK]; // the row of the block, and behind it the place in the chunk
@@ -140,24 +134,6 @@ extern "C" __global__ void __launch_bounds__(256) scatter_rows(
         if (!inside || row >= p.rows) {
             continue;
         }
-        float value[STORE_SIZE];
-#if HAS_BASE
-        const b_t* start = base + (long long)outer * p.base_outer + (long long)row * p.base_row;
-        Pack<b_t, STORE_SIZE> own = load_pack<STORE_SIZE>(start + (long long)column * p.base_column);
-#endif
-        #pragma unroll
-        for (int u = 0; u < STORE_SIZE; ++u) {
-#if HAS_BASE
-            float before = float(own[u]);
-#else
-            float before = FILL;
-#endif
-            float result = INCLUDED ? COMBINE(before, sums[i][u]) : sums[i][u];
-            if (MEAN) {
-                result /= float(number[i] + INCLUDED);
-            }
-            value[u] = number[i] ? result : before;
-        }
-        finish(value, outer, row, column, out, EPILOGUE_ARGUMENTS p);
+        store_row(sums[i], number[i], outer, row, column, BASE_ARGUMENT out, EPILOGUE_ARGUMENTS p);
     }
 }

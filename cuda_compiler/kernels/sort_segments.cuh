@@ -8,24 +8,27 @@
 #define INPUT_ARGUMENTS SOURCE_ARGUMENTS
 #endif
 
-__shared__ Entry entries[SEGMENT * SEGMENTS];
+static_assert(SEGMENT * SEGMENTS == THREADS * ITEMS, "threads have all entries");
+__shared__ __align__(16) Entry entries[SEGMENT * SEGMENTS];
 
 __device__ __forceinline__ void sort_segments(INPUT_PARAMETERS const Params& p)
 {
-    int first = int(blockIdx.y) * SEGMENT;
-    for (int at = int(threadIdx.x); at < SEGMENT * SEGMENTS; at += THREADS) {
-        int row = int(blockIdx.x) * SEGMENTS + at / SEGMENT, place = first + at % SEGMENT;
-        Entry entry = last_entry();
+    constexpr int LANES = SEGMENT > ITEMS ? SEGMENT / ITEMS : 1; // threads of a segment, which read side by side
+    Entry own[ITEMS];
+    #pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+        int segment = int(threadIdx.x) / LANES * (LANES * ITEMS / SEGMENT) + item * LANES / SEGMENT;
+        int row = int(blockIdx.x) * SEGMENTS + segment;
+        int place = int(blockIdx.y) * SEGMENT + item * LANES % SEGMENT + int(threadIdx.x) % LANES;
+        own[item] = last_entry();
         if (row < p.rows && place < p.length) {
 #if FROM_RUNS
-            entry = runs[(long long)row * p.length + place];
+            own[item] = runs[(long long)row * p.length + place];
 #else
-            entry = entry_of(key_of(element(0, row / p.inner, row % p.inner, place, SOURCE_ARGUMENTS p)), place);
+            own[item] = entry_of(key_of(element(0, row / p.inner, row % p.inner, place, SOURCE_ARGUMENTS p)), place);
 #endif
         }
-        entries[at] = entry;
     }
-    __syncthreads();
-    sort_runs(entries, SEGMENT * SEGMENTS, RUN);
+    sort_registers(own, entries);
     keep_first(entries, SEGMENT * SEGMENTS, SEGMENT, RUN);
 }

@@ -1,14 +1,17 @@
-"""Lowers recurrent layers: a launch for all steps where a cluster can hold the weights, and a launch for each step."""
+"""Lowers recurrent layers: a launch for all steps where a cluster can hold the weights, and a launch for each step.
+
+Tensor cores take the steps where rows of weights and h have whole chunks.
+"""
 
 from __future__ import annotations
 
-from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.recurrence.cluster import RecurrenceCosts, divide, lower_cluster
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.dtypes import FLOAT32
-from npu_compiler.integers import ceil_div
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering import recurrence_steps as shared
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -17,7 +20,7 @@ from npu_compiler.lowering.problems.recurrence import Recurrence
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["RECURRENCE_STEP", "lower_recurrence"]
+__all__ = ["RECURRENCE_STEP", "RECURRENCE_TILE", "lower_recurrence"]
 
 _WARPS = 4
 RECURRENCE_STEP = KernelTemplate(
@@ -29,6 +32,19 @@ RECURRENCE_STEP = KernelTemplate(
     threads=32 * _WARPS,
     files="recurrence_cell.cuh",
 )
+_TILE_WARPS, _TILE_LINES, _TILE_ROWS = 8, 16, 8  # of a block, rows of weights of a tile, and of the batch
+_MOST_SETS = 4  # tiles of rows of the batch of a block
+_CHUNK = 8  # neighbours along h that are read together
+_TENSOR_CORES = architecture(80)
+RECURRENCE_TILE = KernelTemplate(
+    "recurrence_tile",
+    params=shared.PARAMS,
+    macros=f"a_t {shared.FORM_MACROS} UNITS SETS WARPS",
+    inputs=shared.INPUTS,
+    outputs=shared.OUTPUTS,
+    threads=32 * _TILE_WARPS,
+    files="tensor_cores.cuh recurrence_cell.cuh",
+)
 
 
 @lowering_of(Recurrence)
@@ -39,23 +55,50 @@ def lower_recurrence(problem: Recurrence, group: Group, lowering: Lowering) -> l
         OpRefusal: Operands differ in their data types.
     """
     shared.check_dtypes(problem)
-    options = [CallOption("", _lower_steps(problem, group, lowering))]
+    options = [CallOption("", _lower_steps(RECURRENCE_STEP, *_step_form(problem), problem, group, lowering))]
     division = divide(problem, lowering.device)
     if division is not None and division.microseconds(lowering.device) < _steps_microseconds(problem, lowering.device):
         options.insert(0, CallOption(CLUSTERS, (lower_cluster(division, group, lowering),)))
+    elif problem.result.dtype in (FLOAT16, BFLOAT16) and shared.are_read_in(_CHUNK, problem):
+        calls = _lower_steps(RECURRENCE_TILE, *_tile_form(problem), problem, group, lowering)
+        options.insert(0, CallOption(_TENSOR_CORES, calls))
     return [*choice_of(options)]
 
 
-def _lower_steps(problem: Recurrence, group: Group, lowering: Lowering) -> tuple[KernelCall, ...]:
-    """A launch for each step, in which a warp computes a unit for some rows of the batch."""
+_Form = tuple[dict[str, object], tuple[int, int, int]]  # macros and grid
+
+
+def _step_form(problem: Recurrence) -> _Form:
+    """A warp computes a unit for some rows of the batch."""
+    grid = ceil_div(problem.hidden, _WARPS), ceil_div(problem.batch, shared.rows(problem)), problem.directions
+    return {**shared.macros(problem), "WARPS": _WARPS}, grid
+
+
+def _tile_form(problem: Recurrence) -> _Form:
+    """A block computes a tile of rows of weights for some tiles of rows of the batch."""
+    sets = min(_MOST_SETS, power_of_two(ceil_div(problem.batch, _TILE_ROWS)))
+    units = ceil_div(problem.hidden, _TILE_LINES // problem.cell.gates)
+    macros = {**shared.form_macros(problem), "UNITS": problem.hidden, "SETS": sets, "WARPS": _TILE_WARPS}
+    return macros, (units, ceil_div(problem.batch, _TILE_ROWS * sets), problem.directions)
+
+
+def _lower_steps(
+    template: KernelTemplate,
+    macros: dict[str, object],
+    grid: tuple[int, int, int],
+    problem: Recurrence,
+    group: Group,
+    lowering: Lowering,
+) -> tuple[KernelCall, ...]:
+    """A launch for each step."""
     kept = Argument(lowering.scratch(problem.states * FLOAT32.size), writes=True)
-    macros = {**shared.macros(problem), "a_t": CUDA.storage[problem.result.dtype.name], "WARPS": _WARPS}
+    macros = {**macros, "a_t": CUDA.storage[problem.result.dtype.name]}
     nbytes = traffic_of(group, lowering.tensors) // problem.steps
     calls = []
     for step in range(problem.steps):
         launch = Launch(
-            RECURRENCE_STEP,
-            grid=(ceil_div(problem.hidden, _WARPS), ceil_div(problem.batch, shared.rows(problem)), problem.directions),
+            template,
+            grid=grid,
             values=shared.values(problem, step),
             macros=macros,
             inputs=shared.bindings(problem),

@@ -81,8 +81,9 @@ _MAX_READS = 8  # of what is computed, so that there is room for what the kernel
 
 def loads_element(group: Group, position: int, operand: Operand) -> bool:
     """Whether an operand is computed element by element, and that of a problem whose kernels call ``element``."""
-    is_called = isinstance(group.problem, Scan | Sort) and isinstance(operand, Computed)
-    return is_called and not operand.is_of_rows and len(operand.reads()) <= _MAX_READS
+    if not isinstance(group.problem, Scan | Sort) or not isinstance(operand, Computed):
+        return False
+    return not operand.is_of_rows and len(operand.reads()) <= _MAX_READS
 
 
 def element_prologue(operand: Operand, lowering: Lowering, dialect: Dialect) -> Prologue:

@@ -22,11 +22,11 @@ def scan_functions(scan: Scan, dialect: Dialect) -> str:
     kinds = [dialect.register(number.dtype) for number in scan.lift]
     declared = " ".join(f"{kind} {name};" for kind, name in zip(kinds, fields, strict=True))
     identity = [dialect.literal(const.value, const.dtype) for const in scan.combination.identity]
-    sides = [[f"{side}.{name}" for name in fields] for side in "ab"]
+    left, right = ([f"{side}.{name}" for name in fields] for side in "ab")
     lifted = _printed(scan.lift, ("element", "position"), dialect)
-    (finished,), lines = _printed((scan.value,), sides[0], dialect)
-    combined, both = combine_text(scan.combination, *sides, dialect, "    ")
-    parts = (
+    (finished,), lines = _printed((scan.value,), left, dialect)
+    combined, both = combine_text(scan.combination, left, right, dialect, "    ")
+    parts: tuple[tuple[str, tuple[list[str], list[str]]], ...] = (
         ("nothing()", (identity, [])),
         ("combine(State a, State b)", (both, combined)),
         (f"lift({dialect.register(scan.source.dtype)} element, int position)", lifted),

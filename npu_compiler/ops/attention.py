@@ -55,9 +55,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """``softmax(query @ key.T * scale + mask) @ value`` by head; several query heads may share one of key and value.
 
-    Query [..., H, S, D], key [..., G, L, D], value [..., G, L, E]; G = H unless `enable_gqa`, and one head may
-    do without them. The mask broadcasts to
-    [..., H, S, L], booleans (True is open) or floats to add. A row that is closed everywhere gives zeros, as PyTorch's.
+    Query [..., H, S, D], key [..., G, L, D], value [..., G, L, E]; G = H or 1, any divisor of H with `enable_gqa`. One
+    head may do without its dimension. The mask broadcasts to [..., H, S, L], booleans (True is open) or floats to add.
+    A row that is closed everywhere gives zeros, as PyTorch's.
     """
     if dropout_p:
         raise OpRefusal(f"given dropout_p={dropout_p}, expected 0; call model.eval() before extraction")
@@ -212,7 +212,7 @@ def attention_by_products(
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     heads, groups = query.shape[1], key.shape[1]
-    shared = heads == groups or (enable_gqa and groups and heads % groups == 0)
+    shared = heads == groups or groups == 1 or (enable_gqa and groups and heads % groups == 0)
     fits = (
         query.shape[0] == key.shape[0] == value.shape[0]
         and query.shape[3] == key.shape[3]

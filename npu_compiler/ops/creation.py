@@ -149,14 +149,15 @@ def arange_(
     device: Any = None, pin_memory: Any = None,
 ) -> Tensor:  # fmt: skip
     """``start``, ``start + step``, ... below `end`."""
+    numbers = (start, end, step)
+    kind = _kind(dtype, *numbers) if dtype is not None or any(isinstance(n, float) for n in numbers) else INT64
+    if kind == INT64:
+        start, end, step = (int(n) for n in numbers)  # as PyTorch does, before it counts them
     if step == 0:
         raise OpRefusal("given step=0, expected another number")
     length = max(0, int(-((start - end) // step)))
-    kind = (
-        _kind(dtype, start, end, step)
-        if dtype is not None
-        else (FLOAT32 if any(isinstance(n, float) for n in (start, end, step)) else INT64)
-    )
+    if not kind.is_float:
+        start, step = int(start), int(step)
     steps = arange(trace, length).cast(kind)
     return steps * step + start if (step, start) != (1, 0) else steps
 

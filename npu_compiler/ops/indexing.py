@@ -46,7 +46,7 @@ def _rows_of_parts(call: RowCall) -> Passage | None:
     return Passage({"tensors": call.dim}) if fits else None
 
 
-@op("aten.cat.default", "aten.concat.default", rows=_rows_of_parts)
+@op("aten.cat.default", "aten.concat.default", "aten.concatenate.default", rows=_rows_of_parts)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors one after another along `dim`."""
     parts = [t for t in tensors if t.shape != (0,)]  # PyTorch ignores empty vectors

@@ -338,6 +338,7 @@ def weight_norm_interface(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, T
     """The weight norm, with the norms."""
     rank = len(v.shape)
     kept = {dim % rank} if dim != -1 else set()
-    (squares,) = reduce(v * v, total, [d for d in range(rank) if d not in kept], True)
+    wide = v.cast(FLOAT32)
+    (squares,) = reduce(wide * wide, total, [d for d in range(rank) if d not in kept], True)
     norm = apply("sqrt", squares)
-    return v * (g / norm), norm
+    return (wide * (g.cast(FLOAT32) / norm)).cast(v.dtype), norm.cast(v.dtype)

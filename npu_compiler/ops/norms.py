@@ -54,6 +54,15 @@ def norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype
     return norm_of(self, 2 if p is None else p, dims_of(dim), keepdim, dtype)
 
 
+@row_op("aten.linalg_norm.default")
+def linalg_norm(self: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The norm of vectors: of order `ord` along one dimension, or without an order the 2-norm of all elements."""
+    along = range(len(self.shape)) if dim is None else dims_of(dim)
+    if ord is not None and (len(along) != 1 or isinstance(ord, str)):
+        raise OpRefusal(f"given ord={ord!r} over {len(along)} dimensions: the norm of a matrix is not supported")
+    return norm_of(self, 2 if ord is None else ord, dims_of(dim), keepdim, dtype)
+
+
 @op("aten.renorm.default", "aten.renorm_.default", work=Work.ROWS)
 def renorm(self: Tensor, p: Number, dim: int, maxnorm: Number) -> Tensor:
     """Each slice along `dim` scaled to the norm `maxnorm` where it has a greater one."""

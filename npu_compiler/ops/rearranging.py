@@ -11,6 +11,12 @@ from npu_compiler.tensor.shapes import normalize_dim
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 
 
+@op("aten.tile.default")
+def tile(self: Tensor, dims: Sequence[int]) -> Tensor:
+    """All of a tensor, so many times along each dimension, the last ones where there are fewer of them than it has."""
+    return repeat(self, [*(1 for _ in range(len(self.shape) - len(dims))), *dims])
+
+
 @op("aten.repeat.default")
 def repeat(self: Tensor, repeats: Sequence[int]) -> Tensor:
     """All of a tensor, so many times along each dimension; there may be more of them than it has, ahead of its own."""

@@ -36,6 +36,12 @@ template <class T, size_t N, uint Stride> struct Spread<T[N], Stride> {
   }
 };
 
+// Fills a thread's array, wherever it is kept.
+template <class T, uint Stride> MSL_INLINE void fill(const Spread<T, Stride>& array, const T& values) { array = values; }
+template <class T, size_t N> MSL_INLINE void fill(T (&array)[N], const T (&values)[N]) {
+  __builtin_memcpy(array, values, sizeof(values));
+}
+
 // The lanes of a simdgroup for which every mask holds.
 template <class... Masks> MSL_INLINE uint active_lanes(const Masks*... masks) {
   uint active = 0;

@@ -1,8 +1,9 @@
-"""Products and convolutions of sizes that reach every kernel: tiles, splits, edges, groups, transposed operands."""
+"""Sizes that reach every kernel: tiles, splits, edges, groups, transposed operands, long rows."""
 
 from __future__ import annotations
 
-from tests.ops.cases import Case, case, floats
+from tests.ops.cases import Case, case, floats, integers
+from tests.ops.indexing_cases import indices
 
 __all__ = ["CASES"]
 
@@ -124,5 +125,19 @@ def _resized() -> list[Case]:
     ]
 
 
+def _long_rows() -> list[Case]:
+    """Rows that one block sorts, and more; a long index, which is sorted first."""
+    add, reduced = "index_add.default", "index_reduce.default"
+    small = {"low": 0.0, "high": 0.1}
+    return [
+        *(case("sort.stable", floats(rows, size), stable=True) for rows, size in ((9, 1024), (2, 8192), (3, 70000))),
+        case("sort.stable", integers(2, 4000, low=-99, high=99), stable=True, dim=-1, descending=True),
+        case(add, floats(300, 64), 0, indices(20_000, below=300), floats(20_000, 64, **small)),
+        case(add, floats(2, 500, 3), 1, indices(300_000, below=500), floats(2, 300_000, 3, low=0.0, high=0.001)),
+        case(reduced, floats(70, 300), 0, indices(9000, below=3), floats(9000, 300), "amax"),
+        case(reduced, floats(70, 40), 0, indices(9000, below=70), floats(9000, 40), "mean", include_self=False),
+    ]
+
+
 CASES = [*_products(), *_convolutions(), *_columns()]
-CASES += [*_filters_of_one_channel(), *_lines_and_volumes(), *_resized()]
+CASES += [*_filters_of_one_channel(), *_lines_and_volumes(), *_resized(), *_long_rows()]

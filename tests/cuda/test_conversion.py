@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import ml_dtypes
@@ -23,7 +23,8 @@ _PAIRS = [*product(_FLOATS, repeat=2), *product(_INTEGERS, repeat=2), ("bool", "
 def test_kernels_compile(architecture: int) -> None:
     pairs = _PAIRS[::5] if architecture == 70 else [("float32", "bfloat16"), ("float64", "float16")]
     for source, target in pairs:
-        compile_kernel(conversion_text(source, target), "convert_small", architecture)
+        for entry in ("convert_small", "convert_turned"):
+            compile_kernel(conversion_text(source, target), entry, architecture)
 
 
 def _converted(array: NDArray[Any], target: Any, device: Device, axes: tuple[int, ...]) -> tuple[NDArray[Any], bool]:
@@ -56,6 +57,18 @@ def test_values_are_those_of_numpy(device: Device, rng: np.random.Generator, sou
         wanted = array.astype(_dtype(target))
         assert made.dtype == wanted.dtype
         np.testing.assert_array_equal(made.astype(np.float64), wanted.astype(np.float64))
+
+
+@pytest.mark.parametrize(("source", "target"), [*pairwise(_FLOATS), ("uint8", "uint8")])
+@pytest.mark.parametrize("shape", [(7, 130, 300), (11, 64, 5, 77), (16, 17_000), (1, 17, 1, 16_001)], ids=str)
+def test_large_tensors_are_turned(
+    device: Device, rng: np.random.Generator, source: str, target: str, shape: tuple[int, ...]
+) -> None:
+    array = rng.integers(-99 if source in _FLOATS else 0, 99, shape).astype(_dtype(source))
+    axes = (*(axis for axis in range(len(shape)) if axis != 1), 1) if len(shape) > 2 else (1, 0)
+    made, lost = _converted(array, _dtype(target), device, axes)
+    assert not lost
+    np.testing.assert_array_equal(made.astype(np.float64), array.astype(np.float64))
 
 
 @pytest.mark.parametrize(

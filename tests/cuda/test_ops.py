@@ -9,12 +9,13 @@ from npu_runtime import Device
 from tests.cuda import shapes
 from tests.ops import test_ops
 from tests.ops.cases import Case
+from tests.ops.collected import COMPUTED
 
 BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 
 
 @BOTH
-@pytest.mark.parametrize("case", [*shapes.CASES, *test_ops.COMPUTED], ids=str)
+@pytest.mark.parametrize("case", [*shapes.CASES, *COMPUTED], ids=str)
 def test_equals_torch(case: Case, compute: torch.dtype, device: Device) -> None:
     test_ops.check(case, torch.float32, compute, device)
 

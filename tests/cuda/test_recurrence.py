@@ -27,7 +27,12 @@ HELD = [
     layers("rnn_relu", 40, 17, 32, 64),
 ]
 STEPPED = [layers("lstm", 4, 2, 32, 1024), layers("gru", 3, 5, 33, 901, both=True)]
-_ARCHITECTURES = (90, 90, 90, 80, 70, 90, 90, 90, 90, 80, 70)  # by case
+TILED = [
+    layers("lstm", 4, 11, 32, 1160, both=True),
+    layers("gru", 3, 35, 32, 1200),
+    layers("rnn_relu", 3, 40, 32, 4104),
+]
+_ARCHITECTURES = (90, 90, 90, 80, 70, 90, 90, 90, 90, 80, 70, 90, 80, 90)  # by case
 
 
 def plan_of(case: Case) -> ExecutionPlan:
@@ -49,19 +54,27 @@ def test_a_cluster_that_holds_the_weights_is_preferred_and_any_device_has_a_way(
         assert entries(plan, second) == ["recurrence_step"] * steps
 
 
-@pytest.mark.parametrize("case", STEPPED, ids=str)
-def test_weights_that_no_cluster_holds_take_a_launch_for_each_step(case: Case) -> None:
-    plan = plan_of(case)
-    launched = [name for step in plan.steps for name in entries(plan, options_of(step)[0]) if "recurrence" in name]
-    assert launched == ["recurrence_step"] * case.args[0].shape[0]
+@pytest.mark.parametrize(
+    ("case", "ways"),
+    [*zip(STEPPED, [("recurrence_tile", "recurrence_step"), ("recurrence_step",)], strict=True)],
+    ids=str,
+)
+def test_weights_that_no_cluster_holds_take_a_launch_for_each_step(case: Case, ways: tuple[str, ...]) -> None:
+    plan, steps = plan_of(case), case.args[0].shape[0]
+    for place, way in enumerate(ways):
+        chosen = [options_of(step) for step in plan.steps]
+        names = [name for options in chosen for name in entries(plan, options[min(place, len(options) - 1)])]
+        assert [name for name in names if "recurrence" in name] == [way] * steps
 
 
-@pytest.mark.parametrize(("case", "architecture"), [*zip([*HELD, *STEPPED], _ARCHITECTURES, strict=True)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "architecture"), [*zip([*HELD, *STEPPED, *TILED], _ARCHITECTURES, strict=True)], ids=str
+)
 def test_kernels_compile(case: Case, architecture: int) -> None:
     check_plan_compiles(plan_of(case), architecture)
 
 
 @BOTH
-@pytest.mark.parametrize("case", [*HELD, *STEPPED], ids=str)
+@pytest.mark.parametrize("case", [*HELD, *STEPPED, *TILED], ids=str)
 def test_equals_torch(case: Case, compute: torch.dtype, device: Device) -> None:
     test_ops.check(case.storing(60), torch.float32, compute, device)

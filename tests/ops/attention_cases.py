@@ -24,6 +24,7 @@ CASES = [
     case(_NAME, _WIDE, floats(1, 4, 7, 264), floats(1, 4, 7, 12), floats(1, 1, 5, 7)),
     case(_NAME, _WIDE, _GROUPS, _GROUPS, is_causal=True, enable_gqa=True),
     case(_NAME, _WIDE, _GROUPS, _GROUPS, Operand((1, 1, 5, 7), "bool", data=(0,) * 7 + (1, 0) * 14), enable_gqa=True),
+    case(_NAME, floats(2, 4, 5, 16), floats(2, 1, 7, 16), floats(2, 1, 7, 16), floats(5, 7)),
     case(_NAME, floats(1, 2, 0, 8), floats(1, 2, 5, 8), floats(1, 2, 5, 8)),
     case(_NAME, floats(0, 2, 3, 8), floats(0, 2, 5, 8), floats(0, 2, 5, 8)),
 ]

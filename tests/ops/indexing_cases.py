@@ -21,6 +21,7 @@ JOINS = [
     case("cat.default", [floats(3, 1), floats(3, 2), floats(3, 3)], 1),
     case("cat.default", [CUBE, TURNED, floats(2, 3, 1)], -1),
     case("cat.default", [CUBE, TURNED], 1),
+    case("concatenate.default", [floats(3, 1), floats(3, 2)], 1),
     case("cat.default", [MATRIX]),
     case("cat.default", [NOTHING, MATRIX, NOTHING]),
     case("cat.default", [NOTHING, NOTHING]),
@@ -135,6 +136,7 @@ CREATION = [
     case("arange.start_step", 1, 10, 3),
     case("arange.start_step", 5, -3, -2),
     case("arange.start_step", 0.0, 1.0, 0.25),
+    case("arange.start_step", 7.5, -2.5, -1.5, dtype=torch.int64),
     case("arange.start_step", 0, 6, 2, dtype=torch.float32),
 ]
 

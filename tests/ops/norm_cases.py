@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.ops.cases import Operand, case, floats, integers, values
+from tests.ops.cases import Operand, case, floats, integers, refused, values
 
 NAN, INF = float("nan"), float("inf")
 MATRIX, CUBE = floats(5, 40), floats(3, 5, 8)
@@ -12,6 +12,10 @@ _ORDERS = (2, 1, 0, 3, 0.5, INF, -INF, -1)
 NORMS = [
     *(case("linalg_vector_norm.default", floats(4, 9, low=0.5), order, [1]) for order in _ORDERS),
     case("linalg_vector_norm.default", CUBE),
+    case("linalg_norm.default", CUBE),
+    case("linalg_norm.default", CUBE, None, [1], True),
+    case("linalg_norm.default", CUBE, 1, -1),
+    refused("the norm of a matrix", "linalg_norm.default", floats(3, 4), "nuc"),
     case("linalg_vector_norm.default", CUBE, 2, [0, 2], True),
     case("linalg_vector_norm.default", floats(2, 0), 2, [1]),
     case("linalg_vector_norm.default", values(1.0, NAN), 1),

@@ -91,6 +91,9 @@ FUNCTIONS = [
 
 PLACES = [
     case("repeat.default", floats(2, 3), (2, 2)),
+    case("tile.default", floats(2, 3), (2, 2)),
+    case("tile.default", floats(2, 3), (2,)),
+    case("tile.default", floats(3), (2, 1)),
     case("repeat.default", floats(2, 3), (4, 1, 2)),
     case("repeat.default", floats(3), (1,)),
     case("repeat.default", integers(2, 3), (3, 2)),

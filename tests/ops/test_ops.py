@@ -20,9 +20,8 @@ from tests.support.running import run_ir
 
 REFUSED = [case for case in CASES if case.refusal]
 FLOATING = [case for case in COMPUTED if any(operand.dtype == MODEL for operand in case.operands())]
-HALF_MODELS = list({case.op: case for case in reversed(FLOATING)}.values())  # the first case of each op
-# kernels for bfloat16 differ in what they load and store: a few cases of each op show it, and halve what is compiled
-ALSO_IN_BFLOAT16 = [case for i, case in enumerate(FLOATING) if sum(c.op == case.op for c in FLOATING[:i]) < 3]
+# of each op the first case: what another data type changes are loads and stores, which one case shows
+HALF_MODELS = list({case.op: case for case in reversed(FLOATING)}.values())
 BOTH = pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 # covered by every case of an op with several results; removed by the extraction; no ATen op, made by torch.export; the
 # next two give statistics of another size on the CPU than elsewhere: tests of spellings and of absent tensors have them
@@ -91,7 +90,7 @@ def test_equals_torch(case: Case, device: Device) -> None:
     check(case, torch.float32, torch.float16, device)
 
 
-@pytest.mark.parametrize("case", ALSO_IN_BFLOAT16, ids=str)
+@pytest.mark.parametrize("case", HALF_MODELS, ids=str)
 def test_equals_torch_in_bfloat16(case: Case, device: Device) -> None:
     check(case, torch.float32, torch.bfloat16, device)
 

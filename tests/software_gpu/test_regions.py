@@ -13,7 +13,7 @@ import metal_compiler
 import npu_compiler
 from npu_compiler.errors import DeviceError
 from software_gpu.library import compile_library
-from tests.ops.cases import case, floats
+from tests.ops.cases import case, floats, values
 from tests.ops.collected import COMPUTED
 from tests.software_gpu.harness import HEAD, Array, pipeline, read_kernels, run, uints
 
@@ -28,6 +28,12 @@ SPLIT = [
     "shared_scalars",
     "matrices_by_index",
     "uniform_between",
+    "functions_with_barriers",
+    "functions_with_collectives",
+    "sorting_network",
+    "guarded_steps",
+    "values_of_all",
+    "arrays_by_pointer",
 ]
 
 
@@ -72,12 +78,16 @@ def kernels_of_the_project() -> list[str]:
 
 @cache
 def compiled_kernels() -> dict[str, str]:
-    """The text of one kernel of each name that the compiler makes for the first cases of all ops, and a long cache."""
+    """The text of one kernel of each name that the compiler makes for the first cases of all ops, and for long rows."""
     first = {each.op: each for each in reversed(COMPUTED)}
     long_cache = case("scaled_dot_product_attention.default", *(floats(1, 2, rows, 64) for rows in (1, 5000, 5000)))
     vectors = [case(name, floats(1, 64), floats(64, 64)) for name in ("linear.default", "mm.default")]
-    cases = [*first.values(), *vectors, long_cache]
-    programs = [npu_compiler.compile(each.ir(torch.float32), "metal") for each in cases]
+    long_rows = [case("cumsum.default", floats(2, 30_000), 1), case("sort.stable", floats(1, 5000), stable=True)]
+    ends = values(8, 16, dtype="int32")
+    grouped = case("_grouped_mm.default", floats(16, 64), floats(2, 64, 48), ends, None, None)
+    cases = [*first.values(), *vectors, *long_rows, long_cache]
+    models = [*(each.ir(torch.float32) for each in cases), grouped.ir(torch.bfloat16)]
+    programs = [npu_compiler.compile(model, "metal") for model in models]
     return {kernel.entry: kernel.text for program in programs for kernel in program.main.kernels}
 
 
@@ -135,7 +145,15 @@ UNSPLIT = {
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 """,
-    "barrier inside a helper": "  settle();\n  shared[tid] += 1.0f;\n",
+    "barrier inside a function that returns early": "  settle(tid);\n  shared[tid] += 1.0f;\n",
+    "barrier inside a template": "  settle_as(1.0f);\n  shared[tid] += 1.0f;\n",
+    "barrier inside an expression": "  shared[tid] += 0.0f + settled(1.0f);\n",
+    "barrier beside a change": "  shared[tid] += 1.0f, threadgroup_barrier(mem_flags::mem_threadgroup);\n",
+    "return of lanes by what they share": "  shared[tid] += 1.0f;\n"
+    "  if (tid % 2 == 0) { float s = simd_sum(1.0f); if (s > 3.0f) return; }\n"
+    "  simdgroup_barrier(mem_flags::mem_none);\n",
+    "collective in the head of a loop": "  for (float i = 0.0f; i < simd_max(1.0f); ++i) shared[tid] += 1.0f;\n",
+    "vote": "  if (simd_any(tid == 33)) shared[tid] += 1.0f;\n",
     "collective that is evaluated only sometimes": "  shared[tid] += tid < 500 ? simd_sum(1.0f) : 0.0f;\n",
     "switch": "  switch (tid % 2) { case 0: shared[tid] = 1.0f; break; default: break; }\n",
 }
@@ -145,7 +163,10 @@ UNSPLIT = {
 def test_unknown_form_runs_on_fibers(form: str) -> None:
     source = (
         HEAD
-        + "inline void settle() { threadgroup_barrier(mem_flags::mem_threadgroup); }\n"
+        + "inline void settle(uint tid) {\n  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+        + "  if (tid > 900) return;\n  threadgroup_barrier(mem_flags::mem_threadgroup);\n}\n"
+        + "template <typename T> inline void settle_as(T x) { threadgroup_barrier(mem_flags::mem_threadgroup); }\n"
+        + "inline float settled(float x) { threadgroup_barrier(mem_flags::mem_threadgroup); return x; }\n"
         + "kernel void k(device float* y [[buffer(0)]], uint tid [[thread_index_in_threadgroup]]) {\n"
         + "  threadgroup float shared[128];\n  shared[tid] = 0.0f;\n"
         + "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
@@ -156,7 +177,13 @@ def test_unknown_form_runs_on_fibers(form: str) -> None:
     (y,) = run(source, "k", [np.zeros(128, np.float32)], (1, 1, 1), (128, 1, 1))
     expected = {
         "barrier in a loop that threads leave at different times": np.full(128, 2.0),
-        "barrier inside a helper": np.ones(128),
+        "barrier inside a function that returns early": np.ones(128),
+        "barrier inside a template": np.ones(128),
+        "barrier inside an expression": np.ones(128),
+        "barrier beside a change": np.ones(128),
+        "return of lanes by what they share": np.arange(128) % 2,
+        "collective in the head of a loop": np.ones(128),
+        "vote": (np.arange(127, -1, -1) // 32 == 1),
         "collective that is evaluated only sometimes": np.full(128, 32.0),
         "switch": np.arange(127, -1, -1) % 2 == 0,
     }

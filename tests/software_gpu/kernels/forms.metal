@@ -183,3 +183,147 @@ kernel void uniform_between(device const float* x [[buffer(0)]], device float* y
   }
   y[group * 128 + tid] = simd_sum(own) + own;
 }
+
+struct Extrema {
+  float low, high;
+};
+
+METAL_FUNC Extrema joined(Extrema a, Extrema b) { return Extrema{min(a.low, b.low), max(a.high, b.high)}; }
+
+// What the threads ahead have between them; `all` becomes what all have.
+METAL_FUNC Extrema ahead_of(Extrema own, thread Extrema& all, uint tid, threadgroup Extrema* shared) {
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  shared[tid] = own;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint distance = 1; distance < 128; distance *= 2) {
+    Extrema below = own;
+    if (tid >= distance) {
+      below = shared[tid - distance];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    own = joined(below, own);
+    shared[tid] = own;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  all = shared[127];
+  Extrema ahead = Extrema{0.5f, -0.5f};
+  if (tid > 0) ahead = shared[tid - 1];
+  return ahead;
+}
+
+METAL_FUNC float spread_of(float value, thread Extrema& all, threadgroup Extrema* shared, uint tid) {
+  Extrema before = ahead_of(Extrema{value, value}, all, tid, shared);
+  float gap = before.high - before.low;
+  return gap;
+}
+
+kernel void functions_with_barriers(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                                    constant uint& count [[buffer(2)]], uint tid [[thread_index_in_threadgroup]],
+                                    uint group [[threadgroup_position_in_grid]]) {
+  threadgroup Extrema extrema[128];
+  Extrema all = Extrema{0.0f, 0.0f};
+  float own = 1.0f, gap = 2.0f;
+  for (uint round = 0; round < count; ++round) {
+    float below = x[group * 128 + (tid + round * 7) % 128];
+    gap = spread_of(below + own, all, extrema, tid);
+    own += gap * 0.5f - all.low;
+  }
+  Extrema mine = Extrema{own, own};
+  ahead_of(mine, all, tid, extrema);
+  y[group * 128 + tid] = own + gap + all.high - mine.low;
+}
+
+METAL_FUNC float balanced(float value) {
+  float sum = simd_sum(value);
+  return value - sum / 32.0f;
+}
+
+kernel void functions_with_collectives(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                                       uint tid [[thread_index_in_threadgroup]],
+                                       uint group [[threadgroup_position_in_grid]]) {
+  float value = balanced(x[group * 128 + tid]);
+  if (value > 0.25f) {
+    value = balanced(value * value);
+  }
+  y[group * 128 + tid] = value;
+}
+
+METAL_FUNC void order(threadgroup ulong* entries, int low, int high) {
+  ulong a = entries[low], b = entries[high];
+  if (b < a) {
+    entries[low] = b;
+    entries[high] = a;
+  }
+}
+
+METAL_FUNC void sort_all(threadgroup ulong* entries, int total, int tid) {
+  for (int size = 2; size <= total; size *= 2) {
+    for (int pair = tid; pair < total / 2; pair += 128) {
+      int low = pair * 2 - (pair & (size / 2 - 1));
+      order(entries, low, low ^ (size - 1));
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int stride = size >> 2; stride > 0; stride >>= 1) {
+      for (int pair = tid; pair < total / 2; pair += 128) {
+        int low = pair * 2 - (pair & (stride - 1));
+        order(entries, low, low + stride);
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+}
+
+kernel void sorting_network(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                            uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup ulong entries[256];
+  for (uint i = tid; i < 256; i += 128) {
+    uint bits = as_type<uint>(x[(group * 128 + i) % 512]);
+    uint key = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+    entries[i] = ulong(key) << 32 | ulong(i);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  int total = 256;
+  sort_all(entries, total, int(tid));
+  y[group * 128 + tid] = float(entries[tid] >> 40) + float(entries[255 - tid] & 0xffff);
+}
+
+kernel void guarded_steps(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                          uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  float own = simd_max(x[tid]);
+  for (uint i = tid; i < 300; i += 128) {
+    uint share = 1000u / (300u - i);  // which no lane may divide that has come too far
+    float sum = float(share);
+    for (uint j = 0; j < 70 + group; ++j) sum += x[(j + share) % 512];
+    own += sum * float(share);
+  }
+  y[group * 128 + tid] = own;
+}
+
+kernel void values_of_all(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                          uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  threadgroup float shared[128];
+  shared[tid] = x[group * 128 + tid];
+  float read = abs(x[group]);
+  float twice = read * 2.0f;
+  uint count = uint(read) + 1;
+  count += 1;
+  float moved = simd_shuffle_xor(shared[tid], 3);
+  float more = moved * 2.0f;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = 0; i < count; ++i) {
+    float next = shared[(tid + 1) % 128] + moved;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    shared[tid] = next * 0.5f + more;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  y[group * 128 + tid] = shared[tid] + twice + more;
+}
+
+kernel void arrays_by_pointer(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                              uint tid [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+  float own[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  thread float* place = own;
+  place[tid % 4] += x[group * 128 + tid];
+  float sum = simd_sum(own[1]);
+  y[group * 128 + tid] = sum + own[0] * own[2] - own[3];
+}
