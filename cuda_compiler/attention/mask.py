@@ -24,7 +24,7 @@ _CHUNK_BYTES = 16  # that a thread reads at a time
 
 _PLACES = "mask_batch, mask_head, mask_row, mask_step"
 _PARAMS = f"{_PLACES}, state_batch, state_head, state_parts"
-MASK_MACROS = "mask_t MASK MASK_CLOSED"
+MASK_MACROS = "mask_t MASK MASK_CLOSED MASK_PERIOD?"
 MASK_STATES = KernelTemplate(
     "mask_states",
     params=f"int rows, length, heads, {_PLACES}",
@@ -57,11 +57,14 @@ def mask_macros(problem: Attention) -> dict[str, object]:
     mask = problem.mask.dtype if problem.mask is not None else BOOL
     # minus infinity, or a number so low that the weight vanishes beside any position that is open
     closed = -65504.0 if mask == FLOAT16 else -1e37
-    return {
+    macros: dict[str, object] = {
         "mask_t": CUDA.storage[mask.name],
         "MASK": 0 if problem.mask is None else 1 if mask == BOOL else 2,
         "MASK_CLOSED": CUDA.literal(closed, FLOAT32),
     }
+    if problem.mask_period:
+        macros["MASK_PERIOD"] = problem.mask_period
+    return macros
 
 
 def mask_values(problem: Attention, state_rows: int) -> dict[str, int]:
@@ -119,7 +122,8 @@ def _launch(
     most = _CHUNK_BYTES // mask.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
     macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
-    del macros["MASK"]  # which says how it is added
+    for name in ("MASK", "MASK_PERIOD"):  # which say how and where it is added
+        macros.pop(name, None)
     launch = Launch(MASK_STATES, grid, values, macros, inputs={"mask": mask.argument}, outputs={"states": states})
     nbytes = grid[2] * problem.rows * problem.length * mask.dtype.size
     return KERNELS.launch_alone(launch, f"open blocks of {mask.tensor.name}", nbytes, lowering)

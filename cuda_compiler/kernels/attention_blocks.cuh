@@ -1,13 +1,23 @@
 // What attention kernels share: blocks of positions that a mask leaves open, heads that read the same keys, sums of rows.
 constexpr float CLOSED = -1e30f; // below every score
 
+// Whose mask an element of the batch has: its own, or that of one of the first MASK_PERIOD, again and again.
+__device__ __forceinline__ int masked_as(int batch)
+{
+#ifdef MASK_PERIOD
+    return batch % MASK_PERIOD;
+#else
+    return batch;
+#endif
+}
+
 // Moves keys, values and mask on to those of one head of keys and of its query heads.
 template <typename K, typename V>
 __device__ __forceinline__ void enter_group(K*& k, V*& v, const mask_t*& mask, int batch, int group, const Params& p)
 {
     k += (long long)batch * p.k_batch + (long long)group * p.k_head;
     v += (long long)batch * p.v_batch + (long long)group * p.v_head;
-    mask += (long long)batch * p.mask_batch + (long long)group * SHARED * p.mask_head;
+    mask += (long long)masked_as(batch) * p.mask_batch + (long long)group * SHARED * p.mask_head;
 }
 
 // Lists those of COUNT blocks that are open, each times two, plus one where the mask changes nothing; gives how many.

@@ -20,7 +20,7 @@ __device__ __forceinline__ int list_open(unsigned short* list, const unsigned ch
 #if MASK
         #pragma unroll
         for (int head = 0; head < MASK_HEADS; ++head) {
-            int number = batch * p.state_batch + (group * SHARED + head) * p.state_head;
+            int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
             int state = tile < TILES ? states[(long long)number * TILES + tile] : 0;
             any |= state != 0;
             all &= state == 2;

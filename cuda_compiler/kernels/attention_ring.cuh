@@ -99,7 +99,7 @@ __device__ __forceinline__ int state_of(
     any = false;
     int heads = p.state_head == 0 ? 1 : SHARED; // one stands for all where they are the same
     for (int head = 0; head < heads; ++head) {
-        int above = batch * p.state_batch + (group * SHARED + head) * p.state_head;
+        int above = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
         for (int part = first / STATE_ROWS; part <= last / STATE_ROWS; ++part) {
             const unsigned char* line = states + (above * p.state_parts + part) * STATES;
             #pragma unroll

@@ -239,6 +239,7 @@ def _attention(problem: Any, query: Array, key: Array, value: Array, mask: Array
     scores = query @ key.swapaxes(2, 3) * problem["scale"]
     scores = np.tanh(scores / problem["cap"]) * problem["cap"] if problem["cap"] else scores
     if mask is not None:
+        mask = np.tile(mask, (len(scores) // max(1, len(mask)), 1, 1, 1))  # those of the first ones, again and again
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if problem["causal"]:
         scores = np.where(np.tri(*scores.shape[2:]) == 1, scores, -np.inf)

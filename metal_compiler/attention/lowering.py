@@ -29,7 +29,7 @@ ATTENTION = KernelTemplate(
     ),
     macros=(
         "q_t k_t v_t tile_t HEAD_SIZE VALUE_SIZE TILE_M TILE_N BLOCK SIMDGROUPS DIRECT K_CHUNK V_CHUNK SCALE "
-        "CAUSAL SOFT_CAP? MASK MASK_STEP? mask_t? PARTIAL"
+        "CAUSAL SOFT_CAP? MASK MASK_STEP? MASK_PERIOD? mask_t? PARTIAL"
     ),
     inputs="q k v mask?",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
@@ -187,6 +187,8 @@ def _macros(division: _Division) -> dict[str, object]:
         macros["MASK"] = _MASK_BOOLEAN if kind == BOOL else _MASK_ADDED
         macros["MASK_STEP"] = problem.mask.strides[3]
         macros["mask_t"] = METAL.storage[kind.name]
+    if problem.mask_period:
+        macros["MASK_PERIOD"] = problem.mask_period
     return macros
 
 

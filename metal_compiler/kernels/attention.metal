@@ -115,8 +115,13 @@ kernel void attention(
 #if MASK
     if (int(thread_index) < TILE_M) {
         int row = row0 + min(int(thread_index), count - 1);
+#ifdef MASK_PERIOD
+        int masked_as = batch % MASK_PERIOD; // the masks of the first ones are those of all, again and again
+#else
+        int masked_as = batch;
+#endif
         row_mask[thread_index] =
-            batch * p.mask_batch + (first_head + row / p.rows) * p.mask_head + row % p.rows * p.mask_row;
+            masked_as * p.mask_batch + (first_head + row / p.rows) * p.mask_head + row % p.rows * p.mask_row;
     }
 #endif
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -11,12 +11,13 @@ from npu_compiler.artifact.recipes import IN_TURNS, ONE_AFTER_ANOTHER, WeightRec
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.attention import capped_attention, scaled_dot_product_attention
+from npu_compiler.ops.elementwise import div, mul
 from npu_compiler.ops.registry import spelled, traits_of
 from npu_compiler.ops.traits import Work
 from npu_compiler.ops.views import slice_
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["fuse_attention", "merge_linears", "merged_linears", "share_heads"]
+__all__ = ["broadcasts", "fuse_attention", "merge_linears", "merged_linears", "scaled_queries", "share_heads"]
 
 
 def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled: str, masked: bool, cast: bool) -> Any:
@@ -47,31 +48,66 @@ def attention_with_soft_cap(
 def _one_kernel(site: Sequence[Match], scene: Scene) -> Replacement | str:
     (match,) = site
     values, form = match.values, match.form
-    scale, mask = values.get("scale", 1.0), values.get("mask")
+    mask = values.get("mask")
     tensors = match.names("q", "k", "v")
     if tensors is None or (form["masked"] and not isinstance(mask, str)):
         return ""  # a number in place of a tensor: other arithmetic that looks alike
-    if isinstance(scale, str):
-        return f"its scale '{scale}' is a tensor, expected a number"
     shapes = [scene.shape(name) for name in tensors]
     given = ", ".join(str(list(shape)) for shape in shapes)
     if any(len(shape) != 4 for shape in shapes) or len({shape[:2] for shape in shapes}) != 1:
         return f"queries, keys and values are {given}, expected four dimensions, of which two are the same"
-    if isinstance(mask, str) and not _broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
+    if isinstance(mask, str) and not broadcasts(scene.shape(mask), (*shapes[0][:3], shapes[1][2])):
         return f"the mask {list(scene.shape(mask))} does not broadcast to the scores of {given}"
-    inputs = dict(zip(("query", "key", "value"), tensors, strict=True))
+    scaled = scaled_queries(match, scene)
+    if isinstance(scaled, str):
+        return scaled
+    inputs = dict(zip(("query", "key", "value"), (scaled.query, *tensors[1:]), strict=True))
     if isinstance(mask, str):
         inputs["attn_mask"] = mask
-    attrs = {"scale": 1 / float(scale) if form["scaled"] == "divided" else float(scale)}
+    attrs = {"scale": scaled.factor}
     op, cap = spelled(scaled_dot_product_attention), values.get("cap")
     if "cap" in values:
         if isinstance(cap, str) or not float(cap or 0) > 0:
             return f"its cap '{cap}' is no positive number"
         op, attrs["cap"] = spelled(capped_attention), float(cap or 0)
-    return Replacement((OpNode(match.root.name, op, inputs, attrs, match.root.outputs),))
+    node = OpNode(match.root.name, op, inputs, attrs, match.root.outputs)
+    return Replacement((*scaled.nodes, node), scaled.tensors)
 
 
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+@dataclass(frozen=True)
+class ScaledQueries:
+    """How the scores of a match get their scale.
+
+    Attributes:
+        query: The queries to multiply by the keys.
+        factor: What the products are multiplied by.
+        nodes, tensors: What makes those queries, where the scale is a tensor, which they take instead of the scores.
+    """
+
+    query: str
+    factor: float
+    nodes: tuple[OpNode, ...] = ()
+    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+
+def scaled_queries(match: Match, scene: Scene) -> ScaledQueries | str:
+    """How the scores of attention that is spelled out, of queries ``q``, get their ``scale``; or why they cannot."""
+    query, scale = str(match.values["q"]), match.values.get("scale", 1.0)
+    divided = match.form["scaled"] == "divided"
+    if not isinstance(scale, str):
+        return ScaledQueries(query, 1 / float(scale) if divided else float(scale))
+    given, factor = scene.graph.tensors[query], scene.graph.tensors[scale]
+    if given.dtype != factor.dtype or not broadcasts(factor.shape, (*given.shape[:-1], 1)):
+        by = f"its scale '{scale}' is a tensor {list(factor.shape)} of {factor.dtype}"
+        return f"{by}, expected a number, or one of {given.dtype} for each row"
+    name = f"{query} for {match.root.name}"
+    op = spelled(div if divided else mul)
+    node = OpNode(name, op, {"self": query, "other": scale}, {}, (name,))
+    return ScaledQueries(name, 1.0, (node,), {name: replace(given, name=name)})
+
+
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether a tensor of one shape may stand for one of another."""
     padded = (1,) * (len(to) - len(shape)) + shape
     return len(shape) <= len(to) and all(n in (1, size) for n, size in zip(padded, to, strict=True))
 

@@ -85,8 +85,9 @@ def capped_attention(
 
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
-    cap: float = 0.0,
+    cap: float = 0.0, period: int | None = None,
 ) -> Tensor:  # fmt: skip
+    """The masks of the first `period` elements of the batch, where given, are those of all, again and again."""
     rank = len(query.shape)
     if rank < 2 or not rank == len(key.shape) == len(value.shape):
         raise OpRefusal(f"given {rank}, {len(key.shape)} and {len(value.shape)} dimensions, expected two or more each")
@@ -97,14 +98,16 @@ def _attention(
     length = key.shape[2]
     operands = [query, key, value]
     if attn_mask is not None:
-        if broadcast_shapes(attn_mask.shape, (batch, heads, rows, length)) != (batch, heads, rows, length):
-            raise OpRefusal(f"the mask {list(attn_mask.shape)} does not broadcast to {[batch, heads, rows, length]}")
+        scores = (batch if period is None else period, heads, rows, length)
+        if broadcast_shapes(attn_mask.shape, scores) != scores:
+            raise OpRefusal(f"the mask {list(attn_mask.shape)} does not broadcast to {list(scores)}")
         if attn_mask.dtype != BOOL and not attn_mask.dtype.is_float:
             raise OpRefusal(f"given a mask of {attn_mask.dtype}, expected booleans or floats")
-        operands.append(attn_mask.expand((batch, heads, rows, length)))
+        operands.append(attn_mask.expand(scores))
     factor = float(scale) if scale is not None else 1 / sqrt(max(1, size))
     if not (length and min(size, value.shape[-1]) >= 1 and max(size, value.shape[-1]) <= MAX_HEAD_SIZE):
-        return _written_out(query, key, value, operands[3] if len(operands) > 3 else None, factor, is_causal, cap)
+        mask = _repeated(operands[3], batch) if len(operands) > 3 else None
+        return _written_out(query, key, value, mask, factor, is_causal, cap)
     shape = (batch, heads, rows, value.shape[-1])
     return query.trace.anchor("attention", tuple(operands), shape, query.dtype, scale=factor, causal=is_causal, cap=cap)
 
@@ -113,16 +116,33 @@ def _of_four_dimensions(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
     cap: float,
 ) -> Tensor:  # fmt: skip
-    """Attention of matrices, of heads without a batch, or of batches of several dimensions."""
+    """Attention of matrices, of heads without a batch, or of batches of several dimensions.
+
+    A mask that is the same along the outer ones of these is not repeated in memory.
+    """
     lead, heads = query.shape[:-3], query.shape[-3:-2] or (1,)
     if not lead == key.shape[:-3] == value.shape[:-3]:
         raise OpRefusal(f"given batches of {list(lead)}, {list(key.shape[:-3])} and {list(value.shape[:-3])}")
     q, k, v = (t.reshape((prod(lead), *(t.shape[-3:-2] or (1,)), *t.shape[-2:])) for t in (query, key, value))
+    period = None
     if mask is not None and len(mask.shape) > 3:
-        whole = mask.expand((*lead, *heads, query.shape[-2], key.shape[-2]))
-        mask = whole.reshape((prod(lead), *whole.shape[-3:]))
-    result = _attention(q, k, v, mask, is_causal, scale, enable_gqa, cap)
+        missing = len(query.shape) - len(mask.shape)
+        outer = next((dim for dim in range(len(lead)) if dim >= missing and mask.shape[dim - missing] != 1), 0)
+        inner = lead
+        if prod(lead[outer:]) < prod(lead):
+            inner, mask = lead[outer:], mask.reshape(mask.shape[outer - missing :])
+            period = prod(inner)
+        whole = mask.expand((*inner, *heads, query.shape[-2], key.shape[-2]))
+        mask = whole.reshape((prod(inner), *whole.shape[-3:]))
+    result = _attention(q, k, v, mask, is_causal, scale, enable_gqa, cap, period)
     return result.reshape((*query.shape[:-1], value.shape[-1]))
+
+
+def _repeated(mask: Tensor, batch: int) -> Tensor:
+    """The mask of each element of a batch, given those of the first ones, which the others have again and again."""
+    if mask.shape[0] == batch:
+        return mask
+    return mask.expand((batch // mask.shape[0], *mask.shape)).reshape((batch, *mask.shape[1:]))
 
 
 def _written_out(

@@ -16,6 +16,7 @@ from npu_compiler.graph.fusion_patterns import attention, attention_with_soft_ca
 from npu_compiler.graph.graph_optimizer import normed_convolution, optimize
 from npu_compiler.graph.linear_spelling import linear_of_rows, product_of_turned
 from npu_compiler.graph.rewrite import PatternOps
+from npu_compiler.graph.windowed_attention import attention_of_multiples, repeated_masks, windowed_attention
 from npu_compiler.ir import IRGraph
 from npu_compiler.ops.registry import terms
 from tests.support.ir_builder import IRBuilder, Value
@@ -31,7 +32,7 @@ def ops(graph: IRGraph) -> list[str]:
 
 
 class Attention:
-    """Attention spelled out, ``softmax(q @ k.T / scale) @ v``."""
+    """Attention spelled out, ``softmax(q @ k.T / scale) @ v``; a tuple as scale is the shape of a tensor."""
 
     def __init__(self, scale: Any = 2.0, shape: tuple[int, ...] = (1, 2, 4, 8)) -> None:
         self.builder = IRBuilder()
@@ -39,8 +40,8 @@ class Attention:
         q, k, v = (self.builder.input(name, shape) for name in "qkv")
         rank = len(shape)
         scores = call("aten.matmul.default", q, call("aten.transpose.int", k, rank - 2, rank - 1), name="scores")
-        if scale == "tensor":
-            scaled = call("aten.mul.Tensor", scores, self.builder.input("scale", (1,)), name="scaled")
+        if isinstance(scale, tuple):
+            scaled = call("aten.mul.Tensor", scores, self.builder.input("scale", scale), name="scaled")
         else:
             scaled = call("aten.div.Tensor", scores, scale, name="scaled")
         self.weights = call("aten.softmax.int", scaled, -1, name="weights")
@@ -60,10 +61,10 @@ def test_weights_of_attention_that_somebody_reads_are_named() -> None:
     assert note == "'result' is not rewritten as attention by one kernel: 'weights' is an output"
 
 
-def test_a_scale_that_is_a_tensor_is_named() -> None:
-    form = Attention("tensor")
+def test_a_scale_that_varies_along_the_keys_is_named() -> None:
+    form = Attention((2, 1, 4))
     (note,) = notes(form.builder, form.result)
-    assert "its scale 'scale' is a tensor, expected a number" in note
+    assert "its scale 'scale' is a tensor [2, 1, 4] of float32, expected a number, or one of float32 for each" in note
 
 
 def test_heads_of_three_dimensions_are_named() -> None:
@@ -214,6 +215,9 @@ class Given(NamedTuple):
 
 
 HEADS, KEYS = (1, 4, 3, 8), (1, 2, 5, 8)
+WINDOWS = ((6, 2, 4, 8), (6, 2, 5, 8), (6, 2, 5, 4), (2, 1, 1), (1, 2, 4, 5), (1, 2, 1, 4, 5), (2, 1, 4, 5))
+WINDOWED_FORM = {"scaled": "divided", "biased": True, "twice": True, "cast": False}
+VIEWED = [(3, 2, 2, 4, 5), (6, 2, 4, 5)]
 REPEATED = [(1, 2, 1, 5, 8), (1, 2, 2, 5, 8), (1, 4, 5, 8)] * 2
 Equation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Sequence[Sequence[int]], int]
 EQUATIONS: dict[str, Equation] = {
@@ -237,6 +241,49 @@ EQUATIONS: dict[str, Equation] = {
             {"scaled": "", "masked": False, "cast": False},
         )
     },
+    "attention with a scale of each head": (
+        attention,
+        (HEADS, (1, 4, 5, 8), (1, 4, 5, 8), (4, 1, 1), (3, 5)),
+        {"scaled": "divided", "masked": True, "cast": False},
+        (),
+        2,
+    ),
+    "windows": (windowed_attention, WINDOWS, WINDOWED_FORM, VIEWED, 9),
+    "windows of one mask": (
+        windowed_attention,
+        (*WINDOWS[:3], 1.5, *WINDOWS[4:]),
+        WINDOWED_FORM | {"scaled": "multiplied", "biased": False, "twice": False, "cast": True},
+        VIEWED,
+        5,
+    ),
+    "windows of matrices": (
+        windowed_attention,
+        ((6, 4, 8), (6, 5, 8), (6, 5, 4), 1.5, (6, 1, 5), (3, 1, 4, 5), (1,)),
+        WINDOWED_FORM | {"scaled": "", "twice": False},
+        [(3, 2, 4, 5), (6, 4, 5)],
+        7,
+    ),
+    "repeated masks": (
+        repeated_masks,
+        (*WINDOWS[:2], (6, 2, 5, 8), (1, 2, 4, 5), (1, 2, 1, 4, 5)),
+        {"biased": True},
+        [(3, 2, 1, 4, 5), (6, 1, 4, 5)],
+        7,
+    ),
+    "multiples": (
+        attention_of_multiples,
+        (HEADS, (1, 4, 5, 8), (1, 4, 5, 8), (3, 5), 1.5),
+        {"viewed": False},
+        (),
+        1,
+    ),
+    "viewed multiples": (
+        attention_of_multiples,
+        ((4, 3, 8), (1, 4, 5, 8), (1, 4, 5, 8), (3, 5), 1.5),
+        {"viewed": True},
+        [(1, 4, 3, 8)],
+        2,
+    ),
     "heads": (repeated_heads, (HEADS, KEYS, KEYS, (3, 5)), {}, REPEATED, 1),
     "norm": (normed_convolution, ((1, 3, 5, 5), *map(Given, [(4, 3, 3, 3), *[(4,)] * 5])), {}, (), 1),
     "addmm": (product_of_turned, ((5, 8), (6, 8), (6,)), {"has_bias": True}, (), 1),

@@ -49,6 +49,9 @@ CASES = [
     grouped(256, 256, 128, up_to(256, 256, 0)),
     case(NAME, heads(2, 70, 256), heads(2, 90, 256), heads(2, 90, 256)).storing(2),
     case(NAME, heads(2, 33, 40), heads(2, 90, 40), heads(2, 90, 24), floats(1, 2, 33, 90)).storing(2),
+    case(NAME, *[floats(3, 4, 6, 49, 32)] * 3, floats(4, 6, 49, 49)).storing(2),
+    case(NAME, *[floats(3, 4, 6, 49, 32)] * 3, added(49, 49, 20, float("-inf"))).storing(2),
+    case(NAME, floats(3, 4, 2, 1, 64), *[floats(3, 4, 2, 700, 64)] * 2, floats(1, 4, 2, 1, 700)).storing(2),
     case(NAME, heads(3, 5, 17), heads(3, 90, 17), heads(3, 90, 17), scale=0.3).storing(2),
 ]
 

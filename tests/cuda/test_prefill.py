@@ -41,6 +41,8 @@ CASES = [
     many(96, 8, 100, 150, 128, Operand((2, 1, 100, 150), BOOL, -1, 1)),
     many(96, 8, 100, 150, 96, floats(1, 96, 100, 150)),
     many(96, 32, 100, 300, 80, up_to(100, 300, 190)),
+    case(NAME, *[floats(3, 4, 6, 144, 32)] * 3, floats(4, 6, 144, 144)).storing(2),
+    case(NAME, *[floats(3, 4, 2, 144, 32)] * 3, Operand((4, 1, 144, 144), BOOL, -1, 1)).storing(2),
 ]
 
 

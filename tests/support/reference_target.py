@@ -194,7 +194,7 @@ def _conv(conv: Convolution, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
     query, key, value, *mask = operands
     keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
-    added = mask[0] if mask else None
+    added = mask[0].repeat(len(query) // max(1, len(mask[0])), 1, 1, 1) if mask else None
     causal, scale = attention.causal, attention.scale
     if attention.cap:
         scores = torch.tanh(query @ keys.mT * (scale / attention.cap)) * attention.cap

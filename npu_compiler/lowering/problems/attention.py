@@ -25,7 +25,8 @@ class Attention(Problem):
     Attributes:
         q: [batch, heads, rows, size].
         k, v: [batch, groups, length, size], [batch, groups, length, value size].
-        mask: [batch, heads, rows, length], booleans or numbers to add; None without.
+        mask: [batch, heads, rows, length], booleans or numbers to add, or those of the first elements of the batch,
+            which the others have again and again; None without.
         scale: Factor of the scores.
         cap: Where it is not 0, scores x become ``tanh(x / cap) * cap``.
         causal: Whether row i is closed from position i + 1 on.
@@ -93,6 +94,12 @@ class Attention(Problem):
     @property
     def batch(self) -> int:
         return self.q.shape[0]
+
+    @property
+    def mask_period(self) -> int:
+        """How many elements of the batch have a mask of their own, which those behind them have again; 0 if all do."""
+        own = self.batch if self.mask is None else self.mask.shape[0]
+        return 0 if own == self.batch else own
 
     @property
     def groups(self) -> int:
