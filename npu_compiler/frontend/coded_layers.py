@@ -105,7 +105,7 @@ def _numbers(codes: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
     """A tensor over an array's memory, also of the data types that numpy itself has not."""
-    if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if array.dtype.isbuiltin != 1:  # another library made it known to numpy
         return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)
 

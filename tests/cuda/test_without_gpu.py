@@ -63,7 +63,7 @@ def test_layouts_are_dense_and_images_channels_last() -> None:
         ((8, 64, 3, 3), (8, 64, 3, 3)),
         ((8, 3, 7, 7), (8, 4, 7, 8)),
         ((8, 20, 3, 3), (8, 24, 3, 3)),
-        ((6, 1, 3, 3), (6, 4, 3, 4)),
+        ((6, 1, 3, 3), (6, 1, 3, 3)),  # filters of one channel lie side by side
     ],
 )
 def test_taps_of_a_weight_fill_chunks(shape: tuple[int, ...], padded: tuple[int, ...]) -> None:

@@ -45,7 +45,10 @@ def _normal(default: Any) -> Any:
     if isinstance(default, (list, tuple)):
         values = set(default)
         return values.pop() if len(values) == 1 else None if not values else list(default)
-    return None if default is False else default
+    return None if default is False else _SAME.get(default, default)
+
+
+_SAME = {"valid": 0}  # padding
 
 
 def _add_scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
