@@ -95,7 +95,7 @@ def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
         return None
     given, made = tensors[source], tensors[node.outputs[0]]
     rank = len(given.shape)
-    turns_nothing = known.turn is not None and list(known.turn(node.attrs, rank)) == list(range(rank))
+    turns_nothing = known.turn is not None and (not rank or list(known.turn(node.attrs, rank)) == list(range(rank)))
     if not known.keeps_order and not turns_nothing:
         return None
     return source if (given.shape, given.dtype) == (made.shape, made.dtype) else None
