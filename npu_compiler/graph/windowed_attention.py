@@ -6,7 +6,7 @@ ahead of it leave that to the scores, which it scales anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import isfinite, prod, sqrt
@@ -18,7 +18,7 @@ from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.attention import scaled_dot_product_attention
 from npu_compiler.ops.elementwise import add
 from npu_compiler.ops.registry import spelled, traits_of
-from npu_compiler.ops.views import view_
+from npu_compiler.ops.views import expand, reshape, view_
 from npu_compiler.tensor.shapes import broadcast_shapes
 
 __all__ = ["fuse_windowed_attention", "leave_scales_to_scores"]
@@ -52,7 +52,7 @@ def _under_the_view(site: Sequence[Match], scene: Scene) -> Replacement | str:
         return ""  # a number in place of a tensor
     shapes = [scene.shape(name) for name in names]
     scores = (*shapes[0][:-1], shapes[1][-2])
-    whole, viewed = (scene.shape(node.outputs[0]) for node in match.nodes if _writes(node, "reshape"))
+    whole, viewed = (scene.shape(node.outputs[0]) for node in match.nodes if _writes(node, reshape))
     parts = _parts(scores[:-2], viewed[:-2]) if viewed[-2:] == scores[-2:] else None
     if len({shape[:-2] for shape in shapes}) != 1 or whole != scores or parts is None or len(viewed) < 4:
         given = ", ".join(str(list(shape)) for shape in shapes)
@@ -80,7 +80,7 @@ def _with_fewer_masks(site: Sequence[Match], scene: Scene) -> Replacement | str:
     if names is None or masks is None:
         return ""
     reshaped, expanded = (
-        scene.shape(node.outputs[0]) for node in match.shared if _writes(node, "reshape") or _writes(node, "expand")
+        scene.shape(node.outputs[0]) for node in match.shared if _writes(node, reshape) or _writes(node, expand)
     )
     few, query = scene.shape(masks[-1]), scene.shape(names[0])
     lead = expanded[: len(expanded) - 3]
@@ -96,9 +96,10 @@ def _with_fewer_masks(site: Sequence[Match], scene: Scene) -> Replacement | str:
     return made.attention(match.root.op, match.root.attrs, names, masks, (*lead, query[1]))
 
 
-def _writes(node: OpNode, term: str) -> bool:
-    known = traits_of(node.op).term
-    return known is not None and known.name == term
+def _writes(node: OpNode, like: Callable[..., Any]) -> bool:
+    """Whether an equation writes a node as it writes an op, by its definition."""
+    known, wanted = (traits_of(name).term for name in (node.op, spelled(like)))
+    return known is not None and wanted is not None and known.name == wanted.name
 
 
 def _parts(whole: Shape, parts: Shape) -> list[Shape] | None:

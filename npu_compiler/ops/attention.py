@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from npu_compiler.dtypes import BOOL
 from npu_compiler.ops.linear import product
@@ -63,7 +63,7 @@ def scaled_dot_product_attention(
         raise OpRefusal(f"given dropout_p={dropout_p}, expected 0; call model.eval() before extraction")
     if is_causal and attn_mask is not None:
         raise OpRefusal("given both is_causal and a mask, expected one of them")
-    return _attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return _attention(query, key, value, attn_mask, _Form(is_causal, scale, enable_gqa))
 
 
 @op(
@@ -80,42 +80,49 @@ def capped_attention(
     """Attention whose scores x become ``tanh(x / cap) * cap`` ahead of the mask; models spell it out."""
     if not cap > 0:
         raise OpRefusal(f"given cap={cap}, expected a positive number")
-    return _attention(query, key, value, attn_mask, False, scale, enable_gqa, float(cap))
+    return _attention(query, key, value, attn_mask, _Form(False, scale, enable_gqa, float(cap)))
 
 
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
-    cap: float = 0.0, period: int | None = None,
-) -> Tensor:  # fmt: skip
-    """The masks of the first `period` elements of the batch, where given, are those of all, again and again."""
+class _Form(NamedTuple):
+    """How attention is asked for: as `scaled_dot_product_attention` says, with a cap of its scores where it is not 0.
+
+    The masks of the first `period` elements of the batch, where given, are those of all, again and again.
+    """
+
+    is_causal: bool
+    scale: Any
+    enable_gqa: bool
+    cap: float = 0.0
+    period: int | None = None
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, form: _Form) -> Tensor:
     rank = len(query.shape)
     if rank < 2 or not rank == len(key.shape) == len(value.shape):
         raise OpRefusal(f"given {rank}, {len(key.shape)} and {len(value.shape)} dimensions, expected two or more each")
     if rank != 4:
-        return _of_four_dimensions(query, key, value, attn_mask, is_causal, scale, enable_gqa, cap)
-    _check_shapes(query, key, value, enable_gqa)
+        return _of_four_dimensions(query, key, value, attn_mask, form)
+    _check_shapes(query, key, value, form.enable_gqa)
     batch, heads, rows, size = query.shape
     length = key.shape[2]
     operands = [query, key, value]
     if attn_mask is not None:
-        scores = (batch if period is None else period, heads, rows, length)
+        scores = (batch if form.period is None else form.period, heads, rows, length)
         if broadcast_shapes(attn_mask.shape, scores) != scores:
             raise OpRefusal(f"the mask {list(attn_mask.shape)} does not broadcast to {list(scores)}")
         if attn_mask.dtype != BOOL and not attn_mask.dtype.is_float:
             raise OpRefusal(f"given a mask of {attn_mask.dtype}, expected booleans or floats")
         operands.append(attn_mask.expand(scores))
-    factor = float(scale) if scale is not None else 1 / sqrt(max(1, size))
+    factor = float(form.scale) if form.scale is not None else 1 / sqrt(max(1, size))
     if not (length and min(size, value.shape[-1]) >= 1 and max(size, value.shape[-1]) <= MAX_HEAD_SIZE):
         mask = _repeated(operands[3], batch) if len(operands) > 3 else None
-        return _written_out(query, key, value, mask, factor, is_causal, cap)
+        return _written_out(query, key, value, mask, factor, form.is_causal, form.cap)
+    attrs: dict[str, Any] = {"scale": factor, "causal": form.is_causal, "cap": form.cap}
     shape = (batch, heads, rows, value.shape[-1])
-    return query.trace.anchor("attention", tuple(operands), shape, query.dtype, scale=factor, causal=is_causal, cap=cap)
+    return query.trace.anchor("attention", tuple(operands), shape, query.dtype, **attrs)
 
 
-def _of_four_dimensions(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool,
-    cap: float,
-) -> Tensor:  # fmt: skip
+def _of_four_dimensions(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: _Form) -> Tensor:
     """Attention of matrices, of heads without a batch, or of batches of several dimensions.
 
     A mask that is the same along the outer ones of these is not repeated in memory.
@@ -134,7 +141,7 @@ def _of_four_dimensions(
             period = prod(inner)
         whole = mask.expand((*inner, *heads, query.shape[-2], key.shape[-2]))
         mask = whole.reshape((prod(inner), *whole.shape[-3:]))
-    result = _attention(q, k, v, mask, is_causal, scale, enable_gqa, cap, period)
+    result = _attention(q, k, v, mask, form._replace(period=period))
     return result.reshape((*query.shape[:-1], value.shape[-1]))
 
 
