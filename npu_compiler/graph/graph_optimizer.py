@@ -22,6 +22,7 @@ from npu_compiler.graph.windowed_attention import fuse_windowed_attention, leave
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.indexing import picked
 from npu_compiler.ops.registry import traits_of
+from npu_compiler.ops.traits import Traits
 from npu_compiler.tensor.layout import BufferSpec, dense
 
 __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "optimize"]
@@ -94,11 +95,19 @@ def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
     if source is None:
         return None
     given, made = tensors[source], tensors[node.outputs[0]]
-    rank = len(given.shape)
-    turns_nothing = known.turn is not None and (not rank or list(known.turn(node.attrs, rank)) == list(range(rank)))
-    if not known.keeps_order and not turns_nothing:
+    if not known.keeps_order and not _turns_nothing(node, known, len(given.shape)):
         return None
     return source if (given.shape, given.dtype) == (made.shape, made.dtype) else None
+
+
+def _turns_nothing(node: OpNode, known: Traits, rank: int) -> bool:
+    """Whether a node leaves the dimensions of its operand in their order."""
+    if known.turn is None or not rank:
+        return known.turn is not None
+    try:
+        return list(known.turn(node.attrs, rank)) == list(range(rank))
+    except (TypeError, ValueError, IndexError):  # attributes that the definition refuses
+        return False
 
 
 def normed_convolution(ops: Any, x: Any, w: Any, b: Any, gain: Any, shift: Any, centre: Any, variance: Any) -> Any:
