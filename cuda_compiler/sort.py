@@ -6,7 +6,6 @@ Where no more than a part of a segment is wanted, each segment keeps that, and w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
@@ -19,8 +18,9 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.sort import Sort
+from npu_compiler.lowering.sort_steps import Sorting, SortKernels
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
 __all__ = ["SORT", "SORT_MERGE", "SORT_PLACES", "SORT_SEGMENT", "SORT_SELECT", "lower_sort"]
 
@@ -83,36 +83,27 @@ SORT_PLACES = KernelTemplate(
     threads=_threads,
     before=_ENTRIES,
 )
-_SHARED_BYTES = 1 << 15  # of entries that a block sorts
-_LEAST_SEGMENTS = 1024  # entries of a block that has several rows
 _ITEMS = 8  # entries of a thread that sorts them
 _PACKED_LENGTH = 1 << 16  # the longest rows whose entries have 32 bits
 _THREADS = 512
-_MERGE_THREADS, _MERGE_ITEMS = 256, 8
-_PLACES_THREADS = 256
 _SELECTED = 128  # the longest run that is found by a bound
 _FEW_ITEMS, _MANY_ITEMS = 8, 16  # elements of a thread that looks for a bound
+_KERNELS = SortKernels(
+    rows=SORT,
+    segments=SORT_SEGMENT,
+    merge=SORT_MERGE,
+    places=SORT_PLACES,
+    writer=KERNELS,
+    shared_bytes=1 << 15,
+    least=1024,
+    merge_threads=256,
+    merge_items=8,
+    places_threads=256,
+)
 
 
-@dataclass
-class _Sorting:
-    """The launches of a sort, one after another.
-
-    Attributes:
-        sort: The problem.
-        group: What its last launch computes.
-        lowering: Where they are collected.
-        length: What is left of each row.
-        runs: Where that is; None while it is the source's elements.
-        calls: The launches.
-    """
-
-    sort: Sort
-    group: Group
-    lowering: Lowering
-    length: int
-    runs: int | None = None
-    calls: list[KernelCall] = field(default_factory=list)
+class _Sorting(Sorting):
+    """Entries of 128, 64 or 32 bits, in registers; of a long row little is selected by a bound."""
 
     @property
     def is_packed(self) -> bool:
@@ -125,26 +116,46 @@ class _Sorting:
     def entry_bytes(self) -> int:
         return 16 if self.sort.is_wide else 4 if self.is_packed else 8
 
-    def keep(self, launch_of: Launch, length: int, output: int) -> None:
-        """Adds a launch after which so much is left of each row."""
-        label = f"{launch_of.template.entry.removeprefix('sort_')} for {self.sort.result.name}"
-        moved = (self.length + length) * self.sort.rows * self.entry_bytes
-        self.calls.append(KERNELS.launch_alone(launch_of, label, moved, self.lowering))
-        self.length, self.runs = length, output
-
-    def scratch(self, length: int) -> int:
-        return self.lowering.scratch(self.sort.rows * length * self.entry_bytes)
-
-    def macros(self, threads: int) -> dict[str, object]:
+    @property
+    def entry_macros(self) -> Mapping[str, object]:
         sort = self.sort
         key = {"key_t": CUDA.storage[sort.source.dtype.name]} if self.is_packed else {}
         kind = {"WIDE": int(sort.is_wide), "PACKED": int(self.is_packed), **key}
-        return {**kind, "DESCENDING": int(sort.descending), "THREADS": threads}
+        return {**kind, "DESCENDING": int(sort.descending)}
 
-    def values(self, template: KernelTemplate) -> dict[str, int]:
-        sort = self.sort
-        known = {"rows": sort.rows, "inner": sort.inner, "length": self.length, "count": sort.count}
-        return template.values_among(known)
+    def threads(self, entries: int) -> int:
+        return max(32, entries // _ITEMS)
+
+    def together(self, segment: int) -> int:
+        return max(1, 32 // segment, min(self.kernels.least // segment, power_of_two(self.sort.rows)))
+
+    def source(self) -> Prologue:
+        return element_prologue(self.sort.source, self.lowering, CUDA)
+
+    def finish(self, launch: Launch) -> None:
+        fused = anchor_epilogue(self.group, epilogue_positions(self.group, self.lowering, "sum"), 1)
+        self.calls.append(anchor_launch(launch, fused, self.lowering))
+
+    def keep_less(self, most: int) -> None:
+        """Where what may be wanted is little, by a bound for it."""
+        sort, run, device = self.sort, self.sort.run, self.lowering.device
+        if self.runs is not None or run > _SELECTED:
+            super().keep_less(most)
+            return
+        busy = sort.rows * self.length >= device.cores * device.core_threads * _MANY_ITEMS
+        items = _MANY_ITEMS if busy else _FEW_ITEMS
+        segments = ceil_div(self.length, _THREADS * items)
+        output = self.scratch(segments * run)
+        launch = Launch(
+            SORT_SELECT,
+            (sort.rows, segments, 1),
+            self.values(SORT_SELECT),
+            self.macros(SORT_SELECT, THREADS=_THREADS, RUN=run, ITEMS=items),
+            outputs={"kept": Argument(output, writes=True)},
+            flops=sort.flops,
+            prologues={"source": self.source()},
+        )
+        self.keep(launch, segments * run, output)
 
 
 @lowering_of(Sort)
@@ -154,90 +165,4 @@ def lower_sort(sort: Sort, group: Group, lowering: Lowering) -> list[KernelCall]
     Raises:
         OpRefusal: A tensor that the source or the epilogue reads is too large.
     """
-    made = _Sorting(sort, group, lowering, sort.length)
-    most = _SHARED_BYTES // made.entry_bytes
-    if sort.length > most < 2 * sort.run:
-        _merge(made, most)
-    else:
-        while made.length > most:
-            _keep_less(made, most)
-        segment = power_of_two(max(2, made.length))
-        together = max(1, 32 // segment, min(_LEAST_SEGMENTS // segment, power_of_two(sort.rows)))
-        _finish(made, _segments(made, SORT, segment, together, sort.run, (ceil_div(sort.rows, together), 1, 1)))
-    return made.calls
-
-
-def _finish(made: _Sorting, launch: Launch) -> None:
-    fused = anchor_epilogue(made.group, epilogue_positions(made.group, made.lowering, "sum"), 1)
-    made.calls.append(anchor_launch(launch, fused, made.lowering))
-
-
-def _segments(
-    made: _Sorting, template: KernelTemplate, segment: int, together: int, run: int,
-    grid: tuple[int, int, int], output: int | None = None,
-) -> Launch:  # fmt: skip
-    """A launch that sorts segments of rows, or several rows at a time."""
-    threads = max(32, segment * together // _ITEMS)
-    macros = {
-        **made.macros(threads), "ITEMS": segment * together // threads, "SEGMENT": segment, "SEGMENTS": together,
-        "RUN": run, "FROM_RUNS": int(made.runs is not None),
-    }  # fmt: skip
-    if made.runs is None:
-        prologues = {"source": element_prologue(made.sort.source, made.lowering, CUDA)}
-        inputs = {}
-    else:
-        prologues, inputs = {}, {"runs": Argument(made.runs)}
-    outputs = {} if output is None else {"kept": Argument(output, writes=True)}
-    values, flops = made.values(template), made.sort.flops
-    return Launch(template, grid, values, macros, inputs, outputs, flops, prologues=prologues)
-
-
-def _keep_less(made: _Sorting, most: int) -> None:
-    """Of each segment what may be wanted; where that is little, by a bound for it."""
-    sort, run = made.sort, made.sort.run
-    if made.runs is not None or run > _SELECTED:
-        segments = ceil_div(made.length, most)
-        output = made.scratch(segments * run)
-        grid = (sort.rows, segments, 1)
-        made.keep(_segments(made, SORT_SEGMENT, most, 1, run, grid, output), segments * run, output)
-        return
-    busy = sort.rows * made.length >= made.lowering.device.cores * made.lowering.device.core_threads * _MANY_ITEMS
-    items = _MANY_ITEMS if busy else _FEW_ITEMS
-    segments = ceil_div(made.length, _THREADS * items)
-    output = made.scratch(segments * run)
-    launch = Launch(
-        SORT_SELECT,
-        (sort.rows, segments, 1),
-        made.values(SORT_SELECT),
-        {**made.macros(_THREADS), "RUN": run, "ITEMS": items},
-        outputs={"kept": Argument(output, writes=True)},
-        flops=sort.flops,
-        prologues={"source": element_prologue(sort.source, made.lowering, CUDA)},
-    )
-    made.keep(launch, segments * run, output)
-
-
-def _merge(made: _Sorting, segment: int) -> None:
-    """Whole segments in order, which are merged in pairs until there is one run for each row."""
-    sort, segments = made.sort, ceil_div(made.length, segment)
-    length, run = segments * segment, segment
-    both = [made.scratch(length), made.scratch(length)]
-    grid = (sort.rows, segments, 1)
-    made.keep(_segments(made, SORT_SEGMENT, segment, 1, segment, grid, both[0]), length, both[0])
-    while run < length:
-        source, target = both
-        launch = Launch(
-            SORT_MERGE,
-            (sort.rows, ceil_div(length, _MERGE_THREADS * _MERGE_ITEMS), 1),
-            {"length": length, "run": run},
-            {**made.macros(_MERGE_THREADS), "ITEMS": _MERGE_ITEMS},
-            {"runs": Argument(source)},
-            {"merged": Argument(target, writes=True)},
-            flops=2 * sort.rows * length,
-        )
-        made.keep(launch, length, target)
-        both, run = [target, source], 2 * run
-    assert made.runs is not None
-    grid = (ceil_div(sort.rows * sort.count, _PLACES_THREADS), 1, 1)
-    inputs = {"runs": Argument(made.runs)}
-    _finish(made, Launch(SORT_PLACES, grid, made.values(SORT_PLACES), made.macros(_PLACES_THREADS), inputs))
+    return _Sorting(sort, group, lowering, _KERNELS).lower()
