@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -118,19 +117,21 @@ def _measured(name: str, batch: int, device: Device, args: argparse.Namespace) -
         return {"refused": str(error)}
     executor = CUDAExecutor(program, device, tune=args.tune)
     weights = load_weights(dict(extraction.weights), program, device)
-    on_device = _placed(given.cuda())
+    on_device = cuda_timing.channels_last(given.cuda())
     made = executor.run({program.input_specs[0].name: on_device}, weights)
     output = made[program.output_specs[0].name].to_numpy()
     with torch.inference_mode():
         wide = given.cuda().float() if given.is_floating_point() else given.cuda()
         wanted = module.float().cuda()(wide).cpu().numpy()
-    figures: dict[str, Any] = {"launches": len(executor.plan.calls), **_accuracy(output, wanted)}
+    figures: dict[str, Any] = {"launches": len(executor.plan.calls), "Pearson r": cuda_timing.pearson(output, wanted)}
     figures |= {} if args.prepare else cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
     network = module.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     peers = cuda_timing.Peers(args.peers, network, (on_device,), args.limit)
     if args.prepare:
         return figures
-    figures |= peers.figures(args.peers, lambda result: _accuracy(result.float().cpu().numpy(), wanted))
+    figures |= peers.figures(
+        args.peers, lambda result: {"Pearson r": cuda_timing.pearson(result.float().cpu().numpy(), wanted)}
+    )
     return figures | cuda_timing.best_peer(figures)
 
 
@@ -146,15 +147,6 @@ def _settled(module: nn.Module, images: Tensor) -> nn.Module:
         if norms:
             module.train()(images)
     return module.eval()
-
-
-def _placed(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
-
-
-def _accuracy(given: Any, wanted: Any) -> dict[str, float]:
-    a, b = (np.asarray(x, np.float64).ravel() for x in (given, wanted))
-    return {"Pearson r": float(np.corrcoef(a, b)[0, 1])}
 
 
 if __name__ == "__main__":

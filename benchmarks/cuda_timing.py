@@ -18,7 +18,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -31,9 +33,11 @@ __all__ = [
     "add_arguments",
     "best_peer",
     "ceilings",
+    "channels_last",
     "empty_run",
     "machine",
     "milliseconds",
+    "pearson",
     "print_table",
     "repeated_milliseconds",
     "shares",
@@ -72,6 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser, peers: Sequence[str] = tuple(
     )
     parser.add_argument("--tune", action="store_true", help="tune this project's programs first")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the figures to this file")
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """An image as both sides like it best; what has not four dimensions as it is."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+def pearson(given: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """Correlation of all elements, in float64."""
+    a, b = (np.asarray(x, np.float64).ravel() for x in (given, wanted))
+    return float(np.corrcoef(a, b)[0, 1])
 
 
 def milliseconds(replay: Callable[[], object], stream: int | None = None) -> float:
