@@ -104,7 +104,7 @@ class LaneStep:
 
     Attributes:
         lane: Which.
-        tokens: The last chosen token, which is not in the cache yet, and behind it the guess of those that follow, if any.
+        tokens: The last chosen token, which is not in the cache yet, and behind it the guess of those that follow.
         position: Of the first of them in the text.
         pages: Of the lane, in order, those included that the tokens are written to.
         mask: As in `Prefill`, for the token behind the first; a guess goes with no mask.
@@ -158,8 +158,8 @@ class BatchEngine(Protocol):
         """The next tokens of several lanes.
 
         Returns:
-            Waits for the tokens of each step, in the order given: one, and more where a guess was right so far. What was
-            guessed wrongly is as if it had not been given.
+            Waits for the tokens of each step, in the order given: one, and more where a guess was right so far. What
+            was guessed wrongly is as if it had not been given.
         """
 
     def copy_page(self, source: int, target: int) -> None:
