@@ -37,7 +37,16 @@ class Rounded(nn.Module):
 
 
 class Coded(nn.Module):
-    """A convolution or a linear whose weight is codes."""
+    """A convolution or a linear whose weight is codes.
+
+    Attributes:
+        codes, scales, zeros: A scale and a zero point for each output.
+        geometry: Steps, padding, dilation and groups of a convolution.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
 
     def __init__(self, module: Any) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def _of_codes(site: Sequence[Match], scene: Scene, multiplies: MultipliesCodes) 
     (match,) = site
     root, tensors = match.root, scene.graph.tensors
     names = match.names("codes", "filters", "scales", "zeros", "bias")
-    scale, zero = match.values["scale"], match.values["zero"]
+    scale, zero = match.values["scale"], match.values["zero_point"]
     if names is None or isinstance(scale, str) or not isinstance(zero, int):
         return ""
     image, weight = tensors[names[0]], tensors[names[1]]
@@ -46,7 +46,9 @@ def _of_codes(site: Sequence[Match], scene: Scene, multiplies: MultipliesCodes) 
     made = [f"{output}.{part}" for part in ("filter", "factors", "terms")]
     filters = {"codes": "filters", "scales": "scales", "zeros": "zeros", "bias": "bias"}
     inputs = {key: str(match.values[variable]) for key, variable in filters.items() if variable in match.values}
-    prepared = OpNode(f"{root.name}.codes", spelled(filter_codes), inputs, {"scale": scale, "zero": zero}, tuple(made))
+    prepared = OpNode(
+        f"{root.name}.codes", spelled(filter_codes), inputs, {"scale": scale, "zero_point": zero}, tuple(made)
+    )
     operands = dict(zip(("input", "weight", "factors", "terms"), (names[0], *made), strict=True))
     attrs = {key: root.attrs[key] for key in _GEOMETRY if key in root.attrs} | {"outside": zero}
     result = OpNode(root.name, spelled(coded_convolution), operands, attrs, root.outputs)
@@ -64,7 +66,7 @@ def convolve_codes(graph: IRGraph, multiplies: MultipliesCodes) -> IRGraph:
     Sums of integers are exact; scales and zero points of image and filter become a factor and a term for each output,
     which are made once, when weights are loaded. This comes before what no input reaches is computed.
     """
-    variables = ("codes", "scale", "zero", "filters", "scales", "zeros", "bias")
+    variables = ("codes", "scale", "zero_point", "filters", "scales", "zeros", "bias")
     equation = pattern(convolution_of_numbers, variables, ("zeros", "bias"))
     rule = Rule("a convolution of codes", (equation,), partial(_of_codes, multiplies=multiplies))
     return apply(graph, rule)

@@ -17,14 +17,14 @@ __all__ = ["coded_convolution", "filter_codes"]
 
 @op("rewritten.filter_codes.default", work=Work.ROWS, exact=("scales", "bias"))
 def filter_codes(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, scale: float, zero: int
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, scale: float, zero_point: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `coded_convolution` asks of a filter, for an image whose codes stand for ``(code - zero) * scale``.
+    """What `coded_convolution` asks of a filter, for an image whose codes stand for ``(code - zero_point) * scale``.
 
     Args:
         codes: [O, I, KH, KW] of int8, each of which stands for ``(code - zeros) * scales``.
         scales, zeros, bias: [O].
-        scale, zero: Those of the image.
+        scale, zero_point: Those of the image.
 
     Returns:
         The codes less their zero points, int8; for each output the factor of its sums, NaN where some of its codes do
@@ -38,7 +38,7 @@ def filter_codes(
     bits = 8 * INT8.size
     fits = (low >= -(1 << (bits - 1))).cast(INT32) * (high < 1 << (bits - 1)).cast(INT32)
     factor = where(fits > 0, scales.cast(FLOAT32) * scale, float("nan"))
-    term = sum_.cast(FLOAT32) * float(-zero) * factor
+    term = sum_.cast(FLOAT32) * float(-zero_point) * factor
     return centred.cast(INT8), factor, term if bias is None else term + bias.cast(FLOAT32)
 
 
