@@ -2,16 +2,17 @@
 
 Run it as ``python -m benchmarks.cuda_models``; ``--json`` adds the figures to a file. Outputs are compared with PyTorch
 in float32 before anything is timed. PyTorch runs in float16, images channels-last: eager, captured in a CUDA graph, and
-torch.compile, captured in one. Each model compiles in a process of its own first, all of them at once, so that what is
-compiled is in the caches by the time that one process after the other measures.
+torch.compile, captured in one. Each model has a process of its own: all compile at once, and then one after the other
+tunes and measures, while the others wait.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from time import monotonic
 from typing import Any
 
 import torch
@@ -83,29 +84,69 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", default=list(_MODELS), choices=list(_MODELS), metavar="NAME")
     parser.add_argument("--batches", nargs="+", type=int, default=_BATCHES)
-    parser.add_argument("--prepare", action="store_true", help="compile only, so that caches have it")
+    parser.add_argument(
+        "--patience", type=float, default=900.0, metavar="SECONDS", help="for all to compile; the rest is left out"
+    )
     cuda_timing.add_arguments(parser, ("eager", "captured", "compiled"))
     args = parser.parse_args()
-    if not args.prepare:
-        command = [sys.executable, "-m", "benchmarks.cuda_models", *sys.argv[1:], "--prepare", "--models"]
-        for process in [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in args.models]:
-            process.wait()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    workers: dict[str, Connection] = {}
+    processes = {}
+    for name in args.models:
+        workers[name], theirs = get_context("spawn").Pipe()
+        processes[name] = get_context("spawn").Process(target=_work, args=(name, args, theirs))
+        processes[name].start()
+        theirs.close()
+    ready = _ready(workers, args.patience)
+    for name in [name for name in args.models if name not in ready]:
+        processes[name].terminate()
+        processes[name].join()
+        print(f"{name:24} was not ready", flush=True)
     device = Device("cuda")
     run: dict[str, Any] = {"machine": cuda_timing.machine(device), "tuned": args.tune, "results": []}
-    run["ceilings"] = {} if args.prepare else cuda_timing.ceilings(torch.float16)
-    for name in args.models:
+    run["ceilings"] = cuda_timing.ceilings(torch.float16)
+    for name in [name for name in args.models if name in ready]:
+        workers[name].send("your turn")
         for batch in args.batches:
-            row = {"model": name, "batch": batch, **_measured(name, batch, device, args)}
+            try:
+                row = {"model": name, "batch": batch, **workers[name].recv()}
+            except EOFError:  # what went wrong there is on its standard error
+                break
             run["results"].append(row)
-            if not args.prepare:
-                cuda_timing.write_run(args.json, run, _KEYS)
-                figures = "  ".join(f"{key} {row[key]:.4f}" for key in ("npu", *args.peers) if row.get(key) is not None)
-                print(f"{name:24} {batch:3}  {figures or row.get('refused')}", flush=True)
+            cuda_timing.write_run(args.json, run, _KEYS)
+            figures = "  ".join(f"{key} {row[key]:.4f}" for key in ("npu", *args.peers) if row.get(key) is not None)
+            print(f"{name:24} {batch:3}  {figures or row.get('refused')}", flush=True)
+        processes[name].join()
 
 
-def _measured(name: str, batch: int, device: Device, args: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one model, in milliseconds; of one that is not wholly on the device, why."""
+def _ready(workers: Mapping[str, Connection], patience: float) -> set[str]:
+    """The models whose processes are ready to measure, once all are, or have ended, or time is up."""
+    names = {connection: name for name, connection in workers.items()}
+    waiting, ready, end = list(names), set(), monotonic() + patience
+    while waiting and monotonic() < end:
+        for connection in wait(waiting, max(0.0, end - monotonic())):
+            assert isinstance(connection, Connection)
+            waiting.remove(connection)
+            try:
+                connection.recv()
+            except EOFError:
+                continue
+            ready.add(names[connection])
+    return ready
+
+
+def _work(name: str, args: argparse.Namespace, connection: Connection) -> None:
+    """What the process of a model does: it compiles for all batches, says so, and measures them when it is told to."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    device = Device("cuda")
+    rows = [_prepared(name, batch, device, args) for batch in args.batches]
+    connection.send("ready")
+    connection.recv()
+    for figures in rows:
+        connection.send(figures())
+
+
+def _prepared(name: str, batch: int, device: Device, args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+    """A function that measures a model, in milliseconds; of one that is not wholly on the device, it says why."""
     torch.manual_seed(0)
     make, inputs = _MODELS[name]
     module, given = _settled(make(), inputs(4)), inputs(batch)
@@ -114,25 +155,34 @@ def _measured(name: str, batch: int, device: Device, args: argparse.Namespace) -
     try:
         program = npu_compiler.compile(extraction, target="cuda")
     except npu_compiler.errors.NPUError as error:
-        return {"refused": str(error)}
-    executor = CUDAExecutor(program, device, tune=args.tune)
+        reason = str(error)
+        return lambda: {"refused": reason}
+    executor = CUDAExecutor(program, device)
     weights = load_weights(dict(extraction.weights), program, device)
     on_device = cuda_timing.channels_last(given.cuda())
-    made = executor.run({program.input_specs[0].name: on_device}, weights)
-    output = made[program.output_specs[0].name].to_numpy()
+    ours = {program.input_specs[0].name: on_device}
+    if args.tune:
+        executor.tune(ours, weights)  # for what it compiles: its times, beside other processes, are taken again
     with torch.inference_mode():
         wide = given.cuda().float() if given.is_floating_point() else given.cuda()
         wanted = module.float().cuda()(wide).cpu().numpy()
-    figures: dict[str, Any] = {"launches": len(executor.plan.calls), "Pearson r": cuda_timing.pearson(output, wanted)}
-    figures |= {} if args.prepare else cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
     network = module.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     peers = cuda_timing.Peers(args.peers, network, (on_device,), args.limit)
-    if args.prepare:
-        return figures
-    figures |= peers.figures(
-        args.peers, lambda result: {"Pearson r": cuda_timing.pearson(result.float().cpu().numpy(), wanted)}
-    )
-    return figures | cuda_timing.best_peer(figures)
+
+    def compared(result: Tensor) -> dict[str, float]:
+        return {"Pearson r": cuda_timing.pearson(result.float().cpu().numpy(), wanted)}
+
+    def figures() -> dict[str, Any]:
+        if args.tune:
+            executor.tune(ours, weights)
+        output = executor.run(ours, weights)[program.output_specs[0].name].to_numpy()
+        found: dict[str, Any] = {"launches": len(executor.plan.calls)}
+        found["Pearson r"] = cuda_timing.pearson(output, wanted)
+        found |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
+        found |= peers.figures(args.peers, compared)
+        return found | cuda_timing.best_peer(found)
+
+    return figures
 
 
 def _settled(module: nn.Module, images: Tensor) -> nn.Module:
