@@ -2,8 +2,8 @@
 
 Run it as ``python -m benchmarks.cuda_models``; ``--json`` adds the figures to a file. Outputs are compared with PyTorch
 in float32 before anything is timed. PyTorch runs in float16, images channels-last: eager, captured in a CUDA graph, and
-torch.compile, captured in one. Each model has a process of its own: all compile at once, and then one after the other
-tunes and measures, while the others wait.
+torch.compile, captured in one. Each model at each batch has a process of its own: all compile at once, and then one
+after the other tunes and measures, while the others wait.
 """
 
 from __future__ import annotations
@@ -89,39 +89,39 @@ def main() -> None:
     )
     cuda_timing.add_arguments(parser, ("eager", "captured", "compiled"))
     args = parser.parse_args()
-    workers: dict[str, Connection] = {}
+    rows = [(name, batch) for name in args.models for batch in args.batches]
+    workers: dict[tuple[str, int], Connection] = {}
     processes = {}
-    for name in args.models:
-        workers[name], theirs = get_context("spawn").Pipe()
-        processes[name] = get_context("spawn").Process(target=_work, args=(name, args, theirs))
-        processes[name].start()
+    for row in rows:
+        workers[row], theirs = get_context("spawn").Pipe()
+        processes[row] = get_context("spawn").Process(target=_work, args=(*row, args, theirs))
+        processes[row].start()
         theirs.close()
     ready = _ready(workers, args.patience)
-    for name in [name for name in args.models if name not in ready]:
-        processes[name].terminate()
-        processes[name].join()
-        print(f"{name:24} was not ready", flush=True)
+    for row in [row for row in rows if row not in ready]:
+        processes[row].terminate()
+        processes[row].join()
+        print(f"{row[0]:24} {row[1]:3}  was not ready", flush=True)
     device = Device("cuda")
     run: dict[str, Any] = {"machine": cuda_timing.machine(device), "tuned": args.tune, "results": []}
     run["ceilings"] = cuda_timing.ceilings(torch.float16)
-    for name in [name for name in args.models if name in ready]:
-        workers[name].send("your turn")
-        for batch in args.batches:
-            try:
-                row = {"model": name, "batch": batch, **workers[name].recv()}
-            except EOFError:  # what went wrong there is on its standard error
-                break
-            run["results"].append(row)
-            cuda_timing.write_run(args.json, run, _KEYS)
-            figures = "  ".join(f"{key} {row[key]:.4f}" for key in ("npu", *args.peers) if row.get(key) is not None)
-            print(f"{name:24} {batch:3}  {figures or row.get('refused')}", flush=True)
-        processes[name].join()
+    for name, batch in [row for row in rows if row in ready]:
+        worker = workers[name, batch]
+        worker.send("your turn")
+        try:
+            figures = {"model": name, "batch": batch, **worker.recv()}
+        except EOFError:  # what went wrong there is on its standard error
+            continue
+        run["results"].append(figures)
+        cuda_timing.write_run(args.json, run, _KEYS)
+        shown = "  ".join(f"{key} {figures[key]:.4f}" for key in ("npu", *args.peers) if figures.get(key) is not None)
+        print(f"{name:24} {batch:3}  {shown or figures.get('refused')}", flush=True)
 
 
-def _ready(workers: Mapping[str, Connection], patience: float) -> set[str]:
-    """The models whose processes are ready to measure, once all are, or have ended, or time is up."""
-    names = {connection: name for name, connection in workers.items()}
-    waiting, ready, end = list(names), set(), monotonic() + patience
+def _ready(workers: Mapping[tuple[str, int], Connection], patience: float) -> set[tuple[str, int]]:
+    """The rows whose processes are ready to measure, once all are, or have ended, or time is up."""
+    rows = {connection: row for row, connection in workers.items()}
+    waiting, ready, end = list(rows), set(), monotonic() + patience
     while waiting and monotonic() < end:
         for connection in wait(waiting, max(0.0, end - monotonic())):
             assert isinstance(connection, Connection)
@@ -130,19 +130,17 @@ def _ready(workers: Mapping[str, Connection], patience: float) -> set[str]:
                 connection.recv()
             except EOFError:
                 continue
-            ready.add(names[connection])
+            ready.add(rows[connection])
     return ready
 
 
-def _work(name: str, args: argparse.Namespace, connection: Connection) -> None:
-    """What the process of a model does: it compiles for all batches, says so, and measures them when it is told to."""
+def _work(name: str, batch: int, args: argparse.Namespace, connection: Connection) -> None:
+    """What the process of a row does: it compiles, says so, and measures when it is told to."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    device = Device("cuda")
-    rows = [_prepared(name, batch, device, args) for batch in args.batches]
+    figures = _prepared(name, batch, Device("cuda"), args)
     connection.send("ready")
     connection.recv()
-    for figures in rows:
-        connection.send(figures())
+    connection.send(figures())
 
 
 def _prepared(name: str, batch: int, device: Device, args: argparse.Namespace) -> Callable[[], dict[str, Any]]:

@@ -80,7 +80,7 @@ class Traits:
         makes_numbers: Whether it makes numbers of codes, which the products that read them may load themselves.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
         counts: Whether its results are numbers of elements, which a half precision does not hold.
-        dynamic: Whether the shape of its result depends on the values of its operands, so that it has no definition.
+        undefined: Why it has no definition, where more is to be said than that nobody wrote one.
         for_gradients: Whether its results behind the first serve gradients alone, and so have the shapes that the IR
             declares, whichever device it was exported on.
         flops: Floating-point operations by the shapes of all operands and the number of elements made; none for one
@@ -106,7 +106,7 @@ class Traits:
     makes_numbers: bool = False
     is_learned: bool = False
     counts: bool = False
-    dynamic: bool = False
+    undefined: str = ""
     for_gradients: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], int], int | None] | None = None
     term: Term | None = None
