@@ -12,6 +12,7 @@ import numpy as np
 
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.graph.attention_sinks import fuse_attention_with_sinks
 from npu_compiler.graph.coded_convolutions import MultipliesCodes, convolve_codes
 from npu_compiler.graph.constants import fold_constants, read_no_shapes
 from npu_compiler.graph.functional import functionalize
@@ -56,6 +57,7 @@ def optimize(
         spell_linears,
         fold_batch_norms,
         fuse_attention,
+        fuse_attention_with_sinks,
         share_heads,
         leave_scales_to_scores,
         partial(push_down_selections, launch_flops=launch_flops),

@@ -198,9 +198,14 @@ def _conv(conv: Convolution, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
     query, key, value, *mask = operands
+    sinks = mask.pop() if attention.has_sinks else None
     keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     added = mask[0].repeat(len(query) // max(1, len(mask[0])), 1, 1, 1) if mask else None
     causal, scale = attention.causal, attention.scale
+    if sinks is not None:
+        scores = query @ keys.mT * scale + (0 if added is None else added)
+        column = sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1] @ values
     if attention.cap:
         scores = torch.tanh(query @ keys.mT * (scale / attention.cap)) * attention.cap
         return torch.softmax(scores if added is None else scores + added, -1) @ values
