@@ -26,9 +26,9 @@ class IRBuilder:
     def add(
         self, op: str, dtype: str, shape: Sequence[int], *operands: IRTensor, name: str | None = None, **attrs: Any
     ) -> IRTensor:
-        """Adds a node, and gives its result."""
-        result = {"name": name or f"{op.partition('.')[0]}_{len(self._nodes)}", "shape": list(shape), "dtype": dtype}
-        node = {"name": result["name"], "op_type": f"aten.{op}", "inputs": list(operands), "outputs": [result]}
+        """Adds a node, and gives its result; an op with no namespace is one of ATen."""
+        result = {"name": name or f"{op.split('.')[-2]}_{len(self._nodes)}", "shape": list(shape), "dtype": dtype}
+        node = {"name": result["name"], "op_type": op if op.count(".") > 1 else f"aten.{op}", "inputs": list(operands), "outputs": [result]}
         self._nodes.append({**node, "attrs": attrs})
         return result
 
