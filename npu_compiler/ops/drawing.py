@@ -1,0 +1,83 @@
+"""Random choices of tokens: counted random numbers, and draws by probability that leave out the unlikely."""
+
+from __future__ import annotations
+
+from npu_compiler.dtypes import FLOAT32, INT64
+from npu_compiler.ops.registry import elementwise, op
+from npu_compiler.ops.traits import Work
+from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, where
+
+__all__ = ["LONGEST_ROW", "draw", "random_words"]
+
+LONGEST_ROW = 1 << 22  # logits of which the weights' sum has fewer than 63 bits
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+
+
+@elementwise("npu_tokens.random_words.default", rows=None)
+def random_words(seed: Tensor, position: Tensor) -> Tensor:
+    """Two random words for each pair of a seed and a position, int64 [..., 2] from 0 to below two to the power of 32.
+
+    They are the first two that Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011) gives
+    for the seed as its key and the position as its counter.
+
+    Args:
+        seed: int64 [...], of which all 64 bits count.
+        position: int64 [...], likewise.
+    """
+    if seed.dtype != INT64 or position.dtype != INT64 or seed.shape != position.shape:
+        given = f"{seed.dtype} {list(seed.shape)} and {position.dtype} {list(position.shape)}"
+        raise OpRefusal(f"given {given}, expected int64 of one shape")
+    shape = (*seed.shape, 1)
+    seed, position = seed.reshape(shape), position.reshape(shape)
+    keys = [_low(seed), _low(apply("shr", seed, 32))]
+    a, b = _low(position), _low(apply("shr", position, 32))
+    c, d = a * 0, a * 0
+    for _ in range(_ROUNDS):
+        (high_a, low_a), (high_c, low_c) = _product(a, _MULTIPLIERS[0]), _product(c, _MULTIPLIERS[1])
+        a, b = apply("xor", apply("xor", high_c, b), keys[0]), low_c
+        c, d = apply("xor", apply("xor", high_a, d), keys[1]), low_a
+        keys = [_low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
+    return where(arange(seed.trace, 2) < 1, a, b)
+
+
+def _low(number: Tensor) -> Tensor:
+    return apply("and", number, _WORD)
+
+
+def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The two words of a product of words; nothing on the way has more than 49 bits."""
+    low = word * (factor & 0xFFFF)
+    high = word * (factor >> 16) + apply("shr", low, 16)
+    return apply("shr", high, 16), apply("or", apply("shl", apply("and", high, 0xFFFF), 16), apply("and", low, 0xFFFF))
+
+
+@op("npu_tokens.draw.default", work=Work.ANCHOR)
+def draw(logits: Tensor, limits: Tensor, top_k: Tensor, words: Tensor) -> Tensor:
+    """A token of each row, drawn by probability: int64 [R]; -1 where the highest logit is no finite number.
+
+    The weight of a token is ``exp((logit - highest) * inverse temperature)`` in units of two to the power of -40, rounded
+    down. In the order of weight, of equal logits the first before the others, the first `top_k` tokens are kept; of
+    these the fewest that have the share ``top_p`` of their weight; and of these the ones that have at least the
+    share ``min_p`` of the first one's weight. Their weight times a random number of 64 bits, rounded down, is what the
+    tokens before the drawn one weigh at the most. All sums are of integers, so that the token depends on no order.
+
+    Args:
+        logits: Floating point [R, V].
+        limits: float32 [R, 3]: the inverse temperature, finite, 0 for the highest logit; ``top_p``, 1 or more for all;
+            ``min_p``, 0 for all.
+        top_k: int64 [R]; 0 for all.
+        words: int64 [R, 2], as of `random_words`.
+    """
+    shapes = tuple(tensor.shape for tensor in (limits, top_k, words))
+    if len(logits.shape) != 2 or shapes != ((logits.shape[0], 3), (logits.shape[0],), (logits.shape[0], 2)):
+        given = ", ".join(str(list(shape)) for shape in (logits.shape, *shapes))
+        raise OpRefusal(f"given {given}, expected [R, V], [R, 3], [R] and [R, 2]")
+    if not logits.dtype.is_float or (limits.dtype, top_k.dtype, words.dtype) != (FLOAT32, INT64, INT64):
+        given = f"{logits.dtype}, {limits.dtype}, {top_k.dtype} and {words.dtype}"
+        raise OpRefusal(f"given {given}, expected floating point, float32, int64 and int64")
+    if not 0 < logits.shape[1] <= LONGEST_ROW:
+        raise OpRefusal(f"given rows of {logits.shape[1]} logits, expected 1 to {LONGEST_ROW}")
+    return logits.trace.anchor("draw", (logits, limits, top_k, words), logits.shape[:1], INT64)
