@@ -1,19 +1,21 @@
-"""Random choices of tokens: counted random numbers, and draws by probability that leave out the unlikely."""
+"""Choices of tokens: masks and penalties, counted random numbers, draws by probability that leave out the unlikely."""
 
 from __future__ import annotations
 
-from npu_compiler.dtypes import FLOAT32, INT64
+from npu_compiler.dtypes import FLOAT32, INT32, INT64
+from npu_compiler.integers import ceil_div
 from npu_compiler.ops.registry import elementwise, op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, where
 
-__all__ = ["LONGEST_ROW", "draw", "random_words"]
+__all__ = ["LONGEST_ROW", "allow", "draw", "penalise", "random_words"]
 
 LONGEST_ROW = 1 << 22  # logits of which the weights' sum has fewer than 63 bits
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
+_MASK_BITS = 32
 
 
 @elementwise("npu_tokens.random_words.default", rows=None)
@@ -52,6 +54,48 @@ def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     low = word * (factor & 0xFFFF)
     high = word * (factor >> 16) + apply("shr", low, 16)
     return apply("shr", high, 16), apply("or", apply("shl", apply("and", high, 0xFFFF), 16), apply("and", low, 0xFFFF))
+
+
+@elementwise("npu_tokens.allow.default", rows=None)
+def allow(logits: Tensor, masks: Tensor) -> Tensor:
+    """The logits of tokens that may be chosen, negative infinity for the others: float32 [R, V].
+
+    Args:
+        logits: Floating point [R, V].
+        masks: int32 [R, ceil(V / 32)]; bit v % 32 of word v // 32 is set for tokens that may be chosen.
+    """
+    rows, vocabulary = logits.shape
+    if masks.dtype != INT32 or masks.shape != (rows, ceil_div(vocabulary, _MASK_BITS)):
+        raise OpRefusal(
+            f"given masks {masks.dtype} {list(masks.shape)} for logits {list(logits.shape)}, expected int32 words of 32"
+        )
+    token = arange(logits.trace, vocabulary)
+    word = masks.gather(1, apply("shr", token, 5))
+    is_set = apply("ne", apply("and", apply("shr", word, apply("and", token, _MASK_BITS - 1).cast(INT32)), 1), 0)
+    return where(is_set, logits.cast(FLOAT32), float("-inf"))
+
+
+@elementwise("npu_tokens.penalise.default", rows=None)
+def penalise(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
+    """Logits less what the text, and its prompt, make of them: float32 [R, V].
+
+    Positive logits of known tokens are divided by the first penalty, negative ones multiplied; then the second is
+    subtracted for tokens of the text, and the third as many times as the text has them.
+
+    Args:
+        logits: Floating point [R, V].
+        counts: int32 [R, V]: twice how often the text has a token, and 1 more where the prompt has it.
+        penalties: float32 [R, 3]: for repetition, presence and frequency.
+    """
+    rows = logits.shape[0]
+    if counts.shape != logits.shape or counts.dtype != INT32 or penalties.shape != (rows, 3):
+        given = f"{list(logits.shape)}, {counts.dtype} {list(counts.shape)} and {list(penalties.shape)}"
+        raise OpRefusal(f"given {given}, expected [R, V], int32 [R, V] and [R, 3]")
+    repetition, presence, frequency = (penalties.slice(1, number, 1) for number in range(3))
+    value = logits.cast(FLOAT32)
+    value = where(counts > 0, where(value > 0, value / repetition, value * repetition), value)
+    times = apply("shr", counts, 1)
+    return value - (where(times > 0, presence, 0.0) + times.cast(FLOAT32) * frequency)
 
 
 @op("npu_tokens.draw.default", work=Work.ANCHOR)
