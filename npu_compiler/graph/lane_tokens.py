@@ -20,6 +20,7 @@ __all__ += ["lane_row_ir", "lane_tokens_ir", "token_scores_ir"]
 MASK_BITS = 32  # tokens of a word of a mask
 MOST_BEST = 20  # likeliest tokens that come back
 IN_PROMPT, OF_TEXT = 1, 2  # a count of a token: what one of the prompt sets, and what each one of the text adds
+_LATEST = ("latest", "int64"), ("latest_counts", "int32")
 _MOST_PARTS = 256  # of a row, whose highest logits are looked for by threads of their own
 
 
@@ -42,12 +43,13 @@ def lane_tokens_ir(shape: Sequence[int], dtype: str, lanes: int, features: Colle
     - DRAWN: ``limits`` float32 [L, 3] and ``top_k`` int64 [L] as `npu_tokens.draw` takes them, ``seeds`` int64 [L];
     - BIAS: ``bias`` float32 [L, V];
     - MASK: ``masks`` int32 [R, ceil(V / 32)], tokens that may be chosen, bit v % 32 of word v // 32;
-    - PENALTIES: ``penalties`` float32 [L, 3], for repetition, presence and frequency, and ``counts`` int32 [L * V]:
-      `IN_PROMPT` for tokens of the prompt, and `OF_TEXT` for each time that the text has them.
+    - PENALTIES: ``penalties`` float32 [L, 3], for repetition, presence and frequency; ``counts`` int32 [L * V]:
+      `IN_PROMPT` for tokens of the prompt, and `OF_TEXT` for each time that the text has them; ``latest`` int64 [R] and
+      ``latest_counts`` int32 [R]: the last token of each row's text, and its count, which is entered ahead of the choice.
 
     Its outputs are ``tokens`` int64 [R], -1 where the highest logit is no finite number; with PENALTIES
-    ``all_counts``, which takes the place of ``counts``, the new tokens counted: of their rows no two may be of one lane;
-    with BEST what `token_scores_ir` gives for the tokens. Logits, weights and biases are computed with in float32.
+    ``all_counts``, which takes the place of ``counts``; with BEST what `token_scores_ir` gives for the tokens. Logits,
+    weights and biases are computed with in float32.
 
     Args:
         shape: Of the logits, V last.
@@ -61,24 +63,19 @@ def lane_tokens_ir(shape: Sequence[int], dtype: str, lanes: int, features: Colle
     logits = graph.view(graph.input("logits", shape, dtype), (rows, vocabulary))
     pairs = graph.input("rows", (rows, 2), "int64")
     lane, position = (_column(graph, pairs, number) for number in range(2))
-    counts = graph.input("counts", (lanes * vocabulary,), "int32") if Feature.PENALTIES in features else None
+    counts = _counts(graph, lane, lanes, vocabulary) if Feature.PENALTIES in features else None
     adjusted = _adjusted(graph, logits, lane, lanes, counts, features)
     if Feature.DRAWN in features:
         limits = _of_lanes(graph, graph.input("limits", (lanes, 3), "float32"), lane)
         top_k = _of_lanes(graph, graph.input("top_k", (lanes,), "int64"), lane)
         seeds = _of_lanes(graph, graph.input("seeds", (lanes,), "int64"), lane)
         words = graph.add("npu_tokens.random_words.default", "int64", (rows, 2), seeds, position)
-        tokens = graph.add(
-            "npu_tokens.draw.default", "int64", (rows,), adjusted, limits, top_k, words, name="tokens"
-        )
+        tokens = graph.add("npu_tokens.draw.default", "int64", (rows,), adjusted, limits, top_k, words, name="tokens")
     else:
         tokens = _highest(graph, adjusted)
-    outputs = [tokens]
-    chosen = graph.same("clamp_min.default", tokens, min=0)
-    if counts is not None:
-        outputs.append(_counted(graph, counts, lane, chosen, vocabulary))
+    outputs = [tokens] if counts is None else [tokens, counts]
     if Feature.BEST in features:
-        outputs += _scores(graph, logits, chosen)
+        outputs += _scores(graph, logits, graph.same("clamp_min.default", tokens, min=0))
     return graph.build("lane_tokens", outputs, compute_dtype=_compute(dtype))
 
 
@@ -186,12 +183,12 @@ def _highest(graph: IRBuilder, logits: IRTensor) -> IRTensor:
     return graph.add("view.default", "int64", (rows,), token, size=[rows], name="tokens")
 
 
-def _counted(graph: IRBuilder, counts: IRTensor, lane: IRTensor, tokens: IRTensor, vocabulary: int) -> IRTensor:
-    """The counts with one more of each new token."""
-    place = graph.same("add.Tensor", graph.same("mul.Scalar", lane, other=vocabulary), tokens)
-    known = graph.add("index_select.default", "int32", place["shape"], counts, place, dim=0)
-    more = graph.same("add.Tensor", known, other=OF_TEXT)
-    return graph.add("index_copy.default", "int32", counts["shape"], counts, place, more, dim=0, name="all_counts")
+def _counts(graph: IRBuilder, lane: IRTensor, lanes: int, vocabulary: int) -> IRTensor:
+    """The counts of all lanes, those of the latest tokens entered."""
+    latest, number = (graph.input(name, lane["shape"], kind) for name, kind in _LATEST)
+    counts = graph.input("counts", (lanes * vocabulary,), "int32")
+    place = graph.same("add.Tensor", graph.same("mul.Scalar", lane, other=vocabulary), latest)
+    return graph.add("index_copy.default", "int32", counts["shape"], counts, place, number, dim=0, name="all_counts")
 
 
 def _scores(graph: IRBuilder, logits: IRTensor, tokens: IRTensor) -> list[IRTensor]:
