@@ -1,7 +1,7 @@
 """The functions that choose the tokens of a batch: IR like a model's, compiled like one.
 
-They work on rows, not on lanes: a row of logits, and for whom and for which place of a text it chooses. A guess of several
-tokens of one text is so many rows of its lane.
+They work on rows, not on lanes: a row of logits, and for whom and for which place of a text it chooses. A guess of
+several tokens of one text is so many rows of its lane.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_PARTS = 256  # of a row, whose highest logits are looked for by threads of
 
 
 class Feature(StrEnum):
-    """What a choice may have to do beyond taking the highest logit. A function has what some row of its batch asks for."""
+    """What a choice may have to do beyond taking the highest logit; a function does what some row of a batch needs."""
 
     DRAWN = "drawn"
     BIAS = "bias"
@@ -37,15 +37,15 @@ class Feature(StrEnum):
 def lane_tokens_ir(shape: Sequence[int], dtype: str, lanes: int, features: Collection[Feature]) -> dict[str, Any]:
     """IR of the choice of a token for each row of logits, in the order that `LaneSampling` says.
 
-    Its inputs are ``logits`` [`shape`], R rows of V, and ``rows`` int64 [R, 2]: the lane of each and the position of the
-    token that it chooses. By features:
+    Its inputs are ``logits`` [`shape`], R rows of V, and ``rows`` int64 [R, 2]: the lane of each and the position of
+    the token that it chooses. By features:
 
     - DRAWN: ``limits`` float32 [L, 3] and ``top_k`` int64 [L] as `npu_tokens.draw` takes them, ``seeds`` int64 [L];
     - BIAS: ``bias`` float32 [L, V];
     - MASK: ``masks`` int32 [R, ceil(V / 32)], tokens that may be chosen, bit v % 32 of word v // 32;
     - PENALTIES: ``penalties`` float32 [L, 3], for repetition, presence and frequency; ``counts`` int32 [L * V]:
-      `IN_PROMPT` for tokens of the prompt, and `OF_TEXT` for each time that the text has them; ``latest`` int64 [R] and
-      ``latest_counts`` int32 [R]: the last token of each row's text, and its count, which is entered ahead of the choice.
+      `IN_PROMPT` for tokens of the prompt, and `OF_TEXT` for each time that the text has them; ``latest`` int64 [R]
+      and ``latest_counts`` int32 [R]: the last token of each row's text, and its count, which is entered first.
 
     Its outputs are ``tokens`` int64 [R], -1 where the highest logit is no finite number; with PENALTIES
     ``all_counts``, which takes the place of ``counts``; with BEST what `token_scores_ir` gives for the tokens. Logits,
@@ -83,8 +83,8 @@ def token_scores_ir(shape: Sequence[int], dtype: str) -> dict[str, Any]:
     """IR of how probable given tokens are by the model's own logits, and which are the likeliest.
 
     Its inputs are ``logits`` [`shape`], R rows of V, and ``given`` int64 [R]. Its outputs are ``logprobs`` float32 [R],
-    the natural logarithms of their probabilities; ``best`` int64 [R, K], the likeliest tokens, likeliest first, of equal
-    ones the first before the others; and ``best_logprobs`` float32 [R, K]. K is `MOST_BEST`, or V if that is less.
+    the natural logarithms of their probabilities; ``best`` int64 [R, K], the likeliest tokens, likeliest first, of
+    equal ones the first before the others; and ``best_logprobs`` float32 [R, K]. K is `MOST_BEST`, or V if less.
 
     Args:
         shape: Of the logits, V last.
@@ -101,7 +101,8 @@ def token_scores_ir(shape: Sequence[int], dtype: str) -> dict[str, Any]:
 def lane_row_ir(lanes: int, vocabulary: int, dtype: str) -> dict[str, Any]:
     """IR that gives one lane another row of `bias` or `counts`.
 
-    Its inputs are ``all`` [L, V], ``lane`` int64 [1] and ``row`` [1, V]. Its output ``updated`` takes the place of ``all``.
+    Its inputs are ``all`` [L, V], ``lane`` int64 [1] and ``row`` [1, V]. Its output ``updated`` takes the place of
+    ``all``.
 
     Args:
         lanes: L.

@@ -102,11 +102,11 @@ def penalise(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
 def draw(logits: Tensor, limits: Tensor, top_k: Tensor, words: Tensor) -> Tensor:
     """A token of each row, drawn by probability: int64 [R]; -1 where the highest logit is no finite number.
 
-    The weight of a token is ``exp((logit - highest) * inverse temperature)`` in units of two to the power of -40, rounded
-    down. In the order of weight, of equal logits the first before the others, the first `top_k` tokens are kept; of
-    these the fewest that have the share ``top_p`` of their weight; and of these the ones that have at least the
-    share ``min_p`` of the first one's weight. Their weight times a random number of 64 bits, rounded down, is what the
-    tokens before the drawn one weigh at the most. All sums are of integers, so that the token depends on no order.
+    The weight of a token is ``exp((logit - highest) * inverse temperature)`` in units of two to the power of -40,
+    rounded down. In the order of weight, of equal logits the first before the others, the first `top_k` tokens are
+    kept; of these the fewest that have the share ``top_p`` of their weight; and of these the ones that have at least
+    the share ``min_p`` of the first one's weight. Their weight times a random share of 64 bits, rounded down, is the
+    most that the tokens before the drawn one weigh. All sums are of integers, so that it depends on no order of theirs.
 
     Args:
         logits: Floating point [R, V].

@@ -86,8 +86,8 @@ def check_sampling(sampling: LaneSampling, vocabulary: int) -> None:
 def accepted(tokens: Sequence[int], chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
     """What a step for several tokens adds to a text.
 
-    The choice at a position depends on the text before it, and on the seed: a guessed token is right if, and only if, it
-    is the one that is chosen there. So the text is what it is without guesses.
+    The choice at a position depends on the text before it, and on the seed: a guessed token is right if, and only if,
+    it is the one that is chosen there. So the text is what it is without guesses.
 
     Args:
         tokens: The last token, and a guess of those that follow.

@@ -1,4 +1,4 @@
-"""How the tokens of a batch are to be chosen, in numpy and float64: what functions of `lane_tokens` are compared with."""
+"""How the tokens of a batch are to be chosen, in numpy and float64: what `lane_tokens` is compared with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from npu_compiler.integers import ceil_div
 from npu_text.batching.engine import LaneSampling
 
-__all__ = ["Wanted", "allowed_bits", "philox", "probabilities", "wanted"]
+__all__ = ["Wanted", "allowed_bits", "philox", "probabilities", "random_words", "wanted"]
 
 _WORD = (1 << 32) - 1
 _ONE = 1 << 40
@@ -34,20 +34,25 @@ class Wanted(NamedTuple):
     limit_margin: float
 
 
-def philox(seed: int, position: int) -> tuple[int, int, int, int]:
-    """Philox4x32-10 of a key and a counter of 64 bits."""
-    c = [position & _WORD, position >> 32 & _WORD, 0, 0]
-    key = [seed & _WORD, seed >> 32 & _WORD]
+def philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 of four words and two, with arithmetic of any width."""
+    c, k = list(counter), list(key)
     for _ in range(10):
         products = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
         c = [
-            products[1] >> 32 ^ c[1] ^ key[0],
+            products[1] >> 32 ^ c[1] ^ k[0],
             products[1] & _WORD,
-            products[0] >> 32 ^ c[3] ^ key[1],
+            products[0] >> 32 ^ c[3] ^ k[1],
             products[0] & _WORD,
         ]
-        key = [(word + step) & _WORD for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)]
+        k = [(word + step) & _WORD for word, step in zip(k, (0x9E3779B9, 0xBB67AE85), strict=True)]
     return c[0], c[1], c[2], c[3]
+
+
+def random_words(seed: int, position: int) -> tuple[int, int]:
+    """Those of `npu_tokens.random_words`."""
+    words = philox((position & _WORD, position >> 32 & _WORD, 0, 0), (seed & _WORD, seed >> 32 & _WORD))
+    return words[0], words[1]
 
 
 def allowed_bits(allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
@@ -132,7 +137,7 @@ def wanted(
         second = np.partition(adjusted, -2)[-2] if len(adjusted) > 1 else -np.inf
         return Wanted(int(adjusted.argmax()), 1.0 if second in (highest, -np.inf) else float(highest - second), 1.0)
     order = _ordered(adjusted, sampling)
-    high, low, _, _ = philox(sampling.seed % (1 << 64), position)
+    high, low = random_words(sampling.seed, position)
     target = order.kept * (high << 32 | low) >> 64
     place = int(np.searchsorted(order.ends, target, "right"))
     before = order.ends[place - 1] if place else 0
