@@ -145,6 +145,22 @@ def microseconds(device: Device, logits: NPUBuffer, sampling: LaneSampling, draw
     return 1000 * taken / _REPEATED
 
 
+def profile(device: Device, vocabulary: int, lanes: int) -> None:
+    """Prints microseconds of each launch, events and their gaps included."""
+    array = np.resize(_bfloat16(peaked((16, vocabulary), np.random.default_rng(0))), (lanes, vocabulary))
+    given = _given(device, array)
+    for name in ("highest", "top-k", "top-p", "everything"):
+        chooser = LaneChooser(device, vocabulary, "bfloat16", lanes)
+        for lane in range(lanes):
+            chooser.begin(lane, replace(_KINDS[name], seed=lane), list(range(20)))
+        rows = [LaneRow(lane, 9) for lane in range(lanes)]
+        bound = chooser.bind(given, chooser.features(rows))
+        bound.put(rows)
+        prepared = bound.plan.plan
+        taken = np.median([prepared.run_timed(bound.plan.buffers) for _ in range(7)], axis=0) * 1e6
+        print(f"{lanes} lanes, {name}:", " | ".join(f"{each:.1f}" for each in taken), flush=True)
+
+
 def _peers(array: NDArray[np.float32]) -> dict[str, float]:
     """PyTorch's kernels for parts of the same work, each captured."""
     logits = torch.from_numpy(array).cuda().bfloat16()
@@ -181,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the reference")
     parser.add_argument("--time", action="store_true", help="measure")
+    parser.add_argument("--profile", action="store_true", help="measure each launch")
     parser.add_argument("--vocabulary", type=int, default=151936)
     parser.add_argument("--lanes", type=int, nargs="*", default=_LANES)
     parser.add_argument("--device", default="cuda")
@@ -191,6 +208,8 @@ def main() -> None:
             for make in (peaked, flat):
                 print(check(device, vocabulary, lanes, rounds, make, masked=make is flat), flush=True)
         print(check_company(device, args.vocabulary), flush=True)
+    if args.profile:
+        profile(device, args.vocabulary, args.lanes[0])
     if args.time:
         time_all(device, args.vocabulary, args.lanes)
 

@@ -39,7 +39,9 @@ def draw_ir(rows: int, vocabulary: int, **shapes: tuple[int, ...]) -> dict[str, 
     usual = {"logits": (rows, vocabulary), "limits": (rows, 3), "top_k": (rows,), "seeds": (rows,), "places": (rows,)}
     kinds = {"logits": "float32", "limits": "float32"}
     made = {name: graph.input(name, shape, kinds.get(name, "int64")) for name, shape in {**usual, **shapes}.items()}
-    words = graph.add("npu_tokens.random_words.default", "int64", (rows, 2), made["seeds"], made["places"], name="words")
+    words = graph.add(
+        "npu_tokens.random_words.default", "int64", (rows, 2), made["seeds"], made["places"], name="words"
+    )
     given = (made[name] for name in ("logits", "limits", "top_k"))
     tokens = graph.add("npu_tokens.draw.default", "int64", (rows,), *given, words, name="tokens")
     return graph.build("draw", (words, tokens), compute_dtype="bfloat16")
@@ -181,7 +183,9 @@ def test_the_highest_of_many_and_few_of_the_tail(device: Device) -> None:
     logits = np.full((2, MORE_THAN_A_LIST), -15.0, np.float32)
     logits[:, ::500] = 10 - np.arange(10)
     logits += np.random.default_rng(2).standard_normal(logits.shape).astype(np.float32) * 0.1
-    check(device, logits, [LaneSampling(1.0, top_k=50, seed=1), LaneSampling(1.0, top_k=50, top_p=0.9999999, seed=8)], 1)
+    check(
+        device, logits, [LaneSampling(1.0, top_k=50, seed=1), LaneSampling(1.0, top_k=50, top_p=0.9999999, seed=8)], 1
+    )
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
