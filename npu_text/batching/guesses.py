@@ -4,7 +4,8 @@ What is guessed is what followed the longest run of tokens, at the end of the te
 lookup: Saxena, "Prompt Lookup Decoding", 2023). Guesses are checked as `choosing.accepted` says. A lane with penalties
 has none, as the counts behind a guess depend on it.
 
-What a grammar leaves no choice for is no guess: a `Grammar` names those tokens, and they go into the cache like a prompt.
+What a grammar leaves no choice for is no guess: a `Grammar` names those tokens, and they go into the cache like those
+of a prompt.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ class StepTimes:
 class GuessControl:
     """How many tokens of one text to guess: as many as pay by the share of them that has been right.
 
-    Of guessed tokens that are each right with probability p a step of 1 + k tokens gives ``(1 - p ** (k + 1)) / (1 - p)``
-    on average; it pays where that is more than its time, in steps of one token. Where none pays, it is tried again
-    after a pause, which doubles each time.
+    Of guessed tokens that are each right with probability p a step of 1 + k tokens gives ``1 + p + ... + p ** k`` on
+    average; it pays where that is more than its time, in steps of one token. Where none pays, it is tried again after
+    a pause, which doubles each time.
 
     Attributes:
         times: Of steps.
