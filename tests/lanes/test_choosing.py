@@ -208,6 +208,7 @@ def test_wrong_calls_are_refused(device: Device) -> None:
     ):
         with pytest.raises(InputError, match=words):
             bound.put(rows)
+    wrong: Any
     for wrong in (np.zeros(6, np.uint32), np.zeros(7, np.int32), np.zeros((1, 7), np.uint32)):
         with pytest.raises(InputError, match=r"expected uint32 \[7\]"):
             chooser.choose(buffer, [LaneRow(0, 0, wrong)])
