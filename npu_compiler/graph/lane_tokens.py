@@ -68,8 +68,8 @@ def lane_tokens_ir(shape: Sequence[int], dtype: str, lanes: int, features: Colle
     if Feature.DRAWN in features:
         limits = _of_lanes(graph, graph.input("limits", (lanes, 3), "float32"), lane)
         top_k = _of_lanes(graph, graph.input("top_k", (lanes,), "int64"), lane)
-        seeds = _of_lanes(graph, graph.input("seeds", (lanes,), "int64"), lane)
-        words = graph.add("npu_tokens.random_words.default", "int64", (rows, 2), seeds, position)
+        seeds = graph.input("seeds", (lanes,), "int64")
+        words = graph.add("npu_tokens.random_words.default", "int64", (rows, 2), seeds, lane, position)
         tokens = graph.add("npu_tokens.draw.default", "int64", (rows,), adjusted, limits, top_k, words, name="tokens")
     else:
         tokens = _highest(graph, adjusted)

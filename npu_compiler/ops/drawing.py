@@ -19,21 +19,23 @@ _MASK_BITS = 32
 
 
 @elementwise("npu_tokens.random_words.default", rows=None)
-def random_words(seed: Tensor, position: Tensor) -> Tensor:
-    """Two random words for each pair of a seed and a position, int64 [..., 2] from 0 to below two to the power of 32.
+def random_words(seeds: Tensor, owners: Tensor, positions: Tensor) -> Tensor:
+    """Two random words for each position of an owner of a seed, int64 [R, 2] from 0 to below two to the power of 32.
 
     They are the first two that Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011) gives
     for the seed as its key and the position as its counter.
 
     Args:
-        seed: int64 [...], of which all 64 bits count.
-        position: int64 [...], likewise.
+        seeds: int64 [L], of which all 64 bits count.
+        owners: int64 [R], whose seed each takes.
+        positions: int64 [R], of which all 64 bits count.
     """
-    if seed.dtype != INT64 or position.dtype != INT64 or seed.shape != position.shape:
-        given = f"{seed.dtype} {list(seed.shape)} and {position.dtype} {list(position.shape)}"
-        raise OpRefusal(f"given {given}, expected int64 of one shape")
-    shape = (*seed.shape, 1)
-    seed, position = seed.reshape(shape), position.reshape(shape)
+    kinds = {tensor.dtype for tensor in (seeds, owners, positions)}
+    if kinds != {INT64} or len(seeds.shape) != 1 or len(owners.shape) != 1 or owners.shape != positions.shape:
+        given = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in (seeds, owners, positions))
+        raise OpRefusal(f"given {given}, expected int64 [L], [R] and [R]")
+    seed = seeds.gather(0, owners).reshape((*owners.shape, 1))
+    position = positions.reshape((*positions.shape, 1))
     keys = [_low(seed), _low(apply("shr", seed, 32))]
     a, b = _low(position), _low(apply("shr", position, 32))
     c, d = a * 0, a * 0
@@ -42,7 +44,7 @@ def random_words(seed: Tensor, position: Tensor) -> Tensor:
         a, b = apply("xor", apply("xor", high_c, b), keys[0]), low_c
         c, d = apply("xor", apply("xor", high_a, d), keys[1]), low_a
         keys = [_low(key + step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
-    return where(arange(seed.trace, 2) < 1, a, b)
+    return where(arange(seeds.trace, 2) < 1, a, b)
 
 
 def _low(number: Tensor) -> Tensor:

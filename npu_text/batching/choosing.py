@@ -30,6 +30,7 @@ from npu_runtime.backend import BoundPlan, Recording
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
+from npu_runtime.workspace import Workspace
 from npu_text.batching.engine import Chosen, LaneSampling
 from npu_text.sampling import not_a_number
 
@@ -158,6 +159,7 @@ class LaneChooser:
         self._views: dict[str, NDArray[Any]] = {}
         self._executors: dict[tuple[object, ...], Executor] = {}
         self._calls: dict[tuple[object, ...], tuple[NPUBuffer, BoundChoice, Recording]] = {}
+        self._workspace = Workspace(device.backend)  # calls come one after another
         self._lock = Lock()
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
@@ -253,7 +255,8 @@ class LaneChooser:
             return self._executors[key]
 
     def _compiled(self, ir: dict[str, Any]) -> Executor:
-        return Executor(compile(ir, self.device.target, ir["compute_dtype"]), self.device)
+        program = compile(ir, self.device.target, ir["compute_dtype"])
+        return Executor(program, self.device, workspace=self._workspace)
 
     def _visible(self, spec: BufferSpec) -> NPUBuffer:
         return NPUBuffer(self.device, self.device.backend.allocate_visible(spec.nbytes), spec)

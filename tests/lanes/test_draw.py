@@ -39,9 +39,8 @@ def draw_ir(rows: int, vocabulary: int, **shapes: tuple[int, ...]) -> dict[str, 
     usual = {"logits": (rows, vocabulary), "limits": (rows, 3), "top_k": (rows,), "seeds": (rows,), "places": (rows,)}
     kinds = {"logits": "float32", "limits": "float32"}
     made = {name: graph.input(name, shape, kinds.get(name, "int64")) for name, shape in {**usual, **shapes}.items()}
-    words = graph.add(
-        "npu_tokens.random_words.default", "int64", (rows, 2), made["seeds"], made["places"], name="words"
-    )
+    trio = made["seeds"], graph.arange((rows,), rows), made["places"]
+    words = graph.add("npu_tokens.random_words.default", "int64", (rows, 2), *trio, name="words")
     given = (made[name] for name in ("logits", "limits", "top_k"))
     tokens = graph.add("npu_tokens.draw.default", "int64", (rows,), *given, words, name="tokens")
     return graph.build("draw", (words, tokens), compute_dtype="bfloat16")
@@ -211,7 +210,7 @@ def test_signed_zeros_are_equal(device: Device) -> None:
         ({"limits": (3, 2)}, r"expected \[R, V\], \[R, 3\], \[R\] and \[R, 2\]"),
         ({"logits": (3, 4, 5)}, r"expected \[R, V\]"),
         ({"logits": (3, 0)}, "expected 1 to 4194304"),
-        ({"places": (1,)}, "expected int64 of one shape"),
+        ({"places": (1,)}, r"expected int64 \[L\], \[R\] and \[R\]"),
     ],
 )
 def test_what_no_kernel_draws_is_refused(shapes: dict[str, tuple[int, ...]], words: str) -> None:
