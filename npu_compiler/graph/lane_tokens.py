@@ -21,6 +21,7 @@ MASK_BITS = 32  # tokens of a word of a mask
 MOST_BEST = 20  # likeliest tokens that come back
 IN_PROMPT, OF_TEXT = 1, 2  # a count of a token: what one of the prompt sets, and what each one of the text adds
 _LATEST = ("latest", "int64"), ("latest_counts", "int32")
+_CHUNK = 8  # neighbours that are read together
 _MOST_PARTS = 256  # of a row, whose highest logits are looked for by threads of their own
 
 
@@ -121,6 +122,12 @@ def _compute(dtype: str) -> str:
     return dtype if dtype in ("float16", "bfloat16") else "bfloat16"
 
 
+def _parts(vocabulary: int) -> int:
+    """Into how many equal parts a row is divided, so that threads of their own walk over them by whole chunks."""
+    chunk = _CHUNK if vocabulary % _CHUNK == 0 else 1
+    return max(count for count in range(1, _MOST_PARTS + 1) if vocabulary // chunk % count == 0)
+
+
 def _column(graph: IRBuilder, pairs: IRTensor, number: int) -> IRTensor:
     count, _ = pairs["shape"]
     taken = graph.add("slice.Tensor", "int64", (count, 1), pairs, dim=1, start=number, end=number + 1)
@@ -195,7 +202,7 @@ def _counts(graph: IRBuilder, lane: IRTensor, lanes: int, vocabulary: int) -> IR
 def _scores(graph: IRBuilder, logits: IRTensor, tokens: IRTensor) -> list[IRTensor]:
     rows, vocabulary = logits["shape"]
     count = min(MOST_BEST, vocabulary)
-    parts = max(number for number in range(1, _MOST_PARTS + 1) if vocabulary % number == 0)
+    parts = _parts(vocabulary)
     wide = _wide(graph, logits)
     matrix = graph.view(wide, (rows, parts, vocabulary // parts))
     each = graph.add("logsumexp.default", "float32", (rows, parts), matrix, dim=[2], keepdim=False)

@@ -24,6 +24,7 @@ from npu_compiler.graph.lane_tokens import (
     lane_row_ir,
     lane_tokens_ir,
 )
+from npu_compiler.graph.page_copies import staging_ir
 from npu_compiler.integers import ceil_div
 from npu_compiler.tensor.layout import BufferSpec, dense
 from npu_runtime.backend import BoundPlan, Recording
@@ -211,17 +212,21 @@ class LaneChooser:
         executor = self._prepared(logits.shape, frozenset(features))
         inputs: dict[str, NPUBuffer] = {"logits": logits}
         own: dict[str, NPUBuffer] = {}
+        seen: dict[str, NPUBuffer] = {}
         for spec in executor.plan.inputs:
-            if spec.name in ("rows", "masks", "latest", "latest_counts"):
-                own[spec.name] = self._visible(spec)
-            elif spec.name in ("counts", "bias"):
+            if spec.name in _TABLES:
                 inputs[spec.name] = NPUBuffer(self.device, self._table(spec.name).data, spec)
             elif spec.name != "logits":
+                inputs[spec.name] = self._own(spec)
+            if spec.name in _OF_ROWS:
+                own[spec.name] = seen[spec.name] = self._visible(spec)
+            elif spec.name in _SETTINGS:
                 self._settings(spec.name)
-                inputs[spec.name] = self._memory[spec.name]
+                seen[spec.name] = self._memory[spec.name]
         states = {output for output, _ in executor.plan.state}
         outputs = {spec.name: self._visible(spec) for spec in executor.plan.outputs if spec.name not in states}
-        return BoundChoice(self, executor.bind({**inputs, **own}, outputs), own, outputs)
+        plans = self._staging(seen, inputs), executor.bind(inputs, outputs)
+        return BoundChoice(self, plans, own, inputs.get("masks"), outputs)
 
     def choose(self, logits: NPUBuffer, rows: Sequence[LaneRow]) -> Callable[[], tuple[Chosen, ...]]:
         """Asks for the tokens of some rows of logits, the first ones of a buffer [..., V].
@@ -235,7 +240,7 @@ class LaneChooser:
         key = id(logits), self.features(rows)
         if key not in self._calls:
             bound = self.bind(logits, key[1])
-            self._calls[key] = logits, bound, self.device.backend.record([bound.plan])
+            self._calls[key] = logits, bound, self.device.backend.record(bound.plans)
         _, bound, recording = self._calls[key]
         bound.put(rows)
         wait = recording.launch()
@@ -260,6 +265,18 @@ class LaneChooser:
 
     def _visible(self, spec: BufferSpec) -> NPUBuffer:
         return NPUBuffer(self.device, self.device.backend.allocate_visible(spec.nbytes), spec)
+
+    def _own(self, spec: BufferSpec) -> NPUBuffer:
+        return NPUBuffer(self.device, self.device.backend.allocate(spec.nbytes), spec)
+
+    def _staging(self, seen: Mapping[str, NPUBuffer], inputs: Mapping[str, NPUBuffer]) -> BoundPlan:
+        """Brings what the host writes to memory of the device's own, which every thread may read."""
+        given = [(name, buffer.shape, str(buffer.dtype)) for name, buffer in seen.items()]
+        key = ("staging", *given)
+        with self._lock:
+            if key not in self._executors:
+                self._executors[key] = self._compiled({**staging_ir(given), "compute_dtype": "bfloat16"})
+        return self._executors[key].bind(seen, {f"{name}_there": inputs[name] for name in seen})
 
     def _settings(self, name: str) -> NDArray[Any]:
         """What lanes ask for, where the device reads it."""
@@ -310,18 +327,11 @@ class LaneChooser:
             texts = [self._lanes[row.lane] for row in rows] + [self._lanes[-1]] * (count - len(rows))
             own["latest"][:] = [text.latest for text in texts]
             own["latest_counts"][:] = [text.counts[text.latest] for text in texts]
-        if "masks" in own:
-            words = own["masks"].view(np.uint32)
-            for number, row in enumerate(rows):
-                words[number] = _ALL_ALLOWED if row.mask is None else self._checked(row.mask)
-        elif any(row.mask is not None for row in rows):
-            raise InputError("given a mask for a choice that was bound without masks")
 
-    def _checked(self, mask: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def _check_mask(self, mask: NDArray[np.uint32]) -> None:
         words = ceil_div(self.vocabulary, MASK_BITS)
         if mask.shape != (words,) or mask.dtype != np.uint32:
             raise InputError(f"given a mask {mask.dtype} {list(mask.shape)}, expected uint32 [{words}]")
-        return mask
 
     def _chosen(self, rows: Sequence[LaneRow], found: Mapping[str, NDArray[Any]]) -> tuple[Chosen, ...]:
         """The choices for rows, which join the counts of their texts."""
@@ -346,18 +356,33 @@ class BoundChoice:
     """A choice from the logits in one buffer. Calls of `put`, runs of the plan and `read` follow one another.
 
     Attributes:
-        plan: To be run, or recorded behind what makes the logits.
+        plans: To be run one after another, or recorded: the last one behind what makes the logits.
     """
 
     def __init__(
-        self, chooser: LaneChooser, plan: BoundPlan, own: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer]
+        self,
+        chooser: LaneChooser,
+        plans: Sequence[BoundPlan],
+        own: Mapping[str, NPUBuffer],
+        masks: NPUBuffer | None,
+        outputs: Mapping[str, NPUBuffer],
     ) -> None:
-        self.plan = plan
-        self._chooser = chooser
-        self._memory = own, outputs  # stays as long as the plan
+        """Takes what `LaneChooser.bind` made.
+
+        Args:
+            chooser: Whose.
+            plans: What brings to the device what `put` writes, and what chooses.
+            own: What `put` writes for each call, where host and device see it.
+            masks: int32 [R, W] on the device, where there are masks.
+            outputs: Where host and device see them.
+        """
+        self.plans = plans
+        self._chooser, self._masks = chooser, masks
+        self._memory = own, outputs  # stays as long as the plans
         self._own = {name: _writable(buffer) for name, buffer in own.items()}
         self._found = {name: _readable(buffer) for name, buffer in outputs.items()}
         self._rows: Sequence[LaneRow] = ()
+        self._masked = [True] * (masks.shape[0] if masks is not None else 0)  # rows that do not allow all tokens
 
     def put(self, rows: Sequence[LaneRow]) -> None:
         """Says for whom the first rows of the logits choose; what the others give is nobody's.
@@ -367,7 +392,24 @@ class BoundChoice:
                 penalties.
         """
         self._chooser._put(rows, self._own)
+        if self._masks is None and any(row.mask is not None for row in rows):
+            raise InputError("given a mask for a choice that was bound without masks")
+        for row in rows:
+            if row.mask is not None:
+                self._chooser._check_mask(row.mask)
         self._rows = tuple(rows)
+        for number, is_masked in enumerate(self._masked):
+            mask = self._rows[number].mask if number < len(rows) else None
+            if mask is not None or is_masked:
+                self._write_mask(number, mask)
+
+    def _write_mask(self, row: int, mask: NDArray[np.uint32] | None) -> None:
+        """Writes the mask of a row, ahead of whatever is asked for next; None allows all tokens."""
+        assert self._masks is not None
+        size = self._masks.shape[1] * self._masks.dtype.size
+        with self._masks.data.writing_part(row * size, size) as content:
+            content.view(np.uint32)[...] = _ALL_ALLOWED if mask is None else mask
+        self._masked[row] = mask is not None
 
     def read(self) -> tuple[Chosen, ...]:
         """What a run that has been waited for chose, in the order of the rows. To be called once for each run.
@@ -386,6 +428,7 @@ _SETTINGS: dict[str, tuple[tuple[int, ...], str]] = {
     "penalties": ((3,), "float32"),
 }
 _TABLES = {"counts": "int32", "bias": "float32"}
+_OF_ROWS = ("rows", "latest", "latest_counts")
 
 
 def _dense(name: str, shape: tuple[int, ...], kind: str) -> BufferSpec:
