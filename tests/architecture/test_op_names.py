@@ -18,7 +18,6 @@ MODELS_COME_IN = {
     "npu_compiler.graph.next_token",
     "npu_compiler.graph.sampled_token",
     "npu_compiler.graph.lane_tokens",
-    "npu_compiler.graph.page_copies",
 }
 
 NAMES = {name.removeprefix("aten.") for name in get_supported_ops()}
