@@ -64,8 +64,7 @@ class CompiledKernel:
     Attributes:
         entries: Address, in the device, of the native code for each form it was compiled to: ``loop``, ``fiber``,
             ``region``.
-        on_fibers: Gives the address of its fiber form, which every kernel has; compiled when it is first asked for,
-            since threadgroups that no other form runs are rare.
+        compile_fibers: Gives the address of the fiber form of a kernel that was compiled to a faster one.
         region_shape: What the region form runs: ``simdgroups``, in one dimension, or ``x_rows``.
         threadgroup_bytes: Static threadgroup memory.
         red_zone_bytes: Of these, what lies between variables so that a checked run sees who reaches beyond one.
@@ -74,12 +73,16 @@ class CompiledKernel:
 
     name: str
     entries: Mapping[str, int]
-    on_fibers: Callable[[], int]
+    compile_fibers: Callable[[str], int]
     region_shape: str
     arguments: tuple[Argument, ...]
     threadgroup_bytes: int
     red_zone_bytes: int
     threadgroup_arguments: Mapping[int, str]
+
+    def on_fibers(self) -> int:
+        """Address of its fiber form, which every kernel has; compiled when it is first asked for, as is rare."""
+        return self.entries["fiber"] if "fiber" in self.entries else self.compile_fibers(self.name)
 
 
 @dataclass(frozen=True)
@@ -284,9 +287,8 @@ def _load(path: Path, description: bytes, fibers: Callable[[str], int]) -> Compi
         entries = {form: address + image.symbols[f"msl_{form}_{name}"] for form in described["forms"]}
         threadgroup = {int(index): argument for index, argument in described["threadgroup"].items()}
         nbytes, between = lengths.get(number, 0), described["red_zone_bytes"]
-        on_fibers = functools.partial(entries.__getitem__, "fiber") if "fiber" in entries else functools.partial(fibers, name)
         kernels[name] = CompiledKernel(
-            name, entries, on_fibers, described["region_shape"], arguments, nbytes, between, threadgroup
+            name, entries, fibers, described["region_shape"], arguments, nbytes, between, threadgroup
         )
     return CompiledLibrary(kernels, content["slow_because"])
 

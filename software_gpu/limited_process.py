@@ -35,9 +35,7 @@ _CHILD = re.compile(r"frontend command failed with exit code (\d+)")  # a driver
 _CRASH = re.compile(r"^(?:PLEASE submit|Stack dump|LLVM ERROR: out of memory).*", re.MULTILINE | re.DOTALL)
 
 
-def run_limited(
-    command: Sequence[str], source: str, inherited: Sequence[int] = ()
-) -> subprocess.CompletedProcess[str]:
+def run_limited(command: Sequence[str], source: str, inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
     """Runs a command with a text as its input.
 
     Args:

@@ -199,9 +199,7 @@ def _failure(done: subprocess.CompletedProcess[str]) -> str:
     )
 
 
-def _execute(
-    command: Sequence[str], source: str, inherited: Sequence[int] = ()
-) -> subprocess.CompletedProcess[str]:
+def _execute(command: Sequence[str], source: str, inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
     try:
         return run_limited(command, source, inherited)
     except OSError as error:

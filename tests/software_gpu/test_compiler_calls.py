@@ -14,6 +14,7 @@ import npu_compiler
 from npu_runtime import Device, Executor
 from software_gpu import library, toolchain
 from software_gpu.library import compile_library
+from software_gpu.limited_process import run_limited
 from software_gpu.native_runtime import load_runtime
 from tests.ops.cases import case, floats
 from tests.software_gpu.harness import HEAD, run
@@ -33,9 +34,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(command: Sequence[str], source: str, inherited: Sequence[int]) -> subprocess.CompletedProcess[str]:
         made.append(_purpose(command))
-        return original(command, source, inherited)
+        return run_limited(command, source, inherited)
 
-    original = toolchain.run_limited
     monkeypatch.setattr(toolchain, "run_limited", counted)
     return made
 
