@@ -31,7 +31,7 @@ Pass = Callable[[IRGraph], IRGraph]
 
 
 def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_flops: int = 0) -> IRGraph:
-    """Runs all passes in order; the graph is verified after each.
+    """Runs all passes in order; the graph is verified after each that changed it.
 
     Args:
         graph: A graph as it was read.
@@ -54,7 +54,8 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
         partial(merge_linears, pairs_columns=pairs_columns),
     )
     for run in passes:
-        graph = run(graph).verify()
+        made = run(graph)
+        graph = graph if made is graph else made.verify()
     return graph
 
 
