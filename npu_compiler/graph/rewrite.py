@@ -265,7 +265,8 @@ def _matches(sought: Operation, node: OpNode, match: Match, scene: Scene) -> boo
     term = traits_of(node.op).term
     if term is None or term.name != sought.name or len(node.outputs) != 1 or not term.holds(node, scene.graph):
         return False
-    given = [node.inputs.get(p, node.attrs.get(p)) for p in term.parameters]
+    named = [node.inputs.get(p, node.attrs.get(p)) for p in term.parameters]
+    given = [value for each in named for value in (each if isinstance(each, tuple) else (each,))]
     if any(value is not None for value in given[len(sought.operands) :]):
         return False
     given = given[: len(sought.operands)]
