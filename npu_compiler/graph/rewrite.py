@@ -248,8 +248,12 @@ def _read_outside(match: Match, scene: Scene) -> Iterator[str]:
 
 def find(scene: Scene, patterns: Sequence[Pattern]) -> Iterator[Match]:
     """The matches in a graph; of several patterns that describe one place, that of the first."""
+    ending: dict[str, list[Pattern]] = {}
+    for sought in patterns:
+        ending.setdefault(sought.result.name, []).append(sought)
     for node in scene.graph.nodes:
-        for sought in patterns:
+        term = traits_of(node.op).term
+        for sought in ending.get(term.name, ()) if term is not None else ():
             match = Match(node, form=sought.form)
             if _matches(sought.result, node, match, scene):
                 yield match
