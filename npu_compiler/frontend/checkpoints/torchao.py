@@ -1,9 +1,9 @@
 """torchao: integers and 8-bit floats in blocks, as it flattens its tensors for safetensors.
 
 Layout: of the weight ``M.weight`` the tensors ``M._weight_qdata``, ``M._weight_scale`` and, of integers,
-``M._weight_zero_point``; a JSON text in the header of the file says under ``M.weight`` which class of torchao they make,
-and the block that shares a scale. ``Int8Tensor``, ``IntxUnpackedToInt8Tensor`` and ``Float8Tensor`` have one code to a
-byte; ``Int4Tensor`` two, signed, the first in the low bits, with scales and biases [groups, rows].
+``M._weight_zero_point``; a JSON text in the header of the file says under ``M.weight`` which class of torchao they
+make, and the block that shares a scale. ``Int8Tensor``, ``IntxUnpackedToInt8Tensor`` and ``Float8Tensor`` have one code
+to a byte; ``Int4Tensor`` two, signed, the first in the low bits, with scales and biases [groups, rows].
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.importer import Config, Importer, group_size
 from npu_compiler.frontend.checkpoints.packing import pack
 from npu_compiler.frontend.checkpoints.tensors import Tensors
+from npu_compiler.integers import ceil_div
 
 __all__ = ["TorchAo"]
 
@@ -116,7 +117,7 @@ def _of_bytes(module: str, shape: tuple[int, int], block: tuple[int, int], bits:
     """A code to a byte; integers of fewer bits are packed."""
     (rows, columns), (group, height) = shape, block
     codes = tensors.take(f"{module}._weight_qdata", shape, ("int8", "float8_e4m3fn"))
-    sizes = (-(-rows // height), columns // group)
+    sizes = (ceil_div(rows, height), columns // group)
     scales = _of_blocks(f"{module}._weight_scale", sizes, _SCALES, tensors)
     half, points = 1 << (bits - 1), None
     if f"{module}._weight_zero_point" in tensors:
