@@ -1,7 +1,7 @@
 """Decode steps of one decoder in bfloat16 and in weights of few bits, in turns in one process: time, bytes, agreement.
 
-Run it as ``python -m benchmarks.llm_quantised``; ``--json`` writes the figures. The layers have the sizes of Qwen2.5-1.5B,
-so that their weights exceed a processor's caches; there are two of them, seeded.
+Run it as ``python -m benchmarks.llm_quantised``; ``--json`` writes the figures. The layers have the sizes of
+Qwen2.5-1.5B, so that their weights exceed a processor's caches; there are two of them, seeded.
 """
 
 from __future__ import annotations
