@@ -8,7 +8,7 @@ from metal_compiler.devices import DEVICES
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.codes import loads_codes
-from metal_compiler.products.grouped_codes import loads_grouped_codes
+from metal_compiler.products.grouped_matvec import loads_grouped_codes
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div

@@ -1,6 +1,6 @@
 // Tiled matrix product: out[batch, row, col] = epilogue(sum over k of a[batch, row, k] * b[batch, k, col]).
 // With CODES b holds codes of a byte, of which the generated number_of makes numbers where they are staged; with UNIT codes
-// as codes.metal describes.
+// as grouped_codes.metal describes.
 // Grid: tiles of rows, tiles of columns, batch. Block: 128.
 
 // A staged operand has rows along the dimension that is not contiguous in memory: of A either [row][k] or [k][row], of B

@@ -10,11 +10,11 @@ from math import prod
 from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.products.codes import code_prologues
-from metal_compiler.products.grouped_codes import (
+from metal_compiler.products.grouped_matvec import (
     CODE_MACROS,
-    MOST_VECTORS,
+    MAX_ROWS,
     group_prologue,
-    lower_coded_vectors,
+    lower_grouped_vectors,
     units_of,
 )
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
@@ -101,8 +101,8 @@ class _Use:
 @lowering_of(Product)
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged."""
-    if isinstance(found.b.operand, GroupedCodes) and found.m <= MOST_VECTORS:
-        return lower_coded_vectors(found, group, lowering)
+    if isinstance(found.b.operand, GroupedCodes) and found.m <= MAX_ROWS:
+        return lower_grouped_vectors(found, group, lowering)
     has_vector = found.m == 1 or (found.n == 1 and not isinstance(found.b.operand, GroupedCodes))
     lower = _lower_vector if has_vector else _lower_tiled
     return lower(found, group, lowering)

@@ -136,14 +136,14 @@ NAMES = [(name, (torch.float16, torch.bfloat16)[number % 2]) for number, name in
 @pytest.mark.parametrize("rows", [1, 20])
 def test_no_worse_than_weights_of_16_bits(name: str, rows: int, dtype: torch.dtype) -> None:
     own, with_16_bits, kernels = measured(replace(FORMATS[name], rows=rows), dtype)
-    assert kernels == ["matmul" if rows > 4 else "coded_matvec"]
+    assert kernels == ["matmul" if rows > 4 else "grouped_matvec"]
     assert own <= 1.2 * with_16_bits
 
 
 @pytest.mark.parametrize("name", ["int4 with zeros", "fp8 in blocks"])
 def test_a_few_rows_at_a_time(name: str) -> None:
     own, with_16_bits, kernels = measured(replace(FORMATS[name], rows=3), torch.bfloat16)
-    assert kernels == ["coded_matvec"]
+    assert kernels == ["grouped_matvec"]
     assert own <= 1.2 * with_16_bits
 
 
@@ -160,7 +160,7 @@ def test_what_stands_beside_is_in_the_same_launch(rows: int) -> None:
     case = replace(FORMATS["int4 with zeros"], rows=rows)
     x = inputs(case, torch.float16)
     given, kernels = result(Layer(case, torch.float16, gated, normed), x)
-    assert kernels[-1] == ("matmul" if rows > 4 else "coded_matvec")
+    assert kernels[-1] == ("matmul" if rows > 4 else "grouped_matvec")
     assert len(kernels) == (1 if rows == 1 else 2)
     wanted = gated(normed(x.double()) @ exact(case, torch.float16).T)
     torch.testing.assert_close(given, wanted, rtol=2e-3, atol=2e-3 * float(wanted.abs().max()))
@@ -170,7 +170,7 @@ def test_inputs_that_are_no_neighbours() -> None:
     case = replace(SYMMETRIC, rows=2)
     x = inputs(case, torch.float16).t().contiguous()
     given, kernels = result(Layer(case, torch.float16, before=lambda turned: turned.t()), x)
-    assert kernels == ["coded_matvec"]
+    assert kernels == ["grouped_matvec"]
     torch.testing.assert_close(given, x.double().T @ exact(case, torch.float16).T, rtol=1e-3, atol=1e-3)
 
 

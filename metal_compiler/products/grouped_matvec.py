@@ -20,12 +20,12 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
 __all__ = [
-    "CODED_MATVEC",
+    "GROUPED_MATVEC",
     "CODE_MACROS",
-    "MOST_VECTORS",
+    "MAX_ROWS",
     "group_prologue",
     "loads_grouped_codes",
-    "lower_coded_vectors",
+    "lower_grouped_vectors",
     "units_of",
 ]
 
@@ -35,8 +35,8 @@ CODE_MACROS = (
 )
 """What `group_prologue` defines for a kernel's file."""
 
-CODED_MATVEC = KernelTemplate(
-    "coded_matvec",
+GROUPED_MATVEC = KernelTemplate(
+    "grouped_matvec",
     params="int outputs, k, vector_row, vector_k",
     macros=f"{CODE_MACROS} vector_t VECTOR_CHUNK VECTORS SIMDGROUPS ROUNDS PROLOGUE? COMPUTE_VECTOR? VECTOR_CAPACITY?",
     inputs="matrix vector codes?",
@@ -44,8 +44,8 @@ CODED_MATVEC = KernelTemplate(
     computed="vector codes",
 )
 
-MOST_VECTORS = 4
-"""Rows of a product that `coded_matvec.metal` computes at a time."""
+MAX_ROWS = 4
+"""Rows of a product that `grouped_matvec.metal` computes at a time."""
 
 _SIMDGROUPS = 4
 _SIMDGROUP_SUMS = 4
@@ -104,7 +104,7 @@ def _unit(codes: GroupedCodes, k: int) -> int:
 
 
 def group_prologue(codes: GroupedCodes, unit: int, k: int) -> Prologue:
-    """What makes numbers of codes in a kernel: the text of ``codes.metal``, and what that is told.
+    """What makes numbers of codes in a kernel: the text of ``grouped_codes.metal``, and what that is told.
 
     Args:
         codes: The operand, the right matrix of a product.
@@ -136,10 +136,10 @@ def group_prologue(codes: GroupedCodes, unit: int, k: int) -> Prologue:
     for name, part in (("scale", codes.scale), ("zero", codes.zeros), ("bias", codes.bias)):
         along_groups, along_rows = (0, 0) if part is None else part.strides[-2:]
         values |= {f"{name}_row": along_rows, f"{name}_group": along_groups}
-    return Prologue((operands,), values, macros, KERNELS.file("codes.metal"))
+    return Prologue((operands,), values, macros, KERNELS.file("grouped_codes.metal"))
 
 
-def lower_coded_vectors(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
+def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """A product of few rows by a matrix in codes."""
     codes, vectors = found.b.operand, found.a
     assert isinstance(codes, GroupedCodes)
@@ -161,7 +161,7 @@ def lower_coded_vectors(found: Product, group: Group, lowering: Lowering) -> lis
         "ROUNDS": rounds,
     }
     launch = Launch(
-        CODED_MATVEC,
+        GROUPED_MATVEC,
         grid=(ceil_div(found.n, simdgroups * rounds * _SIMDGROUP_SUMS), 1, 1),
         values={"outputs": found.n, "k": found.k, "vector_row": row, "vector_k": step},
         macros=macros,
