@@ -187,3 +187,11 @@ def test_other_forms_are_stored_as_numbers_first(case: Case) -> None:
     assert len(kernels) > 1
     wanted = x.double() @ layer.linear.matrix().double().T
     torch.testing.assert_close(given, wanted, rtol=1e-3, atol=2e-3 * float(wanted.abs().max()))
+
+
+def test_codes_of_a_codebook_are_not_made_numbers_when_weights_are_loaded() -> None:
+    case = replace(FORMATS["nf4"], n=512, k=512)
+    coded = replace(case.matrix(torch.bfloat16), scales=np.ones((512, 8), np.float32))
+    layer = CodedLinear(CodedWeight(coded, torch.bfloat16))
+    program = npu_compiler.compile(npu_compiler.extract(layer.eval(), (inputs(case, torch.bfloat16),)), target="metal")
+    assert kernels_of(program.main) == ["grouped_matvec"]
