@@ -66,4 +66,5 @@ def _packed(operand: Operand, k: int, bits: int, flat: Array) -> Array:
 def _spread(codes: GroupedCodes, part: Array, k: int, row: int) -> Array:
     """What is the same for a group, at each place."""
     part = np.take(part, np.arange(codes.shape[k]) // codes.group, k)
-    return np.take(part, np.arange(codes.shape[row]) // codes.rows, row)
+    made: Array = np.take(part, np.arange(codes.shape[row]) // codes.rows, row)
+    return made
