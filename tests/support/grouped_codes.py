@@ -41,7 +41,9 @@ def numbers_of(codes: GroupedCodes, position: int, memory: Callable[[int], Array
     elif codes.zeros is not None:
         zero = _spread(codes, _read(codes.zeros, memory), k, row)
     made = (made - zero) * _spread(codes, _read(codes.scale, memory), k, row)
-    return made if codes.bias is None else made + _spread(codes, _read(codes.bias, memory), k, row)
+    if codes.bias is not None:
+        made = made + _spread(codes, _read(codes.bias, memory), k, row)
+    return np.asarray(made)
 
 
 def _read(operand: Operand, memory: Callable[[int], Array]) -> Array:
