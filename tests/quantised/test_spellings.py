@@ -141,9 +141,7 @@ def test_codes_that_do_not_fit_their_scales_are_refused(device: Device) -> None:
     ("bits", "kind", "groups"),
     [(8, torch.int8, 1), (8, torch.float8_e4m3fn, 1), (8, torch.int8, 4), (4, torch.uint8, 1), (3, torch.uint8, 4)],
 )
-def test_products_load_codes_or_store_numbers_first(
-    bits: int, kind: torch.dtype, groups: int, target: str
-) -> None:
+def test_products_load_codes_or_store_numbers_first(bits: int, kind: torch.dtype, groups: int, target: str) -> None:
     builder = IRBuilder()
     codes = builder.weight("codes", (48, 8 * bits), kind)
     scales, x = builder.weight("scales", (48, groups), torch.float16), builder.input("x", (1, 64), torch.float16)
