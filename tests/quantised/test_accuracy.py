@@ -85,7 +85,7 @@ def encoder() -> tuple[SentenceEncoder, dict[str, torch.Tensor]]:
     return made, {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def coded(linear: torch.nn.Linear, bits: int, group: int) -> CodedLinear:
+def coded(linear: Any, bits: int, group: int) -> CodedLinear:
     rows, columns = linear.weight.shape
     rounded = round_to_integers(linear.weight.detach().numpy(), bits, group, np.dtype(np.float16), bits == 8)
     zeros = None if rounded.zeros is None else pack(rounded.zeros, bits)

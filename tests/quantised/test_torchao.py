@@ -89,17 +89,17 @@ def test_8_bit_floats_in_blocks(block: list[int]) -> None:
 def test_what_the_library_makes() -> None:
     library = pytest.importorskip("torchao.quantization")
     support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    few: list[Any] = [getattr(torch, name) for name in ("int4", "int3")]
     rows, groups = library.PerRow(), library.PerGroup(GROUP)
     configs = [library.Int8WeightOnlyConfig(version=2, granularity=kind) for kind in (rows, groups)]
     configs += [library.Int8WeightOnlyConfig(version=2, granularity=library.PerTensor())]
     configs += [library.Float8WeightOnlyConfig()]
-    configs += [
-        library.IntxWeightOnlyConfig(weight_dtype=kind, granularity=groups) for kind in (torch.int4, torch.int3)
-    ]
+    configs += [library.IntxWeightOnlyConfig(weight_dtype=kind, granularity=groups) for kind in few]
     for config in configs:
         module = torch.nn.Sequential(torch.nn.Linear(256, 48, bias=False)).to(torch.bfloat16)
         library.quantize_(module, config)
-        meant = module[0].weight.dequantize()
+        weight_of: Any = module[0].weight
+        meant = weight_of.dequantize()
         flat, metadata = support.flatten_tensor_state_dict(module.state_dict())
         tensors = {name.removeprefix("0."): tensor for name, tensor in flat.items()}
         coded = imported(tensors, metadata["0.weight"], (48, 256))
