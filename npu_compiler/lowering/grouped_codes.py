@@ -85,9 +85,10 @@ class _Reader:
         if zeros is not None and zeros.bits not in (8, bits):
             return None
         strides = tuple(1 if dim == self.k else stride for dim, stride in enumerate(view.strides))
-        made = {id(part): self._operand(part, group, rows) for part in parts}
-        scale = made[id(scales)]
-        if scale is None or None in made.values():
+        scale, zero_points, added = (
+            None if part is None else self._operand(part, group, rows) for part in (scales, zeros, biases)
+        )
+        if scale is None or (zero_points is None) != (zeros is None) or (added is None) != (biases is None):
             return None
         return GroupedCodes(
             self.tensors[load.ref.tensor],
@@ -98,10 +99,10 @@ class _Reader:
             group,
             rows,
             scale,
-            made.get(id(zeros)),
+            zero_points,
             8 if zeros is None else zeros.bits,
             zero,
-            made.get(id(biases)),
+            added,
             codebook,
         )
 
