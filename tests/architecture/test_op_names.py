@@ -18,6 +18,10 @@ MODELS_COME_IN = {
     "npu_compiler.graph.next_token",
     "npu_compiler.graph.sampled_token",
     "npu_compiler.graph.lane_tokens",
+    # And these rewrite a model as it comes in, in the IR.
+    "npu_compiler.frontend.complex_pairs",
+    "npu_compiler.frontend.fourier",
+    "npu_compiler.frontend.pair_writer",
 }
 
 NAMES = {name.removeprefix("aten.") for name in get_supported_ops()}
