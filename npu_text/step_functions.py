@@ -67,9 +67,13 @@ class ProgramFunctions:
         self._workspace = Workspace(device.backend)  # tokens come one after another, and so do the functions
         self.weights = load_weights(weights, program, device)
 
+    def executor(self, name: str) -> Executor:
+        """A function's executor, in memory that all functions share."""
+        return Executor(self.program, self._device, name, self._workspace)
+
     def prepare(self, name: str) -> StepFunction:
         """As `StepFunctions.prepare`."""
-        executor = Executor(self.program, self._device, name, self._workspace)
+        executor = self.executor(name)
         run: Any = partial(executor.run, weights=self.weights)
         specs = {spec.name: spec for spec in executor.plan.inputs}
         return StepFunction(specs, run, executor.plan, partial(executor.bind, weights=self.weights))
