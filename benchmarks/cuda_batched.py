@@ -79,10 +79,11 @@ def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
         model = Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa", "dtype": torch.bfloat16}))
         model = model.to(torch.bfloat16)
     sizes = model.config.num_key_value_heads, _PAGE, model.config.hidden_size // model.config.num_attention_heads
-    pool = torch.empty(1, dtype=torch.bfloat16).expand(_pages(lanes, args) + 1, *sizes)
+    shape = (_pages(lanes, args) + 1, *sizes)
     inputs: dict[str, Any] = {name: torch.zeros(lanes, 1, dtype=torch.long) for name in ("tokens", "positions")}
     inputs["tables"] = torch.zeros(lanes, args.context // _PAGE, dtype=torch.int32)
-    inputs["pools"] = (pool,) * (2 * model.config.num_hidden_layers)
+    count = 2 * model.config.num_hidden_layers
+    inputs["pools"] = tuple(torch.empty(1, dtype=torch.bfloat16).expand(shape) for _ in range(count))  # of no memory
     ir = npu_compiler.extract(PagedDecoder(model), inputs, model_name=f"decode_{lanes}").ir
     program = npu_compiler.compile(ir, target="cuda")
     if kept is not None:
