@@ -54,12 +54,15 @@ def main() -> None:
     device = Device("cuda")
     ceilings = cuda_timing.ceilings(torch.bfloat16)
     qwen = Qwen()
-    wide = make_model().to("meta").to_empty(device="cuda")
+    weights = qwen.weights()
+    with torch.device("meta"):
+        wide = make_model()
+    wide.to_empty(device="cuda")
     wide.load_state_dict(qwen.model.state_dict())
     wide.model.rotary_emb = qwen.model.rotary_emb
     run = cuda_timing.empty_run(device, ceilings, args.tune)
     for lanes in args.lanes:
-        run["results"].append(_row(qwen, wide.eval(), lanes, args, device, ceilings))
+        run["results"].append(_row(qwen, weights, wide.eval(), lanes, args, device, ceilings))
         cuda_timing.write_run(args.json, run, _KEYS)
         torch.cuda.empty_cache()
     cuda_timing.print_table(run, _KEYS)
@@ -131,16 +134,22 @@ def _compared(output: torch.Tensor, wanted: NDArray[np.float32]) -> dict[str, An
 
 
 def _row(
-    qwen: Qwen, wide: Any, lanes: int, args: argparse.Namespace, device: Device, ceilings: dict[str, float]
+    qwen: Qwen,
+    weights: dict[str, NDArray[Any]],
+    wide: Any,
+    lanes: int,
+    args: argparse.Namespace,
+    device: Device,
+    ceilings: dict[str, float],
 ) -> dict[str, Any]:
     """Figures of a step; times in milliseconds."""
     config, program = qwen.model.config, _program(lanes, args)
     executor = CUDAExecutor(program, device, tune=args.tune)
-    weights = load_weights(qwen.weights(), program, device)
+    loaded = load_weights(weights, program, device)
     inputs = _inputs(lanes, config, args)
     wanted = _wanted(wide, inputs)
     plan = executor.plan
-    output = executor.run(_bound(plan, inputs), weights)[plan.outputs[0].name]
+    output = executor.run(_bound(plan, inputs), loaded)[plan.outputs[0].name]
     figures: dict[str, Any] = {"lanes": lanes, "tokens": args.tokens, "context": args.context}
     figures |= {"launches": len(plan.calls)} | _compared(from_dlpack(output), wanted)
     figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
