@@ -1,9 +1,9 @@
 """Decode steps of Qwen2.5-1.5B for many texts at once on a CUDA device, beside PyTorch in the same process.
 
 Run it as ``python -m benchmarks.cuda_batched``; ``--json`` adds the figures to a file. Each lane has so many tokens in
-its pages, which lie scattered in the pools. Logits are compared with PyTorch in float32 before anything is timed. PyTorch
-runs in bfloat16 with a cache of the whole context for each lane, updated in place. ``--prepare`` only extracts and
-compiles, for which it needs no GPU.
+its pages, which lie scattered in the pools. Logits are compared with PyTorch in float32 before anything is timed.
+PyTorch runs in bfloat16 with a cache of the whole context for each lane, updated in place. ``--prepare`` only extracts
+and compiles, for which it needs no GPU.
 """
 
 from __future__ import annotations

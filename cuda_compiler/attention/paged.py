@@ -6,7 +6,7 @@ the kernel itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import architecture
@@ -65,7 +65,7 @@ ATTENTION_PAGED = KernelTemplate(
 
 
 def loads_pages(group: Group, position: int, operand: Operand) -> bool:
-    """Whether the kernels for attention read keys or values in pages of this size: no block of positions lies in two."""
+    """Whether the kernels for attention read keys or values in pages of this size: a block of positions lies in one."""
     problem = group.problem
     if not isinstance(operand, Paged) or not isinstance(problem, Attention):
         return False
@@ -136,7 +136,7 @@ def _suits(problem: Attention, block: int) -> bool:
 
 
 def _part(problem: Attention, device: DeviceModel) -> int:
-    """Positions of a part: so few that half-filled texts keep the device busy, so many that parts are worth a launch."""
+    """Positions of a part: so few that half-filled texts keep the device busy, else as many as may be."""
     part = _PART_STEP
     tiles = problem.batch * problem.groups
     while part < _MAX_PART and tiles * problem.length // (2 * part) > 2 * device.cores:

@@ -75,7 +75,9 @@ def _is_inside(load: Load, elements: View, pool: TracedTensor) -> bool:
     """Whether all that is looked up lies in the pool, whatever the table holds."""
     assert load.index is not None
     bounds, (low, high) = interval(load.index), view_bounds(elements)
-    return bounds is not None and 0 <= bounds[0] and 0 <= low and high + bounds[1] * load.index_stride < pool.layout.size
+    if bounds is None or min(low, bounds[0]) < 0:
+        return False
+    return high + bounds[1] * load.index_stride < pool.layout.size
 
 
 def _share_table(problem: Attention) -> bool:
@@ -128,7 +130,7 @@ def _names_pages(made: Group, operand: Paged) -> bool:
     page, place = index.args
     step, bounds = operand.stride // operand.strides[2], interval(place)
     scaled = isinstance(page, Call) and page.fn == "mul" and page.args[1] == Const(step, page.dtype)
-    return scaled and bounds is not None and -1 <= bounds[0] and bounds[1] < operand.page
+    return scaled and bounds is not None and bounds[0] >= -1 and bounds[1] < operand.page
 
 
 def share_fresh_rows(problem: Attention) -> bool:

@@ -60,9 +60,12 @@ class Step(torch.nn.Module):
         page = torch.gather(tables.long(), 1, torch.div(known, sizes.page, rounding_mode="floor"))
         page = torch.where(positions < 0, sizes.pages, page).reshape(-1)
         place = (known % sizes.page).reshape(-1)
+        rows = (
+            own.transpose(1, 2).reshape(-1, sizes.groups, sizes.size) for own in (self.rotated(new, angles), beside)
+        )
         keys, values = (
-            torch.ops.aten.index_put(pool, (page, None, place), own.transpose(1, 2).reshape(-1, sizes.groups, sizes.size))
-            for pool, own in ((keys, self.rotated(new, angles)), (values, beside))
+            torch.ops.aten.index_put(pool, (page, None, place), own)
+            for pool, own in zip((keys, values), rows, strict=True)
         )
         visible = torch.arange(sizes.count * sizes.page) <= positions[..., None]
         seen = [
@@ -87,9 +90,10 @@ def tensors(sizes: Sizes, dtype: torch.dtype, ends: Sequence[int], shares: bool 
     shapes = {"x": (sizes.lanes, sizes.rows, heads * sizes.size), "angles": (sizes.lanes, sizes.rows, sizes.size)}
     shapes |= {"keys": pool, "values": pool}
     given = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
-    tables, free = torch.full((sizes.lanes, sizes.count), sizes.pages, dtype=torch.int32), torch.randperm(
-        sizes.pages, generator=generator
-    ).tolist()
+    tables, free = (
+        torch.full((sizes.lanes, sizes.count), sizes.pages, dtype=torch.int32),
+        torch.randperm(sizes.pages, generator=generator).tolist(),
+    )
     positions = torch.full((sizes.lanes, sizes.rows), -1)
     common = free.pop()
     for lane, end in enumerate(ends):
