@@ -9,9 +9,9 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_states
 from cuda_compiler.attention.paged import PAGED, lower_paged, suits_fresh
+from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import is_settled
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
@@ -20,7 +20,7 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues, share_fresh_rows, without_unlike_pages
+from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Paged, Scattered
@@ -48,7 +48,8 @@ ATTENTION = KernelTemplate(
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_tile.cuh attention_store.cuh"
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_places.cuh attention_common.cuh attention_tile.cuh "
+        "attention_store.cuh"
     ),
     computed="pages",
 )
@@ -184,7 +185,7 @@ def _lower_tiles(
         macros={**_macros(division, lowering.device), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         inputs=bindings(problem, states, parts_bytes, lowering),
         flops=problem.flops,
-        prologues=page_prologues(problem, lowering, CUDA),
+        prologues=pages(problem, lowering),
         shared_bytes=division.shared_bytes,
     )
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))

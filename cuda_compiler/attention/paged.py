@@ -11,6 +11,7 @@ from dataclasses import replace
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import architecture
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
@@ -22,7 +23,6 @@ from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.element import element_function
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Paged
@@ -119,7 +119,7 @@ def lower_paged(
         },
         inputs={**inputs, **caches},
         flops=problem.flops,
-        prologues={"queries": _computed(problem, lowering), **page_prologues(problem, lowering, CUDA)},
+        prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
         shared_bytes=_WARPS * _DEPTH * _piece_bytes(problem),
         hurries=early,
     )
