@@ -57,9 +57,9 @@ def main() -> None:
     weights = qwen.weights()
     with torch.device("meta"):
         wide = make_model()
-    wide.to_empty(device="cuda")
+    wide = wide.to_empty(device="cuda")
     wide.load_state_dict(qwen.model.state_dict())
-    wide.model.rotary_emb = qwen.model.rotary_emb
+    wide.model.rotary_emb = qwen.model.model.rotary_emb
     run = cuda_timing.empty_run(device, ceilings, args.tune)
     for lanes in args.lanes:
         run["results"].append(_row(qwen, weights, wide.eval(), lanes, args, device, ceilings))
