@@ -19,6 +19,7 @@ MODELS_COME_IN = {
     "npu_compiler.graph.next_token",
     "npu_compiler.graph.page_copies",
     "npu_compiler.graph.sampled_token",
+    "npu_compiler.graph.lane_tokens",
 }
 
 NAMES = {name.removeprefix("aten.") for name in get_supported_ops()}
