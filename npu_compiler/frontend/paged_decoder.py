@@ -41,10 +41,11 @@ class PagedDecoder(torch.nn.Module):
             positions: int64 [B, N], each of its lane's text, or -1.
             tables: int32 [B, C], numbers of pages.
             pools: For each layer, the pages of its keys [P + 1, G, T, D] and of its values [P + 1, G, T, E].
-            last: int64 [1], the index of the token among the N that logits are wanted of; not needed for N = 1.
+            last: int64 [1], of a single lane the index of the token among the N whose logits are wanted.
 
         Returns:
-            The logits [B, 1, V], and the new pools in the order of the given ones.
+            The logits [B, 1, V], or [B, N, V] of all tokens without `last`; and the new pools in the order of the given
+            ones.
         """
         pages = _Pages(positions, tables, *(pools[0].shape[i] for i in (0, 2)))
         layers = [_PagedLayer(pools[i], pools[i + 1], pages) for i in range(0, len(pools), 2)]
