@@ -144,8 +144,8 @@ def _remove_functions(folder: Path) -> None:
     """Removes an earlier model's functions, the list of them first: until all is written, the folder holds no model."""
     with suppress(IRError):  # there is none
         earlier = GenerationSpec.load(folder)
-        batched = {} if earlier.batch is None else earlier.batch.functions
-        for name in (FILE_NAME, *(step.ir for step in (*earlier.functions.values(), *batched.values()))):
+        batched = () if earlier.batch is None else (step.ir for step in earlier.batch.functions.values())
+        for name in (FILE_NAME, *(step.ir for step in earlier.functions.values()), *batched):
             (folder / name).unlink(missing_ok=True)
 
 

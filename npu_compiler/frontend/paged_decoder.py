@@ -90,7 +90,8 @@ class _Pages:
     def put(self, pool: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """The pool with what is new [B, G, N, D]."""
         rows = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
-        return torch.ops.aten.index_put(pool, (self.page, None, self.place), rows)
+        filled: torch.Tensor = torch.ops.aten.index_put(pool, (self.page, None, self.place), rows)
+        return filled
 
     def seen(self, pool: torch.Tensor) -> torch.Tensor:
         """All that each lane has [B, G, L, D]; which of it is read, and from where, is the compiler's to say."""

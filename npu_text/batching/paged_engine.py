@@ -106,12 +106,13 @@ class PagedEngine:
             given = f"{len(steps)} lanes with up to {length} tokens"
             raise InputError(f"given {given}, expected 1 to {self.lanes} with up to {self.guess}")
         turn = self._functions[name].turn()
+        if length == 1:
+            turn.put_all(steps)
+            wait = turn.launch([LaneRow(step.lane, step.position + 1, step.mask) for step in steps])
+            return lambda: [(choice,) for choice in wait()]
         for row, step in enumerate(steps):
             turn.put(row, step.tokens, step.position, step.pages)
         turn.leave_idle(len(steps))
-        if length == 1:
-            wait = turn.launch([LaneRow(step.lane, step.position + 1, step.mask) for step in steps])
-            return lambda: [(choice,) for choice in wait()]
         rows = [row for step in steps for row in _rows(step, self.guess, self.lanes)]
         wait = turn.launch(rows)
         return lambda: _accepted(steps, wait(), self.guess)
@@ -217,7 +218,7 @@ class _Turn:
         arrays, self._buffers = zip(*(_visible(scene.device, spec) for spec in scene.staged), strict=True)
         self._tokens, self._positions, self._tables, *last = arrays
         self._last = last[0] if last else None
-        self._pages: list[tuple[int, ...]] = [()] * scene.step.lanes
+        self._pages: list[list[int]] = [[]] * scene.step.lanes
         self._used = 0  # lanes of the last call
         self._tables[...] = scene.idle
         self._tokens[...] = 0
@@ -232,30 +233,36 @@ class _Turn:
             self._pending = None
 
     def put(self, row: int, tokens: Sequence[int], position: int, pages: Sequence[int]) -> None:
-        """Gives a lane's tokens, the first of them at a position, and its pages.
-
-        The table's places behind the last page name the one that nobody reads.
-        """
+        """Gives a lane's tokens, the first of them at a position, and its pages."""
         count = len(tokens)
-        if self._scene.step.length == 1:
-            self._tokens[row, 0], self._positions[row, 0] = tokens[0], position
-        else:
-            self._tokens[row, :count], self._tokens[row, count:] = tokens, 0
-            self._positions[row, :count] = np.arange(position, position + count)
-            self._positions[row, count:] = _NOBODY
-        new, old = tuple(pages), self._pages[row]
-        if new != old:
-            table = self._tables[row]
-            table[: len(new)] = new
-            table[len(new) : len(old)] = self._scene.idle
-            self._pages[row] = new
+        self._tokens[row, :count], self._tokens[row, count:] = tokens, 0
+        self._positions[row, :count] = np.arange(position, position + count)
+        self._positions[row, count:] = _NOBODY
+        if pages != self._pages[row]:
+            self._put_pages(row, pages)
+
+    def put_all(self, steps: Sequence[LaneStep]) -> None:
+        """Gives all lanes their tokens, one each; for the function that takes so many. A call for each lane is slow."""
+        self._tokens[: len(steps), 0] = [step.tokens[0] for step in steps]
+        self._positions[: len(steps), 0] = [step.position for step in steps]
+        for row, (step, pages) in enumerate(zip(steps, self._pages, strict=False)):
+            if step.pages != pages:
+                self._put_pages(row, step.pages)
+        self.leave_idle(len(steps))
+
+    def _put_pages(self, row: int, pages: Sequence[int]) -> None:
+        """Writes a lane's table, whose places behind the last page name the one that nobody reads."""
+        table, count = self._tables[row], len(pages)
+        table[:count] = pages
+        table[count : len(self._pages[row])] = self._scene.idle
+        self._pages[row] = list(pages)
 
     def leave_idle(self, first: int) -> None:
         """Leaves the lanes from one on out of the call."""
         if first < self._used:
             self._positions[first : self._used] = _NOBODY
             self._tables[first : self._used] = self._scene.idle
-            self._pages[first : self._used] = [()] * (self._used - first)
+            self._pages[first : self._used] = [[]] * (self._used - first)
         self._used = first
 
     def set_last(self, last: int) -> None:
