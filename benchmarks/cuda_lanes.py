@@ -204,10 +204,10 @@ def main() -> None:
     args = parser.parse_args()
     device = Device(args.device)
     if args.check:
+        print(check_company(device, args.vocabulary), flush=True)
         for vocabulary, lanes, rounds in ((1000, 64, 3), (20011, 16, 2), (args.vocabulary, 16, 1)):
             for make in (peaked, flat):
                 print(check(device, vocabulary, lanes, rounds, make, masked=make is flat), flush=True)
-        print(check_company(device, args.vocabulary), flush=True)
     if args.profile:
         profile(device, args.vocabulary, args.lanes[0])
     if args.time:

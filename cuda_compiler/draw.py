@@ -23,7 +23,7 @@ DRAW = KernelTemplate(
     inputs="logits limits top_k words",
     threads=_THREADS,
     before="draw_entries.cuh",
-    files="sort_network.cuh",
+    files="sort_network.cuh draw_bins.cuh",
 )
 
 

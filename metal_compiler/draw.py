@@ -20,6 +20,7 @@ DRAW = KernelTemplate(
     macros="a_t THREADS CAPACITY",
     inputs="logits limits top_k words",
     threads=_THREADS,
+    files="draw_bins.metal",
 )
 
 

@@ -44,7 +44,7 @@ ATTENTION = KernelTemplate(
         f"{SIZE_MACROS} SOFT_CAP? BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
         f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY {PAGE_MACROS}"
     ),
-    inputs="q k v mask states partial pages?",
+    inputs="q k v mask sinks? states partial pages?",
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(

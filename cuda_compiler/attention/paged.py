@@ -56,7 +56,7 @@ ATTENTION_PAGED = KernelTemplate(
         f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK PART PARTS WARPS DEPTH RESULT_TILES MASK_HEADS "
         f"{MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
     ),
-    inputs="queries k v mask states partial pages",
+    inputs="queries k v mask sinks? states partial pages",
     threads=32 * _WARPS,
     shared_bytes=None,
     files="mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh",

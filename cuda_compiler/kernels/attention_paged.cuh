@@ -144,8 +144,8 @@ __device__ __forceinline__ float add_sums(const float (&weight)[WARPS], const Su
 #if PARTS > 1
 // Puts together what the open parts of a text have left in memory.
 __device__ __forceinline__ void finish_parts(
-    const unsigned char* is_open, float (&weight)[PARTS][ROWS], float* partial, int batch, int group, OUT_T* out,
-    EPILOGUE_PARAMETERS const Params& p)
+    const unsigned char* is_open, float (&weight)[PARTS][ROWS], float* partial, int batch, int group, SINK_PARAMETER
+    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
     for (int row = int(threadIdx.x) / 32; row < ROWS; row += WARPS) {
@@ -159,6 +159,7 @@ __device__ __forceinline__ void finish_parts(
         }
         float largest = warp_max<32>(top);
         sum = warp_sum<32>(sum * exp2f(top - largest));
+        sum = whole_sum(sum, largest, group * SHARED + row / OWN_ROWS, SINK_ARGUMENT p);
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         for (int part = lane; part < PARTS; part += 32) {
             weight[part][row] = weight[part][row] == CLOSED ? 0.0f : exp2f(weight[part][row] - largest) * factor;
@@ -182,7 +183,7 @@ __device__ __forceinline__ void finish_parts(
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
-    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, const unsigned char* states, float* partial,
+    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
     PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
@@ -342,7 +343,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         float top = weigh_warps(weight, sums, row, busy), sum = add_sums(weight, sums, row, busy);
         float2 total = add_warps(weight, ring, index, busy);
         if (parts <= 1) {
-            float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+            float whole = whole_sum(sum, top, group * SHARED + row / OWN_ROWS, SINK_ARGUMENT p);
+            float factor = whole == 0.0f ? 0.0f : 1.0f / whole;
             store_pair(row, index % V_WIDTH, total.x * factor, total.y * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
             continue;
         }
@@ -355,6 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     if (parts <= 1 || !is_last_of(parts, arrivals[blockIdx.z])) {
         return;
     }
-    finish_parts(is_open, *reinterpret_cast<float(*)[PARTS][ROWS]>(ring), partial, batch, group, out, EPILOGUE_ARGUMENTS p);
+    float(&weights)[PARTS][ROWS] = *reinterpret_cast<float(*)[PARTS][ROWS]>(ring);
+    finish_parts(is_open, weights, partial, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
 #endif
 }

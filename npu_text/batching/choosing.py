@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import isfinite, prod
+from functools import cached_property, partial
+from math import prod
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from npu_compiler.errors import InputError
 from npu_compiler.graph.lane_tokens import (
     IN_PROMPT,
     MASK_BITS,
-    MOST_BEST,
     OF_TEXT,
     Feature,
     lane_row_ir,
@@ -34,12 +33,12 @@ from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.workspace import Workspace
 from npu_text.batching.engine import Chosen, LaneSampling
+from npu_text.batching.lane_sampling import LARGEST, SMALLEST, check_sampling
 from npu_text.sampling import not_a_number
 
-__all__ = ["BoundChoice", "LaneChooser", "LaneRow", "accepted", "check_sampling"]
+__all__ = ["BoundChoice", "LaneChooser", "LaneRow", "accepted"]
 
 _SEEDS = 1 << 64
-_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 class LaneRow(NamedTuple):
@@ -54,36 +53,6 @@ class LaneRow(NamedTuple):
     lane: int
     position: int
     mask: NDArray[np.uint32] | None = None
-
-
-def check_sampling(sampling: LaneSampling, vocabulary: int) -> None:
-    """Refuses what no choice can be made by.
-
-    Args:
-        sampling: How to choose.
-        vocabulary: How many tokens there are.
-
-    Raises:
-        InputError: A number out of its range, or a bias for a token that there is not.
-    """
-    ranges: list[tuple[str, bool, str]] = [
-        ("temperature", 0 <= sampling.temperature < float("inf"), "0 (greedy) or more"),
-        ("top_k", sampling.top_k >= 0, "0 (all tokens) or more"),
-        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
-        ("min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
-        ("repetition_penalty", _SMALLEST <= sampling.repetition_penalty <= _LARGEST, "above 0, and finite"),
-        ("presence_penalty", abs(sampling.presence_penalty) <= _LARGEST, "a finite number"),
-        ("frequency_penalty", abs(sampling.frequency_penalty) <= _LARGEST, "a finite number"),
-        ("best", sampling.best is None or 0 <= sampling.best <= MOST_BEST, f"None, or 0 to {MOST_BEST}"),
-    ]
-    for name, is_right, expected in ranges:
-        if not is_right:
-            raise InputError(f"given {name}={getattr(sampling, name)}, expected {expected}")
-    for token, bias in sampling.logit_bias.items():
-        if not 0 <= token < vocabulary:
-            raise InputError(f"given a logit_bias for token {token}, expected 0 to {vocabulary - 1}")
-        if not (isfinite(bias) and abs(bias) <= _LARGEST):
-            raise InputError(f"given logit_bias={bias} for token {token}, expected a finite number")
 
 
 def accepted(tokens: Sequence[int], chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
@@ -119,7 +88,7 @@ class _Lane:
     last: int = 0
     counts: Counter[int] = field(default_factory=Counter)
 
-    @property
+    @cached_property
     def features(self) -> set[Feature]:
         sampling = self.sampling
         asked = {
@@ -130,7 +99,7 @@ class _Lane:
         }
         return {feature for feature, is_asked in asked.items() if is_asked}
 
-    @property
+    @cached_property
     def is_penalised(self) -> bool:
         sampling = self.sampling
         return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
@@ -181,7 +150,7 @@ class LaneChooser:
         if any(not 0 <= token < self.vocabulary for token in tokens):
             raise InputError(f"given a token beyond the vocabulary, expected 0 to {self.vocabulary - 1}")
         self._lanes[lane] = text = _Lane(sampling, tokens[-1] if tokens else 0)
-        inverse = min(max(1 / sampling.temperature, _SMALLEST), _LARGEST) if sampling.temperature else 0.0
+        inverse = min(max(1 / sampling.temperature, SMALLEST), LARGEST) if sampling.temperature else 0.0
         seed = sampling.seed % _SEEDS
         penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
         values: dict[str, object] = {
@@ -334,8 +303,8 @@ class LaneChooser:
     def _chosen(self, rows: Sequence[LaneRow], found: Mapping[str, NDArray[Any]]) -> tuple[Chosen, ...]:
         """The choices for rows, which join the counts of their texts."""
         chosen = []
-        for number, row in enumerate(rows):
-            text, token = self._lanes[row.lane], int(found["tokens"][number])
+        for number, (row, token) in enumerate(zip(rows, found["tokens"].tolist(), strict=False)):
+            text = self._lanes[row.lane]
             if token < 0 and row.lane < self.lanes:
                 raise not_a_number("no number")
             if text.is_penalised:

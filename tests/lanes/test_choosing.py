@@ -16,8 +16,9 @@ import npu_compiler
 from npu_compiler.errors import DeviceError, InputError
 from npu_compiler.graph.lane_tokens import Feature, lane_row_ir, lane_rows_ir, lane_tokens_ir, token_scores_ir
 from npu_runtime import Device, NPUBuffer
-from npu_text.batching.choosing import LaneChooser, LaneRow, accepted, check_sampling
+from npu_text.batching.choosing import LaneChooser, LaneRow, accepted
 from npu_text.batching.engine import Chosen, LaneSampling
+from npu_text.batching.lane_sampling import check_sampling
 from tests.support.lane_choice import allowed_bits, wanted
 from tests.support.running import run_ir
 
