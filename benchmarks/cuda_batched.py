@@ -81,6 +81,7 @@ def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
     with no_init_weights():
         model: Any = Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa", "dtype": torch.bfloat16}))
         model = model.to(torch.bfloat16)
+        model.tie_weights()
     sizes = model.config.num_key_value_heads, _PAGE, model.config.hidden_size // model.config.num_attention_heads
     shape = (_pages(lanes, args) + 1, *sizes)
     inputs: dict[str, Any] = {name: torch.zeros(lanes, 1, dtype=torch.long) for name in ("tokens", "positions")}

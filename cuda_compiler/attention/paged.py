@@ -6,7 +6,7 @@ the kernel itself.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import architecture
@@ -36,12 +36,11 @@ __all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fres
 PAGED = architecture(80)  # copies in the background, products of either half precision
 _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
-_WARPS = 4
-_DEPTH = 2
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 8  # elements between rows in shared memory
 _PART_STEP = 64  # positions that a part has a multiple of
+_SHORT_PART = 128
 _MAX_PART = 512
 _MAX_PARTS = 64
 _MAX_TOKENS = 1024  # whose places each block of threads looks at, where it writes new keys and values itself
@@ -57,7 +56,7 @@ ATTENTION_PAGED = KernelTemplate(
         f"{MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
     ),
     inputs="queries k v mask sinks? states partial pages",
-    threads=32 * _WARPS,
+    threads=lambda macros: 32 * macros["WARPS"],
     shared_bytes=None,
     files="mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh",
     computed="queries pages",
@@ -88,8 +87,8 @@ def lower_paged(
     """
     if not isinstance(problem.k, Paged) or not _suits(problem, blocks.positions):
         return None
-    part, fresh = _part(problem, lowering.device), _fresh(problem)
-    parts, tiles = ceil_div(problem.length, part), problem.batch * problem.groups
+    division, fresh = _divide(problem, lowering.device), _fresh(problem)
+    parts, tiles = ceil_div(problem.length, division.part), problem.batch * problem.groups
     row_floats = padded(problem.value_size) + 2
     kept = tiles * parts * problem.shared * problem.rows * row_floats * FLOAT32.size if parts > 1 else 0
     inputs = bindings(problem, blocks.states, kept, lowering)
@@ -106,10 +105,10 @@ def lower_paged(
             "K_ROW": problem.k.strides[2],
             "V_ROW": problem.v.strides[2],
             "BLOCK": blocks.positions,
-            "PART": part,
+            "PART": division.part,
             "PARTS": parts,
-            "WARPS": _WARPS,
-            "DEPTH": _DEPTH,
+            "WARPS": division.warps,
+            "DEPTH": division.depth,
             "RESULT_TILES": tiles,
             "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
             **mask_macros(problem),
@@ -120,7 +119,7 @@ def lower_paged(
         inputs={**inputs, **caches},
         flops=problem.flops,
         prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
-        shared_bytes=_WARPS * _DEPTH * _piece_bytes(problem),
+        shared_bytes=division.warps * division.depth * _piece_bytes(problem),
         hurries=early,
     )
     reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
@@ -135,13 +134,39 @@ def _suits(problem: Attention, block: int) -> bool:
     return fits and copied and not problem.causal and _PART_STEP % block == 0
 
 
-def _part(problem: Attention, device: DeviceModel) -> int:
-    """Positions of a part: so few that half-filled texts keep the device busy, else as many as may be."""
+@dataclass(frozen=True)
+class _Division:
+    """How the work is divided.
+
+    Attributes:
+        warps: Of a block of threads.
+        depth: Pieces that a warp has on their way.
+        part: Positions of a block of threads.
+    """
+
+    warps: int
+    depth: int
+    part: int
+
+
+def _divide(problem: Attention, device: DeviceModel) -> _Division:
+    """The division for texts that fill half of their pages, as found by trial on one H200.
+
+    Where they leave multiprocessors idle all the same, each warp has one piece. Else parts are as long as keeps two
+    blocks of threads on each, with more pieces on their way than where more blocks than that wait for their turn.
+    """
+    half = problem.batch * problem.groups * ceil_div(problem.length, 2)
+    if half // _SHORT_PART <= device.cores:
+        return _Division(8, 1, _longer(problem, _SHORT_PART))
     part = _PART_STEP
-    tiles = problem.batch * problem.groups
-    while part < _MAX_PART and tiles * problem.length // (2 * part) > 2 * device.cores:
+    while part < _MAX_PART and half // part > 2 * device.cores:
         part *= 2
-    while ceil_div(problem.length, part) > _MAX_PARTS and part < 32 * _PART_STEP // 2:
+    return _Division(4, 3 if half // part <= 2 * device.cores else 2, _longer(problem, part))
+
+
+def _longer(problem: Attention, part: int) -> int:
+    """So many positions, or more where there would be too many parts to put together."""
+    while ceil_div(problem.length, part) > _MAX_PARTS and part < 16 * _PART_STEP:
         part *= 2
     return part
 

@@ -142,16 +142,16 @@ __device__ __forceinline__ float add_sums(const float (&weight)[WARPS], const Su
 }
 
 #if PARTS > 1
-// Puts together what the open parts of a text have left in memory.
+// Puts together what so many open parts of a text have left in memory.
 __device__ __forceinline__ void finish_parts(
-    const unsigned char* is_open, float (&weight)[PARTS][ROWS], float* partial, int batch, int group, SINK_PARAMETER
-    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const unsigned short* open, int parts, float (&weight)[PARTS][ROWS], float* partial, int batch, int group,
+    SINK_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
     for (int row = int(threadIdx.x) / 32; row < ROWS; row += WARPS) {
         float top = CLOSED, sum = 0.0f;
-        for (int part = lane; part < PARTS; part += 32) {
-            float2 own = is_open[part] ? __ldcg(part_sums(partial, part) + row) : make_float2(CLOSED, 0.0f);
+        for (int part = lane; part < parts; part += 32) {
+            float2 own = __ldcg(part_sums(partial, open[part]) + row);
             float larger = fmaxf(top, own.x);
             sum = sum * exp2f(top - larger) + own.y * exp2f(own.x - larger);
             top = larger;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void finish_parts(
         sum = warp_sum<32>(sum * exp2f(top - largest));
         sum = whole_sum(sum, largest, group * SHARED + row / OWN_ROWS, SINK_ARGUMENT p);
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        for (int part = lane; part < PARTS; part += 32) {
+        for (int part = lane; part < parts; part += 32) {
             weight[part][row] = weight[part][row] == CLOSED ? 0.0f : exp2f(weight[part][row] - largest) * factor;
         }
     }
@@ -169,13 +169,11 @@ __device__ __forceinline__ void finish_parts(
     for (int index = int(threadIdx.x) * 2; index < RESULTS; index += THREADS * 2) {
         int row = index / V_WIDTH;
         float2 total = make_float2(0.0f, 0.0f);
-        #pragma unroll 8
-        for (int part = 0; part < PARTS; ++part) {
-            if (is_open[part]) {
-                float2 own = __ldcg(part_results(partial, part) + index / 2);
-                total.x += weight[part][row] * own.x;
-                total.y += weight[part][row] * own.y;
-            }
+        #pragma unroll 4
+        for (int part = 0; part < parts; ++part) {
+            float2 own = __ldcg(part_results(partial, open[part]) + index / 2);
+            total.x += weight[part][row] * own.x;
+            total.y += weight[part][row] * own.y;
         }
         store_pair(row, index % V_WIDTH, total.x, total.y, batch, group, out, EPILOGUE_ARGUMENTS p);
     }
@@ -189,8 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Sums sums;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
-    __shared__ unsigned char known[PARTS * PART_TILES], is_open[PARTS]; // of each tile the state, of each part whether it is open
-    __shared__ unsigned short list[PART_TILES];
+    __shared__ unsigned char known[PARTS * PART_TILES]; // the state of each tile
+    __shared__ unsigned short list[PART_TILES], open_parts[PARTS];
     __shared__ int pages[PART_PAGES], open_tiles;
 #if FRESH
     __shared__ Fresh fresh[TOKENS];
@@ -235,10 +233,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         for (int tile = (base + lane) * PART_TILES; tile < min(base + lane + 1, PARTS) * PART_TILES; ++tile) {
             any |= known[tile] != 0;
         }
-        parts += __popc(__ballot_sync(0xffffffffu, any));
-        if (warp == 0 && base + lane < PARTS) {
-            is_open[base + lane] = any;
+        uint open = __ballot_sync(0xffffffffu, any);
+        if (warp == 0 && any) {
+            open_parts[parts + __popc(open & ((1u << lane) - 1))] = (unsigned short)(base + lane);
         }
+        parts += __popc(open);
     }
     if (warp == WARPS - 1) {
         int state = lane < PART_TILES ? known[part * PART_TILES + lane] : 0;
@@ -358,6 +357,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         return;
     }
     float(&weights)[PARTS][ROWS] = *reinterpret_cast<float(*)[PARTS][ROWS]>(ring);
-    finish_parts(is_open, weights, partial, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
+    finish_parts(open_parts, parts, weights, partial, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
 #endif
 }
