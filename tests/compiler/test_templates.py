@@ -16,6 +16,7 @@ import torch
 import npu_compiler
 from npu_compiler.artifact.plan import Argument, KernelSource
 from npu_compiler.errors import CompileError
+from npu_compiler.graph.lane_tokens import Feature, lane_tokens_ir
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from tests.cuda import shapes, test_paged_attention, test_prefill
@@ -25,6 +26,7 @@ from tests.ops.cases import case, floats
 from tests.ops.collected import COMPUTED
 from tests.ops.test_experts import grouped_rows
 
+DRAW = lane_tokens_ir((2, 1, 40), "float16", 2, {Feature.DRAWN})
 TARGETS = {"metal": "metal_compiler", "cuda": "cuda_compiler"}
 
 
@@ -142,7 +144,7 @@ def made() -> list[Made]:
                 return found[-1].source
 
             patch.setattr(writer, "source", recorded)
-            for sample in samples():
+            for sample in (*samples(), DRAW):
                 npu_compiler.compile(sample, target)
     return found
 
