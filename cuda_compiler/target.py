@@ -14,6 +14,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution, multiplies_codes
 from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.maps import lower_elementwise
+from cuda_compiler.products.grouped_matvec import loads_grouped_codes
 from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
@@ -51,7 +52,8 @@ class CUDATarget(CodegenTarget):
         return channels_last(shape, shape[1]) if role == "image" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_codes, loads_fresh, loads_pages, loads_convolution, loads_element, loads_values
+        products = loads_vector, loads_grouped_codes, loads_codes
+        forms = *products, loads_fresh, loads_pages, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:

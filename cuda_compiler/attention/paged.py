@@ -111,7 +111,7 @@ def lower_paged(
             "DEPTH": division.depth,
             "RESULT_TILES": tiles,
             "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
-            **mask_macros(problem),
+            **mask_macros(problem, blocks.positions),
             "EARLY": int(early),
             "FRESH": problem.rows if fresh else 0,
             "KEPT_T": "tile_t" if fresh else "const tile_t",

@@ -210,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         pages[threadIdx.x] = number * PAGE < LENGTH ? int(page_of(0, 0, batch, number, PAGE_ARGUMENTS p)) : 0;
     }
     for (int tile = int(threadIdx.x); tile < PARTS * PART_TILES; tile += THREADS) {
-        bool any = tile < TILES, all = (tile + 1) * BLOCK <= LENGTH;
-#if MASK
+        bool any = tile < TILES, all = (tile + 1) * BLOCK <= LENGTH && (!MASK || MASK_STATES);
+#if MASK && MASK_STATES
         any = false;
         #pragma unroll
         for (int head = 0; head < MASK_HEADS; ++head) {
