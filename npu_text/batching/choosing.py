@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from threading import Lock
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class LaneRow(NamedTuple):
     """For whom a row of logits chooses.
 
     Attributes:
-        lane: Whose token.
+        lane: Whose token; as many as there are lanes stands for nobody.
         position: Of that token in the text.
         mask: uint32 [ceil(V / 32)], the tokens that may be chosen; None for all.
     """
@@ -88,7 +88,7 @@ class _Lane:
     last: int = 0
     counts: Counter[int] = field(default_factory=Counter)
 
-    @property
+    @cached_property
     def features(self) -> set[Feature]:
         sampling = self.sampling
         asked = {
@@ -99,7 +99,7 @@ class _Lane:
         }
         return {feature for feature, is_asked in asked.items() if is_asked}
 
-    @property
+    @cached_property
     def is_penalised(self) -> bool:
         sampling = self.sampling
         return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
@@ -279,7 +279,7 @@ class LaneChooser:
         """Writes what a call needs to know of its rows."""
         if not 0 < len(rows) <= count:
             raise InputError(f"given {len(rows)} rows for logits of {count}, expected 1 to so many")
-        if any(not 0 <= row.lane < self.lanes for row in rows):
+        if any(not 0 <= row.lane <= self.lanes for row in rows):
             raise InputError(f"given lanes {[row.lane for row in rows]}, expected 0 to {self.lanes - 1}")
         penalised = [row.lane for row in rows if self._lanes[row.lane].is_penalised]
         if len(set(penalised)) < len(penalised):
@@ -303,9 +303,9 @@ class LaneChooser:
     def _chosen(self, rows: Sequence[LaneRow], found: Mapping[str, NDArray[Any]]) -> tuple[Chosen, ...]:
         """The choices for rows, which join the counts of their texts."""
         chosen = []
-        for number, row in enumerate(rows):
-            text, token = self._lanes[row.lane], int(found["tokens"][number])
-            if token < 0:
+        for number, (row, token) in enumerate(zip(rows, found["tokens"].tolist(), strict=False)):
+            text = self._lanes[row.lane]
+            if token < 0 and row.lane < self.lanes:
                 raise not_a_number("no number")
             if text.is_penalised:
                 text.last = token
