@@ -60,7 +60,7 @@ class TextRequest:
 
     prompt: tuple[int, ...]
     limit: int
-    sampling: LaneSampling = LaneSampling()
+    sampling: LaneSampling = field(default_factory=LaneSampling)
     stop: frozenset[int] = frozenset()
     priority: int = 0
     patience: float = math.inf
@@ -146,8 +146,8 @@ class Limits:
 
     Attributes:
         waiting: Texts that may wait, at most.
-        chunk: Tokens of prompts between two steps, at most; None for the engine's longest chunk. How a prompt is divided
-            depends on this and on what it shares, never on who else runs.
+        chunk: Tokens of prompts between two steps, at most; None for the engine's longest chunk. How a prompt is
+            divided depends on this and on what it shares, never on who else runs.
         share: Whether texts that begin alike share pages.
     """
 
@@ -180,7 +180,8 @@ class Scheduler:
         counters: What happened so far.
     """
 
-    def __init__(self, engine: BatchEngine, limits: Limits = Limits()) -> None:
+    def __init__(self, engine: BatchEngine, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
         self.pool = PagePool(engine.pages, engine.page_tokens)
         self.counters = Counters()
         self._engine, self._limits = engine, limits
@@ -235,7 +236,7 @@ class Scheduler:
         """
         engine, prompt = self._engine, request.prompt
         if not prompt or request.limit < 0:
-            raise InputError(f"given {len(prompt)} tokens and a limit of {request.limit}, expected tokens and 0 or more")
+            raise InputError(f"given {len(prompt)} tokens and up to {request.limit} to add, expected at least 1 and 0")
         if len(prompt) + request.limit > engine.context:
             raise InputError(
                 f"given a prompt of {len(prompt)} tokens and up to {request.limit} to add, expected at most "
@@ -280,9 +281,7 @@ class Scheduler:
             turn.filling.append(text)
         return turn
 
-    def absorb(
-        self, turn: Turn, filled: Sequence[Prefilled], stepped: Sequence[Sequence[Chosen]]
-    ) -> list[Event]:
+    def absorb(self, turn: Turn, filled: Sequence[Prefilled], stepped: Sequence[Sequence[Chosen]]) -> list[Event]:
         """What came of a turn. Texts that were cancelled meanwhile are left out.
 
         Args:

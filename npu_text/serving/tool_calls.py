@@ -1,0 +1,85 @@
+"""Calls of tools in what a model writes: the blocks of Hermes, which Qwen and others were trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from npu_text.serving.answers import StopStrings
+
+__all__ = ["BEGIN", "END", "ToolCall", "ToolCalls"]
+
+BEGIN, END = "<tool_call>\n", "\n</tool_call>"
+
+
+class ToolCall(NamedTuple):
+    """A call: the function's name, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCalls:
+    """Tells calls and text apart, as a text comes.
+
+    A block that is no call is text.
+    """
+
+    def __init__(self) -> None:
+        self._outside = StopStrings([BEGIN.strip()])
+        self._block: str | None = None
+        self._called = False
+
+    def push(self, text: str) -> Iterator[str | ToolCall]:
+        """What is known of the text by now."""
+        while text:
+            if self._block is None:
+                plain, text = self._plain(text)
+                if plain.strip() or (plain and not self._called):  # lines between calls are nobody's text
+                    yield plain
+            else:
+                self._block += text
+                body, found, text = self._block.partition(END.strip())
+                if not found:
+                    return
+                self._block = None
+                yield self._read(body)
+
+    def flush(self) -> Iterator[str | ToolCall]:
+        """What is left when no text follows."""
+        if self._block is not None:
+            block, self._block = self._block, None
+            call = _call(block)
+            yield call or BEGIN.strip() + block
+        elif rest := self._outside.flush():
+            yield rest
+
+    def _plain(self, text: str) -> tuple[str, str]:
+        """The text ahead of a block, and what is behind the block's beginning."""
+        held = self._outside.flush() + text
+        plain, found = self._outside.push(held)
+        if not found:
+            return plain, ""
+        self._block = ""
+        return plain, held[len(plain) + len(BEGIN.strip()) :]
+
+    def _read(self, body: str) -> str | ToolCall:
+        call = _call(body)
+        if call is None:
+            return BEGIN.strip() + body + END.strip()
+        self._called = True
+        return call
+
+
+def _call(body: str) -> ToolCall | None:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
+        return None
+    arguments = content.get("arguments", content.get("parameters", {}))
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(content["name"], arguments)
