@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from npu_compiler import __version__
 from npu_compiler.errors import InputError, NPUError
 from npu_text.serving.chat import Chat, conversation
-from npu_text.serving.completions import Completion, prompts
+from npu_text.serving.completions import Completion
 from npu_text.serving.embeddings import Embedder
 from npu_text.serving.errors import APIError, api_error
 from npu_text.serving.guard import Guard, GuardOptions
@@ -212,7 +212,7 @@ def _add_errors(app: FastAPI) -> None:
 
 def _invalid(error: RequestValidationError) -> APIError:
     """The first thing that is wrong with a body."""
-    first = error.errors()[0]
+    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of choices, the one that came the farthest
     place = [str(part) for part in first["loc"][1:]]
     if first["type"] == "json_invalid":
         return APIError(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")

@@ -13,10 +13,9 @@ from npu_compiler.errors import InputError
 from npu_text.serving.answers import Piece
 from npu_text.serving.core import TextJob
 from npu_text.serving.errors import APIError
-from npu_text.serving.grammars import call_grammar
 from npu_text.serving.protocol import ChatRequest, Message, NamedTool, Tool
 from npu_text.serving.service import Service, finish_error, new_id, usage
-from npu_text.serving.tool_calls import BEGIN, END, ToolCall, ToolCalls
+from npu_text.serving.tool_calls import ToolCall, ToolCalls
 
 __all__ = ["DONE", "PING", "Chat", "conversation", "event"]
 
@@ -121,11 +120,10 @@ class Chat:
 
     def _tools(self) -> list[Tool]:
         choice, tools = self._request.tool_choice, self._request.tools or []
-        if choice in ("required",) and not tools:
+        if choice == "required" and not tools:
             raise APIError("given tool_choice without tools", param="tool_choice")
-        if isinstance(choice, NamedTool):
-            if all(tool.function.name != choice.function.name for tool in tools):
-                raise APIError(f"there is no tool '{choice.function.name:.80}'", param="tool_choice")
+        if isinstance(choice, NamedTool) and all(tool.function.name != choice.function.name for tool in tools):
+            raise APIError(f"there is no tool '{choice.function.name:.80}'", param="tool_choice")
         return [] if choice == "none" else tools
 
     def _forced(self, tools: list[Tool]) -> str | None:
@@ -136,7 +134,7 @@ class Chat:
         elif choice != "required":
             return None
         several = choice == "required" and self._request.parallel_tool_calls is not False
-        return call_grammar([tool.function.model_dump() for tool in tools], several, BEGIN, END)
+        return self._service.grammars.calls([tool.function.model_dump() for tool in tools], several)
 
     def _choices(self) -> list[_Choice]:
         return [_Choice(ToolCalls() if self._reads_calls else None) for _ in self.jobs]

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import InputError, MissingDependencyError
+from npu_text.serving.tool_calls import BEGIN, END
 from npu_text.serving.vocabulary import Vocabulary
 
-__all__ = ["Grammars", "TokenGrammar", "call_grammar", "json_grammar"]
+__all__ = ["Grammars", "TokenGrammar", "json_grammar"]
 
 
 class Grammars:
@@ -38,6 +39,35 @@ class Grammars:
         self._matcher: Any = llguidance.LLMatcher
         self._tokens: Any = llguidance.LLTokenizer(vocabulary.json, n_vocab=size, eos_token=list(ends) or None)
         self._words = (size + 31) // 32
+
+    def calls(self, tools: Sequence[dict[str, Any]], several: bool) -> str:
+        """The grammar of calls of tools, as `ToolCalls` reads them.
+
+        Args:
+            tools: The functions that may be called: ``name`` and ``parameters``.
+            several: Whether there may be more than one call.
+        """
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool["name"]},
+                    "arguments": tool.get("parameters") or {"type": "object"},
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in tools
+        ]
+        one = f'{self._symbol(BEGIN)} "\\n" call "\\n" {self._symbol(END)}'
+        start = f'start: one ("\\n" one)*\none: {one}' if several else f"start: {one}"
+        return _lark(start, call=calls[0] if len(calls) == 1 else {"anyOf": calls})
+
+    def _symbol(self, text: str) -> str:
+        """A text that may be a token of its own, as a grammar names it."""
+        tokens = self._tokens.tokenize_str(text, parse_special=True)
+        is_token = len(tokens) == 1 and self._tokens.is_special_token(tokens[0])
+        return f"<[{tokens[0]}]>" if is_token else json.dumps(text)
 
     def make(self, grammar: str) -> TokenGrammar:
         """What follows a grammar of llguidance from its beginning.
@@ -78,28 +108,6 @@ def json_grammar(schema: dict[str, Any] | None) -> str:
         InputError: The schema is none.
     """
     return _lark("start: answer", answer=schema if schema is not None else {"type": "object"})
-
-
-def call_grammar(tools: Sequence[dict[str, Any]], several: bool, begin: str, end: str) -> str:
-    """Calls of tools, as `ToolCalls` reads them.
-
-    Args:
-        tools: The functions that may be called: ``name`` and ``parameters``.
-        several: Whether there may be more than one call.
-        begin, end: What stands around a call.
-    """
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool["name"]}, "arguments": tool.get("parameters") or {"type": "object"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    one = f"{json.dumps(begin)} call {json.dumps(end)}"
-    start = f"start: one (NEWLINE one)*\none: {one}\nNEWLINE: /\\n/" if several else f"start: {one}"
-    return _lark(start, call=calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
 def _lark(start: str, **schemas: dict[str, Any]) -> str:

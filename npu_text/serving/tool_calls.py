@@ -10,7 +10,7 @@ from npu_text.serving.answers import StopStrings
 
 __all__ = ["BEGIN", "END", "ToolCall", "ToolCalls"]
 
-BEGIN, END = "<tool_call>\n", "\n</tool_call>"
+BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class ToolCall(NamedTuple):
@@ -27,7 +27,7 @@ class ToolCalls:
     """
 
     def __init__(self) -> None:
-        self._outside = StopStrings([BEGIN.strip()])
+        self._outside = StopStrings([BEGIN])
         self._block: str | None = None
         self._called = False
 
@@ -40,7 +40,7 @@ class ToolCalls:
                     yield plain
             else:
                 self._block += text
-                body, found, text = self._block.partition(END.strip())
+                body, found, text = self._block.partition(END)
                 if not found:
                     return
                 self._block = None
@@ -51,7 +51,7 @@ class ToolCalls:
         if self._block is not None:
             block, self._block = self._block, None
             call = _call(block)
-            yield call or BEGIN.strip() + block
+            yield call or BEGIN + block
         elif rest := self._outside.flush():
             yield rest
 
@@ -62,12 +62,12 @@ class ToolCalls:
         if not found:
             return plain, ""
         self._block = ""
-        return plain, held[len(plain) + len(BEGIN.strip()) :]
+        return plain, held[len(plain) + len(BEGIN) :]
 
     def _read(self, body: str) -> str | ToolCall:
         call = _call(body)
         if call is None:
-            return BEGIN.strip() + body + END.strip()
+            return BEGIN + body + END
         self._called = True
         return call
 
