@@ -25,7 +25,7 @@ from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.frontend.cached_decoder import CachedDecoder
 
-__all__ = ["Qwen", "Reference", "Step", "accuracy", "bound", "logits"]
+__all__ = ["Qwen", "Reference", "Step", "accuracy", "bound", "logits", "make_model"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Qwen:
     def __init__(self) -> None:
         torch.manual_seed(0)
         with torch.device("cuda"):
-            self.model = _model().to(torch.bfloat16).eval()
+            self.model = make_model().to(torch.bfloat16).eval()
 
     def compiled(self, steps: Sequence[Step], folder: Path | None) -> CompiledProgram:
         """A program with a function for each step; extracted graphs are kept in a folder, if one is given."""
@@ -63,7 +63,7 @@ class Qwen:
             if kept is not None and kept.exists():
                 irs[step.function] = json.loads(kept.read_text())
                 continue
-            on_host = on_host or CachedDecoder(_model().to(torch.bfloat16).eval())
+            on_host = on_host or CachedDecoder(make_model().to(torch.bfloat16).eval())
             irs[step.function] = npu_compiler.extract(on_host, self.inputs(step, "cpu"), model_name=step.function).ir
             if kept is not None:
                 kept.write_text(json.dumps(irs[step.function]))
@@ -106,7 +106,8 @@ class Qwen:
         return int(2 * (parameters * step.tokens + embedding) + attention)
 
 
-def _model() -> Any:
+def make_model() -> Any:
+    """PyTorch's model with seeded weights in float32, on the default device."""
     return Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa"}))
 
 
@@ -179,7 +180,7 @@ class Reference:
     """The same model in float32."""
 
     def __init__(self, model: Any) -> None:
-        self._wide = _model().to("meta").to_empty(device="cuda")
+        self._wide = make_model().to("meta").to_empty(device="cuda")
         self._wide.load_state_dict(model.state_dict())
         self._wide.model.rotary_emb = model.model.rotary_emb
         self._wide.eval()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuda_compiler.attention.decode import loads_fresh
+from cuda_compiler.attention.paged import loads_pages
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution
@@ -49,7 +50,7 @@ class CUDATarget(CodegenTarget):
         return channels_last(shape, shape[1]) if role == "image" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_codes, loads_fresh, loads_convolution, loads_element, loads_values
+        forms = loads_vector, loads_codes, loads_fresh, loads_pages, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:

@@ -90,6 +90,16 @@ def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: the checkpoint's, else bfloat16")
     parser.add_argument("--seed", type=_seed, default=0, help="of the weights, where there are none; default: 0")
+    parser.add_argument(
+        "--lanes", type=_numbers, metavar="N,N", help="many texts at once: how many, for each decode step; default: none"
+    )
+    parser.add_argument("--page-tokens", type=_positive, default=128, metavar="N", help="tokens of a page; default: 128")
+    parser.add_argument(
+        "--pages", type=_positive, metavar="N", help="pages for all texts together; default: enough for full lanes"
+    )
+    parser.add_argument(
+        "--chunks", type=_numbers, metavar="N,N", help="tokens of a prompt taken at once; default: 128,512,2048"
+    )
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:

@@ -67,12 +67,13 @@ class LanguageModel:
         self.device = device
         self._names = {step.length: name for name, step in self.spec.functions.items()}
         weights = folder / self.spec.weights
+        irs = {name: step.ir for name, step in self.spec.functions.items()}
         self.functions: StepFunctions
         if plans is not None:
             self.functions = PartitionedFunctions(plans, weights, device)
         else:
             self.functions = ProgramFunctions(
-                program or open_program(folder, self.spec, device.target), weights, device
+                program or open_program(folder, irs, device.target), weights, device
             )
         self._ready: dict[str, StepFunction] = {}
         self._next_token: dict[tuple[object, ...], Executor] = {}

@@ -67,9 +67,13 @@ class ProgramFunctions:
         self._workspace = Workspace(device.backend)  # tokens come one after another, and so do the functions
         self.weights = load_weights(weights, program, device)
 
+    def executor(self, name: str) -> Executor:
+        """A function's executor, in memory that all functions share."""
+        return Executor(self.program, self._device, name, self._workspace)
+
     def prepare(self, name: str) -> StepFunction:
         """As `StepFunctions.prepare`."""
-        executor = Executor(self.program, self._device, name, self._workspace)
+        executor = self.executor(name)
         run: Any = partial(executor.run, weights=self.weights)
         specs = {spec.name: spec for spec in executor.plan.inputs}
         return StepFunction(specs, run, executor.plan, partial(executor.bind, weights=self.weights))
@@ -96,17 +100,23 @@ class PartitionedFunctions:
         return StepFunction(self.executor.functions[name].input_specs, partial(self.executor.execute, function=name))
 
 
-def open_program(folder: Path, spec: GenerationSpec, target: str) -> CompiledProgram:
-    """The compiled program of a folder, which is kept beside the IRs as ``model.TARGET.npubin``.
+def open_program(folder: Path, irs: Mapping[str, str], target: str, name: str = "model") -> CompiledProgram:
+    """The compiled program of some functions of a folder, which is kept beside the IRs as ``NAME.TARGET.npubin``.
 
     It is compiled anew where an IR is younger, or where it was written by another release.
+
+    Args:
+        folder: What `npu extract-llm` made.
+        irs: The functions' files, by their names.
+        target: What to compile for.
+        name: What the program is called.
 
     Raises:
         IRError: An IR is missing or malformed.
         UnsupportedOpError: The model does not run on the target as a whole.
     """
-    path = folder / f"model.{target}.npubin"
-    sources = {name: folder / step.ir for name, step in spec.functions.items()}
+    path = folder / f"{name}.{target}.npubin"
+    sources = {function: folder / ir for function, ir in irs.items()}
     youngest = max((source.stat().st_mtime_ns for source in sources.values() if source.exists()), default=0)
     with suppress(ProgramFormatError):
         if not path.exists() or youngest <= path.stat().st_mtime_ns:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_states
+from cuda_compiler.attention.paged import PAGED, lower_paged
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import is_settled
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
@@ -18,9 +21,10 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues, without_unlike_pages
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.forms import Computed, Paged, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -39,14 +43,15 @@ ATTENTION = KernelTemplate(
     ),
     macros=(
         f"{SIZE_MACROS} SOFT_CAP? BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
-        f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY"
+        f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY {PAGE_MACROS}"
     ),
-    inputs="q k v mask states partial",
+    inputs="q k v mask states partial pages?",
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(
         "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_tile.cuh attention_store.cuh"
     ),
+    computed="pages",
 )
 
 
@@ -113,6 +118,10 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         OpRefusal: Data types differ, or there are too many masks.
     """
     _check(problem)
+    copied = without_unlike_pages(problem)
+    if copied:
+        group = replace(group, problem=problem.stored())
+        return [*lower_shared(copied, lowering), *lower_attention(problem.stored(), group, lowering)]
     caches = [operand.made for operand in (problem.k, problem.v) if isinstance(operand, Scattered)]
     if len(caches) == 1:  # keys or values alone are made ahead
         problem = problem.stored().with_operand(0, problem.q)
@@ -121,13 +130,17 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = problem.mask is None or (not launches and is_settled(states.buffer, lowering))
-    alone = replace(group, problem=problem.stored())
+    pages = {i: operand for i, operand in enumerate(problem.operands) if isinstance(operand, Paged)}
+    alone = replace(group, problem=reduce(lambda found, item: found.with_operand(*item), pages.items(), problem.stored()))
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)]
     producers = lower_shared(made, lowering) if made else []
     options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
-    decode = lower_decode(problem, group, lowering, positions, blocks)
-    if decode is not None:
+    paged = lower_paged(problem, group, lowering, positions, blocks)
+    decode = None if pages else lower_decode(problem, group, lowering, positions, blocks)
+    if paged is not None:
+        options.insert(0, CallOption(PAGED, (paged,)))
+    elif decode is not None:
         options.insert(0, CallOption(CLUSTERS, (decode,)))
     elif is_for_warpgroups(problem, lowering.device):
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
@@ -150,6 +163,7 @@ def _lower_tiles(
         macros={**_macros(division, lowering.device), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         inputs=bindings(problem, states, parts_bytes, lowering),
         flops=problem.flops,
+        prologues=page_prologues(problem, lowering, CUDA),
         shared_bytes=division.shared_bytes,
     )
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))

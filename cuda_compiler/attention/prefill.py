@@ -9,6 +9,7 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
 from cuda_compiler.devices import offers
+from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
@@ -16,8 +17,10 @@ from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Paged
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
@@ -35,15 +38,16 @@ ATTENTION_PREFILL = KernelTemplate(
     ),
     macros=(
         f"{SIZE_MACROS} LAYERS RESULT_TILES BLOCK STAGES WARPGROUPS_M WARPGROUPS_L SPLITS SPLIT_TILES CAUSAL "
-        f"MASK_STEP {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY"
+        f"MASK_STEP {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY {PAGE_MACROS}"
     ),
-    inputs="q k v mask states partial",
+    inputs="q k v mask states partial pages?",
     threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
     shared_bytes=None,
     files=(
         "mask.cuh tensor_cores.cuh warpgroups.cuh attention_blocks.cuh "
         "attention_ring.cuh attention_rows.cuh attention_finish.cuh"
     ),
+    computed="pages",
 )
 
 
@@ -149,6 +153,7 @@ def lower_prefill(
         inputs=bindings(problem, blocks.states, parts_bytes, lowering),
         flops=problem.flops,
         text="\n".join(products),
+        prologues=page_prologues(problem, lowering, CUDA),
         shared_bytes=division.shared_bytes,
     )
     size = pack_size(group, positions.operands, group.shape[-1])
@@ -158,7 +163,7 @@ def lower_prefill(
 def _divide(problem: Attention, device: DeviceModel) -> _Division:
     """Tiles of 128 rows where they fill the device; else of 64, whose positions two warpgroups share."""
     whole = _Division(problem, device, warpgroups_m=2, warpgroups_l=1, block=128, stages=3)
-    if whole.tiles < device.cores:
+    if whole.tiles < device.cores or (isinstance(problem.k, Paged) and problem.k.page % whole.block):
         return _Division(problem, device, warpgroups_m=1, warpgroups_l=2, block=64, stages=4)
     return whole if whole.shared_bytes <= device.shared_bytes else replace(whole, stages=2)
 

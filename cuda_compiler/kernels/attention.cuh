@@ -9,7 +9,7 @@
 // Grid: tiles of rows (the last first) in x, splits in y, batch * heads of keys in z.
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
-    OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ unsigned short list[TILES];
@@ -38,12 +38,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         if (piece < 2 * count) {
             int position = (list[split + piece / 2 * splits] >> 1) * BLOCK;
             unsigned char* slot = shared + piece % SLOTS * SLOT_BYTES;
+            Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
             if (piece % 2 == 0) {
                 copy_rows<BLOCK, HEAD_SIZE, QK_WIDTH, K_CHUNK>(
-                    slot, k, p.k_step, LENGTH - position, [&](int i) { return (long long)(position + i) * p.k_row; });
+                    slot, k + at.key, p.k_step, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });
             } else {
                 copy_rows<BLOCK, VALUE_SIZE, V_WIDTH, V_CHUNK>(
-                    slot, v, p.v_step, LENGTH - position, [&](int i) { return (long long)(position + i) * p.v_row; });
+                    slot, v + at.value, p.v_step, LENGTH - position, [&](int i) { return (long long)i * p.v_row; });
             }
         }
         commit_copies();

@@ -10,7 +10,7 @@
 // all heads of keys, in x; splits in y.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
     const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
-    OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     Tile tile;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
     enter_group(k, v, mask, batch, group, p);
     if (role == 0) {
         leave_registers<COPY_REGISTERS>();
-        copy_operands(ring, tile, list, q, k, v, p);
+        copy_operands(ring, tile, list, q, k, v, batch, PAGE_ARGUMENTS p);
     } else {
         allow_registers<PRODUCT_REGISTERS>();
         Rows rows;

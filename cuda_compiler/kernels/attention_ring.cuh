@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_lines(uint target, const tile_t* source, in
 // What the copying warpgroup does.
 __device__ __forceinline__ void copy_operands(
     const Ring& ring, const Tile& tile, const unsigned short* list, const tile_t* q, const tile_t* k, const tile_t* v,
-    const Params& p)
+    int batch, PAGE_PARAMETERS const Params& p)
 {
     copy_lines<TILE_M, HEAD_SIZE>(ring.base, q, p.rows * SHARED - tile.row, [&](int i) {
         int r = tile.row + i;
@@ -72,7 +72,8 @@ __device__ __forceinline__ void copy_operands(
     int stage = 0, parity = 1; // the first time around, everything is free
     for (int turn = 0; turn < tile.count; ++turn) {
         int position = (list[tile.split + turn * tile.splits] >> 1) * BLOCK;
-        const tile_t *keys = k + (long long)position * p.k_row, *values = v + (long long)position * p.v_row;
+        Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
+        const tile_t *keys = k + at.key, *values = v + at.value;
         wait_for_phase(ring.keys_free(stage), parity);
         copy_lines<BLOCK, HEAD_SIZE>(
             ring.keys(stage), keys, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });

@@ -146,3 +146,55 @@ __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, con
         }
     }
 }
+
+__device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
+{
+    return reinterpret_cast<float*>(ring + warp * DEPTH * SLOT_BYTES);
+}
+
+// Leaves what a warp has where its pieces were; `parts` has the largest scores and the sums of weights.
+template <typename Parts>
+__device__ __forceinline__ void leave_rows(Rows& rows, unsigned char* ring, Parts& parts)
+{
+    int warp = int(threadIdx.x) / 32;
+    float* target = warp_results(ring, warp);
+    __syncwarp();
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            float sum = rows.sum[set][u];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+            if (threadIdx.x % 32 < 4) {
+                parts.top[warp][lane_row(set, u)] = rows.top[set][u];
+                parts.sum[warp][lane_row(set, u)] = sum;
+            }
+        }
+        #pragma unroll
+        for (int e = 0; e < V_WIDTH / 16; ++e) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                target[lane_row(set, u) * RESULT_PITCH + e * 16 + lane_place(u)] = rows.result[set][e][u];
+            }
+        }
+    }
+}
+
+// The weight of each of `busy` warps in a row, beside the largest score of all, which is returned.
+template <typename Parts>
+__device__ __forceinline__ float weigh_warps(float (&weight)[WARPS], const Parts& parts, int row, int busy)
+{
+    float top = CLOSED;
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        weight[warp] = warp < busy ? parts.top[warp][row] : CLOSED;
+        top = fmaxf(top, weight[warp]);
+    }
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        weight[warp] = exp2f(weight[warp] - top);
+    }
+    return top;
+}

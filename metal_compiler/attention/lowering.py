@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
+from metal_compiler.maps import lower_shared
 from metal_compiler.skeleton import KERNELS
 from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
@@ -14,12 +15,16 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues, without_unlike_pages
 from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Paged
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["ATTENTION", "ATTENTION_COMBINE", "ATTENTION_PART", "lower_attention"]
+__all__ = ["ATTENTION", "ATTENTION_COMBINE", "ATTENTION_PART", "loads_pages", "lower_attention"]
+
+_PAGE_STEP = 32  # positions that pages have a multiple of, so that no block of positions lies in two
 
 ATTENTION = KernelTemplate(
     "attention",
@@ -29,11 +34,12 @@ ATTENTION = KernelTemplate(
     ),
     macros=(
         "q_t k_t v_t tile_t HEAD_SIZE VALUE_SIZE TILE_M TILE_N BLOCK SIMDGROUPS DIRECT K_CHUNK V_CHUNK SCALE "
-        "CAUSAL SOFT_CAP? MASK MASK_STEP? MASK_PERIOD? mask_t? PARTIAL"
+        f"CAUSAL SOFT_CAP? MASK MASK_STEP? MASK_PERIOD? mask_t? PARTIAL {PAGE_MACROS}"
     ),
-    inputs="q k v mask?",
+    inputs="q k v mask? pages?",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
     files="store.metal tile.metal",
+    computed="pages",
 )
 ATTENTION_PART = replace(ATTENTION, files="tile.metal", outputs="out part_rows")
 ATTENTION_COMBINE = KernelTemplate(
@@ -97,9 +103,18 @@ class _Division:
         return ceil_div(self.problem.length, self.parts * self.block) * self.block
 
 
+def loads_pages(group: Group, position: int, operand: Operand) -> bool:
+    """Whether keys or values lie in pages that `attention.metal` reads."""
+    return isinstance(operand, Paged) and isinstance(group.problem, Attention) and operand.page % _PAGE_STEP == 0
+
+
 @lowering_of(Attention)
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores."""
+    copied = without_unlike_pages(problem)
+    if copied:
+        group = replace(group, problem=problem.stored())
+        return [*lower_shared(copied, lowering), *lower_attention(problem.stored(), group, lowering)]
     division = _divide(problem, lowering.device)
     if division.parts > 1:
         return _lower_parts(division, group, lowering)
@@ -110,6 +125,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         macros={**_macros(division), "PARTIAL": 0},
         inputs=_inputs(problem),
         flops=problem.flops,
+        prologues=page_prologues(problem, lowering, METAL),
     )
     return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
 
@@ -125,6 +141,9 @@ def _divide(problem: Attention, device: DeviceModel) -> _Division:
     if direct:  # as many as there are matrices side by side in the result, and in the scores
         simdgroups = 16 if value_size % 128 == 0 else 8
         block = 8 * simdgroups
+    if isinstance(problem.k, Paged) and problem.k.page % block:
+        direct, simdgroups = False, TILE_THREADS // 32
+        _, block = _tile(rows, max(problem.size, value_size) * tile.size)
     threadgroups = problem.batch * problem.groups * ceil_div(rows, tile_rows)
     parts = _parts(problem.length, threadgroups, device)
     return _Division(problem, tile, tile_rows, block, direct, simdgroups, parts)
@@ -229,6 +248,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
         inputs=_inputs(problem),
         outputs={"out": Argument(scratch, writes=True), "part_rows": Argument(scratch, rows, writes=True)},
         flops=problem.flops,
+        prologues=page_prologues(problem, lowering, METAL),
     )
     combine = Launch(
         ATTENTION_COMBINE,

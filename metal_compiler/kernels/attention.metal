@@ -5,7 +5,8 @@
 // A threadgroup computes TILE_M rows of the `heads` query heads that share a key head, counted head by head, so that
 // keys and values are read once for all of them. A block of positions that the mask closes for all those rows is not
 // read. A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they
-// are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups.
+// are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups. With a PAGE, they lie
+// in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of them.
 // Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
 
 // Kinds of MASK.
@@ -27,8 +28,8 @@ constant constexpr int OWN_ROWS = (TILE_M + SIMDGROUPS - 1) / SIMDGROUPS; // who
 
 #if DIRECT
 constant constexpr int KV_BYTES = 0;
-#define K_MATRIX(j, d) keys + (block + (j)) * p.k_row + (d), p.k_row
-#define V_MATRIX(j, column) values + (block + (j)) * p.v_row + (column), p.v_row
+#define K_MATRIX(j, d) block_keys + (j) * p.k_row + (d), p.k_row
+#define V_MATRIX(j, column) block_values + (j) * p.v_row + (column), p.v_row
 #else
 constant constexpr int KV_BYTES = larger(staged_bytes(BLOCK, K_COLUMNS), staged_bytes(BLOCK, TILE_N));
 #define K_MATRIX(j, d) kv_tile + (j) * K_PITCH + (d), K_PITCH
@@ -68,6 +69,7 @@ kernel void attention(
     device out_t* out [[buffer(OUT_BUFFER)]],
     EPILOGUE_BUFFERS
 #endif
+    PROLOGUE_BUFFERS
     constant Params& p [[buffer(PARAMS_BUFFER)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -182,9 +184,17 @@ kernel void attention(
             if (open[(block - span) / BLOCK] != 0)
 #endif
             {
+#ifdef PAGE
+                int page = int(page_of(0, 0, batch, block / PAGE, PAGE_ARGUMENTS p));
+                device const k_t* block_keys = keys + page * K_PAGE + block % PAGE * p.k_row;
+                device const v_t* block_values = values + page * V_PAGE + block % PAGE * p.v_row;
+#else
+                device const k_t* block_keys = keys + block * p.k_row;
+                device const v_t* block_values = values + block * p.v_row;
+#endif
 #if !DIRECT
                 stage<BLOCK, K_COLUMNS, K_CHUNK>(
-                    kv_tile, keys + block * p.k_row, end - block, HEAD_SIZE, p.k_row, p.k_step, thread_index);
+                    kv_tile, block_keys, end - block, HEAD_SIZE, p.k_row, p.k_step, thread_index);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
 #endif
                 int positions = min(BLOCK, end - block);
@@ -210,7 +220,7 @@ kernel void attention(
 
 #if !DIRECT
                 stage<BLOCK, TILE_N, V_CHUNK>(
-                    kv_tile, values + block * p.v_row, end - block, VALUE_SIZE, p.v_row, p.v_step, thread_index);
+                    kv_tile, block_values, end - block, VALUE_SIZE, p.v_row, p.v_step, thread_index);
 #endif
                 for (int i = 0; i < OWN_ROWS; ++i) {
                     int r = i * SIMDGROUPS + int(simdgroup);

@@ -10,13 +10,14 @@ from npu_cli.progress import waiting
 from npu_cli.timing import timed
 from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.errors import MissingDependencyError
-from npu_compiler.frontend.decoder_request import check_request
+from npu_compiler.frontend.decoder_request import BatchRequest, check_request
 
 __all__ = ["execute"]
 
 
 def execute(args: argparse.Namespace) -> int:
-    check_request(args.model, args.output, args.cache, args.prefill, args.seed)  # before anything large is imported
+    batch = None if args.lanes is None else BatchRequest(args.lanes, args.page_tokens, args.pages, args.chunks)
+    check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch)  # before large imports
     for module in ("torch", "torch_ir", "transformers"):
         import_extra(module, "llm")
     with suppress(MissingDependencyError):  # transformers imports it where it is there, and needs not have it
@@ -24,10 +25,11 @@ def execute(args: argparse.Namespace) -> int:
     from npu_compiler.frontend.language_model import extract_language_model
 
     options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
+    options["batch"] = batch
     with waiting("extracting the model"):
         spec, seconds = timed(lambda: extract_language_model(args.model, args.output, **options))
     weights = format_bytes((args.output / spec.weights).stat().st_size)
-    functions = ", ".join(spec.functions)
+    functions = ", ".join((*spec.functions, *(() if spec.batch is None else spec.batch.functions)))
     print(
         f"{args.output}: {spec.model} in {spec.dtype}, {weights} of weights, {functions}, a cache of "
         f"{spec.cache_length} tokens, extracted in {seconds:.1f} s"

@@ -65,7 +65,7 @@ def _open(args: argparse.Namespace) -> Generator:
     sources = [args.folder / step.ir for step in spec.functions.values()]
     remedy = f"npu generate {args.folder} --partition"
     with telling_all(sources, device.target, remedy), waiting("compiling the model"):
-        program = open_program(args.folder, spec, device.target)
+        program = open_program(args.folder, {name: step.ir for name, step in spec.functions.items()}, device.target)
     return Generator(args.folder, device, program=program)
 
 

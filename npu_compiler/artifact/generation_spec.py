@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from npu_compiler.artifact.batch_spec import BatchSpec, BatchStepSpec
 from npu_compiler.artifact.codec import decode
 from npu_compiler.errors import IRError, ProgramFormatError
 
@@ -55,6 +56,7 @@ class GenerationSpec:
         stop_ids: Tokens that end a text.
         weights: Name of the safetensors file.
         functions: The functions by name; one of them takes a single token.
+        batch: Functions for many texts at once, which share the weights; None without.
     """
 
     model: str
@@ -65,6 +67,7 @@ class GenerationSpec:
     stop_ids: tuple[int, ...]
     weights: str
     functions: dict[str, StepSpec]
+    batch: BatchSpec | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``generation.json``."""
@@ -88,18 +91,25 @@ class GenerationSpec:
             raise IRError(f"'{path}' is not JSON ({error}); extract the model again") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise IRError(f"'{path}' is not of format {_FORMAT}; extract the model again with this release")
+        functions, batch = _step_fields(StepSpec, content.get("functions")), _batch_fields(content.get("batch"))
         try:
-            spec = _decoded(cls, content | {"functions": _step_fields(content.get("functions"))}, str(path))
+            spec = _decoded(cls, content | {"functions": functions, "batch": batch}, str(path))
         except ProgramFormatError as error:
             raise IRError(f"{error}; extract the model again") from error
         _check(spec, path)
         return spec
 
 
-def _step_fields(functions: object) -> object:
+def _step_fields(kind: type[Any], functions: object) -> object:
     if not isinstance(functions, dict):
         return functions
-    return {name: _ordered(StepSpec, fields) for name, fields in functions.items()}
+    return {name: _ordered(kind, fields) for name, fields in functions.items()}
+
+
+def _batch_fields(batch: object) -> object:
+    if not isinstance(batch, dict):
+        return batch
+    return _ordered(BatchSpec, batch | {"functions": _step_fields(BatchStepSpec, batch.get("functions"))})
 
 
 def _ordered(kind: type[Any], fields: object) -> object:
@@ -115,7 +125,8 @@ def _decoded(kind: type[T], content: dict[str, Any], where: str) -> T:
 
 def _check(spec: GenerationSpec, path: Path) -> None:
     """Refuses what contradicts itself, and files outside the folder."""
-    for name in (spec.weights, *(step.ir for step in spec.functions.values())):
+    batched = {} if spec.batch is None else spec.batch.functions
+    for name in (spec.weights, *(step.ir for step in (*spec.functions.values(), *batched.values()))):
         if Path(name).name != name:
             raise IRError(f"'{path}' names the file '{name}', expected one beside it; extract the model again")
     lengths = sorted(step.length for step in spec.functions.values())
@@ -127,3 +138,6 @@ def _check(spec: GenerationSpec, path: Path) -> None:
     for name, step in spec.functions.items():
         if len(step.caches) != len(spec.cache_shapes) or (step.last == "") != (step.length == 1):
             raise IRError(f"'{path}': function '{name}' does not fit the caches or its length; extract the model again")
+    wrong = "" if spec.batch is None else spec.batch.contradiction()
+    if wrong:
+        raise IRError(f"'{path}' has {wrong}; extract the model again")

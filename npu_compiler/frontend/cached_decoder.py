@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["CachedDecoder", "cache_shapes"]
+__all__ = ["CacheLayer", "CachedDecoder", "cache_shapes"]
 
 
 class CachedDecoder(torch.nn.Module):
@@ -67,7 +67,7 @@ def cache_shapes(model: Any, length: int) -> list[tuple[int, ...]]:
     return [(*tensor.shape[:2], length, tensor.shape[3]) for layer in cache.layers for tensor in layer.tensors]
 
 
-class _Layer(CacheLayerMixin):
+class CacheLayer(CacheLayerMixin):
     """What transformers asks of a layer's cache, beyond the update.
 
     Attributes:
@@ -94,7 +94,7 @@ class _Layer(CacheLayerMixin):
         return int(self.tensors[0].shape[2]) if self.tensors else -1
 
 
-class _RecordingLayer(_Layer):
+class _RecordingLayer(CacheLayer):
     """Keeps what one run puts into it."""
 
     def update(
@@ -104,7 +104,7 @@ class _RecordingLayer(_Layer):
         return key_states, value_states
 
 
-class _FunctionalLayer(_Layer):
+class _FunctionalLayer(CacheLayer):
     """Makes new caches of the old ones; which of them may share memory is the compiler's to prove."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> None:

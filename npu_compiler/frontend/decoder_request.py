@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from npu_compiler.artifact.output_file import check_output, same_file
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.gguf import GgufFile
 
-__all__ = ["GGUF", "WEIGHTS", "allowed_length", "check_request", "configuration", "prefill_lengths"]
+__all__ = ["GGUF", "WEIGHTS", "BatchRequest", "allowed_length", "check_request", "configuration", "prefill_lengths"]
 
 WEIGHTS = "model.safetensors"
 GGUF = ".gguf"  # the ending of files that hold both a configuration and weights
@@ -20,8 +21,64 @@ _PREFILL = (128, 512)
 _SEEDS = 1 << 64  # as many as torch's generators take
 
 
+_CHUNKS = (128, 512, 2048)
+_PAGE_STEP = 32  # tokens: the kernels for attention read blocks of positions, none of which lies in two pages
+_MOST_LANES = 1024
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """Functions for many texts at once.
+
+    Attributes:
+        lanes: How many texts each decode step takes.
+        page_tokens: Tokens of a page.
+        pages: How many there are; enough for full texts in all lanes when None.
+        chunks: Tokens of a prompt that functions take; 128, 512 and 2048 when None, as far as the text may be so long.
+    """
+
+    lanes: Sequence[int]
+    page_tokens: int = 128
+    pages: int | None = None
+    chunks: Sequence[int] | None = None
+
+    def context(self, length: int) -> int:
+        """Tokens of a text, whole pages, for a cache of `length` tokens.
+
+        Raises:
+            ExtractionError: Something is out of its range.
+        """
+        size = self.page_tokens
+        if not self.lanes or not all(1 <= lanes <= _MOST_LANES for lanes in self.lanes):
+            raise ExtractionError(f"given lanes {list(self.lanes)}, expected 1 to {_MOST_LANES} for each function")
+        if size < 1 or size % _PAGE_STEP or size > length:
+            raise ExtractionError(f"given pages of {size} tokens, expected a multiple of {_PAGE_STEP} up to {length}")
+        if self.pages is not None and self.pages < length // size:
+            raise ExtractionError(
+                f"given {self.pages} pages of {size} tokens, expected at least {length // size}, which one text may take"
+            )
+        if self.chunks is not None and not all(1 < n <= length for n in self.chunks):
+            raise ExtractionError(f"given chunks of {list(self.chunks)} tokens, expected 2 to {length}")
+        return length // size * size
+
+    def all_pages(self, context: int) -> int:
+        """How many pages there are."""
+        return self.pages if self.pages is not None else max(self.lanes) * context // self.page_tokens
+
+    def shapes(self, context: int) -> dict[str, tuple[int, int]]:
+        """Lanes and tokens of each lane, by the names of the functions."""
+        chunks = [n for n in _CHUNKS if n <= context] or [context] if self.chunks is None else sorted(set(self.chunks))
+        decode = {f"decode_{lanes}": (lanes, 1) for lanes in sorted(set(self.lanes))}
+        return decode | {f"chunk_{n}": (1, n) for n in chunks}
+
+
 def check_request(
-    source: Path, folder: Path, cache: int | None = None, prefill: Sequence[int] | None = None, seed: int = 0
+    source: Path,
+    folder: Path,
+    cache: int | None = None,
+    prefill: Sequence[int] | None = None,
+    seed: int = 0,
+    batch: BatchRequest | None = None,
 ) -> None:
     """Checks the arguments of `extract_language_model` against each other and the configuration's file.
 
@@ -35,6 +92,8 @@ def check_request(
     known = config.get("max_position_embeddings")
     length = allowed_length(known if isinstance(known, int) else None, cache)
     prefill_lengths(prefill, length)
+    if batch is not None:
+        batch.context(length)
     if not 0 <= seed < _SEEDS:
         raise ExtractionError(f"given the seed {seed}, expected 0 to {_SEEDS - 1}")
     _check_folder(_folder_of(source), folder)

@@ -10,13 +10,21 @@ from typing import Any
 
 import torch
 
+from npu_compiler.artifact.batch_spec import BatchSpec, BatchStepSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec, StepSpec
 from npu_compiler.artifact.output_file import write_file
 from npu_compiler.errors import ExtractionError, IRError
 from npu_compiler.frontend.cached_decoder import CachedDecoder, cache_shapes
-from npu_compiler.frontend.decoder_request import WEIGHTS, allowed_length, check_request, prefill_lengths
+from npu_compiler.frontend.decoder_request import (
+    WEIGHTS,
+    BatchRequest,
+    allowed_length,
+    check_request,
+    prefill_lengths,
+)
 from npu_compiler.frontend.decoder_source import load_decoder
 from npu_compiler.frontend.extraction import Extraction, extract
+from npu_compiler.frontend.paged_decoder import PagedDecoder
 from npu_compiler.frontend.weight_file import write_json, write_weights
 
 __all__ = ["extract_language_model"]
@@ -33,11 +41,13 @@ def extract_language_model(
     prefill: Sequence[int] | None = None,
     dtype: str | None = None,
     seed: int = 0,
+    batch: BatchRequest | None = None,
 ) -> GenerationSpec:
     """Writes a decoder-only language model as IR, with one file of weights that all its functions share.
 
     The folder gets ``generation.json``, ``decode.json``, a ``prefill_N.json`` for each length, ``model.safetensors``,
-    and the tokenizer's files where the source has them. Functions of an earlier extraction are removed from it.
+    and the tokenizer's files where the source has them; for many texts at once a ``decode_B.json`` for each number of
+    lanes and a ``chunk_N.json`` for each chunk of a prompt. Functions of an earlier extraction are removed from it.
 
     Args:
         source: A Hugging Face folder; or a configuration, as a file or a folder without weights, for seeded weights.
@@ -46,12 +56,13 @@ def extract_language_model(
         prefill: Lengths of prompts to extract a function for; 128 and 512 when None, as far as the cache holds them.
         dtype: Of weights and caches; `decoder_source.load_decoder` says what None means.
         seed: Of the weights, where the source has none.
+        batch: What is wanted for many texts at once; None for nothing.
 
     Raises:
         ExtractionError: The source is no language model that keeps plain keys and values, an argument does not fit it,
             or the folder cannot be written.
     """
-    check_request(Path(source), Path(folder), cache_length, prefill, seed)
+    check_request(Path(source), Path(folder), cache_length, prefill, seed, batch)
     model = load_decoder(Path(source), dtype, seed)
     length = _checked_length(model.config, cache_length)
     lengths = prefill_lengths(prefill, length)
@@ -72,6 +83,7 @@ def extract_language_model(
         _merge(weights, extraction, name)
         write_json(target / f"{name}.json", extraction.ir)
         steps[name] = _step(extraction.ir, f"{name}.json", count)
+    batched = None if batch is None else _extract_batch(batch, model, length, target, weights)
     write_weights(target / WEIGHTS, weights)
     spec = GenerationSpec(
         model=type(model).__name__,
@@ -82,9 +94,39 @@ def extract_language_model(
         stop_ids=_stop_ids(model),
         weights=WEIGHTS,
         functions=steps,
+        batch=batched,
     )
     write_json(target / FILE_NAME, spec.to_json())
     return spec
+
+
+def _extract_batch(
+    request: BatchRequest, model: Any, length: int, target: Path, weights: dict[str, torch.Tensor]
+) -> BatchSpec:
+    """Writes the functions for many texts at once, and adds what they alone hold to the weights."""
+    context, size = request.context(length), request.page_tokens
+    pages = request.all_pages(context)
+    shapes = [(pages + 1, shape[1], size, shape[3]) for shape in cache_shapes(model, 1)]
+    pools = tuple(torch.empty(1, dtype=model.dtype).expand(shape) for shape in shapes)  # of no memory
+    decoder, steps = PagedDecoder(model), {}
+    for name, (lanes, count) in request.shapes(context).items():
+        inputs: dict[str, Any] = {key: torch.zeros(lanes, count, dtype=torch.long) for key in ("tokens", "positions")}
+        inputs |= {"tables": torch.zeros(lanes, context // size, dtype=torch.int32), "pools": pools}
+        inputs |= {"last": torch.tensor([count - 1])} if count > 1 else {}
+        extraction = extract(decoder, inputs, model_name=f"{type(model).__name__}.{name}")
+        _merge(weights, extraction, name)
+        write_json(target / f"{name}.json", extraction.ir)
+        steps[name] = _batch_step(extraction.ir, f"{name}.json", lanes, count)
+    return BatchSpec(size, pages, context, tuple(shapes), steps)
+
+
+def _batch_step(ir: Mapping[str, Any], file: str, lanes: int, count: int) -> BatchStepSpec:
+    """As `_step`, for `PagedDecoder`."""
+    tokens, positions, tables, *rest = (entry["name"] for entry in ir["graph_inputs"])
+    last = rest.pop() if count > 1 else ""
+    logits, *updated = (entry["name"] for entry in ir["graph_outputs"])
+    pools = tuple(zip(rest, updated, strict=True))
+    return BatchStepSpec(file, lanes, count, tokens, positions, tables, last, logits, pools)
 
 
 def _checked_length(config: Any, requested: int | None) -> int:
@@ -101,8 +143,9 @@ def _checked_length(config: Any, requested: int | None) -> int:
 def _remove_functions(folder: Path) -> None:
     """Removes an earlier model's functions, the list of them first: until all is written, the folder holds no model."""
     with suppress(IRError):  # there is none
-        earlier = GenerationSpec.load(folder).functions.values()
-        for name in (FILE_NAME, *(step.ir for step in earlier)):
+        earlier = GenerationSpec.load(folder)
+        batched = {} if earlier.batch is None else earlier.batch.functions
+        for name in (FILE_NAME, *(step.ir for step in (*earlier.functions.values(), *batched.values()))):
             (folder / name).unlink(missing_ok=True)
 
 

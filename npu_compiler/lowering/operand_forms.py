@@ -6,13 +6,14 @@ of attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.dequantisation import as_codes, with_scale_behind
 from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
+from npu_compiler.lowering.paging import as_pages
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
@@ -70,8 +71,9 @@ def with_operand_forms(
             makers = groups.get(index, [])
             if type(operand) is not Operand or readers.get(index) != 1 or len(makers) != 1:
                 continue
-            form = _form(operand, makers[0], index in outputs)
-            if form is not None and loads(current, position, form):
+            forms = _forms(operand, makers[0], index in outputs, position, tensors)
+            form = next((form for form in forms if loads(current, position, form)), None)
+            if form is not None:
                 problem = problem.with_operand(position, form)
                 current = replace(current, problem=problem)
                 nodes += makers[0].nodes
@@ -97,6 +99,18 @@ def _with_codes(
             scaled = with_scale_behind(group, position, codes)
             group, nodes = (group, nodes) if scaled is None else (scaled, [*nodes, *makers[0].nodes])
     return group, nodes
+
+
+def _forms(
+    operand: Operand, made: Group, is_output: bool, position: int, tensors: Sequence[TracedTensor]
+) -> Iterator[Operand]:
+    """The forms of an operand that a group makes, the best ones first."""
+    pages = None if is_output else as_pages(operand, made, position, tensors)
+    if pages is not None:
+        yield pages
+    form = _form(operand, made, is_output)
+    if form is not None:
+        yield form
 
 
 def _form(operand: Operand, made: Group, is_output: bool) -> Operand | None:

@@ -13,7 +13,7 @@ from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reinde
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
-__all__ = ["Computed", "Dequantised", "Scattered", "is_vector"]
+__all__ = ["Computed", "Dequantised", "Paged", "Scattered", "is_vector"]
 
 
 @dataclass(frozen=True)
@@ -110,3 +110,38 @@ class Scattered(Operand):
 
     def reads(self) -> tuple[int, ...]:
         return self.made.reads()
+
+
+@dataclass(frozen=True)
+class Paged(Operand):
+    """Keys or values of attention that lie in pages, which a table names for each element of the batch, in order.
+
+    Its tensor is the pool of pages. Its view has the operand's shape [batch, groups, length, size] and says how the
+    elements of a page lie: position p, modulo `page`, by the stride along the length, and nothing along the batch.
+
+    Attributes:
+        page: Positions of a page.
+        stride: Elements from one page to the next.
+        table: The page of an element of the batch at each `page` positions, over [batch, length / page], and inside
+            of the pool.
+        copied: The operand as it would be in memory, side by side.
+        made: What would store it so, for launches that read it from memory all the same.
+    """
+
+    page: int
+    stride: int
+    table: Expr
+    copied: Operand
+    made: Group
+
+    @property
+    def in_memory(self) -> Operand:
+        return self.copied
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((self.tensor.index, *(load.ref.tensor for load in leaves(self.table)))))
+
+    @property
+    def pages(self) -> int:
+        """Pages of an element of the batch."""
+        return self.shape[2] // self.page

@@ -1,0 +1,153 @@
+"""Attention of few rows over keys and values in pages, as in a decode step of many texts: parts of so many positions.
+
+However long each text is, a block of threads has a part of it, so that all finish together. Queries may be computed by
+the kernel itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.artifact.vocabulary import architecture
+from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.packing import pack_size
+from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.dtypes import FLOAT32
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.element import element_function
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Computed, Paged
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Prologue
+from npu_compiler.tensor.expr import Load
+
+__all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged"]
+
+PAGED = architecture(80)  # copies in the background, products of either half precision
+_MAX_ROWS = 16
+_MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
+_WARPS = 4
+_DEPTH = 2
+_CHUNK = 8  # elements of 16 bytes, in which rows are copied
+_PIECE = 16  # positions, as in attention_warp.cuh
+_ROW_GAP = 8  # elements between rows in shared memory
+_PART_STEP = 64  # positions that a part has a multiple of
+_MAX_PART = 512
+_MAX_PARTS = 64
+
+ATTENTION_PAGED = KernelTemplate(
+    "attention_paged",
+    params=(
+        "int rows, k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, "
+        "state_head"
+    ),
+    macros=(
+        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK PART PARTS WARPS DEPTH RESULT_TILES MASK_HEADS "
+        f"{MASK_MACROS} EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
+    ),
+    inputs="queries k v mask states partial pages",
+    threads=32 * _WARPS,
+    shared_bytes=None,
+    files="mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh",
+    computed="queries pages",
+)
+
+
+def loads_pages(group: Group, position: int, operand: Operand) -> bool:
+    """Whether the kernels for attention read keys or values in pages of this size: no block of positions lies in two."""
+    if not isinstance(operand, Paged) or not isinstance(group.problem, Attention):
+        return False
+    return operand.page % _PART_STEP == 0 and operand.page & (operand.page - 1) == 0
+
+
+def lower_paged(
+    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
+) -> KernelCall | None:
+    """One launch; None where keys and values lie in no pages, or the kernel does not suit.
+
+    Args:
+        problem: What is to be computed.
+        group: The same, with its epilogue and what makes its queries.
+        lowering: Where the trace's tensors are.
+        positions: The operands of the epilogue.
+        blocks: What each block of the mask does.
+    """
+    if not isinstance(problem.k, Paged) or not _suits(problem, blocks.positions):
+        return None
+    part = _part(problem, lowering.device)
+    parts, tiles = ceil_div(problem.length, part), problem.batch * problem.groups
+    row_floats = padded(problem.value_size) + 2
+    kept = tiles * parts * problem.shared * problem.rows * row_floats * FLOAT32.size if parts > 1 else 0
+    inputs = bindings(problem, blocks.states, kept, lowering)
+    del inputs["q"]
+    early = blocks.ready
+    launch = EarlyLaunch(
+        ATTENTION_PAGED,
+        grid=(parts, 1, tiles),
+        values=ATTENTION_PAGED.values_among(operand_values(problem, problem.rows)),
+        macros={
+            **size_macros(problem),
+            "OWN_ROWS": problem.rows,
+            "K_ROW": problem.k.strides[2],
+            "V_ROW": problem.v.strides[2],
+            "BLOCK": blocks.positions,
+            "PART": part,
+            "PARTS": parts,
+            "WARPS": _WARPS,
+            "DEPTH": _DEPTH,
+            "RESULT_TILES": tiles,
+            "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
+            **mask_macros(problem),
+            "EARLY": int(early),
+        },
+        inputs=inputs,
+        flops=problem.flops,
+        prologues={"queries": _queries(problem, lowering), **page_prologues(problem, lowering, CUDA)},
+        shared_bytes=_WARPS * _DEPTH * _piece_bytes(problem),
+    )
+    reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
+    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
+    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+
+
+def _suits(problem: Attention, block: int) -> bool:
+    rows = problem.shared * problem.rows
+    fits = rows <= _MAX_ROWS and ceil_div(rows, 8) * padded(problem.value_size) <= _MAX_WIDTH
+    copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
+    return fits and copied and not problem.causal and _PART_STEP % block == 0
+
+
+def _part(problem: Attention, device: DeviceModel) -> int:
+    """Positions of a part: so few that half-filled texts keep the device busy, so many that parts are worth a launch."""
+    part = _PART_STEP
+    tiles = problem.batch * problem.groups
+    while part < _MAX_PART and tiles * problem.length // (2 * part) > 2 * device.cores:
+        part *= 2
+    while ceil_div(problem.length, part) > _MAX_PARTS and part < 32 * _PART_STEP // 2:
+        part *= 2
+    return part
+
+
+def _piece_bytes(problem: Attention) -> int:
+    """Shared memory for one piece of a warp."""
+    return _PIECE * (padded(problem.size) + padded(problem.value_size) + 2 * _ROW_GAP) * 2
+
+
+def _queries(problem: Attention, lowering: Lowering) -> Prologue:
+    """A function ``query_value`` that gives an element of the queries, from memory or computed."""
+    q = problem.q
+    expr = q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype)
+    made = element_function("query_value", expr, q.shape, lowering.tensors, "f0", CUDA)
+    pointers = pointer_parameters(made.operands, CUDA)
+    macros: dict[str, object] = {"OPERAND_PARAMETERS": pointers, "OPERAND_ARGUMENTS": pointer_arguments(made.operands)}
+    return Prologue((made.operands,), dict(made.operands.fields), macros, made.text(pointers, CUDA))

@@ -1,0 +1,246 @@
+// Attention of few rows over positions in pages, for many texts of very different lengths at once: result[row] = sum over j
+// of weight[j] * v[j], the weights being the softmax over j of SCALE * (q[row] . k[j]) + mask[row, j], with a running maximum
+// as in FlashAttention (Dao et al., 2022), the positions shared out as in Flash-Decoding (Dao et al., 2023).
+//
+// A block of threads computes all rows of the SHARED query heads that read one head of keys, over PART positions: however
+// long a text is, no block has more to do than another. Positions are taken 16 at a time by single warps, in turns, which
+// wait for nobody: each has DEPTH pieces on their way. Parts that the mask closes are not read. The last block of a text to
+// finish adds up what all of them have, in order. The queries are computed here. A row that is closed everywhere gives zeros.
+// Grid: parts in x, batch * heads of keys in z.
+constexpr int TILES = (LENGTH + BLOCK - 1) / BLOCK, PART_TILES = PART / BLOCK;
+constexpr int PART_PAGES = PART > PAGE ? PART / PAGE : 1, TILE_PIECES = BLOCK / PIECE;
+constexpr int RESULTS = ROWS * V_WIDTH;
+static_assert(PART % PAGE == 0 || PAGE % PART == 0, "a part is whole pages, or lies in one");
+static_assert(PARTS * ROWS * 4 <= WARPS * DEPTH * SLOT_BYTES, "weights of parts lie where pieces were");
+static_assert(PAGE % PIECE == 0 && PART_TILES <= 32, "a piece lies in one page, and a lane has a tile");
+
+// What a block has when all of its warps are done.
+struct Sums {
+    float top[WARPS][SETS * 8], sum[WARPS][SETS * 8];
+};
+
+#if PARTS > 1
+// Arrivals at each result; the last one leaves zero behind.
+__device__ uint arrivals[RESULT_TILES];
+#endif
+
+// Where in memory a part has its results, and for each row what they are relative to and the sum of the weights.
+__device__ __forceinline__ float2* part_results(float* partial, int part)
+{
+    return reinterpret_cast<float2*>(partial) + ((long long)blockIdx.z * PARTS + part) * (RESULTS / 2 + ROWS);
+}
+__device__ __forceinline__ float2* part_sums(float* partial, int part) { return part_results(partial, part) + RESULTS / 2; }
+
+// Adds up what `busy` warps have of two neighbouring results.
+__device__ __forceinline__ float2 add_warps(const float (&weight)[WARPS], unsigned char* ring, int index, int busy)
+{
+    float2 total = make_float2(0.0f, 0.0f);
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        if (warp < busy) {
+            const float* source = warp_results(ring, warp) + index / V_WIDTH * RESULT_PITCH + index % V_WIDTH;
+            float2 part = *reinterpret_cast<const float2*>(source);
+            total.x += weight[warp] * part.x;
+            total.y += weight[warp] * part.y;
+        }
+    }
+    return total;
+}
+
+__device__ __forceinline__ float add_sums(const float (&weight)[WARPS], const Sums& sums, int row, int busy)
+{
+    float sum = 0.0f;
+    #pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        sum += warp < busy ? weight[warp] * sums.sum[warp][row] : 0.0f;
+    }
+    return sum;
+}
+
+#if PARTS > 1
+// Puts together what the open parts of a text have left in memory.
+__device__ __forceinline__ void finish_parts(
+    const unsigned char* is_open, float (&weight)[PARTS][ROWS], float* partial, int batch, int group, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    int lane = int(threadIdx.x) % 32;
+    for (int row = int(threadIdx.x) / 32; row < ROWS; row += WARPS) {
+        float top = CLOSED, sum = 0.0f;
+        for (int part = lane; part < PARTS; part += 32) {
+            float2 own = is_open[part] ? __ldcg(part_sums(partial, part) + row) : make_float2(CLOSED, 0.0f);
+            float larger = fmaxf(top, own.x);
+            sum = sum * exp2f(top - larger) + own.y * exp2f(own.x - larger);
+            top = larger;
+            weight[part][row] = own.x;
+        }
+        float largest = warp_max<32>(top);
+        sum = warp_sum<32>(sum * exp2f(top - largest));
+        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        for (int part = lane; part < PARTS; part += 32) {
+            weight[part][row] = weight[part][row] == CLOSED ? 0.0f : exp2f(weight[part][row] - largest) * factor;
+        }
+    }
+    __syncthreads();
+    for (int index = int(threadIdx.x) * 2; index < RESULTS; index += THREADS * 2) {
+        int row = index / V_WIDTH;
+        float2 total = make_float2(0.0f, 0.0f);
+        #pragma unroll 8
+        for (int part = 0; part < PARTS; ++part) {
+            if (is_open[part]) {
+                float2 own = __ldcg(part_results(partial, part) + index / 2);
+                total.x += weight[part][row] * own.x;
+                total.y += weight[part][row] * own.y;
+            }
+        }
+        store_pair(row, index % V_WIDTH, total.x, total.y, batch, group, out, EPILOGUE_ARGUMENTS p);
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
+    OPERAND_PARAMETERS const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
+    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    __shared__ Sums sums;
+    __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
+    __shared__ unsigned char known[PARTS * PART_TILES], is_open[PARTS]; // of each tile the state, of each part whether it is open
+    __shared__ unsigned short list[PART_TILES];
+    __shared__ int pages[PART_PAGES], open_tiles;
+    int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS, part = int(blockIdx.x);
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+    if (!EARLY) {
+        wait_for_previous_grid();
+    }
+    if (int(threadIdx.x) < PART_PAGES) {
+        int number = part * PART / PAGE + int(threadIdx.x);
+        pages[threadIdx.x] = number * PAGE < LENGTH ? int(page_of(0, 0, batch, number, PAGE_ARGUMENTS p)) : 0;
+    }
+    for (int tile = int(threadIdx.x); tile < PARTS * PART_TILES; tile += THREADS) {
+        bool any = tile < TILES, all = (tile + 1) * BLOCK <= LENGTH;
+#if MASK
+        any = false;
+        #pragma unroll
+        for (int head = 0; head < MASK_HEADS; ++head) {
+            int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
+            int state = tile < TILES ? states[(long long)number * TILES + tile] : 0;
+            any |= state != 0;
+            all &= state == 2;
+        }
+#endif
+        known[tile] = any ? all ? 2 : 1 : 0;
+    }
+    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
+        reinterpret_cast<uint*>(queries)[index] = 0; // rows and columns that there are none of
+    }
+    __syncthreads();
+    int parts = 0; // that are open
+    for (int base = 0; base < PARTS; base += 32) {
+        bool any = false;
+        for (int tile = (base + lane) * PART_TILES; tile < min(base + lane + 1, PARTS) * PART_TILES; ++tile) {
+            any |= known[tile] != 0;
+        }
+        parts += __popc(__ballot_sync(0xffffffffu, any));
+        if (warp == 0 && base + lane < PARTS) {
+            is_open[base + lane] = any;
+        }
+    }
+    if (warp == WARPS - 1) {
+        int state = lane < PART_TILES ? known[part * PART_TILES + lane] : 0;
+        uint open = __ballot_sync(0xffffffffu, state != 0);
+        if (state) {
+            list[__popc(open & ((1u << lane) - 1))] = (unsigned short)((part * PART_TILES + lane) * 2 + (state == 2));
+        }
+        if (lane == 0) {
+            open_tiles = __popc(open);
+        }
+    }
+    __syncthreads();
+    if (open_tiles == 0 && (parts > 0 || part > 0)) {
+        return; // else nothing is open at all, and somebody has to say so
+    }
+    if (EARLY) {
+        wait_for_previous_grid();
+    }
+    enter_group(k, v, mask, batch, group, p);
+    int pieces = open_tiles * TILE_PIECES;
+    auto tile_of = [&](int turn) { return int(list[(warp + turn * WARPS) / TILE_PIECES]); };
+    auto position_of = [&](int turn) { return (tile_of(turn) >> 1) * BLOCK + (warp + turn * WARPS) % TILE_PIECES * PIECE; };
+    auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
+    auto copy = [&](int turn) {
+        if (warp + turn * WARPS < pieces) {
+            int position = position_of(turn), count = LENGTH - position;
+            long long page = pages[PART > PAGE ? (position - part * PART) / PAGE : 0], within = position % PAGE;
+            copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), k + page * K_PAGE + within * K_ROW, count);
+            copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, v + page * V_PAGE + within * V_ROW, count);
+        }
+        commit_copies();
+    };
+    #pragma unroll 1
+    for (int turn = 0; turn < DEPTH; ++turn) {
+        copy(turn);
+    }
+    Scores added = {};
+    if (warp < pieces) {
+        load_mask(added, mask, position_of(0), !(tile_of(0) & 1), p);
+    }
+    #pragma unroll
+    for (int first = 0; first < ROWS * HEAD_SIZE; first += THREADS) {
+        int index = min(first + int(threadIdx.x), ROWS * HEAD_SIZE - 1), row = index / HEAD_SIZE;
+        int head = group * SHARED + row / OWN_ROWS;
+        queries[row * Q_PITCH + index % HEAD_SIZE] =
+            tile_t(query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p));
+    }
+    __syncthreads();
+    Rows rows = {};
+    Queries query;
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        rows.top[set][0] = rows.top[set][1] = CLOSED;
+        #pragma unroll
+        for (int d = 0; d < QK_WIDTH / 8; ++d) {
+            const tile_t* source = queries + (set * 8 + lane / 4) * Q_PITCH + d * 8 + lane % 4 * 2;
+            query[set][d / 2][d % 2] = *reinterpret_cast<const uint*>(source);
+        }
+    }
+    for (int turn = 0; warp + turn * WARPS < pieces; ++turn) {
+        Scores score;
+        wait_for_copies<DEPTH - 1>();
+        __syncwarp();
+        multiply_keys(score, query, slot(turn));
+        soften(rows, score, added, position_of(turn));
+        if (warp + (turn + 1) * WARPS < pieces) {
+            load_mask(added, mask, position_of(turn + 1), !(tile_of(turn + 1) & 1), p);
+        }
+        add_values(rows, score, slot(turn) + K_BYTES);
+        __syncwarp();
+        copy(turn + DEPTH);
+    }
+    wait_for_copies<0>();
+    int busy = min(pieces, WARPS);
+    if (warp < busy) {
+        leave_rows(rows, ring, sums);
+    }
+    __syncthreads();
+    float weight[WARPS];
+    for (int index = int(threadIdx.x) * 2; index < RESULTS; index += THREADS * 2) {
+        int row = index / V_WIDTH;
+        float top = weigh_warps(weight, sums, row, busy), sum = add_sums(weight, sums, row, busy);
+        float2 total = add_warps(weight, ring, index, busy);
+        if (parts <= 1) {
+            float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+            store_pair(row, index % V_WIDTH, total.x * factor, total.y * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
+            continue;
+        }
+        __stcg(part_results(partial, part) + index / 2, total);
+        if (index % V_WIDTH == 0) {
+            __stcg(part_sums(partial, part) + row, make_float2(top, sum));
+        }
+    }
+#if PARTS > 1
+    if (parts <= 1 || !is_last_of(parts, arrivals[blockIdx.z])) {
+        return;
+    }
+    finish_parts(is_open, *reinterpret_cast<float(*)[PARTS][ROWS]>(ring), partial, batch, group, out, EPILOGUE_ARGUMENTS p);
+#endif
+}

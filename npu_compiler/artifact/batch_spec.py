@@ -1,0 +1,85 @@
+"""What a folder says of functions for many texts at once, whose keys and values lie in pages of pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BatchSpec", "BatchStepSpec"]
+
+
+@dataclass(frozen=True)
+class BatchStepSpec:
+    """A function that takes some tokens of each of some lanes, and updates the pools.
+
+    Attributes:
+        ir: Name of its IR file.
+        lanes: How many lanes it takes: B.
+        length: How many tokens of each: N.
+        tokens: The input with the tokens: int64 [B, N].
+        positions: The input with their positions in their texts: int64 [B, N]; -1 for what is nobody's.
+        tables: The input with the pages of each lane, in order: int32 [B, context / page_tokens].
+        last: The input that says which token's logits to give: int64 [1]; empty where there is one token.
+        logits: The output with the logits: [B, 1, vocabulary].
+        pools: For each pool its input, and the output that is its new state.
+    """
+
+    ir: str
+    lanes: int
+    length: int
+    tokens: str
+    positions: str
+    tables: str
+    last: str
+    logits: str
+    pools: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """Functions for many texts at once: decode steps of several numbers of lanes, and chunks of one lane's prompt.
+
+    Attributes:
+        page_tokens: Tokens of a page.
+        pages: Pages that there are to give out; behind them the pools have one for what is nobody's.
+        context: Tokens of a text, at most: whole pages.
+        pool_shapes: Shape of each pool: [pages + 1, heads, page_tokens, head size].
+        functions: The functions by name; some of them take a single token of each lane.
+    """
+
+    page_tokens: int
+    pages: int
+    context: int
+    pool_shapes: tuple[tuple[int, ...], ...]
+    functions: dict[str, BatchStepSpec]
+
+    @property
+    def decode(self) -> dict[int, str]:
+        """The names of the functions that take one token of each lane, by how many lanes these are, ascending."""
+        return {
+            step.lanes: name
+            for name, step in sorted(self.functions.items(), key=lambda item: item[1].lanes)
+            if step.length == 1
+        }
+
+    @property
+    def chunks(self) -> dict[int, str]:
+        """The names of the functions that take several tokens of one lane, by how many these are, ascending."""
+        return {
+            step.length: name
+            for name, step in sorted(self.functions.items(), key=lambda item: item[1].length)
+            if step.length > 1
+        }
+
+    def contradiction(self) -> str:
+        """What contradicts itself; empty where nothing does."""
+        if self.page_tokens < 1 or self.pages < 1 or self.context < 1 or self.context % self.page_tokens:
+            return f"{self.pages} pages of {self.page_tokens} tokens for texts of {self.context}, expected whole pages"
+        if any(shape[:1] != (self.pages + 1,) or shape[2:3] != (self.page_tokens,) for shape in self.pool_shapes):
+            return f"pools that do not have {self.pages} + 1 pages of {self.page_tokens} tokens"
+        if not self.decode or any(lanes < 1 for lanes in self.decode):
+            return "no function that takes one token of each lane"
+        for name, step in self.functions.items():
+            fits = len(step.pools) == len(self.pool_shapes) and (step.last == "") == (step.length == 1)
+            if not fits or not 1 <= step.length <= self.context or (step.length > 1 and step.lanes != 1):
+                return f"a function '{name}' that does not fit the pools, or its length"
+        return ""

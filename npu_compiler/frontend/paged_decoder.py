@@ -1,0 +1,122 @@
+"""A language model whose keys and values lie in pages that many texts share: a pure function of a batch of lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from npu_compiler.frontend.cached_decoder import CacheLayer
+
+__all__ = ["PagedDecoder"]
+
+
+class PagedDecoder(torch.nn.Module):
+    """Some tokens of each lane: their keys and values go into its pages, the logits of one come out.
+
+    A lane's table names its pages in order, so that position p lies in page ``tables[lane, p // T]`` at place p % T. A
+    token sees its lane's positions up to its own. A token at position -1 is nobody's: it sees nothing, and its keys and
+    values go to the last page, which no table of a running lane names.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Wraps `model`, one of transformers' `AutoModelForCausalLM`."""
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        tables: torch.Tensor,
+        pools: tuple[torch.Tensor, ...],
+        last: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Runs the model.
+
+        Args:
+            tokens: int64 [B, N].
+            positions: int64 [B, N], each of its lane's text, or -1.
+            tables: int32 [B, C], numbers of pages.
+            pools: For each layer, the pages of its keys [P + 1, G, T, D] and of its values [P + 1, G, T, E].
+            last: int64 [1], the index of the token among the N that logits are wanted of; not needed for N = 1.
+
+        Returns:
+            The logits [B, 1, V], and the new pools in the order of the given ones.
+        """
+        pages = _Pages(positions, tables, *(pools[0].shape[i] for i in (0, 2)))
+        layers = [_PagedLayer(pools[i], pools[i + 1], pages) for i in range(0, len(pools), 2)]
+        visible = torch.arange(pages.length) <= positions[..., None]
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(
+            lambda _, hidden: hidden if last is None else torch.index_select(hidden[0], 1, last)
+        )
+        try:
+            output = self.model(
+                input_ids=tokens,
+                attention_mask=visible[:, None],
+                position_ids=positions.clamp(min=0),
+                past_key_values=Cache(layers=list(layers)),
+                use_cache=True,
+            )
+        finally:
+            handle.remove()
+        return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
+
+
+class _Pages:
+    """Where the tokens of a call go, and which pages each lane sees: the same for all layers.
+
+    Attributes:
+        tables: int32 [B, C].
+        size: Tokens of a page.
+        page, place: Of each token, lane by lane: int64 [B * N].
+    """
+
+    def __init__(self, positions: torch.Tensor, tables: torch.Tensor, count: int, size: int) -> None:
+        self.tables, self.size = tables, size
+        known = positions.clamp(min=0)
+        page = torch.gather(tables.long(), 1, torch.div(known, size, rounding_mode="floor"))
+        page = torch.where(positions < 0, count - 1, page)
+        self.page, self.place = page.reshape(-1), (known % size).reshape(-1)
+
+    @property
+    def length(self) -> int:
+        """Positions of a lane."""
+        return int(self.tables.shape[1]) * self.size
+
+    def put(self, pool: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """The pool with what is new [B, G, N, D]."""
+        rows = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
+        return torch.ops.aten.index_put(pool, (self.page, None, self.place), rows)
+
+    def seen(self, pool: torch.Tensor) -> torch.Tensor:
+        """All that each lane has [B, G, L, D]; which of it is read, and from where, is the compiler's to say."""
+        pages = pool[self.tables]
+        lanes, count, heads, size, width = pages.shape
+        return pages.transpose(1, 2).reshape(lanes, heads, count * size, width)
+
+
+class _PagedLayer(CacheLayer):
+    """Makes new pools of the old ones; that they share memory is the compiler's to prove."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, pages: _Pages) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors, self._pages = (keys, values), pages
+        self.is_initialized = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of what the mask covers."""
+        return self._pages.length, 0
+
+    def get_max_length(self) -> int:
+        """Positions of a lane."""
+        return self._pages.length
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.tensors
+        self.tensors = (self._pages.put(keys, key_states), self._pages.put(values, value_states))
+        return self._pages.seen(self.tensors[0]), self._pages.seen(self.tensors[1])

@@ -1,0 +1,60 @@
+"""Functions around those of a batch: what brings a step's inputs to the device, and copies a page of every pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from npu_compiler.graph.ir_builder import IRBuilder
+
+__all__ = ["page_read_ir", "page_write_ir", "staging_ir"]
+
+
+def staging_ir(inputs: Sequence[tuple[str, tuple[int, ...], str]]) -> dict[str, Any]:
+    """IR that copies tensors: from memory that host and device see to memory of the device's own.
+
+    Args:
+        inputs: Name, shape and data type of each; the outputs are called ``NAME_there``.
+    """
+    graph = IRBuilder()
+    given = [graph.input(*each) for each in inputs]
+    return graph.build("staging", [graph.same("clone.default", each, name=f"{each['name']}_there") for each in given])
+
+
+def page_read_ir(pools: Sequence[tuple[int, ...]], dtype: str) -> dict[str, Any]:
+    """IR that takes a page out of each pool.
+
+    Its inputs are ``pool_N`` [pages, ...] and ``source`` int64 [1]; its outputs ``page_N`` [1, ...].
+
+    Args:
+        pools: Their shapes.
+        dtype: Their data type.
+    """
+    graph = IRBuilder()
+    given = [graph.input(f"pool_{number}", shape, dtype) for number, shape in enumerate(pools)]
+    source = graph.input("source", (1,), "int64")
+    pages = [
+        graph.add("index_select.default", dtype, (1, *shape[1:]), pool, source, dim=0, name=f"page_{number}")
+        for number, (pool, shape) in enumerate(zip(given, pools, strict=True))
+    ]
+    return graph.build("page_read", pages)
+
+
+def page_write_ir(pools: Sequence[tuple[int, ...]], dtype: str) -> dict[str, Any]:
+    """IR that puts a page into each pool: the inverse of `page_read_ir`.
+
+    Its inputs are ``pool_N``, ``page_N`` and ``target`` int64 [1]; its outputs ``new_N``, each in the place of its pool.
+
+    Args:
+        pools: Their shapes.
+        dtype: Their data type.
+    """
+    graph = IRBuilder()
+    given = [graph.input(f"pool_{number}", shape, dtype) for number, shape in enumerate(pools)]
+    pages = [graph.input(f"page_{number}", (1, *shape[1:]), dtype) for number, shape in enumerate(pools)]
+    target = graph.input("target", (1,), "int64")
+    new = [
+        graph.add("index_copy.default", dtype, shape, pool, target, page, dim=0, name=f"new_{number}")
+        for number, (pool, page, shape) in enumerate(zip(given, pages, pools, strict=True))
+    ]
+    return graph.build("page_write", new)

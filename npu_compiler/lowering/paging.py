@@ -1,0 +1,121 @@
+"""Attention whose keys and values lie in pages: which expressions are a gather of whole pages through a table.
+
+Kernels read the pages where they lie. What is gathered is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.dialect import Dialect
+from npu_compiler.lowering.element import element_function
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import Paged
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Prologue
+from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, Ref, reindex, substitute, walk
+from npu_compiler.tensor.intervals import interval, view_bounds
+from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.tensor.view import Step, View
+
+__all__ = ["PAGE_MACROS", "as_pages", "page_prologues", "without_unlike_pages"]
+
+_TABLE = (0, 2)  # the dimensions of [batch, groups, pages, positions, size] that a table has
+
+
+def as_pages(operand: Operand, made: Group, position: int, tensors: Sequence[TracedTensor]) -> Paged | None:
+    """Keys or values of attention as pages, where what makes them only looks these up in a table; else None.
+
+    Args:
+        operand: The operand, [batch, groups, length, size].
+        made: What computes its tensor: the pages [batch, groups, pages, positions, size], if it is to be a `Paged`.
+        position: Which operand: 1 for keys, 2 for values.
+        tensors: The trace's tensors.
+    """
+    load, whole = made.expr, made.output.view
+    if position not in (1, 2) or made.problem is not None or not isinstance(load, Load) or load.index is None:
+        return None
+    if made.index is not None or len(made.shape) != 5 or made.shape != whole.shape or load.index_stride < 1:
+        return None
+    batch, groups, pages, size, width = made.shape
+    seen = whole.reshape((batch, groups, pages * size, width))
+    table = _over_table(load.index, made.shape)
+    elements = load.ref.view.expand(made.shape)
+    apart = any(elements.strides[dim] and made.shape[dim] > 1 for dim in _TABLE)
+    pool = tensors[load.ref.tensor]
+    if seen is None or not seen.same_elements(operand.view) or table is None or apart:
+        return None
+    if 0 in made.shape or not _is_inside(load, elements, pool):
+        return None
+    _, head, _, row, step = elements.strides
+    view = View(operand.shape, (0, head, row, step), elements.offset)
+    ref = Ref(pool.index, view)
+    return Paged(pool, ref, size, load.index_stride, table, Operand(operand.tensor, operand.ref), made)
+
+
+def _over_table(index: Expr, shape: tuple[int, ...]) -> Expr | None:
+    """An index over [batch, groups, pages, positions, size] as one over [batch, pages]; None where more decides it."""
+    for node in walk(index):
+        view = node.view if isinstance(node, Iota) else node.ref.view if isinstance(node, Load) else None
+        if view is not None:
+            strides = view.expand(shape).strides
+            if any(strides[dim] and shape[dim] > 1 for dim in range(5) if dim not in _TABLE):
+                return None
+    batch, _, pages, _, _ = shape
+    first: tuple[Step, ...] = tuple(("slice", (dim, 0, 1, 1)) for dim in range(5) if dim not in _TABLE)
+    return reindex(index, shape, (*first, ("reshape", (batch, pages))))
+
+
+def _is_inside(load: Load, elements: View, pool: TracedTensor) -> bool:
+    """Whether all that is looked up lies in the pool, whatever the table holds."""
+    assert load.index is not None
+    bounds, (low, high) = interval(load.index), view_bounds(elements)
+    return bounds is not None and 0 <= bounds[0] and 0 <= low and high + bounds[1] * load.index_stride < pool.layout.size
+
+
+def _share_table(problem: Attention) -> bool:
+    """Whether keys and values lie in the same pages of two pools that are divided alike."""
+    k, v = problem.k, problem.v
+    if not isinstance(k, Paged) or not isinstance(v, Paged):
+        return False
+    return k.page == v.page and _unnumbered(k.table) == _unnumbered(v.table)
+
+
+def _unnumbered(table: Expr) -> Expr:
+    """A table whose checks have no numbers: what is checked twice is the same index."""
+    return substitute(table, lambda node: replace(node, check=0) if isinstance(node, Checked) else None)
+
+
+def without_unlike_pages(problem: Attention) -> list[Group]:
+    """What gathers keys and values of pages, where these are not the same for both, as kernels expect; else nothing."""
+    found = [operand for operand in (problem.k, problem.v) if isinstance(operand, Paged)]
+    return [] if not found or _share_table(problem) else [operand.made for operand in found]
+
+
+PAGE_MACROS = "PAGE? K_PAGE? V_PAGE? PAGE_PARAMETERS? PAGE_ARGUMENTS?"
+"""What `page_prologues` defines for a kernel's file."""
+
+
+def page_prologues(problem: Attention, lowering: Lowering, dialect: Dialect) -> dict[str, Prologue]:
+    """For keys and values in pages a function ``page_of``, given 0, 0, the element of the batch and which of its pages.
+
+    The page is inside of the pools; one that is not is recorded as a fault. Launches bind what it reads as ``pages``.
+
+    Args:
+        problem: Keys and values in pages that share a table (`without_unlike_pages`), or neither.
+        lowering: Where the trace's tensors are.
+        dialect: The language.
+    """
+    k, v = problem.k, problem.v
+    if not isinstance(k, Paged) or not isinstance(v, Paged):
+        return {}
+    found = element_function("page_of", k.table, (k.shape[0], k.pages), lowering.tensors, "t", dialect)
+    pointers = pointer_parameters(found.operands, dialect)
+    macros: dict[str, object] = {"PAGE": k.page, "K_PAGE": k.stride, "V_PAGE": v.stride}
+    macros |= {"PAGE_PARAMETERS": pointers, "PAGE_ARGUMENTS": pointer_arguments(found.operands)}
+    text = found.text(pointers, dialect)
+    return {"pages": Prologue((found.operands,), dict(found.operands.fields), macros, text)}
