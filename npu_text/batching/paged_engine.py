@@ -79,10 +79,16 @@ class PagedEngine:
         self._functions = {name: _Function(scene) for name, scene in scenes.items()}
         self._copy = _PageCopy(self)
 
+    def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
+        """As `BatchEngine.check`."""
+        if sampling.temperature or sampling.best is not None or sampling.logit_bias or _has_penalties(sampling):
+            raise InputError(f"given {sampling}, expected the likeliest token: temperature=0 alone")
+        if scored is not None or masked:
+            raise InputError("given a mask, or a prompt to be scored; this engine has neither")
+
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """As `BatchEngine.begin`."""
-        if sampling.temperature or sampling.best is not None or sampling.logit_bias or _has_penalties(sampling):
-            raise InputError(f"given {sampling} for lane {lane}, expected the likeliest token: temperature=0 alone")
+        self.check(sampling, None, False)
 
     def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
         """As `BatchEngine.prefill`."""

@@ -245,6 +245,7 @@ class Scheduler:
         wrong = next((token for token in prompt if not 0 <= token < engine.vocabulary), None)
         if wrong is not None:
             raise InputError(f"given the token {wrong}, expected 0 to {engine.vocabulary - 1}")
+        engine.check(request.sampling, request.scored, request.grammar is not None)
         if self.pool.pages_of(_most(request)) > self.pool.count:
             raise InputError(
                 f"given a text of up to {_most(request)} tokens, which takes {self.pool.pages_of(_most(request))} "

@@ -78,7 +78,10 @@ WEATHER: Any = {
         "description": "Of a city",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"enum": ["Seoul", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "properties": {
+                "city": {"enum": ["Seoul", "Oslo"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
             "required": ["city", "days"],
             "additionalProperties": False,
         },

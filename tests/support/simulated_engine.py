@@ -47,6 +47,9 @@ class SimulatedEngine:
         self._ready = 0.0
         self._thread: int | None = None
 
+    def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
+        pass
+
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         self._check_call(lane)
         self._texts[lane], self._prompts[lane], self._samplings[lane] = list(tokens), len(tokens), sampling

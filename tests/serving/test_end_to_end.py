@@ -1,0 +1,72 @@
+"""A small random Qwen2 on the software GPU, served: many clients at once, and what they get."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_runtime import Device
+from tests.support.decoders import Decoder, check_greedy, config, import_transformers
+from tests.support.serving import CHAT, make_tokenizer, running
+
+openai = pytest.importorskip("openai")
+CLIENTS = 16
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    place = tmp_path_factory.mktemp("qwen")
+    import_transformers()
+    from npu_compiler.frontend.decoder_request import BatchRequest
+    from npu_compiler.frontend.decoder_source import load_decoder
+    from npu_compiler.frontend.language_model import extract_language_model
+
+    config("Qwen2").save_pretrained(place / "source")
+    batch = BatchRequest(lanes=(1, CLIENTS), page_tokens=32, chunks=(32, 128))
+    extract_language_model(place / "source", place / "model", cache_length=128, prefill=(32,), batch=batch)
+    make_tokenizer().save(str(place / "model" / "tokenizer.json"))
+    (place / "model" / "chat_template.jinja").write_text(CHAT)
+    return Decoder(place / "model", load_decoder(place / "source", None, 0))
+
+
+@pytest.fixture(scope="module")
+def client(qwen: Decoder) -> Iterator[Any]:
+    for module in ("fastapi", "llguidance", "prometheus_client", "jinja2"):
+        pytest.importorskip(module)
+    from npu_text.serving.server import ServerOptions, open_app
+
+    app = open_app(qwen.folder, Device("software-metal"), ServerOptions(name="qwen"))
+    with running(app) as url:
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60)
+
+
+def prompt(number: int) -> list[int]:
+    return [(7 * number + 3 * at) % 256 for at in range(20 + number)]
+
+
+def continued(client: Any, number: int, count: int = 40) -> str:
+    """The text that follows a prompt."""
+    answer = client.completions.create(
+        model="qwen", prompt=prompt(number), max_tokens=count, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage.completion_tokens == count
+    return str(answer.choices[0].text)
+
+
+def test_many_clients_get_what_each_gets_alone_and_three_times_as_fast(client: Any, qwen: Decoder) -> None:
+    continued(client, 0)
+    started = time.perf_counter()
+    alone = [continued(client, number) for number in range(CLIENTS)]
+    one_by_one = time.perf_counter() - started
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        started = time.perf_counter()
+        together = list(pool.map(lambda number: continued(client, number), range(CLIENTS)))
+        at_once = time.perf_counter() - started
+    print(f"{one_by_one / at_once:.1f} times as fast")
+    assert together == alone
+    assert one_by_one / at_once >= 3
