@@ -15,7 +15,7 @@ from npu_text.serving.errors import APIError
 
 __all__ = ["Guard", "GuardOptions", "send_error"]
 
-_OPEN = frozenset({"/", "/health", "/page.js"})
+_OPEN = frozenset({"/", "/health"})
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, *
         Grammars(vocabulary, engine.vocabulary, [END]),
         ServiceOptions(**options.pop("service", {})),
     )
-    with running(make_app(service, options.pop("embedder", None), metrics, AppOptions(leave=1, **options))) as url:
+    with running(make_app(service, options.pop("embedder", None), metrics, AppOptions(**{"leave": 1} | options))) as url:
         yield Server(url, engine, service)
 
 

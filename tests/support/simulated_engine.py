@@ -28,6 +28,7 @@ class SimulatedEngine:
         seconds: What a call takes on the device, however many lanes it has.
         fails: Set to make the next call fail as a device does.
         ending: This token is made likely, so that texts end by themselves.
+        script: What every text goes on with, then `ending`; None for what follows from the text.
         calls: How many prefills and steps there were.
     """
 
@@ -39,6 +40,7 @@ class SimulatedEngine:
         self.chunks: tuple[int, ...] = (8, 32)
         self.guess = 1
         self.seconds, self.fails, self.ending = 0.0, False, -1
+        self.script: Sequence[int] | None = None
         self.calls = [0, 0]
         self._memory = np.full((pages, page_tokens), -1, np.int64)
         self._texts: dict[int, list[int]] = {}
@@ -115,6 +117,9 @@ class SimulatedEngine:
         text, sampling = self._texts[lane][:end], self._samplings[lane]
         plain = self.logits(text)
         logits = plain.astype(np.float64)
+        if self.script is not None:
+            place = end - self._prompts[lane]
+            logits[self.script[place] if place < len(self.script) else self.ending] = 1000
         for token, bias in sampling.logit_bias.items():
             logits[token] += bias
         if mask is not None:
