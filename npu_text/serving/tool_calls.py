@@ -29,31 +29,38 @@ class ToolCalls:
     def __init__(self) -> None:
         self._outside = StopStrings([BEGIN])
         self._block: str | None = None
-        self._called = False
+        self._gap: str | None = None  # blanks behind a call, which are text only where text follows
 
     def push(self, text: str) -> Iterator[str | ToolCall]:
         """What is known of the text by now."""
         while text:
             if self._block is None:
                 plain, text = self._plain(text)
-                if plain.strip() or (plain and not self._called):  # lines between calls are nobody's text
-                    yield plain
+                yield from self._text(plain)
             else:
                 self._block += text
                 body, found, text = self._block.partition(END)
                 if not found:
                     return
                 self._block = None
-                yield self._read(body)
+                call = _call(body)
+                if call is None:
+                    yield from self._text(BEGIN + body + END)
+                else:
+                    self._gap = ""
+                    yield call
 
     def flush(self) -> Iterator[str | ToolCall]:
         """What is left when no text follows."""
         if self._block is not None:
             block, self._block = self._block, None
             call = _call(block)
-            yield call or BEGIN + block
-        elif rest := self._outside.flush():
-            yield rest
+            if call is None:
+                yield from self._text(BEGIN + block)
+            else:
+                yield call
+        else:
+            yield from self._text(self._outside.flush())
 
     def _plain(self, text: str) -> tuple[str, str]:
         """The text ahead of a block, and what is behind the block's beginning."""
@@ -64,12 +71,12 @@ class ToolCalls:
         self._block = ""
         return plain, held[len(plain) + len(BEGIN) :]
 
-    def _read(self, body: str) -> str | ToolCall:
-        call = _call(body)
-        if call is None:
-            return BEGIN + body + END
-        self._called = True
-        return call
+    def _text(self, text: str) -> Iterator[str]:
+        if self._gap is not None and not text.strip():
+            self._gap += text
+        elif text:
+            text, self._gap = (self._gap or "") + text, None
+            yield text
 
 
 def _call(body: str) -> ToolCall | None:

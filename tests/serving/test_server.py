@@ -201,10 +201,12 @@ def test_a_client_that_leaves_the_queue_is_never_started() -> None:
     with serve(slow_engine()) as own:
         body = CHAT | {"stream": True, "max_tokens": 900, "ignore_eos": True}
         with httpx.stream("POST", f"{own.url}/v1/chat/completions", json=body | {"n": 2}) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()  # kept: the client leaves when it is gone
+            next(lines)
             wait_until(lambda: all(own.service.core.driver.status().lanes))
             with httpx.stream("POST", f"{own.url}/v1/chat/completions", json=body) as second:
-                next(second.iter_lines())
+                others = second.iter_lines()
+                next(others)
                 wait_until(lambda: own.service.core.driver.status().waiting == 1)
             wait_until(lambda: own.service.core.driver.status().waiting == 0)
             assert own.engine.calls[0] == 2
