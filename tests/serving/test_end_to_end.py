@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from npu_runtime import Device
-from tests.support.decoders import Decoder, check_greedy, config, import_transformers
+from tests.support.decoders import Decoder, config, import_transformers
 from tests.support.serving import CHAT, make_tokenizer, running
 
 openai = pytest.importorskip("openai")

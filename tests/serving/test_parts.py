@@ -52,16 +52,15 @@ def test_stop_strings_wherever_a_text_is_cut(seed: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_calls_wherever_a_text_is_cut(size: int) -> None:
-    text = (
-        'a <b> <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>\n<tool_call>{"no": 1}</tool_call> <tool'
-    )
+    call, none = '{"name": "f", "arguments": {"x": 1}}', '<tool_call>{"no": 1}</tool_call>'
+    text = f"a <b> <tool_call>\n{call}\n</tool_call>\n{none} <tool"
     calls, parts = ToolCalls(), []
     for start in range(0, len(text), size):
         parts += calls.push(text[start : start + size])
     parts += calls.flush()
     assert [part for part in parts if isinstance(part, ToolCall)] == [ToolCall("f", '{"x": 1}')]
     said = "".join(part for part in parts if isinstance(part, str))
-    assert said == 'a <b> <tool_call>{"no": 1}</tool_call> <tool'
+    assert said == f"a <b> \n{none} <tool"
 
 
 def test_a_call_that_never_ends_is_text_or_a_call() -> None:
