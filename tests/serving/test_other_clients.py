@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.serving import MODEL, Server, serve
+from tests.support.serving import MODEL, Server, make_tokenizer, serve
 
 CHECKS = (
     *("status_code_conformance", "content_type_conformance", "response_schema_conformance"),
@@ -53,12 +53,10 @@ def test_descriptions_hold(server: Server) -> None:
     schemathesis: Any = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
     from schemathesis import checks
+    from schemathesis.specs.openapi import checks as described
 
     # Not that all that fits the description is accepted: a description knows no names of models, nor what fits a cache.
-    held = [getattr(checks, name) for name in ("not_a_server_error",)]
-    from schemathesis.specs.openapi import checks as more
-
-    held += [getattr(more, name) for name in CHECKS]
+    held = [checks.not_a_server_error, *(getattr(described, name) for name in CHECKS)]
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     names = set()
     for result in schema.get_all_operations():
@@ -89,12 +87,14 @@ def test_evaluation_harness(server: Server, tmp_path: Path) -> None:
         "task: tiny_choice\ndataset_path: json\n"
         f"dataset_kwargs:\n  data_files:\n    test: {tmp_path}/data.json\n"
         "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: '{{a}}'\n"
-        "doc_to_target: gold\nmetric_list:\n  - metric: acc\n"
+        "doc_to_target: gold\ntarget_delimiter: ''\nmetric_list:\n  - metric: acc\n"
     )
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     results = evaluator.simple_evaluate(
         model="local-completions",
-        model_args=f"model={MODEL},base_url={server.url}/v1/completions,tokenizer_backend=none,tokenized_requests=False,"
-        "num_concurrent=2,max_length=1000",
+        model_args=f"model={MODEL},base_url={server.url}/v1/completions,tokenizer={tmp_path},"
+        "tokenizer_backend=huggingface,num_concurrent=2,max_length=1000",
         tasks=["tiny_choice"],
         task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
         log_samples=True,
