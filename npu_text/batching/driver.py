@@ -101,10 +101,7 @@ class Driver:
         """How it stands."""
         with self._lock:
             scheduler, pool = self.scheduler, self.scheduler.pool
-            lanes = tuple(
-                text and (text.serial, len(text.tokens), len(text.request.prompt) + text.request.limit)
-                for text in scheduler.lanes
-            )
+            lanes = tuple(None if text is None else _place(text) for text in scheduler.lanes)
             return Status(scheduler.waiting, lanes, pool.count, pool.used, pool.kept, self._failure)
 
     def _run(self) -> None:
@@ -158,3 +155,7 @@ class Driver:
             fills.append(self.engine.prefill(part))
         steps = self.engine.step(turn.steps) if turn.steps else tuple
         return lambda: ([fill() for fill in fills], steps())
+
+
+def _place(text: Text) -> tuple[int, int, int]:
+    return text.serial, len(text.tokens), len(text.request.prompt) + text.request.limit

@@ -219,6 +219,10 @@ class PageTable:
         while len(self.pages) < self._pool.pages_of(tokens):
             self._draw()
 
+    def is_full(self, tokens: int) -> bool:
+        """Whether a page is full, with so many tokens in the cache, that `fill` was not told of."""
+        return tokens >= (self._learned + 1) * self._pool.page_tokens
+
     def fill(self, tokens: Sequence[int]) -> None:
         """Says what is in the cache by now: all tokens of the text so far. Full pages are shared from here on."""
         size = self._pool.page_tokens

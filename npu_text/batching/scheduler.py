@@ -394,7 +394,7 @@ class Scheduler:
         self.counters.added_tokens += len(chosen)
         if finish:
             self._end(text, finish)
-        else:
+        elif _table(text).is_full(text.filled):
             _table(text).fill(text.tokens[: text.filled])
         return Event(text, chosen, finish)
 

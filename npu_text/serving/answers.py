@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,10 +74,17 @@ class Answer:
         finished: Whether all of it was read.
     """
 
-    def __init__(self, text: Text, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
-        """With the strings that end it."""
+    def __init__(self, text: Text, vocabulary: Vocabulary, stop: Sequence[str], places: bool) -> None:
+        """An answer of which nothing is there yet.
+
+        Args:
+            text: What the scheduler knows of it.
+            vocabulary: Reads its tokens.
+            stop: Strings that end it.
+            places: Whether its pieces are to tell their tokens, too, which takes longer.
+        """
         self.text, self.tokens, self.finished = text, 0, False
-        self._stream, self._stop = TextStream(vocabulary), StopStrings(stop)
+        self._stream, self._stop, self._places = TextStream(vocabulary.tokenizer), StopStrings(stop), places
         self._length = 0  # characters that tokens stand for so far
         self._news: list[Event] = []
 
@@ -88,37 +96,37 @@ class Answer:
     def read(self) -> Piece | None:
         """All that came since, if anything did."""
         news, self._news = self._news, []
-        scores = tuple(score for event in news for score in event.scores)
+        if not news:
+            return None
+        chosen, finish = [one for event in news for one in event.chosen], news[-1].finish
+        self.tokens += len(chosen)
+        if finish == "stop":
+            chosen.pop()  # a token that ends texts is none of the text
         texts: list[str] = []
         tokens: list[tuple[Chosen, int]] = []
-        finish = ""
-        for event in news:
-            finish = self._take(event, texts, tokens)
-            if finish:
-                self.finished = True
-                break
-        piece = Piece("".join(texts), tuple(tokens), finish, scores)
+        found = self._take(chosen, texts, tokens)
+        if found:
+            finish = "stop"
+        elif finish:
+            given, found = self._stop.push(self._stream.flush())
+            texts += [given] if found else [given, self._stop.flush()]
+            finish = "stop" if found else finish
+        self.finished = bool(finish)
+        piece = Piece("".join(texts), tuple(tokens), finish, tuple(score for event in news for score in event.scores))
         return piece if any(piece) else None
 
-    def _take(self, event: Event, texts: list[str], tokens: list[tuple[Chosen, int]]) -> str:
-        """Reads one piece of news; gives why the text ends, if it does."""
-        chosen = list(event.chosen)
-        self.tokens += len(chosen)
-        if event.finish == "stop":
-            chosen.pop()  # a token that ends texts is none of the text
-        for one in chosen:
-            text = self._stream.push(one.token)
-            tokens.append((one, self._length))
+    def _take(self, chosen: list[Chosen], texts: list[str], tokens: list[tuple[Chosen, int]]) -> bool:
+        """Makes text of tokens; gives whether it has a stop string."""
+        for group in [[one] for one in chosen] if self._places else [chosen] if chosen else []:
+            text = self._stream.push(*(one.token for one in group))
+            if self._places:
+                tokens.append((group[0], self._length))
             self._length += len(text)
             given, found = self._stop.push(text)
             texts.append(given)
             if found:
-                return "stop"
-        if not event.finish:
-            return ""
-        given, found = self._stop.push(self._stream.flush())
-        texts += [given] if found else [given, self._stop.flush()]
-        return "stop" if found else event.finish
+                return True
+        return False
 
 
 class Answers:
@@ -132,20 +140,29 @@ class Answers:
         """Says that one of them has news."""
         self._some.set()
 
-    async def pieces(self, patience: float | None = None) -> AsyncIterator[tuple[int, Piece] | None]:
+    async def pieces(self, patience: float = math.inf) -> AsyncIterator[tuple[int, Piece] | None]:
         """What comes, with the number of the answer that it belongs to; each ends with a piece that has a `finish`.
 
         Args:
             patience: When nothing came for so many seconds, None is given.
         """
-        while not all(answer.finished for answer in self.all):
-            try:
-                await asyncio.wait_for(self._some.wait(), patience)
-            except TimeoutError:
-                yield None
-                continue
-            self._some.clear()
-            for number, answer in enumerate(self.all):
-                piece = answer.read()
-                if piece is not None:
-                    yield number, piece
+        loop = asyncio.get_running_loop()
+        latest = loop.time()
+        timer = None if patience == math.inf else loop.call_later(patience, self._some.set)
+        try:
+            while not all(answer.finished for answer in self.all):
+                await self._some.wait()
+                self._some.clear()
+                for number, answer in enumerate(self.all):
+                    piece = answer.read()
+                    if piece is not None:
+                        latest = loop.time()
+                        yield number, piece
+                if timer is not None and loop.time() >= timer.when():  # one timer, not one for each piece
+                    if loop.time() - latest >= patience:
+                        yield None
+                        latest = loop.time()
+                    timer = loop.call_at(latest + patience, self._some.set)
+        finally:
+            if timer is not None:
+                timer.cancel()

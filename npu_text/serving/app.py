@@ -94,7 +94,7 @@ def make_app(
 
 
 def _add_texts(app: FastAPI, service: Service, options: AppOptions) -> None:
-    events = {200: {"content": {"text/event-stream": {}}}}
+    events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
     async def answer(what: Chat | Completion, stream: bool | None, request: Request) -> Response:
         if not stream:

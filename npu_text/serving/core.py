@@ -24,10 +24,14 @@ class TextJob:
     Attributes:
         request: What the scheduler is told.
         stop: Strings that end it and are not part of it.
+        places: As `Answer` has it.
+        stream: Whether it is read as it comes, or when it is whole.
     """
 
     request: TextRequest
     stop: tuple[str, ...] = ()
+    places: bool = False
+    stream: bool = True
 
 
 class Listener:
@@ -50,6 +54,7 @@ class Listener:
 class _Entry:
     answer: Answer
     answers: Answers
+    is_eager: bool
     asked: float = field(default_factory=time.perf_counter)
     last: float = 0.0
 
@@ -110,8 +115,8 @@ class Core:
         try:
             for job in jobs:
                 text = self.driver.submit(job.request)
-                answers.all.append(Answer(text, self.vocabulary, job.stop))
-                self._entries[text] = _Entry(answers.all[-1], answers)
+                answers.all.append(Answer(text, self.vocabulary, job.stop, job.places))
+                self._entries[text] = _Entry(answers.all[-1], answers, job.stream or bool(job.stop))
             yield answers
         finally:
             for answer in answers.all:
@@ -139,7 +144,8 @@ class Core:
                     self._listener.first_token(now - entry.asked)
                 entry.last = now
             entry.answer.push(event)
-            entry.answers.wake()
+            if entry.is_eager or event.finish:
+                entry.answers.wake()
             if event.finish:
                 del self._entries[event.text]
                 text = event.text

@@ -73,8 +73,8 @@ class _Encoder:
             result = next(iter(result.values()))
         elif isinstance(result, list | tuple):
             result = result[0]
-        vectors = np.asarray(result, np.float32)[0]
-        return vectors[:count].mean(axis=0) if vectors.ndim == 2 else vectors
+        vectors: NDArray[np.float32] = np.asarray(result, np.float32)[0]
+        return vectors[:count].mean(axis=0, keepdims=True)[0] if vectors.ndim == 2 else vectors
 
     @staticmethod
     def _beside(name: str, length: int, count: int) -> NDArray[np.int64]:

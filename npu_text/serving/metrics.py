@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from npu_text.batching.driver import Driver
@@ -16,21 +18,47 @@ __all__ = ["Metrics"]
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
+class _Seconds(Collector):
+    """A histogram of seconds, to which many equal ones can be added at once; that of the package takes one at a time."""
+
+    def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
+        self._name, self._documentation = name, documentation
+        self._counts, self._sum = [0] * (len(_SECONDS) + 1), 0.0
+        registry.register(self)
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """So many times so many seconds."""
+        self._counts[bisect_left(_SECONDS, seconds)] += count
+        self._sum += seconds * count
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        reached = list(accumulate(self._counts))
+        bounds = [*map(str, map(float, _SECONDS)), "+Inf"]
+        buckets = list(zip(bounds, reached, strict=True))
+        yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
+
+
 class Metrics(Listener, Collector):
     """Counts what a core tells, and asks its driver how it stands."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._driver: Driver | None = None
-        own = {"registry": self.registry, "namespace": "npu"}
-        self._first = Histogram("first_token_seconds", "From a request to its first token", buckets=_SECONDS, **own)
-        self._next = Histogram("next_token_seconds", "From a token to the next", buckets=_SECONDS, **own)
-        self._turn = Histogram("turn_seconds", "A turn of the device", buckets=_SECONDS, **own)
-        self._ended = Counter("texts", "Texts that ended, by why", ["finish"], **own)
-        self._prompt = Counter("prompt_tokens", "Tokens of prompts", **own)
-        self._shared = Counter("shared_prompt_tokens", "Tokens of prompts that were in the cache already", **own)
-        self._added = Counter("added_tokens", "Tokens that were chosen", **own)
+        self._first = self._seconds("first_token_seconds", "From a request to its first token")
+        self._next = self._seconds("next_token_seconds", "From a token to the next")
+        self._turn = self._seconds("turn_seconds", "A turn of the device")
+        self._ended = Counter("npu_texts", "Texts that ended, by why", ["finish"], registry=self.registry)
+        self._prompt = self._count("prompt_tokens", "Tokens of prompts")
+        self._shared = self._count("shared_prompt_tokens", "Tokens of prompts that were in the cache already")
+        self._added = self._count("added_tokens", "Tokens that were chosen")
         self.registry.register(self)
+
+    def _seconds(self, name: str, documentation: str) -> _Seconds:
+        return _Seconds(f"npu_{name}", documentation, self.registry)
+
+    def _count(self, name: str, documentation: str) -> Counter:
+        return Counter(f"npu_{name}", documentation, registry=self.registry)
 
     def watch(self, driver: Driver) -> None:
         """Tells how a driver stands, too."""
@@ -41,11 +69,10 @@ class Metrics(Listener, Collector):
         return generate_latest(self.registry)
 
     def first_token(self, seconds: float) -> None:
-        self._first.observe(seconds)
+        self._first.add(seconds)
 
     def more_tokens(self, seconds: float, count: int) -> None:
-        for _ in range(count):
-            self._next.observe(seconds / count)
+        self._next.add(seconds / count, count)
 
     def ended(self, finish: str, prompt: int, shared: int, added: int) -> None:
         self._ended.labels(finish).inc()
@@ -54,7 +81,7 @@ class Metrics(Listener, Collector):
         self._added.inc(added)
 
     def turn(self, seconds: float, filled: int, lanes: int) -> None:
-        self._turn.observe(seconds)
+        self._turn.add(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """How the driver stands; for the registry."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 __all__ = ["EventStream", "unless_gone"]
 
+_LOOK_SECONDS = 1.0  # between two looks at a reader that may be stuck
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -49,12 +52,13 @@ class EventStream(Response):
         """
         super().__init__()
         self._first, self._events, self._patience = first, events, patience
+        self._since = math.inf  # when what is being sent was begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         working = asyncio.ensure_future(self._send(send))
-        await _first_of(working, receive)
-        with suppress(OSError, TimeoutError, asyncio.CancelledError):  # nobody is there to be told
+        await _first_of(working, receive, self._is_stuck)
+        with suppress(OSError, asyncio.CancelledError):  # nobody is there to be told
             working.result()
 
     async def _send(self, send: Send) -> None:
@@ -68,15 +72,22 @@ class EventStream(Response):
             await self._events.aclose()  # type: ignore[attr-defined]
 
     async def _send_part(self, send: Send, event: str) -> None:
-        async with asyncio.timeout(self._patience):
-            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        self._since = time.monotonic()
+        await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        self._since = math.inf
+
+    def _is_stuck(self) -> bool:
+        return time.monotonic() - self._since > self._patience
 
 
-async def _first_of(working: asyncio.Future[Any], receive: Receive) -> None:
-    """Waits until something is done, and stops it when the client leaves before."""
+async def _first_of(
+    working: asyncio.Future[Any], receive: Receive, is_stuck: Callable[[], bool] = lambda: False
+) -> None:
+    """Waits until something is done, and stops it when the client leaves before, or is stuck."""
     leaving = asyncio.ensure_future(_left(receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        while not (working.done() or leaving.done() or is_stuck()):
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_SECONDS)
     finally:
         leaving.cancel()
         if not working.done():

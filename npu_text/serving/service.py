@@ -136,6 +136,8 @@ class Service:
                     grammar=self._grammar(form),
                 ),
                 stop,
+                places=best is not None,
+                stream=bool(request.stream),
             )
             for number in range(request.n or 1)
         ]

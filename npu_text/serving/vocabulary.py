@@ -30,7 +30,7 @@ class Vocabulary:
         self.json, self.tokenizer = content, tokenizer
         self._bytes_of = _byte_letters() if _has_kind(json.loads(content).get("decoder"), "ByteLevel") else None
         added = tokenizer.get_added_tokens_decoder()
-        self._added = {token: entry.content for token, entry in added.items()}
+        self._added: dict[int, str] = {token: entry.content for token, entry in added.items()}
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
@@ -73,7 +73,7 @@ class Vocabulary:
         """What a token stands for, which may be part of a character."""
         if token in self._added:
             return self._added[token].encode()
-        name = self.tokenizer.id_to_token(token)
+        name: str | None = self.tokenizer.id_to_token(token)
         if name is None:
             return b""
         if self._bytes_of is not None:

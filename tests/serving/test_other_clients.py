@@ -52,11 +52,10 @@ def test_descriptions_hold(server: Server) -> None:
     that the description does not know."""
     schemathesis: Any = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
-    from schemathesis import checks
-    from schemathesis.specs.openapi import checks as described
 
+    described: Any = pytest.importorskip("schemathesis.specs.openapi.checks")
     # Not that all that fits the description is accepted: a description knows no names of models, nor what fits a cache.
-    held = [checks.not_a_server_error, *(getattr(described, name) for name in CHECKS)]
+    held = [schemathesis.checks.not_a_server_error, *(getattr(described, name) for name in CHECKS)]
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     names = set()
     for result in schema.get_all_operations():
@@ -78,7 +77,7 @@ def test_descriptions_hold(server: Server) -> None:
 def test_evaluation_harness(server: Server, tmp_path: Path) -> None:
     """Its log-likelihoods are those of the device."""
     evaluator = pytest.importorskip("lm_eval")
-    from lm_eval.tasks import TaskManager
+    manager: Any = pytest.importorskip("lm_eval.tasks").TaskManager
 
     (tmp_path / "data.json").write_text(
         "\n".join(json.dumps({"q": f"Question {n}?", "a": [" yes", " no"], "gold": n % 2}) for n in range(4))
@@ -96,7 +95,7 @@ def test_evaluation_harness(server: Server, tmp_path: Path) -> None:
         model_args=f"model={MODEL},base_url={server.url}/v1/completions,tokenizer={tmp_path},"
         "tokenizer_backend=huggingface,num_concurrent=2,max_length=1000",
         tasks=["tiny_choice"],
-        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        task_manager=manager(include_path=str(tmp_path), include_defaults=False),
         log_samples=True,
     )
     sample = results["samples"]["tiny_choice"][0]

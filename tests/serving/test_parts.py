@@ -54,7 +54,8 @@ def test_stop_strings_wherever_a_text_is_cut(seed: int) -> None:
 def test_calls_wherever_a_text_is_cut(size: int) -> None:
     call, none = '{"name": "f", "arguments": {"x": 1}}', '<tool_call>{"no": 1}</tool_call>'
     text = f"a <b> <tool_call>\n{call}\n</tool_call>\n{none} <tool"
-    calls, parts = ToolCalls(), []
+    calls = ToolCalls()
+    parts: list[str | ToolCall] = []
     for start in range(0, len(text), size):
         parts += calls.push(text[start : start + size])
     parts += calls.flush()
@@ -74,7 +75,7 @@ def test_a_call_that_never_ends_is_text_or_a_call() -> None:
 def test_pieces_of_an_answer(vocabulary: Vocabulary) -> None:
     """Stop strings, the token that ends a text, characters of several tokens, and where each token begins."""
     text = Text(TextRequest((1,), 50, LaneSampling()), [1], 0.0, 0)
-    answer = Answer(text, vocabulary, ["STOP"])
+    answer = Answer(text, vocabulary, ["STOP"], places=True)
     for token in vocabulary.encode("é-ST", special=False):
         answer.push(Event(text, (Chosen(token),)))
     piece = answer.read()
@@ -85,11 +86,11 @@ def test_pieces_of_an_answer(vocabulary: Vocabulary) -> None:
     last = answer.read()
     assert last is not None
     assert (last.text, last.finish) == ("", "stop")
-    other = Answer(text, vocabulary, ["STOP"])
+    other = Answer(text, vocabulary, ["STOP"], places=False)
     other.push(Event(text, (*map(Chosen, vocabulary.encode("ST", special=False)), Chosen(END)), "stop"))
     whole = other.read()
     assert whole is not None
-    assert (whole.text, whole.finish, len(whole.tokens)) == ("ST", "stop", 2)
+    assert (whole.text, whole.finish, other.tokens) == ("ST", "stop", 3)
 
 
 def test_bytes_of_tokens(vocabulary: Vocabulary) -> None:

@@ -80,7 +80,8 @@ def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, *
         Grammars(vocabulary, engine.vocabulary, [END]),
         ServiceOptions(**options.pop("service", {})),
     )
-    with running(make_app(service, options.pop("embedder", None), metrics, AppOptions(**{"leave": 1} | options))) as url:
+    embedder = options.pop("embedder", None)
+    with running(make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options))) as url:
         yield Server(url, engine, service)
 
 

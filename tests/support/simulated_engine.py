@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Pr
 
 __all__ = ["SimulatedEngine", "is_allowed"]
 
+Result = TypeVar("Result")
 _LOOKS_BACK = 12  # tokens that what follows depends on, beside their number
 
 
@@ -165,10 +167,10 @@ class SimulatedEngine:
         if self.fails:
             raise DeviceError("the device is gone; this was asked for")
 
-    def _later(self, result: object) -> Callable[[], object]:
+    def _later(self, result: Result) -> Callable[[], Result]:
         self._ready = max(self._ready, time.perf_counter()) + self.seconds
 
-        def wait(until: float = self._ready) -> object:
+        def wait(until: float = self._ready) -> Result:
             time.sleep(max(0.0, until - time.perf_counter()))
             return result
 
