@@ -17,6 +17,7 @@ MODELS_COME_IN = {
     "npu_compiler.graph.ir_builder",
     "npu_compiler.graph.next_token",
     "npu_compiler.graph.sampled_token",
+    "npu_compiler.graph.lane_tokens",
 }
 
 NAMES = {name.removeprefix("aten.") for name in get_supported_ops()}

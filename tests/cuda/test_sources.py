@@ -11,6 +11,7 @@ import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
+from npu_compiler.graph.lane_tokens import Feature, lane_row_ir, lane_tokens_ir
 from npu_compiler.graph.next_token import next_token_ir
 from npu_compiler.graph.sampled_token import sampled_token_ir
 from tests.cuda import shapes, test_prefill
@@ -67,8 +68,11 @@ def test_kernels_of_prefill_compile(architecture: int) -> None:
 def test_kernels_that_choose_tokens_compile(architecture: int) -> None:
     kind = "float16" if architecture < 80 else "bfloat16"
     limits = {70: ("top_k",), 80: ("top_p",), 90: ("top_k", "top_p")}[architecture]
+    features = {70: (), 80: (Feature.DRAWN,), 90: (*Feature,)}[architecture]
     irs = next_token_ir(151936, kind, 2048), sampled_token_ir(151936, kind, 2048, 4, limits)
-    _compile_all([npu_compiler.compile(ir, "cuda", kind) for ir in irs], architecture)
+    irs += (lane_tokens_ir((8, 1, 151936 - architecture), kind, 9, features), lane_row_ir(9, 151936, "int32"))
+    programs = [npu_compiler.compile(ir, "cuda", str(ir.get("compute_dtype", kind))) for ir in irs]
+    _compile_all(programs, architecture)
 
 
 def test_refused_kernel_names_itself_and_the_reason() -> None:

@@ -1,0 +1,489 @@
+// Draws a token of each row by probability: a block a row. An entry is a token's place in the order, its logit turned around
+// ahead of its number; its weight is a count of units of 2^-40, so that sums depend on no order.
+//
+// The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies in one
+// bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
+// Grid: rows in x. Block: THREADS.
+constexpr int BINS = 1344;
+constexpr float DEPTH = 28.0f; // of exponents that have a weight
+constexpr float PER_UNIT = 48.0f; // bins
+constexpr int NEAR = 432; // bins that most of the weight lies in; the weight of a token behind them has 32 bits
+constexpr float ONE = 1099511627776.0f; // the greatest weight
+constexpr int OWN_BINS = (BINS + THREADS - 1) / THREADS;
+constexpr int OWN_ENTRIES = CAPACITY / THREADS;
+constexpr int WARPS = THREADS / 32;
+constexpr int AHEAD = CHUNK > 4 ? 2 : 4; // chunks that a thread loads at a time
+constexpr uint ALL_LANES = 0xffffffffu;
+
+struct Memory {
+    uint counts[BINS], lows[BINS], highs[BINS];
+    Entry list[CAPACITY];
+    uint64 masses[WARPS];
+    uint numbers[WARPS];
+    uint taken;
+    int place;
+    Entry entry;
+    uint64 mass;
+};
+
+struct Row {
+    const a_t* logits;
+    int length, column;
+    float highest, scale;
+    uint64 least; // weight that is not below the share of the likeliest
+};
+
+// Which tokens are in bins: those by their exponent, or those of a part of the order, its entries divided by 2^shift.
+struct Range {
+    Entry first, last;
+    int shift; // -1: by exponent
+    int bins;
+};
+
+// Tokens in order in the list, and what lies before and up to the end of them.
+struct Window {
+    uint64 mass_before, mass_end;
+    uint count_before, count_end;
+};
+
+struct Found {
+    Entry entry;
+    uint64 mass; // up to the end of it
+    bool is_there;
+};
+
+// Calls `visit` for the logits of the row that are this thread's, in the order of tokens.
+template <typename Visit>
+__device__ __forceinline__ void walk(const Row& row, Visit visit)
+{
+    constexpr int STEP = THREADS * CHUNK;
+    int first = int(threadIdx.x) * CHUNK;
+    for (; first + (AHEAD - 1) * STEP < row.length; first += AHEAD * STEP) {
+        Pack<a_t, CHUNK> packs[AHEAD];
+        #pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            packs[a] = load_pack<CHUNK>(row.logits + (long long)(first + a * STEP) * row.column);
+        }
+        #pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            #pragma unroll
+            for (int u = 0; u < CHUNK; ++u) {
+                visit(float(packs[a][u]), first + a * STEP + u);
+            }
+        }
+    }
+    for (; first < row.length; first += STEP) {
+        Pack<a_t, CHUNK> pack = load_pack<CHUNK>(row.logits + (long long)first * row.column);
+        #pragma unroll
+        for (int u = 0; u < CHUNK; ++u) {
+            visit(float(pack[u]), first + u);
+        }
+    }
+}
+
+__device__ __forceinline__ float exponent_of(float value, const Row& row) { return (value - row.highest) * row.scale; }
+
+__device__ __forceinline__ float scaled_weight(float exponent) { return __expf(exponent) * ONE; }
+
+__device__ __forceinline__ uint64 weight_of(float exponent) { return uint64(scaled_weight(exponent)); }
+
+__device__ __forceinline__ int exponent_bin(float exponent)
+{
+    return exponent > -DEPTH ? int(-exponent * PER_UNIT) : BINS;
+}
+
+__device__ __forceinline__ int bin_of(float value, int token, const Range& range, const Row& row)
+{
+    float exponent = exponent_of(value, row);
+    if (range.shift < 0) {
+        return exponent_bin(exponent);
+    }
+    Entry entry = entry_of(value, token);
+    bool inside = exponent > -DEPTH && entry >= range.first && entry <= range.last;
+    return inside ? int((entry - range.first) >> range.shift) : BINS;
+}
+
+__device__ __forceinline__ uint count_at(int bin, const Memory& memory) { return bin < 0 ? 0u : memory.counts[bin]; }
+
+__device__ __forceinline__ uint64 mass_at(int bin, const Memory& memory)
+{
+    return bin < 0 ? 0ull : (uint64(memory.highs[bin]) << 32) + memory.lows[bin];
+}
+
+__device__ __forceinline__ void put(int bin, uint count, uint64 mass, Memory& memory)
+{
+    memory.counts[bin] = count;
+    memory.lows[bin] = uint(mass);
+    memory.highs[bin] = uint(mass >> 32);
+}
+
+__device__ __forceinline__ void add(int bin, uint64 mass, Memory& memory)
+{
+    uint low = uint(mass);
+    atomicAdd(&memory.counts[bin], 1u);
+    uint before = atomicAdd(&memory.lows[bin], low);
+    uint high = uint(mass >> 32) + (before + low < low ? 1u : 0u);
+    if (high != 0u) {
+        atomicAdd(&memory.highs[bin], high);
+    }
+}
+
+// What the threads before this one have; gives what all of them have. Waits for all of them, before and after.
+__device__ uint64 sum_before(uint64& mass, uint& number, Memory& memory)
+{
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+    uint64 own_mass = mass;
+    uint own_number = number;
+    #pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        uint64 mass_before = __shfl_up_sync(ALL_LANES, mass, distance);
+        uint number_before = __shfl_up_sync(ALL_LANES, number, distance);
+        mass += lane >= distance ? mass_before : 0ull;
+        number += lane >= distance ? number_before : 0u;
+    }
+    __syncthreads();
+    if (lane == 31) {
+        memory.masses[warp] = mass;
+        memory.numbers[warp] = number;
+    }
+    __syncthreads();
+    uint64 warp_mass = lane < WARPS ? memory.masses[lane] : 0ull;
+    uint warp_number = lane < WARPS ? memory.numbers[lane] : 0u;
+    #pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        uint64 mass_before = __shfl_up_sync(ALL_LANES, warp_mass, distance);
+        uint number_before = __shfl_up_sync(ALL_LANES, warp_number, distance);
+        warp_mass += lane >= distance ? mass_before : 0ull;
+        warp_number += lane >= distance ? number_before : 0u;
+    }
+    uint64 before = __shfl_sync(ALL_LANES, warp_mass, warp > 0 ? warp - 1 : 0);
+    uint count_before = __shfl_sync(ALL_LANES, warp_number, warp > 0 ? warp - 1 : 0);
+    mass += (warp > 0 ? before : 0ull) - own_mass;
+    number += (warp > 0 ? count_before : 0u) - own_number;
+    return __shfl_sync(ALL_LANES, warp_mass, 31);
+}
+
+__device__ __forceinline__ uint64 sum_of(uint64 mass, Memory& memory)
+{
+    uint number = 0u;
+    return sum_before(mass, number, memory);
+}
+
+__device__ Entry least_of(Entry entry, Memory& memory)
+{
+    int lane = int(threadIdx.x) % 32;
+    #pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        entry = min(entry, Entry(__shfl_xor_sync(ALL_LANES, entry, distance)));
+    }
+    __syncthreads();
+    if (lane == 0) {
+        memory.masses[threadIdx.x / 32] = entry;
+    }
+    __syncthreads();
+    entry = lane < WARPS ? memory.masses[lane] : ~0ull;
+    #pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        entry = min(entry, Entry(__shfl_xor_sync(ALL_LANES, entry, distance)));
+    }
+    return entry;
+}
+
+__device__ __forceinline__ void clear_bins(Memory& memory)
+{
+    __syncthreads();
+    for (int bin = int(threadIdx.x); bin < BINS; bin += THREADS) {
+        put(bin, 0u, 0ull, memory);
+    }
+    __syncthreads();
+}
+
+// Each bin then has what it and all before it have.
+__device__ void add_up_bins(Memory& memory)
+{
+    __syncthreads();
+    int first = int(threadIdx.x) * OWN_BINS, end = min(first + OWN_BINS, BINS);
+    uint64 mass = 0ull;
+    uint count = 0u;
+    for (int bin = first; bin < end; ++bin) {
+        mass += mass_at(bin, memory);
+        count += count_at(bin, memory);
+    }
+    sum_before(mass, count, memory);
+    for (int bin = first; bin < end; ++bin) {
+        mass += mass_at(bin, memory);
+        count += count_at(bin, memory);
+        put(bin, count, mass, memory);
+    }
+    __syncthreads();
+}
+
+// Fills the bins with the tokens of a range; those behind its last bin are weighed together, if at all. Gives what all of them
+// weigh, and those that are no less likely than a share of the likeliest.
+__device__ __noinline__ uint64 fill_bins(
+    uint64& likely, bool weighs_rest, const Range& range, const Row& row, Memory& memory)
+{
+    clear_bins(memory);
+    uint64 all = 0ull, enough = 0ull;
+    if (range.shift < 0) {
+        float end = -float(range.bins) / PER_UNIT; // behind it, but for rounding, all is rest
+        end = weighs_rest || range.bins == BINS ? -DEPTH : max(end - 1.0f, -DEPTH);
+        walk(row, [&](float value, int) {
+            float exponent = exponent_of(value, row);
+            if (exponent > end) {
+                int bin = int(-exponent * PER_UNIT);
+                float scaled = scaled_weight(exponent);
+                if (bin < range.bins) {
+                    uint64 weight = uint64(scaled);
+                    all += weight;
+                    enough += weight >= row.least ? weight : 0ull;
+                    add(bin, weight, memory);
+                } else if (bin >= NEAR) {
+                    uint weight = uint(scaled);
+                    all += weight;
+                    enough += weight >= row.least ? weight : 0u;
+                } else {
+                    uint64 weight = uint64(scaled);
+                    all += weight;
+                    enough += weight >= row.least ? weight : 0ull;
+                }
+            }
+        });
+    } else {
+        walk(row, [&](float value, int token) {
+            int bin = bin_of(value, token, range, row);
+            if (bin < BINS) {
+                add(bin, weight_of(exponent_of(value, row)), memory);
+            }
+        });
+    }
+    add_up_bins(memory);
+    likely = sum_of(enough, memory);
+    return sum_of(all, memory);
+}
+
+__device__ __forceinline__ bool is_behind(int bin, uint64 target, bool by_count, const Memory& memory)
+{
+    return (by_count ? uint64(count_at(bin, memory)) : mass_at(bin, memory)) > target;
+}
+
+// The first bin behind whose end `target` lies not; BINS where there is none.
+__device__ int bin_with(uint64 target, bool by_count, Memory& memory)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        memory.place = BINS;
+    }
+    __syncthreads();
+    for (int bin = int(threadIdx.x); bin < BINS; bin += THREADS) {
+        if (is_behind(bin, target, by_count, memory) && (bin == 0 || !is_behind(bin - 1, target, by_count, memory))) {
+            memory.place = bin;
+        }
+    }
+    __syncthreads();
+    return memory.place;
+}
+
+// Puts the tokens of bins `first` to `last` in order; there are no more of them than the list holds.
+__device__ __noinline__ Window list_bins(int first, int last, const Range& range, const Row& row, Memory& memory)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        memory.taken = 0u;
+    }
+    __syncthreads();
+    if (range.shift < 0) {
+        float begin = -float(last + 1) / PER_UNIT - 1.0f; // behind it, but for rounding, there are none
+        walk(row, [&](float value, int token) {
+            float exponent = exponent_of(value, row);
+            if (exponent > begin) {
+                int bin = exponent_bin(exponent);
+                if (bin >= first && bin <= last) {
+                    memory.list[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
+                }
+            }
+        });
+    } else {
+        walk(row, [&](float value, int token) {
+            int bin = bin_of(value, token, range, row);
+            if (bin >= first && bin <= last) {
+                memory.list[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
+            }
+        });
+    }
+    __syncthreads();
+    int taken = int(memory.taken), total = 2;
+    while (total < taken) {
+        total *= 2;
+    }
+    for (int at = taken + int(threadIdx.x); at < total; at += THREADS) {
+        memory.list[at] = ~0ull;
+    }
+    __syncthreads();
+    sort_runs(memory.list, total, total);
+    return {mass_at(first - 1, memory), mass_at(last, memory), count_at(first - 1, memory), count_at(last, memory)};
+}
+
+// The token of the window at `target`.
+__device__ __noinline__ Found find_in(
+    const Window& window, uint64 target, bool by_count, const Row& row, Memory& memory)
+{
+    int taken = int(window.count_end - window.count_before);
+    int first = int(threadIdx.x) * OWN_ENTRIES, end = min(first + OWN_ENTRIES, taken);
+    uint64 mass = 0ull;
+    uint number = 0u;
+    for (int at = first; at < end; ++at) {
+        mass += weight_of(exponent_of(value_of(memory.list[at]), row));
+    }
+    sum_before(mass, number, memory);
+    uint64 reached = window.mass_before + mass;
+    for (int at = first; at < end; ++at) {
+        uint64 begin = reached;
+        reached += weight_of(exponent_of(value_of(memory.list[at]), row));
+        if (by_count ? uint64(window.count_before) + uint64(at) == target : begin <= target && target < reached) {
+            memory.entry = memory.list[at];
+            memory.mass = reached;
+        }
+    }
+    __syncthreads();
+    return {memory.entry, memory.mass, true};
+}
+
+// The token at `target`, which lies in a bin of too many tokens; the bins are divided in turn.
+__device__ __noinline__ Found find_deep(
+    int bin, uint64 target, bool by_count, Range range, const Row& row, Memory& memory)
+{
+    uint64 mass = 0ull, likely;
+    while (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
+        uint64 mass_before = mass_at(bin - 1, memory);
+        mass += mass_before;
+        target -= by_count ? uint64(count_at(bin - 1, memory)) : mass_before;
+        Entry first = ~0ull, behind = ~0ull; // the last one, turned around
+        walk(row, [&](float value, int token) {
+            if (bin_of(value, token, range, row) == bin) {
+                Entry entry = entry_of(value, token);
+                first = min(first, entry);
+                behind = min(behind, ~entry);
+            }
+        });
+        range = {least_of(first, memory), ~least_of(behind, memory), 0, BINS};
+        while (((range.last - range.first) >> range.shift) >= uint64(BINS)) {
+            ++range.shift;
+        }
+        fill_bins(likely, true, range, row, memory);
+        bin = bin_with(target, by_count, memory);
+    }
+    Window window = list_bins(bin, bin, range, row, memory);
+    Found found = find_in(window, target, by_count, row, memory);
+    found.mass += mass;
+    return found;
+}
+
+// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Keeps the window for later.
+__device__ __noinline__ Found find(
+    uint64 target, bool by_count, Range& range, Window& window, const Row& row, Memory& memory)
+{
+    uint64 begin = by_count ? uint64(window.count_before) : window.mass_before;
+    uint64 end = by_count ? uint64(window.count_end) : window.mass_end;
+    if (begin <= target && target < end) {
+        return find_in(window, target, by_count, row, memory);
+    }
+    uint64 likely;
+    int bin = bin_with(target, by_count, memory);
+    if (bin == BINS && range.bins < BINS) {
+        range.bins = BINS;
+        fill_bins(likely, true, range, row, memory);
+        bin = bin_with(target, by_count, memory);
+    }
+    if (bin == BINS) {
+        return {0ull, 0ull, false};
+    }
+    if (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
+        Found found = find_deep(bin, target, by_count, range, row, memory);
+        fill_bins(likely, true, range, row, memory);
+        window = {0ull, 0ull, 0u, 0u}; // the list has others now
+        return found;
+    }
+    int first = count_at(bin, memory) <= uint(CAPACITY) ? 0 : bin;
+    int last = bin_with(uint64(count_at(first - 1, memory)) + uint64(CAPACITY), true, memory);
+    window = list_bins(first, max(bin, min(last, range.bins) - 1), range, row, memory);
+    return find_in(window, target, by_count, row, memory);
+}
+
+// A weight times a word, over 2^32, rounded down.
+__device__ __forceinline__ uint64 share_of(uint64 mass, uint word)
+{
+    return (mass >> 32) * word + (((mass & ALL_LANES) * word) >> 32);
+}
+
+// A weight times a number of two words, over 2^64, rounded down.
+__device__ __forceinline__ uint64 share_of(uint64 mass, uint high, uint low)
+{
+    return (mass >> 32) * high + (((mass & ALL_LANES) * high + share_of(mass, low)) >> 32);
+}
+
+__device__ __forceinline__ int64 drawn(
+    Row& row, float top_p, float min_p, int64 top_k, uint high, uint low, Memory& memory)
+{
+    float own = -__uint_as_float(0x7f800000u);
+    int own_token = -1;
+    bool is_number = true;
+    walk(row, [&](float value, int token) {
+        is_number = is_number && value == value;
+        if (value > own) {
+            own = value;
+            own_token = token;
+        }
+    });
+    Entry own_entry = own_token < 0 ? ~0ull : entry_of(own, own_token);
+    Entry best = least_of(is_number ? own_entry : 0ull, memory);
+    row.highest = value_of(best);
+    if (best == 0ull || best == ~0ull || !(row.highest - row.highest == 0.0f)) {
+        return -1;
+    }
+    if (row.scale == 0.0f) {
+        return int64(best & ALL_LANES);
+    }
+    row.least = min_p > 0.0f ? uint64(min(min_p, 1.0f) * ONE) : 0ull;
+    Range range = {0ull, 0ull, -1, NEAR};
+    Window window = {0ull, 0ull, 0u, 0u};
+    if (top_k > 0) {
+        // so many of the threads' best tokens are in the first bins, and with them all that are likelier
+        clear_bins(memory);
+        int bin = own_token < 0 ? BINS : exponent_bin(exponent_of(own, row));
+        if (bin < BINS) {
+            add(bin, 0ull, memory);
+        }
+        add_up_bins(memory);
+        range.bins = min(BINS, bin_with(uint64(top_k - 1), true, memory) + 1);
+    }
+    uint64 likely, mass = fill_bins(likely, top_k <= 0, range, row, memory);
+    if (top_k > 0) {
+        Found last = find(uint64(top_k - 1), true, range, window, row, memory);
+        mass = last.is_there ? last.mass : mass;
+    }
+    if (top_p < 1.0f) {
+        uint64 wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ull);
+        mass = find(wanted - 1, false, range, window, row, memory).mass;
+    }
+    mass = min(mass, likely);
+    return int64(find(share_of(mass, high, low), false, range, window, row, memory).entry & ALL_LANES);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) draw(
+    const a_t* logits, const float* limits, const int64* top_k, const int64* words, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params p)
+{
+    __shared__ Memory memory;
+    wait_for_previous_grid();
+    long long at = blockIdx.x;
+    const float* limit = limits + at * p.limits_row;
+    const int64* word = words + at * p.words_row;
+    Row row = {logits + at * p.logits_row, p.length, p.logits_column, 0.0f, limit[0], 0ull};
+    int64 value[1] = {drawn(
+        row, limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row], uint(word[0]),
+        uint(word[p.words_column]), memory)};
+    if (threadIdx.x == 0) {
+        finish(value, 0, 0, int(at), out, EPILOGUE_ARGUMENTS p);
+    }
+}
