@@ -1,9 +1,9 @@
 """Decode steps of Qwen2.5-1.5B for many texts at once on a CUDA device, beside PyTorch in the same process.
 
 Run it as ``python -m benchmarks.cuda_batched``; ``--json`` adds the figures to a file. Each lane has so many tokens in
-its pages, which lie scattered in the pools. Logits are compared with PyTorch in float32 before anything is timed. PyTorch
-runs in bfloat16 with a cache of the whole context for each lane, updated in place. ``--prepare`` only extracts and
-compiles, for which it needs no GPU.
+its pages, which lie scattered in the pools. Logits are compared with PyTorch in float32 before anything is timed.
+PyTorch runs in bfloat16 with a cache of the whole context for each lane, updated in place. ``--prepare`` only extracts
+and compiles, for which it needs no GPU.
 """
 
 from __future__ import annotations
@@ -54,12 +54,15 @@ def main() -> None:
     device = Device("cuda")
     ceilings = cuda_timing.ceilings(torch.bfloat16)
     qwen = Qwen()
-    wide = make_model().to("meta").to_empty(device="cuda")
+    weights = qwen.weights()
+    with torch.device("meta"):
+        wide = make_model()
+    wide = wide.to_empty(device="cuda")
     wide.load_state_dict(qwen.model.state_dict())
-    wide.model.rotary_emb = qwen.model.rotary_emb
+    wide.model.rotary_emb = qwen.model.model.rotary_emb
     run = cuda_timing.empty_run(device, ceilings, args.tune)
     for lanes in args.lanes:
-        run["results"].append(_row(qwen, wide.eval(), lanes, args, device, ceilings))
+        run["results"].append(_row(qwen, weights, wide.eval(), lanes, args, device, ceilings))
         cuda_timing.write_run(args.json, run, _KEYS)
         torch.cuda.empty_cache()
     cuda_timing.print_table(run, _KEYS)
@@ -79,10 +82,11 @@ def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
         model = Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa", "dtype": torch.bfloat16}))
         model = model.to(torch.bfloat16)
     sizes = model.config.num_key_value_heads, _PAGE, model.config.hidden_size // model.config.num_attention_heads
-    pool = torch.empty(1, dtype=torch.bfloat16).expand(_pages(lanes, args) + 1, *sizes)
+    shape = (_pages(lanes, args) + 1, *sizes)
     inputs: dict[str, Any] = {name: torch.zeros(lanes, 1, dtype=torch.long) for name in ("tokens", "positions")}
     inputs["tables"] = torch.zeros(lanes, args.context // _PAGE, dtype=torch.int32)
-    inputs["pools"] = (pool,) * (2 * model.config.num_hidden_layers)
+    count = 2 * model.config.num_hidden_layers
+    inputs["pools"] = tuple(torch.empty(1, dtype=torch.bfloat16).expand(shape) for _ in range(count))  # of no memory
     ir = npu_compiler.extract(PagedDecoder(model), inputs, model_name=f"decode_{lanes}").ir
     program = npu_compiler.compile(ir, target="cuda")
     if kept is not None:
@@ -130,16 +134,22 @@ def _compared(output: torch.Tensor, wanted: NDArray[np.float32]) -> dict[str, An
 
 
 def _row(
-    qwen: Qwen, wide: Any, lanes: int, args: argparse.Namespace, device: Device, ceilings: dict[str, float]
+    qwen: Qwen,
+    weights: dict[str, NDArray[Any]],
+    wide: Any,
+    lanes: int,
+    args: argparse.Namespace,
+    device: Device,
+    ceilings: dict[str, float],
 ) -> dict[str, Any]:
     """Figures of a step; times in milliseconds."""
     config, program = qwen.model.config, _program(lanes, args)
     executor = CUDAExecutor(program, device, tune=args.tune)
-    weights = load_weights(qwen.weights(), program, device)
+    loaded = load_weights(weights, program, device)
     inputs = _inputs(lanes, config, args)
     wanted = _wanted(wide, inputs)
     plan = executor.plan
-    output = executor.run(_bound(plan, inputs), weights)[plan.outputs[0].name]
+    output = executor.run(_bound(plan, inputs), loaded)[plan.outputs[0].name]
     figures: dict[str, Any] = {"lanes": lanes, "tokens": args.tokens, "context": args.context}
     figures |= {"launches": len(plan.calls)} | _compared(from_dlpack(output), wanted)
     figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)

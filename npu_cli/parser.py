@@ -93,9 +93,9 @@ def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: the checkpoint's, else bfloat16")
     parser.add_argument("--seed", type=_seed, default=0, help="of the weights, where there are none; default: 0")
     parser.add_argument(
-        "--lanes", type=_numbers, metavar="N,N", help="many texts at once: how many, for each decode step; default: none"
+        "--lanes", type=_numbers, metavar="N,N", help="many texts at once: so many for each decode step; default: none"
     )
-    parser.add_argument("--page-tokens", type=_positive, default=128, metavar="N", help="tokens of a page; default: 128")
+    parser.add_argument("--page-tokens", type=_positive, default=128, metavar="N", help="of a page; default: 128")
     parser.add_argument(
         "--pages", type=_positive, metavar="N", help="pages for all texts together; default: enough for full lanes"
     )

@@ -72,9 +72,7 @@ class LanguageModel:
         if plans is not None:
             self.functions = PartitionedFunctions(plans, weights, device)
         else:
-            self.functions = ProgramFunctions(
-                program or open_program(folder, irs, device.target), weights, device
-            )
+            self.functions = ProgramFunctions(program or open_program(folder, irs, device.target), weights, device)
         self._ready: dict[str, StepFunction] = {}
         self._next_token: dict[tuple[object, ...], Executor] = {}
         self._lock = Lock()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_states
-from cuda_compiler.attention.paged import PAGED, lower_paged
+from cuda_compiler.attention.paged import PAGED, lower_paged, suits_fresh
+from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import is_settled
 from cuda_compiler.packing import pack_size
 from cuda_compiler.shared import lower_shared
@@ -21,7 +20,7 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues, without_unlike_pages
+from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Paged, Scattered
@@ -49,7 +48,8 @@ ATTENTION = KernelTemplate(
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_tile.cuh attention_store.cuh"
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_places.cuh attention_common.cuh attention_tile.cuh "
+        "attention_store.cuh"
     ),
     computed="pages",
 )
@@ -120,24 +120,28 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     _check(problem)
     copied = without_unlike_pages(problem)
     if copied:
+        written = lower_shared(_fresh(problem), lowering) if _fresh(problem) else []
         group = replace(group, problem=problem.stored())
-        return [*lower_shared(copied, lowering), *lower_attention(problem.stored(), group, lowering)]
+        made_ahead = [*written, *lower_shared(copied, lowering)]
+        return [*made_ahead, *lower_attention(problem.stored(), group, lowering)]
     caches = [operand.made for operand in (problem.k, problem.v) if isinstance(operand, Scattered)]
     if len(caches) == 1:  # keys or values alone are made ahead
         problem = problem.stored().with_operand(0, problem.q)
         return [*lower_shared(caches, lowering), *lower_attention(problem, replace(group, problem=problem), lowering)]
+    if _fresh(problem) and not (share_fresh_rows(problem) and suits_fresh(problem)):
+        written, problem = lower_shared(_fresh(problem), lowering), _without_fresh(problem)
+        return [*written, *lower_attention(problem, replace(group, problem=problem), lowering)]
     division = _divide(problem, lowering.device)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = problem.mask is None or (not launches and is_settled(states.buffer, lowering))
-    pages = {i: operand for i, operand in enumerate(problem.operands) if isinstance(operand, Paged)}
-    alone = replace(group, problem=reduce(lambda found, item: found.with_operand(*item), pages.items(), problem.stored()))
-    made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)]
+    alone = replace(group, problem=_with_pages(problem.stored(), problem))
+    made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)] + _fresh(problem)
     producers = lower_shared(made, lowering) if made else []
     options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
     paged = lower_paged(problem, group, lowering, positions, blocks)
-    decode = None if pages else lower_decode(problem, group, lowering, positions, blocks)
+    decode = None if isinstance(problem.k, Paged) else lower_decode(problem, group, lowering, positions, blocks)
     if paged is not None:
         options.insert(0, CallOption(PAGED, (paged,)))
     elif decode is not None:
@@ -146,6 +150,24 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
         options.insert(0, CallOption(WARPGROUPS, (*producers, prefill)))
     return [*launches, *choice_of(options)]
+
+
+def _fresh(problem: Attention) -> list[Group]:
+    """What is new among keys and values in pages."""
+    operands = (operand for operand in (problem.k, problem.v) if isinstance(operand, Paged))
+    return [operand.fresh for operand in operands if operand.fresh is not None]
+
+
+def _with_pages(stored: Attention, problem: Attention) -> Attention:
+    """A problem with the keys and values of another one that lie in pages, once all that is new is there."""
+    for position, operand in enumerate(problem.operands):
+        if isinstance(operand, Paged):
+            stored = stored.with_operand(position, replace(operand, fresh=None))
+    return stored
+
+
+def _without_fresh(problem: Attention) -> Attention:
+    return _with_pages(problem, problem)
 
 
 def _lower_tiles(
@@ -163,7 +185,7 @@ def _lower_tiles(
         macros={**_macros(division, lowering.device), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
         inputs=bindings(problem, states, parts_bytes, lowering),
         flops=problem.flops,
-        prologues=page_prologues(problem, lowering, CUDA),
+        prologues=pages(problem, lowering),
         shared_bytes=division.shared_bytes,
     )
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))

@@ -6,14 +6,15 @@ the kernel itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import architecture
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
+from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.early_launches import EarlyLaunch, is_settled
 from cuda_compiler.packing import pack_size
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT32
@@ -22,16 +23,15 @@ from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.element import element_function
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Computed, Paged
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Prologue
-from npu_compiler.tensor.expr import Load
+from npu_compiler.tensor.expr import Expr, Load, leaves
 
-__all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged"]
+__all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fresh"]
 
 PAGED = architecture(80)  # copies in the background, products of either half precision
 _MAX_ROWS = 16
@@ -44,6 +44,7 @@ _ROW_GAP = 8  # elements between rows in shared memory
 _PART_STEP = 64  # positions that a part has a multiple of
 _MAX_PART = 512
 _MAX_PARTS = 64
+_MAX_TOKENS = 1024  # whose places each block of threads looks at, where it writes new keys and values itself
 
 ATTENTION_PAGED = KernelTemplate(
     "attention_paged",
@@ -53,7 +54,7 @@ ATTENTION_PAGED = KernelTemplate(
     ),
     macros=(
         f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK PART PARTS WARPS DEPTH RESULT_TILES MASK_HEADS "
-        f"{MASK_MACROS} EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
+        f"{MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
     ),
     inputs="queries k v mask states partial pages",
     threads=32 * _WARPS,
@@ -64,8 +65,11 @@ ATTENTION_PAGED = KernelTemplate(
 
 
 def loads_pages(group: Group, position: int, operand: Operand) -> bool:
-    """Whether the kernels for attention read keys or values in pages of this size: no block of positions lies in two."""
-    if not isinstance(operand, Paged) or not isinstance(group.problem, Attention):
+    """Whether the kernels for attention read keys or values in pages of this size: a block of positions lies in one."""
+    problem = group.problem
+    if not isinstance(operand, Paged) or not isinstance(problem, Attention):
+        return False
+    if operand.fresh is not None and not suits_fresh(problem.with_operand(position, operand)):
         return False
     return operand.page % _PART_STEP == 0 and operand.page & (operand.page - 1) == 0
 
@@ -84,13 +88,14 @@ def lower_paged(
     """
     if not isinstance(problem.k, Paged) or not _suits(problem, blocks.positions):
         return None
-    part = _part(problem, lowering.device)
+    part, fresh = _part(problem, lowering.device), _fresh(problem)
     parts, tiles = ceil_div(problem.length, part), problem.batch * problem.groups
     row_floats = padded(problem.value_size) + 2
     kept = tiles * parts * problem.shared * problem.rows * row_floats * FLOAT32.size if parts > 1 else 0
     inputs = bindings(problem, blocks.states, kept, lowering)
     del inputs["q"]
-    early = blocks.ready
+    caches = {name: replace(inputs[name], writes=bool(fresh)) for name in ("k", "v")}
+    early = blocks.ready and (not fresh or _is_settled(problem, lowering))
     launch = EarlyLaunch(
         ATTENTION_PAGED,
         grid=(parts, 1, tiles),
@@ -109,11 +114,14 @@ def lower_paged(
             "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
             **mask_macros(problem),
             "EARLY": int(early),
+            "FRESH": problem.rows if fresh else 0,
+            "KEPT_T": "tile_t" if fresh else "const tile_t",
         },
-        inputs=inputs,
+        inputs={**inputs, **caches},
         flops=problem.flops,
-        prologues={"queries": _queries(problem, lowering), **page_prologues(problem, lowering, CUDA)},
+        prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
         shared_bytes=_WARPS * _DEPTH * _piece_bytes(problem),
+        hurries=early,
     )
     reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
@@ -128,7 +136,7 @@ def _suits(problem: Attention, block: int) -> bool:
 
 
 def _part(problem: Attention, device: DeviceModel) -> int:
-    """Positions of a part: so few that half-filled texts keep the device busy, so many that parts are worth a launch."""
+    """Positions of a part: so few that half-filled texts keep the device busy, else as many as may be."""
     part = _PART_STEP
     tiles = problem.batch * problem.groups
     while part < _MAX_PART and tiles * problem.length // (2 * part) > 2 * device.cores:
@@ -143,11 +151,56 @@ def _piece_bytes(problem: Attention) -> int:
     return _PIECE * (padded(problem.size) + padded(problem.value_size) + 2 * _ROW_GAP) * 2
 
 
-def _queries(problem: Attention, lowering: Lowering) -> Prologue:
-    """A function ``query_value`` that gives an element of the queries, from memory or computed."""
+def suits_fresh(problem: Attention) -> bool:
+    """Whether the kernel stores what is new among keys and values: as many rows of each lane as it has queries."""
+    fresh = _fresh(problem)
+    if problem.shared * problem.rows > _MAX_ROWS or problem.causal or problem.batch * problem.rows > _MAX_TOKENS:
+        return False
+    copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
+    return copied and all(rows.shape[0] == problem.batch * problem.rows for rows in fresh)
+
+
+def _fresh(problem: Attention) -> list[Group]:
+    """New keys and new values."""
+    operands = (operand for operand in (problem.k, problem.v) if isinstance(operand, Paged))
+    return [operand.fresh for operand in operands if operand.fresh is not None]
+
+
+def _is_settled(problem: Attention, lowering: Lowering) -> bool:
+    """Whether the pools are the kernel's alone to write, and tables and places are there before the launch ahead."""
+    looked_up: list[Expr] = []
+    for operand in (problem.k, problem.v):
+        assert isinstance(operand, Paged)
+        assert operand.fresh is not None
+        assert operand.fresh.index is not None
+        looked_up += [operand.table, operand.fresh.index]
+    read = {load.ref.tensor for expr in looked_up for load in leaves(expr)}
+    return all(lowering.tensors[index].source is None or is_settled(index, lowering) for index in read)
+
+
+def _computed(problem: Attention, lowering: Lowering) -> Prologue:
+    """A function ``query_value`` that gives an element of the queries, from memory or computed.
+
+    With new keys and values ``key_value`` and ``value_value`` give theirs, by token, head and column, and
+    ``fresh_place`` where a token's go: pages and places in one number, or -1.
+    """
     q = problem.q
-    expr = q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype)
-    made = element_function("query_value", expr, q.shape, lowering.tensors, "f0", CUDA)
-    pointers = pointer_parameters(made.operands, CUDA)
-    macros: dict[str, object] = {"OPERAND_PARAMETERS": pointers, "OPERAND_ARGUMENTS": pointer_arguments(made.operands)}
-    return Prologue((made.operands,), dict(made.operands.fields), macros, made.text(pointers, CUDA))
+    wanted = {"query_value": (q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype), q.shape)}
+    fresh = _fresh(problem)
+    if fresh:
+        keys, values = fresh
+        assert keys.index is not None
+        wanted |= {"key_value": (keys.expr, keys.shape), "value_value": (values.expr, values.shape)}
+        wanted["fresh_place"] = (keys.index, keys.shape)
+    made = [
+        element_function(name, expr, shape, lowering.tensors, f"f{number}", CUDA)
+        for number, (name, (expr, shape)) in enumerate(wanted.items())
+    ]
+    pointers = "".join(pointer_parameters(function.operands, CUDA) for function in made)
+    macros: dict[str, object] = {
+        "OPERAND_PARAMETERS": pointers,
+        "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in made),
+    }
+    values_of = {name: value for function in made for name, value in function.operands.fields}
+    text = "\n".join(function.text(pointers, CUDA) for function in made)
+    return Prologue(tuple(function.operands for function in made), values_of, macros, text)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros
+from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, size_macros
 from cuda_compiler.devices import offers
-from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
@@ -17,7 +17,6 @@ from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import Paged
@@ -44,7 +43,7 @@ ATTENTION_PREFILL = KernelTemplate(
     threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh warpgroups.cuh attention_blocks.cuh "
+        "mask.cuh tensor_cores.cuh warpgroups.cuh attention_blocks.cuh attention_places.cuh "
         "attention_ring.cuh attention_rows.cuh attention_finish.cuh"
     ),
     computed="pages",
@@ -153,7 +152,7 @@ def lower_prefill(
         inputs=bindings(problem, blocks.states, parts_bytes, lowering),
         flops=problem.flops,
         text="\n".join(products),
-        prologues=page_prologues(problem, lowering, CUDA),
+        prologues=pages(problem, lowering),
         shared_bytes=division.shared_bytes,
     )
     size = pack_size(group, positions.operands, group.shape[-1])

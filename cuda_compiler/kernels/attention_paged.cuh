@@ -5,7 +5,9 @@
 // A block of threads computes all rows of the SHARED query heads that read one head of keys, over PART positions: however
 // long a text is, no block has more to do than another. Positions are taken 16 at a time by single warps, in turns, which
 // wait for nobody: each has DEPTH pieces on their way. Parts that the mask closes are not read. The last block of a text to
-// finish adds up what all of them have, in order. The queries are computed here. A row that is closed everywhere gives zeros.
+// finish adds up what all of them have, in order. The queries are computed here. So are FRESH keys and values of each text,
+// which this kernel also writes to their pages: wherever a part has such a page, what was read there is replaced. A row that
+// is closed everywhere gives zeros.
 // Grid: parts in x, batch * heads of keys in z.
 constexpr int TILES = (LENGTH + BLOCK - 1) / BLOCK, PART_TILES = PART / BLOCK;
 constexpr int PART_PAGES = PART > PAGE ? PART / PAGE : 1, TILE_PIECES = BLOCK / PIECE;
@@ -30,6 +32,88 @@ __device__ __forceinline__ float2* part_results(float* partial, int part)
     return reinterpret_cast<float2*>(partial) + ((long long)blockIdx.z * PARTS + part) * (RESULTS / 2 + ROWS);
 }
 __device__ __forceinline__ float2* part_sums(float* partial, int part) { return part_results(partial, part) + RESULTS / 2; }
+
+#if FRESH
+constexpr int TOKENS = RESULT_TILES / GROUPS * FRESH, NEW = HEAD_SIZE + VALUE_SIZE;
+constexpr int AHEAD = 4; // rows that are computed before they are needed: more only where texts write to one page
+constexpr int PAGE_PLACES = K_PAGE / K_ROW; // rows from one page to the next
+static_assert(V_PAGE / V_ROW == PAGE_PLACES, "keys and values lie alike");
+
+// New keys and values of a token that this part reads: at a place in those of its pages that have a bit.
+struct Fresh {
+    short token, place;
+    uint pages;
+};
+
+// An element of the keys and values of a token, side by side.
+__device__ __forceinline__ float fresh_value(int token, int group, int column, OPERAND_PARAMETERS const Params& p)
+{
+    return column < HEAD_SIZE ? key_value(0, token, group, column, OPERAND_ARGUMENTS p)
+                              : value_value(0, token, group, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
+}
+
+// Writes the keys and values of a text's own tokens to their pages.
+__device__ __forceinline__ void write_fresh(tile_t* k, tile_t* v, int batch, int group, OPERAND_PARAMETERS const Params& p)
+{
+    for (int index = int(threadIdx.x); index < FRESH * NEW; index += THREADS) {
+        int token = batch * FRESH + index / NEW, column = index % NEW;
+        long long row = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
+        tile_t value = tile_t(fresh_value(token, group, column, OPERAND_ARGUMENTS p));
+        if (row >= 0) { // else there is no such place
+            *(column < HEAD_SIZE ? k + row * K_ROW + column : v + row * V_ROW + column - HEAD_SIZE) = value;
+        }
+    }
+}
+
+// Lists what this part reads of what is new.
+__device__ __forceinline__ void list_fresh(
+    Fresh* list, int* count, const int* pages, const unsigned char* known, int part, OPERAND_PARAMETERS const Params& p)
+{
+    for (int token = int(threadIdx.x); token < TOKENS; token += THREADS) {
+        long long row = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
+        int page = row < 0 ? -1 : int(row / PAGE_PLACES), place = int(row % PAGE_PLACES);
+        uint found = 0;
+        #pragma unroll
+        for (int number = 0; number < PART_PAGES; ++number) {
+            int position = (part * PART / PAGE + number) * PAGE + place;
+            bool inside = position / PART == part && position < LENGTH;
+            found |= uint(inside && pages[number] == page && known[inside ? position / BLOCK : 0] != 0) << number;
+        }
+        if (found) {
+            list[atomicAdd(count, 1)] = {short(token), short(place), found};
+        }
+    }
+}
+
+// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+__device__ __forceinline__ void patch(
+    unsigned char* slot, const Fresh* list, int count, const tile_t* ahead, int part, int position, int group,
+    OPERAND_PARAMETERS const Params& p)
+{
+    bool changed = false;
+    for (int number = 0; number < count; ++number) {
+        Fresh fresh = list[number];
+        int at = position % PAGE; // of the piece in its page
+        bool inside = at <= fresh.place && fresh.place < at + PIECE;
+        if (!inside || !(fresh.pages >> (position / PAGE - part * PART / PAGE) & 1)) {
+            continue;
+        }
+        unsigned char* keys = slot + (fresh.place - at) * K_PITCH;
+        unsigned char* values = slot + K_BYTES + (fresh.place - at) * V_PITCH;
+        for (int column = int(threadIdx.x) % 32; column < NEW; column += 32) {
+            tile_t value = number < AHEAD ? ahead[number * NEW + column]
+                                          : tile_t(fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p));
+            unsigned char* target = column < HEAD_SIZE ? keys + column * 2 : values + (column - HEAD_SIZE) * 2;
+            *reinterpret_cast<tile_t*>(target) = value;
+        }
+        changed = true;
+        __syncwarp();
+    }
+    if (changed) {
+        __syncwarp();
+    }
+}
+#endif
 
 // Adds up what `busy` warps have of two neighbouring results.
 __device__ __forceinline__ float2 add_warps(const float (&weight)[WARPS], unsigned char* ring, int index, int busy)
@@ -98,7 +182,7 @@ __device__ __forceinline__ void finish_parts(
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
-    OPERAND_PARAMETERS const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
+    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, const unsigned char* states, float* partial,
     PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
@@ -107,9 +191,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     __shared__ unsigned char known[PARTS * PART_TILES], is_open[PARTS]; // of each tile the state, of each part whether it is open
     __shared__ unsigned short list[PART_TILES];
     __shared__ int pages[PART_PAGES], open_tiles;
+#if FRESH
+    __shared__ Fresh fresh[TOKENS];
+    __shared__ int fresh_count;
+    __shared__ tile_t ahead[AHEAD * NEW];
+    if (threadIdx.x == 0) {
+        fresh_count = 0;
+    }
+#endif
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS, part = int(blockIdx.x);
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-    if (!EARLY) {
+    if (EARLY) {
+        hurry_next_grid();
+    } else {
         wait_for_previous_grid();
     }
     if (int(threadIdx.x) < PART_PAGES) {
@@ -156,10 +250,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         }
     }
     __syncthreads();
-    if (open_tiles == 0 && (parts > 0 || part > 0)) {
-        return; // else nothing is open at all, and somebody has to say so
+    bool is_idle = open_tiles == 0 && (parts > 0 || part > 0); // where nothing is open at all, somebody has to say so
+    if (is_idle && !(FRESH && part == 0)) {
+        return;
     }
-    if (EARLY) {
+    if (EARLY && !FRESH) { // else nobody has written to the pages but this kernel
         wait_for_previous_grid();
     }
     enter_group(k, v, mask, batch, group, p);
@@ -184,6 +279,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     if (warp < pieces) {
         load_mask(added, mask, position_of(0), !(tile_of(0) & 1), p);
     }
+#if FRESH
+    list_fresh(fresh, &fresh_count, pages, known, part, OPERAND_ARGUMENTS p);
+    if (EARLY) {
+        wait_for_previous_grid();
+    }
+    if (part == 0) {
+        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
+    }
+    if (is_idle) {
+        return;
+    }
+    __syncthreads();
+    for (int index = int(threadIdx.x); index < min(fresh_count, AHEAD) * NEW; index += THREADS) {
+        ahead[index] = tile_t(fresh_value(fresh[index / NEW].token, group, index % NEW, OPERAND_ARGUMENTS p));
+    }
+#endif
     #pragma unroll
     for (int first = 0; first < ROWS * HEAD_SIZE; first += THREADS) {
         int index = min(first + int(threadIdx.x), ROWS * HEAD_SIZE - 1), row = index / HEAD_SIZE;
@@ -207,6 +318,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         Scores score;
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
+#if FRESH
+        patch(slot(turn), fresh, fresh_count, ahead, part, position_of(turn), group, OPERAND_ARGUMENTS p);
+#endif
         multiply_keys(score, query, slot(turn));
         soften(rows, score, added, position_of(turn));
         if (warp + (turn + 1) * WARPS < pieces) {

@@ -105,7 +105,9 @@ class _Division:
 
 def loads_pages(group: Group, position: int, operand: Operand) -> bool:
     """Whether keys or values lie in pages that `attention.metal` reads."""
-    return isinstance(operand, Paged) and isinstance(group.problem, Attention) and operand.page % _PAGE_STEP == 0
+    if not isinstance(operand, Paged) or not isinstance(group.problem, Attention):
+        return False
+    return operand.page % _PAGE_STEP == 0 and operand.fresh is None
 
 
 @lowering_of(Attention)

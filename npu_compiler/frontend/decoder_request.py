@@ -55,7 +55,7 @@ class BatchRequest:
             raise ExtractionError(f"given pages of {size} tokens, expected a multiple of {_PAGE_STEP} up to {length}")
         if self.pages is not None and self.pages < length // size:
             raise ExtractionError(
-                f"given {self.pages} pages of {size} tokens, expected at least {length // size}, which one text may take"
+                f"given {self.pages} pages of {size} tokens, expected at least {length // size}, as one text may take"
             )
         if self.chunks is not None and not all(1 < n <= length for n in self.chunks):
             raise ExtractionError(f"given chunks of {list(self.chunks)} tokens, expected 2 to {length}")

@@ -43,7 +43,8 @@ def page_read_ir(pools: Sequence[tuple[int, ...]], dtype: str) -> dict[str, Any]
 def page_write_ir(pools: Sequence[tuple[int, ...]], dtype: str) -> dict[str, Any]:
     """IR that puts a page into each pool: the inverse of `page_read_ir`.
 
-    Its inputs are ``pool_N``, ``page_N`` and ``target`` int64 [1]; its outputs ``new_N``, each in the place of its pool.
+    Its inputs are ``pool_N``, ``page_N`` and ``target`` int64 [1]; its outputs ``new_N``, which take the places of
+    the pools.
 
     Args:
         pools: Their shapes.

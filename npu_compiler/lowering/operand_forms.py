@@ -13,7 +13,7 @@ from math import prod
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.dequantisation import as_codes, with_scale_behind
 from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
-from npu_compiler.lowering.paging import as_pages
+from npu_compiler.lowering.paging import as_pages, with_fresh_rows
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
@@ -78,6 +78,14 @@ def with_operand_forms(
                 current = replace(current, problem=problem)
                 nodes += makers[0].nodes
                 del result[index]
+                pool = form.tensor.index
+                writers = groups.get(pool, [])
+                fresh = with_fresh_rows(form, writers[0], tensors) if len(writers) == readers.get(pool) == 1 else None
+                if fresh is not None and loads(current, position, fresh):
+                    problem = problem.with_operand(position, fresh)
+                    current = replace(current, problem=problem)
+                    nodes += writers[0].nodes
+                    del result[pool]
         if nodes:
             result[group.output.index] = [replace(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
     return result

@@ -17,12 +17,13 @@ from npu_compiler.lowering.problems.forms import Paged
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
-from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, Ref, reindex, substitute, walk
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, Ref, reindex, substitute, walk
 from npu_compiler.tensor.intervals import interval, view_bounds
-from npu_compiler.tensor.trace import TracedTensor
+from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import Step, View
 
-__all__ = ["PAGE_MACROS", "as_pages", "page_prologues", "without_unlike_pages"]
+__all__ = ["PAGE_MACROS", "as_pages", "page_prologues", "share_fresh_rows", "with_fresh_rows"]
+__all__ += ["without_unlike_pages"]
 
 _TABLE = (0, 2)  # the dimensions of [batch, groups, pages, positions, size] that a table has
 
@@ -74,7 +75,9 @@ def _is_inside(load: Load, elements: View, pool: TracedTensor) -> bool:
     """Whether all that is looked up lies in the pool, whatever the table holds."""
     assert load.index is not None
     bounds, (low, high) = interval(load.index), view_bounds(elements)
-    return bounds is not None and 0 <= bounds[0] and 0 <= low and high + bounds[1] * load.index_stride < pool.layout.size
+    if bounds is None or min(low, bounds[0]) < 0:
+        return False
+    return high + bounds[1] * load.index_stride < pool.layout.size
 
 
 def _share_table(problem: Attention) -> bool:
@@ -90,13 +93,61 @@ def _unnumbered(table: Expr) -> Expr:
     return substitute(table, lambda node: replace(node, check=0) if isinstance(node, Checked) else None)
 
 
+def with_fresh_rows(operand: Operand, made: Group, tensors: Sequence[TracedTensor]) -> Paged | None:
+    """Pages with the rows that a scatter puts there, where these are one row of all heads for each token; else None.
+
+    Args:
+        operand: What is read.
+        made: What makes the pool: a scatter in place.
+        tensors: The trace's tensors.
+    """
+    source = operand.tensor.source
+    if not isinstance(operand, Paged) or made.index is None or not isinstance(source, Scatter):
+        return None
+    _, head, row, step = operand.strides
+    _, groups, _, width = operand.shape
+    rows = made.shape[1:] == (groups, width) and made.view.same_elements(View(made.shape, (0, head, step)))
+    apart = operand.offset == 0 and operand.stride % row == 0 and head == operand.page * row
+    if len(made.shape) != 3 or not rows or not apart or made.index_stride != row or not made.is_elementwise:
+        return None
+    if tensors[source.into.tensor].source is not None or not _names_pages(made, operand):
+        return None
+    return replace(operand, fresh=made)
+
+
+def _names_pages(made: Group, operand: Paged) -> bool:
+    """Whether the index of a scatter is a page and a place in it, for each token the same for all heads."""
+    index = made.index
+    assert index is not None
+    for node in walk(index):
+        view = node.view if isinstance(node, Iota) else node.ref.view if isinstance(node, Load) else None
+        if view is not None and any(view.expand(made.shape).strides[dim] and made.shape[dim] > 1 for dim in (1, 2)):
+            return False
+    if isinstance(index, Call) and index.fn == "where" and index.args[1] == Const(-1, index.dtype):
+        index = index.args[2]
+    if not isinstance(index, Call) or index.fn != "add":
+        return False
+    page, place = index.args
+    step, bounds = operand.stride // operand.strides[2], interval(place)
+    scaled = isinstance(page, Call) and page.fn == "mul" and page.args[1] == Const(step, page.dtype)
+    return scaled and bounds is not None and bounds[0] >= -1 and bounds[1] < operand.page
+
+
+def share_fresh_rows(problem: Attention) -> bool:
+    """Whether new keys and new values go to the same places."""
+    k, v = (o.fresh if isinstance(o, Paged) else None for o in (problem.k, problem.v))
+    if k is None or v is None or k.index is None or v.index is None:
+        return False
+    return k.shape[0] == v.shape[0] and _unnumbered(k.index) == _unnumbered(v.index)
+
+
 def without_unlike_pages(problem: Attention) -> list[Group]:
     """What gathers keys and values of pages, where these are not the same for both, as kernels expect; else nothing."""
     found = [operand for operand in (problem.k, problem.v) if isinstance(operand, Paged)]
     return [] if not found or _share_table(problem) else [operand.made for operand in found]
 
 
-PAGE_MACROS = "PAGE? K_PAGE? V_PAGE? PAGE_PARAMETERS? PAGE_ARGUMENTS?"
+PAGE_MACROS = "PAGE? K_PAGE? V_PAGE? PAGE_ARGUMENTS?"
 """What `page_prologues` defines for a kernel's file."""
 
 
@@ -116,6 +167,6 @@ def page_prologues(problem: Attention, lowering: Lowering, dialect: Dialect) -> 
     found = element_function("page_of", k.table, (k.shape[0], k.pages), lowering.tensors, "t", dialect)
     pointers = pointer_parameters(found.operands, dialect)
     macros: dict[str, object] = {"PAGE": k.page, "K_PAGE": k.stride, "V_PAGE": v.stride}
-    macros |= {"PAGE_PARAMETERS": pointers, "PAGE_ARGUMENTS": pointer_arguments(found.operands)}
+    macros["PAGE_ARGUMENTS"] = pointer_arguments(found.operands)
     text = found.text(pointers, dialect)
     return {"pages": Prologue((found.operands,), dict(found.operands.fields), macros, text)}

@@ -23,6 +23,7 @@ from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import Weights
 from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
+from npu_text.sampling import not_a_number
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]
@@ -138,7 +139,7 @@ def _nothing(_: object) -> None:
 
 def _chosen(token: int) -> Chosen:
     if token == NO_NUMBER:
-        raise DeviceError("the model's logits are no numbers: it does not compute in this data type, or weights are lost")
+        raise not_a_number("no number")
     return Chosen(token)
 
 

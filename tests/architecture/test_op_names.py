@@ -13,9 +13,11 @@ from tests.architecture.test_imports import imported, modules
 MODELS_COME_IN = {
     "npu_compiler.ops",
     "npu_compiler.torch_frontend",
-    # These write models themselves, in the IR that a reader then reads: the functions that choose the next token.
+    # These write models themselves, in the IR that a reader then reads: the functions that choose the next token,
+    # and those that move what a batch's steps take.
     "npu_compiler.graph.ir_builder",
     "npu_compiler.graph.next_token",
+    "npu_compiler.graph.page_copies",
     "npu_compiler.graph.sampled_token",
     "npu_compiler.graph.lane_tokens",
 }

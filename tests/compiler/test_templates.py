@@ -18,7 +18,7 @@ from npu_compiler.artifact.plan import Argument, KernelSource
 from npu_compiler.errors import CompileError
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from tests.cuda import shapes, test_prefill
+from tests.cuda import shapes, test_paged_attention, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
 from tests.ops import recurrent_cases
 from tests.ops.cases import case, floats
@@ -114,7 +114,18 @@ def samples() -> list[dict[str, Any]]:
     block = npu_compiler.extract(Block().eval(), (torch.zeros(1, 256), torch.zeros(1, 64, 14, 14)))
     sizes = Sizes(2048)
     step = npu_compiler.extract(Step(sizes).eval(), tensors(sizes, torch.float16))
-    return [*(each.ir(torch.float32) for each in cases), block.ir, step.ir, *grouped_rows(36), *grouped_rows(32)]
+    pages = test_paged_attention.Sizes(2, 4)
+    paged = npu_compiler.extract(
+        test_paged_attention.Step(pages).eval(), test_paged_attention.tensors(pages, torch.float16, [0, 0])
+    )
+    steps_of_decoders = step.ir, paged.ir
+    return [
+        *(each.ir(torch.float32) for each in cases),
+        block.ir,
+        *steps_of_decoders,
+        *grouped_rows(36),
+        *grouped_rows(32),
+    ]
 
 
 @pytest.fixture(scope="module")

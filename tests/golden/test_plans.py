@@ -15,6 +15,7 @@ import torch
 import npu_compiler
 from npu_cli.extras import import_torchvision
 from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, options_of
+from npu_compiler.frontend.decoder_request import BatchRequest
 from tests.support.decoders import import_transformers, make_decoder
 
 FOLDER = Path(__file__).parent
@@ -23,6 +24,10 @@ DISPATCHES = {"resnet18": 23, "resnet50": 56}  # on Metal
 LAYERS = 2
 A_LAYER = {"decode": 6, "prefill_16": 8}  # launches of a layer on Metal: what keeps 28 layers within 170 and 230
 AROUND = {"decode": 2, "prefill_16": 1}  # angles and mask together, the head; less the last layer's norm of one row
+
+BATCH = BatchRequest((8,), 64, chunks=(64,))
+A_LAYER_OF_MANY = {"decode_8": 7, "chunk_64": 8}  # launches of a layer on CUDA
+AROUND_OF_MANY = {"decode_8": 5, "chunk_64": 4}
 
 on_each_target = pytest.mark.parametrize("target", ["metal", "cuda"])
 
@@ -65,16 +70,16 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     version = import_transformers().__version__
     if tuple(map(int, version.split(".")[:2])) < TRANSFORMERS:
         pytest.skip(f"plans of decoders are recorded with transformers 5.23 or newer, and this is {version}")
-    return make_decoder(tmp_path_factory.mktemp("qwen2"), "Qwen2").folder
+    return make_decoder(tmp_path_factory.mktemp("qwen2"), "Qwen2", batch=BATCH).folder
 
 
 def decoder_plan(folder: Path, function: str, target: str) -> ExecutionPlan:
-    functions = {name: folder / f"{name}.json" for name in A_LAYER}
+    functions = {name: folder / f"{name}.json" for name in (A_LAYER if function in A_LAYER else A_LAYER_OF_MANY)}
     return npu_compiler.compile(functions, target=target).functions[function]
 
 
 @on_each_target
-@pytest.mark.parametrize("function", A_LAYER)
+@pytest.mark.parametrize("function", [*A_LAYER, *A_LAYER_OF_MANY])
 def test_the_plan_of_a_decoder_is_as_recorded(
     function: str, target: str, decoder: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -87,6 +92,16 @@ def test_a_layer_of_a_decoder_takes_few_launches(function: str, decoder: Path) -
     assert len(plan.steps) == AROUND[function] + LAYERS * A_LAYER[function]
     kernels = [plan.kernels[step.kernel].entry for step in plan.steps if isinstance(step, KernelCall)]
     assert kernels.count("attention") == LAYERS
+    assert len(plan.state) == 2 * LAYERS
+    assert not plan.notes
+
+
+@pytest.mark.parametrize("function", A_LAYER_OF_MANY)
+def test_a_layer_for_many_texts_gathers_no_page(function: str, decoder: Path) -> None:
+    plan = decoder_plan(decoder, function, "cuda")
+    kernels = [plan.kernels[call.kernel].entry for call in plan.calls if isinstance(call, KernelCall)]
+    assert sum(name.startswith("attention") for name in kernels) == LAYERS
+    assert len(plan.steps) == AROUND_OF_MANY[function] + LAYERS * A_LAYER_OF_MANY[function]
     assert len(plan.state) == 2 * LAYERS
     assert not plan.notes
 

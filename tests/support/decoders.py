@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from npu_cli.extras import import_extra, import_torchvision
+from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Generator
 
 __all__ = [
@@ -88,7 +89,12 @@ class Decoder:
 
 
 def make_decoder(
-    place: Path, family: str, cache_length: int = 128, prefill: Sequence[int] = (16,), **options: Any
+    place: Path,
+    family: str,
+    cache_length: int = 128,
+    prefill: Sequence[int] = (16,),
+    batch: BatchRequest | None = None,
+    **options: Any,
 ) -> Decoder:
     """Extracts a model with seeded weights to a folder in `place`."""
     source = place / "source"
@@ -97,7 +103,7 @@ def make_decoder(
     from npu_compiler.frontend.language_model import extract_language_model
 
     config(family, **options).save_pretrained(source)
-    extract_language_model(source, place / "model", cache_length=cache_length, prefill=prefill)
+    extract_language_model(source, place / "model", cache_length=cache_length, prefill=prefill, batch=batch)
     return Decoder(place / "model", load_decoder(source, None, 0))
 
 

@@ -126,6 +126,8 @@ class Paged(Operand):
             of the pool.
         copied: The operand as it would be in memory, side by side.
         made: What would store it so, for launches that read it from memory all the same.
+        fresh: Rows of pages that are new, and where they go: stored to the pool by the launch that reads it; None where
+            another launch has stored them.
     """
 
     page: int
@@ -133,13 +135,15 @@ class Paged(Operand):
     table: Expr
     copied: Operand
     made: Group
+    fresh: Group | None = None
 
     @property
     def in_memory(self) -> Operand:
         return self.copied
 
     def reads(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys((self.tensor.index, *(load.ref.tensor for load in leaves(self.table)))))
+        pool = (self.tensor.index,) if self.fresh is None else self.fresh.reads()
+        return tuple(dict.fromkeys((*pool, *(load.ref.tensor for load in leaves(self.table)))))
 
     @property
     def pages(self) -> int:

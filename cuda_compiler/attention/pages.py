@@ -1,0 +1,30 @@
+"""How attention kernels look up the pages that keys and values lie in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cuda_compiler.dialect import CUDA
+from npu_compiler.lowering.anchors import pointer_parameters
+from npu_compiler.lowering.paging import PAGE_MACROS as _MACROS
+from npu_compiler.lowering.paging import page_prologues
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Prologue
+
+__all__ = ["PAGE_MACROS", "pages"]
+
+PAGE_MACROS = f"{_MACROS} PAGE_PARAMETERS?"
+"""What `pages` defines for a kernel's file."""
+
+
+def pages(problem: Attention, lowering: Lowering) -> dict[str, Prologue]:
+    """As `page_prologues`; functions that call ``page_of`` take what it reads by ``PAGE_PARAMETERS``."""
+    found = page_prologues(problem, lowering, CUDA)
+    return {
+        name: replace(
+            prologue,
+            macros={**prologue.macros, "PAGE_PARAMETERS": pointer_parameters(prologue.operands[0], CUDA)},
+        )
+        for name, prologue in found.items()
+    }

@@ -1,0 +1,197 @@
+"""A batch over pages: each text as it would be alone, whatever else runs, and whoever shares its pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npu_compiler.artifact.batch_spec import BatchSpec
+from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
+from npu_compiler.errors import ExtractionError, InputError, IRError
+from npu_compiler.frontend.decoder_request import BatchRequest, check_request
+from npu_runtime import Device
+from npu_text.batching.engine import LaneSampling, LaneStep, Prefill
+from npu_text.batching.paged_engine import PagedEngine
+from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, greedy, make_decoder
+
+REQUEST = BatchRequest((1, 4), 32, pages=14, chunks=(16, 64))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    """A Qwen2.5 whose texts have 128 tokens: four pages."""
+    return make_decoder(tmp_path_factory.mktemp("paged"), "Qwen2", batch=REQUEST)
+
+
+@pytest.fixture(scope="module")
+def engine(decoder: Decoder, device: Device) -> PagedEngine:
+    return PagedEngine(decoder.folder, device)
+
+
+class Text:
+    """A text in a lane, with pages of its own."""
+
+    def __init__(self, engine: PagedEngine, lane: int, prompt: Sequence[int], pages: Sequence[int]) -> None:
+        self.engine, self.lane, self.prompt, self.pages = engine, lane, list(prompt), list(pages)
+        self.tokens: list[int] = []
+        engine.begin(lane, LaneSampling(), self.prompt)
+
+    def fill(self, start: int = 0) -> Text:
+        """Puts the prompt from a token on into the pages."""
+        longest = self.engine.chunks[-1]
+        for at in range(start, len(self.prompt), longest):
+            part = self.prompt[at : at + longest]
+            end = at + len(part)
+            pages = self.pages[: -(-end // self.engine.page_tokens)]
+            given = self.engine.prefill(Prefill(self.lane, part, at, pages, choose=end == len(self.prompt)))()
+        assert given.chosen is not None
+        self.tokens = [given.chosen.token]
+        return self
+
+    @property
+    def step(self) -> LaneStep:
+        position = len(self.prompt) + len(self.tokens) - 1
+        return LaneStep(self.lane, [self.tokens[-1]], position, self.pages[: position // self.engine.page_tokens + 1])
+
+
+def go_on(texts: Sequence[Text], count: int) -> None:
+    """So many steps of all texts at once."""
+    for _ in range(count):
+        chosen = texts[0].engine.step([text.step for text in texts])()
+        for text, (choice,) in zip(texts, chosen, strict=True):
+            text.tokens.append(choice.token)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
+    return tokens
+
+
+def test_texts_of_different_lengths_are_pytorchs(engine: PagedEngine, decoder: Decoder) -> None:
+    texts = [
+        Text(engine, lane, prompt(length, lane), pages).fill()
+        for lane, (length, pages) in enumerate([(3, [5]), (40, [0, 7]), (100, [9, 13, 2, 4])])
+    ]
+    go_on(texts, 12)
+    for text in texts:
+        check_greedy(decoder, text.prompt, text.tokens)
+
+
+def test_a_text_is_the_same_in_any_company(engine: PagedEngine) -> None:
+    def run(lanes: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
+        texts = [Text(engine, lane, prompt(length, length), pages).fill() for lane, length, pages in lanes]
+        go_on(texts, 10)
+        return texts[-1].tokens
+
+    alone = run([(0, 3, [1]), (1, 50, [2, 3])])
+    assert run([(3, 90, [4, 5, 6, 7]), (0, 20, [8]), (2, 50, [13, 0])]) == alone
+    assert run([(3, 7, [4]), (1, 50, [9, 10])]) == alone
+
+
+def test_lanes_that_have_been_busy_are_left_alone(engine: PagedEngine, decoder: Decoder) -> None:
+    texts = [Text(engine, lane, prompt(20, lane), [lane]).fill() for lane in range(4)]
+    go_on(texts, 3)
+    go_on(texts[:1], 2)  # by the function for one lane
+    go_on(texts[:2], 2)
+    go_on(texts, 2)
+    for text in texts:
+        check_greedy(decoder, text.prompt, text.tokens)
+
+
+def test_pages_are_shared_and_copied_before_they_part(engine: PagedEngine, decoder: Decoder) -> None:
+    common = prompt(40, 1)
+    first = Text(engine, 0, common + prompt(5, 2), [3, 4]).fill()
+    second = Text(engine, 1, common + prompt(9, 3), [3, 11])  # the first page as it is, 8 tokens of the second
+    engine.copy_page(4, 11)
+    second.fill(start=40)
+    go_on([first, second], 8)
+    for text in (first, second):
+        check_greedy(decoder, text.prompt, text.tokens)
+
+
+def test_calls_are_queued(engine: PagedEngine) -> None:
+    texts = [Text(engine, lane, prompt(10, lane), [lane]).fill() for lane in range(2)]
+    waits = [engine.step([text.step]) for text in (*texts, *texts, *texts)]  # more than are kept on their way
+    given = [wait()[0][0].token for wait in waits]
+    assert given == given[:2] * 3
+    assert [wait()[0][0].token for wait in waits] == given  # asked again
+
+
+@pytest.mark.parametrize("page", [15, -16, 1 << 30], ids=str)
+def test_a_page_that_there_is_none_of(page: int, engine: PagedEngine, decoder: Decoder) -> None:
+    text = Text(engine, 0, prompt(40), [1, 2]).fill()
+    with pytest.raises(InputError, match="expected -15 to 14"):
+        engine.step([LaneStep(1, [1], 40, [page, 3])])()
+    go_on([text], 3)
+    check_greedy(decoder, text.prompt, text.tokens)
+
+
+def test_what_the_engine_does_not_do_is_refused(engine: PagedEngine) -> None:
+    with pytest.raises(InputError, match="expected 1 to 4"):
+        engine.step([LaneStep(lane, [1], 0, [lane]) for lane in range(5)])
+    with pytest.raises(InputError, match="one token of each lane"):
+        engine.step([LaneStep(0, [1, 2], 0, [0])])
+    with pytest.raises(InputError, match="65 tokens"):
+        engine.prefill(Prefill(0, [1] * 65, 0, [0, 1, 2]))
+
+
+def test_learned_positions(tmp_path: Path, device: Device) -> None:
+    decoder = make_decoder(tmp_path, "GPT2", batch=BatchRequest((2,), 64, chunks=(16,)))
+    engine = PagedEngine(decoder.folder, device)
+    text = Text(engine, 1, prompt(9), [2]).fill()
+    go_on([text], 4)
+    assert text.tokens == greedy(decoder, text.prompt, 5)
+
+
+def test_what_the_folder_says(decoder: Decoder, tmp_path: Path) -> None:
+    spec = GenerationSpec.load(decoder.folder)
+    assert spec.batch is not None
+    assert spec.batch.decode == {1: "decode_1", 4: "decode_4"}
+    assert spec.batch.chunks == {16: "chunk_16", 64: "chunk_64"}
+    assert (spec.batch.pages, spec.batch.page_tokens, spec.batch.context) == (14, 32, 128)
+    assert spec.batch.pool_shapes == ((15, 2, 32, 16),) * 4
+    content = json.loads((decoder.folder / FILE_NAME).read_text())
+    del content["batch"]  # as an earlier release wrote it
+    (tmp_path / FILE_NAME).write_text(json.dumps(content))
+    assert GenerationSpec.load(tmp_path) == replace(spec, batch=None)
+    with pytest.raises(InputError, match="--lanes"):
+        PagedEngine(tmp_path, Device("software-metal"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"pages": 13}, {"context": 100}, {"page_tokens": 16}, {"functions": {}}, {"pool_shapes": []}], ids=str
+)
+def test_a_folder_that_contradicts_itself(change: dict[str, Any], decoder: Decoder, tmp_path: Path) -> None:
+    content = json.loads((decoder.folder / FILE_NAME).read_text())
+    content["batch"] |= change
+    (tmp_path / FILE_NAME).write_text(json.dumps(content))
+    with pytest.raises(IRError, match="extract the model again"):
+        GenerationSpec.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (BatchRequest(()), "lanes"),
+        (BatchRequest((0,)), "lanes"),
+        (BatchRequest((2,), 40), "a multiple of 32"),
+        (BatchRequest((2,), 512), "pages of 512 tokens"),
+        (BatchRequest((2,), 32, pages=3), "3 pages"),
+        (BatchRequest((2,), 32, chunks=(1,)), "chunks"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_requests_that_make_no_sense(request_: BatchRequest, message: str, tmp_path: Path) -> None:
+    config("Qwen2").save_pretrained(tmp_path / "source")
+    with pytest.raises(ExtractionError, match=message):
+        check_request(tmp_path / "source", tmp_path / "model", 256, batch=request_)
+
+
+def test_the_spec_knows_its_functions_by_size() -> None:
+    assert BatchSpec(32, 4, 64, (), {}).contradiction() == "no function that takes one token of each lane"
