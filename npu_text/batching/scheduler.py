@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, Protocol, TypeVar
@@ -28,8 +28,15 @@ __all__ = ["Counters", "Event", "Grammar", "Limits", "Scheduler", "Text", "TextR
 
 _FEW = 64  # texts that ended, in a heap
 
-Guesser = Callable[[Sequence[int], int], Sequence[int]]
-"""From the tokens of a text, and how many may be guessed: those that may follow."""
+
+class Guesser(Protocol):
+    """Guesses how one text goes on."""
+
+    def guess(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """At most so many tokens that may follow a text, which has grown since it was last asked about."""
+
+    def learn(self, guessed: int, right: int) -> None:
+        """How many of the guessed tokens were right."""
 
 
 class Grammar(Protocol):
@@ -55,7 +62,7 @@ class TextRequest:
         patience: Seconds for which it may wait to start.
         scored: As `Prefill.scored`, for the prompt.
         grammar: What may follow.
-        guesser: What may be guessed to follow, where the engine checks guesses.
+        guesser: Guesses what follows, where the engine checks guesses; of this text alone.
     """
 
     prompt: tuple[int, ...]
@@ -295,10 +302,15 @@ class Scheduler:
                 events.append(self._after_fill(text, result))
         for text, step, chosen in zip(turn.running, turn.steps, stepped, strict=True):
             if not text.finish:
-                self.counters.guessed += len(step.tokens) - 1
-                self.counters.kept += len(chosen) - 1
+                self._learn(text, len(step.tokens) - 1, len(chosen) - 1)
                 events.append(self._after_step(text, tuple(chosen)))
         return [event for event in events if event.chosen or event.finish or event.scores]
+
+    def _learn(self, text: Text, guessed: int, right: int) -> None:
+        if guessed and text.request.guesser is not None:
+            text.request.guesser.learn(guessed, right)
+            self.counters.guessed += guessed
+            self.counters.kept += right
 
     def _give_up(self, now: float) -> list[Text]:
         late = []
@@ -361,7 +373,7 @@ class Scheduler:
         guess: Sequence[int] = ()
         most = min(self._engine.guess, request.limit - text.added) - 1
         if most > 0 and request.grammar is None and request.guesser is not None:
-            guess = request.guesser(text.tokens, most)[:most]
+            guess = request.guesser.guess(text.tokens, most)[:most]
         position = len(text.tokens) - 1
         table.room(position + 1 + len(guess))
         mask = request.grammar.mask() if request.grammar else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from npu_text.batching.driver import Driver
 from npu_text.batching.engine import BatchEngine
 from npu_text.batching.scheduler import Event, Limits, Text, TextRequest, Turn
+from npu_text.batching.text_guesser import guessing
 from npu_text.serving.answers import Answer, Answers
 from npu_text.serving.vocabulary import Vocabulary
 
@@ -66,6 +67,7 @@ class Core:
         engine: Which.
         vocabulary: Its tokens.
         driver: The thread that runs it.
+        guesser: Makes what guesses how a text goes on; None where the engine checks no guesses.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Core:
         """Nothing runs before `start`."""
         self.engine, self.vocabulary = engine, vocabulary
         self._listener = listener or Listener()
+        self.guesser, self._learn = guessing(engine)
         self.driver = Driver(engine, self._deliver, limits, self._observe)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._entries: dict[Text, _Entry] = {}
@@ -152,4 +155,5 @@ class Core:
                 self._listener.ended(event.finish, len(text.request.prompt), text.shared, text.added)
 
     def _observe(self, turn: Turn, seconds: float) -> None:
+        self._learn(turn, seconds)
         self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.steps))

@@ -19,7 +19,7 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 
 
 
 class _Seconds(Collector):
-    """A histogram of seconds, to which many equal ones can be added at once; that of the package takes one at a time."""
+    """A histogram of seconds, to which many equal ones can be added at once, unlike that of the package."""
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         self._name, self._documentation = name, documentation

@@ -11,7 +11,7 @@ from typing import Any
 from npu_compiler import __version__
 from npu_compiler.errors import InputError
 from npu_text.batching.engine import Chosen, LaneSampling
-from npu_text.batching.scheduler import Grammar, Guesser, TextRequest
+from npu_text.batching.scheduler import Grammar, TextRequest
 from npu_text.serving.answers import Answers
 from npu_text.serving.chat_template import ChatTemplate
 from npu_text.serving.core import Core, TextJob
@@ -53,7 +53,6 @@ class Service:
         template: Makes texts of conversations; None where the model has none.
         grammars: Makes forms for answers.
         options: How requests are treated.
-        guesser: What texts may be guessed to go on with.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Service:
     template: ChatTemplate | None
     grammars: Grammars
     options: ServiceOptions = field(default_factory=ServiceOptions)
-    guesser: Guesser | None = None
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -125,15 +123,16 @@ class Service:
             priority=request.priority or 0,
             patience=self.options.patience,
             scored=scored,
-            guesser=self.guesser,
         )
         sampling = self._sampling(request, best)
+        penalised = bool(request.presence_penalty or request.frequency_penalty or request.repetition_penalty)
         return [
             TextJob(
                 replace(
                     base,
                     sampling=replace(sampling, seed=(sampling.seed + number) % _SEEDS),
                     grammar=self._grammar(form),
+                    guesser=None if penalised or self.core.guesser is None else self.core.guesser(),
                 ),
                 stop,
                 places=best is not None,

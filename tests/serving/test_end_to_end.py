@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from npu_cli.main import main
 from npu_runtime import Device
 from tests.support.decoders import Decoder, config, import_transformers
 from tests.support.serving import CHAT, make_tokenizer, running
@@ -44,11 +51,63 @@ def client(qwen: Decoder) -> Iterator[Any]:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60)
 
 
+@contextlib.contextmanager
+def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`npu serve` as users start it, and its address."""
+    command = [sys.executable, "-m", "npu_cli", "serve", str(folder), "--port", "0", "--device", "software-metal"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server, server.stdout.readline().split()[0]
+        finally:
+            server.kill()
+
+
+def test_a_server_that_was_killed_starts_again_and_stops_when_told(qwen: Decoder) -> None:
+    texts = []
+    for signal_ in (signal.SIGKILL, signal.SIGTERM):
+        with process(qwen.folder) as (server, url):
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
+                options: Any = {"model": "model", "prompt": "Hello", "temperature": 0}
+                texts.append(client.completions.create(**options, max_tokens=20).choices[0].text)
+                stream = client.completions.create(**options, max_tokens=100, stream=True)
+                next(iter(stream))
+                server.send_signal(signal_)
+                if signal_ == signal.SIGTERM:
+                    assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("stop", "length")
+            assert server.wait(60) == (0 if signal_ == signal.SIGTERM else -signal.SIGKILL)
+    assert texts[0] == texts[1]
+
+
+def test_chat_on_a_terminal(qwen: Decoder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n\nAnd?\n"))
+    options = ["--max-tokens", "5", "--temperature", "0", "--system", "Be brief", "--device", "software-metal"]
+    assert main(["chat", str(qwen.folder), *options]) == 0
+    assert capsys.readouterr().out.count("\n") >= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "nowhere"], "is no folder"),
+        (["serve", ".", "--port", "99999"], "expected 0 to 65535"),
+        (["serve", "."], "tokenizer.json"),
+        (["chat", "nowhere"], "generation.json"),
+    ],
+)
+def test_refusals_of_the_command_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err.replace("\n", "")
+
+
 def prompt(number: int) -> list[int]:
     return [(7 * number + 3 * at) % 256 for at in range(20 + number)]
 
 
-def continued(client: Any, number: int, count: int = 40) -> str:
+def continued(client: Any, number: int, count: int = 72) -> str:
     """The text that follows a prompt."""
     answer = client.completions.create(
         model="qwen", prompt=prompt(number), max_tokens=count, temperature=0, extra_body={"ignore_eos": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from npu_compiler.errors import BusyError, InputError
 from npu_text.batching.engine import LaneSampling
 from npu_text.batching.pages import PagePool
 from npu_text.batching.scheduler import Event, Limits, Scheduler, Text, TextRequest, Turn
+from npu_text.batching.text_guesser import guessing
 from tests.support.simulated_engine import SimulatedEngine
 
 
@@ -91,7 +93,7 @@ def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess
             request = random_request(random, beginnings)
             expected.append(alone(request))
             if guess > 1:
-                request = with_guesser(request, expected[-1], random)
+                request = replace(request, guesser=Oracle(expected[-1], random))
             texts.append(simulation.scheduler.submit(request, simulation.now))
         _, absorb = simulation.launch()
         if texts and random.random() < 0.25:
@@ -112,14 +114,19 @@ def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess
     simulation.check_all_free()
 
 
-def with_guesser(request: TextRequest, truth: list[int], random: Random) -> TextRequest:
+@dataclass
+class Oracle:
     """Guesses that are right but for one in four."""
 
-    def guess(tokens: Sequence[int], most: int) -> list[int]:
-        return [t if random.random() < 0.75 else 3 for t in truth[len(tokens) : len(tokens) + most]]
+    truth: list[int]
+    random: Random
 
-    fields = (request.prompt, request.limit, request.sampling, request.stop, request.priority, request.patience)
-    return TextRequest(*fields, guesser=guess)
+    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+        wanted = self.truth[len(tokens) : len(tokens) + most]
+        return [token if self.random.random() < 0.75 else 3 for token in wanted]
+
+    def learn(self, guessed: int, right: int) -> None:
+        assert 0 <= right <= guessed
 
 
 def test_first_come_first_served_within_a_priority() -> None:
@@ -263,3 +270,20 @@ def test_least_recently_used_pages_go_first() -> None:
     assert use(7, 8, 9, 10) == 0  # takes the free page, and that of 3, 4
     assert use(1, 2) == 2
     assert use(5, 6) == 2
+
+
+def test_texts_that_repeat_themselves_take_fewer_steps() -> None:
+    """The guesses of `text_guesser`, which change no text."""
+    said = [5, 6, 7, 8, 9] * 20
+    calls = []
+    for guess in (1, 4):
+        engine = SimulatedEngine(lanes=1)
+        engine.script, engine.ending, engine.guess = said, 0, guess
+        simulation = Simulation(engine)
+        make, _ = guessing(engine)
+        request = TextRequest((1, 2), len(said), guesser=make() if make else None)
+        text = simulation.scheduler.submit(request, 0)
+        simulation.run()
+        assert text.tokens[2:] == said
+        calls.append(engine.calls[1])
+    assert calls[1] < calls[0] / 2
