@@ -138,7 +138,7 @@ def microseconds(device: Device, logits: NPUBuffer, sampling: LaneSampling, draw
     rows = [LaneRow(lane, 9) for lane in range(lanes)]
     bound = chooser.bind(logits, chooser.features(rows) | ({Feature.DRAWN} if drawn else set()))
     bound.put(rows)
-    recording = device.backend.record([bound.plan] * _REPEATED)
+    recording = device.backend.record([*bound.plans] * _REPEATED)
     replay = partial(recording.replay, sync=False, stream=None)
     taken = cuda_timing.milliseconds(replay, device.backend.stream.ptr)  # type: ignore[attr-defined]
     recording.launch()()
@@ -156,8 +156,8 @@ def profile(device: Device, vocabulary: int, lanes: int) -> None:
         rows = [LaneRow(lane, 9) for lane in range(lanes)]
         bound = chooser.bind(given, chooser.features(rows))
         bound.put(rows)
-        prepared = bound.plan.plan
-        taken = np.median([prepared.run_timed(bound.plan.buffers) for _ in range(7)], axis=0) * 1e6
+        prepared = bound.plans[-1].plan
+        taken = np.median([prepared.run_timed(bound.plans[-1].buffers) for _ in range(7)], axis=0) * 1e6
         print(f"{lanes} lanes, {name}:", " | ".join(f"{each:.1f}" for each in taken), flush=True)
 
 

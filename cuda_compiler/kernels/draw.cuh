@@ -5,14 +5,14 @@
 // bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
 // Grid: rows in x. Block: THREADS.
 constexpr int BINS = 1344;
-constexpr float DEPTH = 28.0f; // of exponents that have a weight
-constexpr float PER_UNIT = 48.0f; // bins
+constexpr float PER_UNIT = 48.0f; // bins of an exponent of 1: behind the last bin nothing has a weight
+constexpr float PER_BIN = -1.44269504f / PER_UNIT; // of the binary exponent
 constexpr int NEAR = 432; // bins that most of the weight lies in; the weight of a token behind them has 32 bits
 constexpr float ONE = 1099511627776.0f; // the greatest weight
 constexpr int OWN_BINS = (BINS + THREADS - 1) / THREADS;
 constexpr int OWN_ENTRIES = CAPACITY / THREADS;
 constexpr int WARPS = THREADS / 32;
-constexpr int AHEAD = CHUNK > 4 ? 2 : 4; // chunks that a thread loads at a time
+constexpr int AHEAD = 4; // chunks that a thread loads at a time
 constexpr uint ALL_LANES = 0xffffffffu;
 
 struct Memory {
@@ -29,7 +29,7 @@ struct Memory {
 struct Row {
     const a_t* logits;
     int length, column;
-    float highest, scale;
+    float highest, bins; // of a difference of 1 from the highest logit
     uint64 least; // weight that is not below the share of the likeliest
 };
 
@@ -81,26 +81,30 @@ __device__ __forceinline__ void walk(const Row& row, Visit visit)
     }
 }
 
-__device__ __forceinline__ float exponent_of(float value, const Row& row) { return (value - row.highest) * row.scale; }
+// How far a logit is behind the highest, in bins.
+__device__ __forceinline__ float distance_of(float value, const Row& row) { return (row.highest - value) * row.bins; }
 
-__device__ __forceinline__ float scaled_weight(float exponent) { return __expf(exponent) * ONE; }
-
-__device__ __forceinline__ uint64 weight_of(float exponent) { return uint64(scaled_weight(exponent)); }
-
-__device__ __forceinline__ int exponent_bin(float exponent)
+// The weight at a distance, not rounded down yet.
+__device__ __forceinline__ float scaled_weight(float distance)
 {
-    return exponent > -DEPTH ? int(-exponent * PER_UNIT) : BINS;
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(distance * PER_BIN));
+    return result * ONE;
 }
+
+__device__ __forceinline__ uint64 weight_of(float distance) { return uint64(scaled_weight(distance)); }
 
 __device__ __forceinline__ int bin_of(float value, int token, const Range& range, const Row& row)
 {
-    float exponent = exponent_of(value, row);
+    float distance = distance_of(value, row);
+    if (!(distance < float(BINS))) {
+        return BINS;
+    }
     if (range.shift < 0) {
-        return exponent_bin(exponent);
+        return int(distance);
     }
     Entry entry = entry_of(value, token);
-    bool inside = exponent > -DEPTH && entry >= range.first && entry <= range.last;
-    return inside ? int((entry - range.first) >> range.shift) : BINS;
+    return entry >= range.first && entry <= range.last ? int((entry - range.first) >> range.shift) : BINS;
 }
 
 __device__ __forceinline__ uint count_at(int bin, const Memory& memory) { return bin < 0 ? 0u : memory.counts[bin]; }
@@ -226,40 +230,35 @@ __device__ __noinline__ uint64 fill_bins(
     clear_bins(memory);
     uint64 all = 0ull, enough = 0ull;
     if (range.shift < 0) {
-        float end = -float(range.bins) / PER_UNIT; // behind it, but for rounding, all is rest
-        end = weighs_rest || range.bins == BINS ? -DEPTH : max(end - 1.0f, -DEPTH);
+        float end = float(range.bins), last = weighs_rest ? float(BINS) : end;
+        bool has_least = row.least > 0;
         walk(row, [&](float value, int) {
-            float exponent = exponent_of(value, row);
-            if (exponent > end) {
-                int bin = int(-exponent * PER_UNIT);
-                float scaled = scaled_weight(exponent);
-                if (bin < range.bins) {
-                    uint64 weight = uint64(scaled);
-                    all += weight;
-                    enough += weight >= row.least ? weight : 0ull;
-                    add(bin, weight, memory);
-                } else if (bin >= NEAR) {
-                    uint weight = uint(scaled);
-                    all += weight;
-                    enough += weight >= row.least ? weight : 0u;
+            float distance = distance_of(value, row);
+            if (distance < last) {
+                float scaled = scaled_weight(distance);
+                uint64 weight;
+                if (distance < end) {
+                    weight = uint64(scaled);
+                    add(int(distance), weight, memory);
                 } else {
-                    uint64 weight = uint64(scaled);
-                    all += weight;
-                    enough += weight >= row.least ? weight : 0ull;
+                    weight = distance < float(NEAR) ? uint64(scaled) : uint64(uint(scaled));
                 }
+                all += weight;
+                enough += has_least && weight >= row.least ? weight : 0ull;
             }
         });
     } else {
         walk(row, [&](float value, int token) {
             int bin = bin_of(value, token, range, row);
             if (bin < BINS) {
-                add(bin, weight_of(exponent_of(value, row)), memory);
+                add(bin, weight_of(distance_of(value, row)), memory);
             }
         });
     }
     add_up_bins(memory);
-    likely = sum_of(enough, memory);
-    return sum_of(all, memory);
+    all = sum_of(all, memory);
+    likely = row.least > 0 ? sum_of(enough, memory) : all;
+    return all;
 }
 
 __device__ __forceinline__ bool is_behind(int bin, uint64 target, bool by_count, const Memory& memory)
@@ -293,14 +292,11 @@ __device__ __noinline__ Window list_bins(int first, int last, const Range& range
     }
     __syncthreads();
     if (range.shift < 0) {
-        float begin = -float(last + 1) / PER_UNIT - 1.0f; // behind it, but for rounding, there are none
+        float begin = float(first), end = float(last + 1);
         walk(row, [&](float value, int token) {
-            float exponent = exponent_of(value, row);
-            if (exponent > begin) {
-                int bin = exponent_bin(exponent);
-                if (bin >= first && bin <= last) {
-                    memory.list[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
-                }
+            float distance = distance_of(value, row);
+            if (distance >= begin && distance < end) {
+                memory.list[atomicAdd(&memory.taken, 1u)] = entry_of(value, token);
             }
         });
     } else {
@@ -333,13 +329,13 @@ __device__ __noinline__ Found find_in(
     uint64 mass = 0ull;
     uint number = 0u;
     for (int at = first; at < end; ++at) {
-        mass += weight_of(exponent_of(value_of(memory.list[at]), row));
+        mass += weight_of(distance_of(value_of(memory.list[at]), row));
     }
     sum_before(mass, number, memory);
     uint64 reached = window.mass_before + mass;
     for (int at = first; at < end; ++at) {
         uint64 begin = reached;
-        reached += weight_of(exponent_of(value_of(memory.list[at]), row));
+        reached += weight_of(distance_of(value_of(memory.list[at]), row));
         if (by_count ? uint64(window.count_before) + uint64(at) == target : begin <= target && target < reached) {
             memory.entry = memory.list[at];
             memory.mass = reached;
@@ -422,37 +418,46 @@ __device__ __forceinline__ uint64 share_of(uint64 mass, uint high, uint low)
     return (mass >> 32) * high + (((mass & ALL_LANES) * high + share_of(mass, low)) >> 32);
 }
 
+// The highest logit, NaN where there is one.
+__device__ float highest_of(float own, Memory& memory)
+{
+    float* shared = reinterpret_cast<float*>(memory.numbers);
+    own = warp_max<32>(own);
+    if (threadIdx.x % 32 == 0) {
+        shared[threadIdx.x / 32] = own;
+    }
+    __syncthreads();
+    own = warp_max<32>(threadIdx.x % 32 < WARPS ? shared[threadIdx.x % 32] : own);
+    __syncthreads();
+    return own;
+}
+
 __device__ __forceinline__ int64 drawn(
-    Row& row, float top_p, float min_p, int64 top_k, uint high, uint low, Memory& memory)
+    Row& row, float scale, float top_p, float min_p, int64 top_k, uint high, uint low, Memory& memory)
 {
     float own = -__uint_as_float(0x7f800000u);
-    int own_token = -1;
-    bool is_number = true;
-    walk(row, [&](float value, int token) {
-        is_number = is_number && value == value;
-        if (value > own) {
-            own = value;
-            own_token = token;
-        }
-    });
-    Entry own_entry = own_token < 0 ? ~0ull : entry_of(own, own_token);
-    Entry best = least_of(is_number ? own_entry : 0ull, memory);
-    row.highest = value_of(best);
-    if (best == 0ull || best == ~0ull || !(row.highest - row.highest == 0.0f)) {
+    walk(row, [&](float value, int) { own = combine_max(own, value); });
+    row.highest = highest_of(own, memory);
+    if (!(row.highest - row.highest == 0.0f)) {
         return -1;
     }
-    if (row.scale == 0.0f) {
-        return int64(best & ALL_LANES);
+    if (scale == 0.0f) {
+        Entry first = ~0ull;
+        walk(row, [&](float value, int token) {
+            first = value == row.highest && first == ~0ull ? Entry(token) : first;
+        });
+        return int64(least_of(first, memory));
     }
+    row.bins = min(scale * PER_UNIT, 3.4028234e38f);
     row.least = min_p > 0.0f ? uint64(min(min_p, 1.0f) * ONE) : 0ull;
     Range range = {0ull, 0ull, -1, NEAR};
     Window window = {0ull, 0ull, 0u, 0u};
     if (top_k > 0) {
         // so many of the threads' best tokens are in the first bins, and with them all that are likelier
         clear_bins(memory);
-        int bin = own_token < 0 ? BINS : exponent_bin(exponent_of(own, row));
-        if (bin < BINS) {
-            add(bin, 0ull, memory);
+        float distance = distance_of(own, row);
+        if (distance < float(BINS)) {
+            add(int(distance), 0ull, memory);
         }
         add_up_bins(memory);
         range.bins = min(BINS, bin_with(uint64(top_k - 1), true, memory) + 1);
@@ -479,9 +484,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(
     long long at = blockIdx.x;
     const float* limit = limits + at * p.limits_row;
     const int64* word = words + at * p.words_row;
-    Row row = {logits + at * p.logits_row, p.length, p.logits_column, 0.0f, limit[0], 0ull};
+    Row row = {logits + at * p.logits_row, p.length, p.logits_column, 0.0f, 0.0f, 0ull};
     int64 value[1] = {drawn(
-        row, limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row], uint(word[0]),
+        row, limit[0], limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row], uint(word[0]),
         uint(word[p.words_column]), memory)};
     if (threadIdx.x == 0) {
         finish(value, 0, 0, int(at), out, EPILOGUE_ARGUMENTS p);

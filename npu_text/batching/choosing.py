@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from functools import partial
+from math import isfinite, prod
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from npu_compiler.graph.lane_tokens import (
     OF_TEXT,
     Feature,
     lane_row_ir,
+    lane_rows_ir,
     lane_tokens_ir,
 )
 from npu_compiler.integers import ceil_div
@@ -109,12 +111,12 @@ class _Lane:
 
     Attributes:
         sampling: How its tokens are chosen.
-        latest: The token that its counts do not have on the device yet.
+        last: The token whose count the device does not have yet.
         counts: Of all tokens that it has, as the device keeps them.
     """
 
     sampling: LaneSampling = field(default_factory=LaneSampling)
-    latest: int = 0
+    last: int = 0
     counts: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -183,10 +185,10 @@ class LaneChooser:
         seed = sampling.seed % _SEEDS
         penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
         values: dict[str, object] = {
-            "limits": (inverse, sampling.top_p, sampling.min_p),
-            "top_k": min(sampling.top_k, self.vocabulary),
-            "seeds": seed - _SEEDS if seed >= _SEEDS >> 1 else seed,
-            "penalties": penalties,
+            "all_limits": (inverse, sampling.top_p, sampling.min_p),
+            "all_top_k": min(sampling.top_k, self.vocabulary),
+            "all_seeds": seed - _SEEDS if seed >= _SEEDS >> 1 else seed,
+            "all_penalties": penalties,
         }
         for name, value in values.items():
             self._settings(name)[lane] = value
@@ -208,20 +210,24 @@ class LaneChooser:
             logits: Where they are, or will be.
             features: What it does; rows may ask for less.
         """
-        executor = self._prepared(logits.shape, frozenset(features))
-        inputs: dict[str, NPUBuffer] = {"logits": logits}
-        own: dict[str, NPUBuffer] = {}
+        asked = frozenset(features)
+        executor = self._choice(logits.shape, asked)
+        inputs, own, plans = {"logits": logits}, {}, []
         for spec in executor.plan.inputs:
-            if spec.name in ("rows", "masks", "latest", "latest_counts"):
-                own[spec.name] = self._visible(spec)
-            elif spec.name in ("counts", "bias"):
+            if spec.name in _TABLES:
                 inputs[spec.name] = NPUBuffer(self.device, self._table(spec.name).data, spec)
             elif spec.name != "logits":
-                self._settings(spec.name)
-                inputs[spec.name] = self._memory[spec.name]
+                inputs[spec.name] = NPUBuffer(self.device, self.device.backend.allocate(spec.nbytes), spec)
+        if asked & _NEED_ROWS:
+            rows = self._rows(prod(logits.shape[:-1]), asked)
+            own = {spec.name: self._visible(spec) for spec in rows.plan.inputs if spec.name not in _SETTINGS}
+            settings = {spec.name: self._memory[spec.name] for spec in rows.plan.inputs if self._is_setting(spec)}
+            made = {spec.name: inputs[spec.name] for spec in rows.plan.outputs}
+            plans.append(rows.bind({**own, **settings}, made))
         states = {output for output, _ in executor.plan.state}
         outputs = {spec.name: self._visible(spec) for spec in executor.plan.outputs if spec.name not in states}
-        return BoundChoice(self, executor.bind({**inputs, **own}, outputs), own, outputs)
+        plans.append(executor.bind(inputs, outputs))
+        return BoundChoice(self, plans, own, inputs.get("masks"), outputs)
 
     def choose(self, logits: NPUBuffer, rows: Sequence[LaneRow]) -> Callable[[], tuple[Chosen, ...]]:
         """Asks for the tokens of some rows of logits, the first ones of a buffer [..., V].
@@ -235,7 +241,7 @@ class LaneChooser:
         key = id(logits), self.features(rows)
         if key not in self._calls:
             bound = self.bind(logits, key[1])
-            self._calls[key] = logits, bound, self.device.backend.record([bound.plan])
+            self._calls[key] = logits, bound, self.device.backend.record(bound.plans)
         _, bound, recording = self._calls[key]
         bound.put(rows)
         wait = recording.launch()
@@ -246,12 +252,18 @@ class LaneChooser:
 
         return finish
 
-    def _prepared(self, shape: tuple[int, ...], features: frozenset[Feature]) -> Executor:
-        key = (shape, features)
+    def _choice(self, shape: tuple[int, ...], features: frozenset[Feature]) -> Executor:
+        return self._prepared((shape, features), partial(lane_tokens_ir, shape, self._kind, self.lanes + 1, features))
+
+    def _rows(self, rows: int, features: frozenset[Feature]) -> Executor:
+        asked = features & _NEED_ROWS
+        return self._prepared((rows, asked), partial(lane_rows_ir, rows, self.lanes + 1, asked))
+
+    def _prepared(self, key: tuple[object, ...], make: Callable[[], dict[str, Any]]) -> Executor:
+        """What runs a function, which is made when it is first asked for."""
         with self._lock:
             if key not in self._executors:
-                ir = lane_tokens_ir(shape, self._kind, self.lanes + 1, features)
-                self._executors[key] = self._compiled(ir)
+                self._executors[key] = self._compiled(make())
             return self._executors[key]
 
     def _compiled(self, ir: dict[str, Any]) -> Executor:
@@ -260,6 +272,12 @@ class LaneChooser:
 
     def _visible(self, spec: BufferSpec) -> NPUBuffer:
         return NPUBuffer(self.device, self.device.backend.allocate_visible(spec.nbytes), spec)
+
+    def _is_setting(self, spec: BufferSpec) -> bool:
+        """Whether an input is what lanes ask for; it then has memory."""
+        if spec.name in _SETTINGS:
+            self._settings(spec.name)
+        return spec.name in _SETTINGS
 
     def _settings(self, name: str) -> NDArray[Any]:
         """What lanes ask for, where the device reads it."""
@@ -281,19 +299,15 @@ class LaneChooser:
 
     def _write_row(self, name: str, lane: int, content: Mapping[int, float]) -> None:
         table, kind = self._table(name), _TABLES[name]
-        with self._lock:
-            if (name,) not in self._executors:
-                self._executors[name,] = self._compiled(lane_row_ir(self.lanes + 1, self.vocabulary, kind))
+        executor = self._prepared((name,), partial(lane_row_ir, self.lanes + 1, self.vocabulary, kind))
         row = np.zeros((1, self.vocabulary), kind)
         row[0, list(content)] = list(content.values())
-        executor = self._executors[name,]
         spec = next(spec for spec in executor.plan.inputs if spec.name == "all")
         every = NPUBuffer(self.device, table.data, spec)
         executor.run({"all": every, "lane": np.array([lane]), "row": row})
 
-    def _put(self, rows: Sequence[LaneRow], own: Mapping[str, NDArray[Any]]) -> None:
+    def _put(self, rows: Sequence[LaneRow], count: int, own: Mapping[str, NDArray[Any]]) -> None:
         """Writes what a call needs to know of its rows."""
-        count = len(own["rows"])
         if not 0 < len(rows) <= count:
             raise InputError(f"given {len(rows)} rows for logits of {count}, expected 1 to so many")
         if any(not 0 <= row.lane < self.lanes for row in rows):
@@ -304,24 +318,18 @@ class LaneChooser:
                 "given several rows for a lane with penalties, expected one: what a guess would add to the counts is "
                 "not known before it is checked"
             )
-        own["rows"][: len(rows)] = [(row.lane, row.position) for row in rows]
-        own["rows"][len(rows) :] = self.lanes, 0
-        if "latest" in own:
+        if "rows" in own:
+            own["rows"][: len(rows)] = [(row.lane, row.position) for row in rows]
+            own["rows"][len(rows) :] = self.lanes, 0
+        if "last" in own:
             texts = [self._lanes[row.lane] for row in rows] + [self._lanes[-1]] * (count - len(rows))
-            own["latest"][:] = [text.latest for text in texts]
-            own["latest_counts"][:] = [text.counts[text.latest] for text in texts]
-        if "masks" in own:
-            words = own["masks"].view(np.uint32)
-            for number, row in enumerate(rows):
-                words[number] = _ALL_ALLOWED if row.mask is None else self._checked(row.mask)
-        elif any(row.mask is not None for row in rows):
-            raise InputError("given a mask for a choice that was bound without masks")
+            own["last"][:] = [text.last for text in texts]
+            own["last_counts"][:] = [text.counts[text.last] for text in texts]
 
-    def _checked(self, mask: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def _check_mask(self, mask: NDArray[np.uint32]) -> None:
         words = ceil_div(self.vocabulary, MASK_BITS)
         if mask.shape != (words,) or mask.dtype != np.uint32:
             raise InputError(f"given a mask {mask.dtype} {list(mask.shape)}, expected uint32 [{words}]")
-        return mask
 
     def _chosen(self, rows: Sequence[LaneRow], found: Mapping[str, NDArray[Any]]) -> tuple[Chosen, ...]:
         """The choices for rows, which join the counts of their texts."""
@@ -331,7 +339,7 @@ class LaneChooser:
             if token < 0:
                 raise not_a_number("no number")
             if text.is_penalised:
-                text.latest = token
+                text.last = token
                 text.counts[token] += OF_TEXT
             best = text.sampling.best
             if best is None:
@@ -346,18 +354,34 @@ class BoundChoice:
     """A choice from the logits in one buffer. Calls of `put`, runs of the plan and `read` follow one another.
 
     Attributes:
-        plan: To be run, or recorded behind what makes the logits.
+        plans: To be run one after another, or recorded: the last one behind what makes the logits.
     """
 
     def __init__(
-        self, chooser: LaneChooser, plan: BoundPlan, own: Mapping[str, NPUBuffer], outputs: Mapping[str, NPUBuffer]
+        self,
+        chooser: LaneChooser,
+        plans: Sequence[BoundPlan],
+        own: Mapping[str, NPUBuffer],
+        masks: NPUBuffer | None,
+        outputs: Mapping[str, NPUBuffer],
     ) -> None:
-        self.plan = plan
-        self._chooser = chooser
-        self._memory = own, outputs  # stays as long as the plan
+        """Takes what `LaneChooser.bind` made.
+
+        Args:
+            chooser: Whose.
+            plans: What brings to the device what `put` writes, and what chooses.
+            own: What `put` writes for each call, where host and device see it.
+            masks: int32 [R, W] on the device, where there are masks.
+            outputs: Where host and device see them.
+        """
+        self.plans = plans
+        self._chooser, self._masks = chooser, masks
+        (self._count,) = outputs["tokens"].shape
+        self._memory = own, outputs  # stays as long as the plans
         self._own = {name: _writable(buffer) for name, buffer in own.items()}
         self._found = {name: _readable(buffer) for name, buffer in outputs.items()}
         self._rows: Sequence[LaneRow] = ()
+        self._masked = [True] * (masks.shape[0] if masks is not None else 0)  # rows that do not allow all tokens
 
     def put(self, rows: Sequence[LaneRow]) -> None:
         """Says for whom the first rows of the logits choose; what the others give is nobody's.
@@ -366,8 +390,25 @@ class BoundChoice:
             InputError: More rows than logits, no such lane, a mask of another size, or several rows of a lane with
                 penalties.
         """
-        self._chooser._put(rows, self._own)
+        self._chooser._put(rows, self._count, self._own)
+        if self._masks is None and any(row.mask is not None for row in rows):
+            raise InputError("given a mask for a choice that was bound without masks")
+        for row in rows:
+            if row.mask is not None:
+                self._chooser._check_mask(row.mask)
         self._rows = tuple(rows)
+        for number, is_masked in enumerate(self._masked):
+            mask = self._rows[number].mask if number < len(rows) else None
+            if mask is not None or is_masked:
+                self._write_mask(number, mask)
+
+    def _write_mask(self, row: int, mask: NDArray[np.uint32] | None) -> None:
+        """Writes the mask of a row, ahead of whatever is asked for next; None allows all tokens."""
+        assert self._masks is not None
+        size = self._masks.shape[1] * self._masks.dtype.size
+        with self._masks.data.writing_part(row * size, size) as content:
+            content.view(np.uint32)[...] = _ALL_ALLOWED if mask is None else mask
+        self._masked[row] = mask is not None
 
     def read(self) -> tuple[Chosen, ...]:
         """What a run that has been waited for chose, in the order of the rows. To be called once for each run.
@@ -380,12 +421,13 @@ class BoundChoice:
 
 _ALL_ALLOWED = np.uint32(0xFFFFFFFF)
 _SETTINGS: dict[str, tuple[tuple[int, ...], str]] = {
-    "limits": ((3,), "float32"),
-    "top_k": ((), "int64"),
-    "seeds": ((), "int64"),
-    "penalties": ((3,), "float32"),
+    "all_limits": ((3,), "float32"),
+    "all_top_k": ((), "int64"),
+    "all_seeds": ((), "int64"),
+    "all_penalties": ((3,), "float32"),
 }
 _TABLES = {"counts": "int32", "bias": "float32"}
+_NEED_ROWS = frozenset((Feature.DRAWN, Feature.BIAS, Feature.PENALTIES))
 
 
 def _dense(name: str, shape: tuple[int, ...], kind: str) -> BufferSpec:

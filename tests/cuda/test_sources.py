@@ -68,7 +68,7 @@ def test_kernels_of_prefill_compile(architecture: int) -> None:
 def test_kernels_that_choose_tokens_compile(architecture: int) -> None:
     kind = "float16" if architecture < 80 else "bfloat16"
     limits = {70: ("top_k",), 80: ("top_p",), 90: ("top_k", "top_p")}[architecture]
-    features = {70: (), 80: (Feature.DRAWN,), 90: (*Feature,)}[architecture]
+    features = {70: set(), 80: {Feature.DRAWN}, 90: {*Feature}}[architecture]
     irs = next_token_ir(151936, kind, 2048), sampled_token_ir(151936, kind, 2048, 4, limits)
     irs += (lane_tokens_ir((8, 1, 151936 - architecture), kind, 9, features), lane_row_ir(9, 151936, "int32"))
     programs = [npu_compiler.compile(ir, "cuda", str(ir.get("compute_dtype", kind))) for ir in irs]
