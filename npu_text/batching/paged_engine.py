@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
 from npu_compiler.errors import DeviceError, InputError
+from npu_compiler.graph.lane_tokens import Feature
 from npu_compiler.graph.next_token import NO_NUMBER, next_tokens_ir
 from npu_compiler.graph.page_copies import page_read_ir, page_write_ir, staging_ir
 from npu_compiler.tensor.layout import BufferSpec
@@ -22,6 +24,7 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import Weights
+from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, check_sampling
 from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
 from npu_text.sampling import not_a_number
 from npu_text.step_functions import ProgramFunctions, open_program
@@ -73,6 +76,7 @@ class PagedEngine:
         functions = ProgramFunctions(program, folder / spec.weights, device)
         executors = {name: functions.executor(name) for name in batch.functions}  # all of them, ahead of any recording
         self._pools = _pools(batch, executors[next(iter(executors))], device)
+        self.chooser = LaneChooser(device, spec.vocabulary, spec.dtype, self.lanes)
         scenes = {
             name: _Scene(self, batch.functions[name], executor, self._pools, functions.weights)
             for name, executor in executors.items()
@@ -82,20 +86,22 @@ class PagedEngine:
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         """As `BatchEngine.check`."""
-        if sampling.temperature or sampling.best is not None or sampling.logit_bias or _has_penalties(sampling):
-            raise InputError(f"given {sampling}, expected the likeliest token: temperature=0 alone")
-        if scored is not None or masked:
-            raise InputError("given a mask, or a prompt to be scored; this engine has neither")
+        check_sampling(sampling, self.vocabulary)
+        if scored is not None:
+            raise InputError(
+                "given a prompt to be scored: functions for many texts give the logits of a prompt's last token alone; "
+                "leave out echo or logprobs"
+            )
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """As `BatchEngine.begin`."""
-        self.check(sampling, None, False)
+        self.chooser.begin(lane, sampling, tokens)
 
     def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
         """As `BatchEngine.prefill`."""
         count = len(part.tokens)
         length = next((n for n in self.chunks if n >= count), 0)
-        if not count or not length or part.scored is not None or part.mask is not None:
+        if not count or not length or part.scored is not None:
             raise InputError(f"given {count} tokens of lane {part.lane}, expected 1 to {self.chunks[-1:]} without more")
         turn = self._functions[self._chunk[length]].turn()
         turn.tokens[0, :count] = part.tokens
@@ -104,8 +110,13 @@ class PagedEngine:
         turn.positions[0, count:] = _NOBODY
         turn.set_pages(0, part.pages)
         turn.set_last(count - 1)
-        wait = turn.launch()
-        return lambda: Prefilled(_chosen(wait()[0]) if part.choose else _nothing(wait()))
+        wait = turn.launch([LaneRow(part.lane, part.position + count, part.mask)] if part.choose else [])
+
+        def finish() -> Prefilled:
+            chosen = wait()
+            return Prefilled(chosen[0] if part.choose else None)
+
+        return finish
 
     def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
         """As `BatchEngine.step`."""
@@ -113,28 +124,20 @@ class PagedEngine:
         name = next((name for lanes, name in self._decode.items() if lanes >= count), None)
         if not count or name is None:
             raise InputError(f"given {count} lanes, expected 1 to {self.lanes}")
-        if any(len(step.tokens) != 1 or step.mask is not None for step in steps):
-            raise InputError("given a guess or a mask, expected one token of each lane")
+        if any(len(step.tokens) != 1 for step in steps):
+            raise InputError("given a guess, expected one token of each lane")
         turn = self._functions[name].turn()
         turn.tokens[:count, 0] = [step.tokens[0] for step in steps]
         turn.positions[:count, 0] = [step.position for step in steps]
         for row, step in enumerate(steps):
             turn.set_pages(row, step.pages)
         turn.leave_idle(count)
-        wait = turn.launch()
-        return lambda: [(_chosen(token),) for token in wait()[:count]]
+        wait = turn.launch([LaneRow(step.lane, step.position + 1, step.mask) for step in steps])
+        return lambda: [(chosen,) for chosen in wait()[:count]]
 
     def copy_page(self, source: int, target: int) -> None:
         """As `BatchEngine.copy_page`."""
         self._copy(source, target)
-
-
-def _has_penalties(sampling: LaneSampling) -> bool:
-    return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0)
-
-
-def _nothing(_: object) -> None:
-    return None
 
 
 def _chosen(token: int) -> Chosen:
@@ -166,6 +169,7 @@ class _Scene:
         self, engine: PagedEngine, step: BatchStepSpec, executor: Executor, pools: Sequence[NPUBuffer], weights: Weights
     ) -> None:
         device = self.device = engine.device
+        self.chooser = engine.chooser
         self.step, self.idle = step, engine.pages
         specs = {spec.name: spec for spec in executor.plan.inputs}
         self._names = [name for name in (step.tokens, step.positions, step.tables, step.last) if name]
@@ -181,12 +185,20 @@ class _Scene:
         self._function = executor.bind(inputs, {step.logits: self._logits}, weights)
 
     def record(self, inputs: Sequence[NPUBuffer], chosen: NPUBuffer) -> Recording:
-        """A call of the function from staged inputs to the chosen tokens."""
+        """A call of the function from staged inputs to the chosen tokens, the likeliest ones."""
+        choice = self._choice.bind({"logits": self._logits}, {"chosen": chosen})
+        return self._recorded(inputs, [choice])
+
+    def record_choice(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature]) -> tuple[BoundChoice, Recording]:
+        """A call of the function from staged inputs to tokens that are chosen as lanes ask for it."""
+        choice = self.chooser.bind(self._logits, features)
+        return choice, self._recorded(inputs, choice.plans)
+
+    def _recorded(self, inputs: Sequence[NPUBuffer], choice: Sequence[BoundPlan]) -> Recording:
         given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
         staging = self._staging.bind(given, there)
-        choice = self._choice.bind({"logits": self._logits}, {"chosen": chosen})
-        return self.device.backend.record([staging, self._function, choice])
+        return self.device.backend.record([staging, self._function, *choice])
 
     @property
     def chosen(self) -> BufferSpec:
@@ -238,7 +250,9 @@ class _Turn:
         self._chosen, chosen = _visible(scene.device, scene.chosen)
         self.tokens[...] = 0
         self.positions[...] = _NOBODY
+        self._inputs = buffers
         self._recording = scene.record(buffers, chosen)
+        self._choices: dict[frozenset[Feature], tuple[BoundChoice, Recording]] = {}
         self._pending: _Result | None = None
 
     def free(self) -> None:
@@ -269,19 +283,33 @@ class _Turn:
         assert self._last is not None
         self._last[0] = last
 
-    def launch(self) -> _Result:
-        """Asks for the call; gives what waits for it and gives the chosen token of each lane."""
-        self._pending = _Result(self._recording.launch(), self._chosen)
+    def launch(self, rows: Sequence[LaneRow]) -> _Result:
+        """Asks for the call; gives what waits for it and gives the tokens chosen for some rows, the first ones.
+
+        A way of choosing is prepared when it is first asked for.
+        """
+        features = self._scene.chooser.features(rows)
+        if not features:
+            self._pending = _Result(self._recording.launch(), partial(self._likeliest, len(rows)))
+            return self._pending
+        if features not in self._choices:
+            self._choices[features] = self._scene.record_choice(self._inputs, features)
+        choice, recording = self._choices[features]
+        choice.put(rows)
+        self._pending = _Result(recording.launch(), choice.read)
         return self._pending
+
+    def _likeliest(self, count: int) -> Sequence[Chosen]:
+        return [_chosen(token) for token in self._chosen[:count, 0].tolist()]
 
 
 class _Result:
     """What a call gives, once it has been waited for."""
 
-    def __init__(self, wait: Callable[[], None], chosen: NDArray[np.int64]) -> None:
+    def __init__(self, wait: Callable[[], None], read: Callable[[], Sequence[Chosen]]) -> None:
         self._wait: Callable[[], None] | None = wait
-        self._chosen = chosen
-        self._tokens: list[int] = []
+        self._read = read
+        self._chosen: Sequence[Chosen] = ()
         self._error: Exception | None = None
 
     def settle(self) -> None:
@@ -290,12 +318,12 @@ class _Result:
             wait, self._wait = self._wait, None
             try:
                 wait()
+                self._chosen = self._read()
             except (InputError, DeviceError) as error:
                 self._error = error
-            self._tokens = self._chosen[:, 0].tolist()
 
-    def __call__(self) -> list[int]:
-        """The chosen token of each lane.
+    def __call__(self) -> Sequence[Chosen]:
+        """The chosen token of each row.
 
         Raises:
             InputError: A table names a page that there is none of.
@@ -304,7 +332,7 @@ class _Result:
         self.settle()
         if self._error is not None:
             raise self._error
-        return self._tokens
+        return self._chosen
 
 
 class _PageCopy:

@@ -40,7 +40,14 @@ class Guesser(Protocol):
 
 
 class Grammar(Protocol):
-    """What a text may say next."""
+    """What a text may say next.
+
+    Attributes:
+        ended: Whether nothing may follow but the end.
+    """
+
+    @property
+    def ended(self) -> bool: ...
 
     def mask(self) -> NDArray[np.uint32] | None:
         """As `Prefill.mask`; None where all tokens may follow."""
@@ -86,8 +93,10 @@ class Text:
         lane: Where it runs; None before and after.
         filled: How many tokens are in the cache, or on their way into it.
         shared: How many of them others had computed.
-        finish: Why it ended: ``stop``, ``length``, ``cancelled`` or ``late`` (it waited for too long); empty before.
-        times: When it arrived, started, and gave its first token; as `Scheduler` was told.
+        finish: Why it ended: ``stop`` (a stop token), ``complete`` (its grammar allows no more), ``length``,
+            ``cancelled`` or ``late`` (it waited for too long); empty before.
+        arrived: When, as `Scheduler` was told.
+        serial: How many came before it.
     """
 
     request: TextRequest
@@ -398,6 +407,8 @@ class Scheduler:
                 request.grammar.take(one.token)
             if one.token in request.stop:
                 finish = "stop"
+            elif request.grammar is not None and request.grammar.ended:
+                finish = "complete"
             elif text.added >= request.limit:
                 finish = "length"
             if finish:

@@ -102,6 +102,8 @@ class Answer:
         self.tokens += len(chosen)
         if finish == "stop":
             chosen.pop()  # a token that ends texts is none of the text
+        elif finish == "complete":
+            finish = "stop"
         texts: list[str] = []
         tokens: list[tuple[Chosen, int]] = []
         found = self._take(chosen, texts, tokens)

@@ -88,6 +88,11 @@ class TokenGrammar:
         """For `Grammars.make`."""
         self._matcher, self._words = matcher, words
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing may follow but the end."""
+        return bool(self._matcher.is_stopped())
+
     def mask(self) -> NDArray[np.uint32] | None:
         """The tokens that may follow; at the end only those that end a text."""
         words = np.zeros(self._words, np.uint32)
