@@ -20,6 +20,7 @@ from npu_text.batching.scheduler import Limits
 __all__ = ["ServerOptions", "open_app", "run"]
 
 _SWITCH_SECONDS = 0.0005
+_LEAVE_SECONDS = 30  # for texts to end when the server is told to stop
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
                 ready(f"http://{host}:{address[1]}")
 
     sys.setswitchinterval(_SWITCH_SECONDS)  # the engine's thread is not to wait for one that writes JSON
-    config = uvicorn.Config(app, host, port, log_level="warning", ws="none", server_header=False)
+    config = uvicorn.Config(
+        app, host, port, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=_LEAVE_SECONDS
+    )
     try:
         Server(config).run()
     except SystemExit as error:  # uvicorn has told on standard error what it was

@@ -215,7 +215,7 @@ def test_a_client_that_leaves_the_queue_is_never_started() -> None:
 
 def test_a_full_queue_and_a_long_wait_are_told() -> None:
     with serve(slow_engine(0.02), Limits(waiting=2), service={"patience": 0.3}) as own:
-        url, long = f"{own.url}/v1/chat/completions", CHAT | {"max_tokens": 200, "n": 2, "ignore_eos": True}
+        url, long = f"{own.url}/v1/chat/completions", CHAT | {"max_tokens": 60, "n": 2, "ignore_eos": True}
 
         async def run() -> list[Any]:
             async with httpx.AsyncClient(timeout=30) as client:
