@@ -70,7 +70,7 @@ def main() -> None:
 
 def _pages(lanes: int, args: argparse.Namespace) -> int:
     """Pages that all lanes together take."""
-    return lanes * (args.tokens // _PAGE + 1)
+    return lanes * (int(args.tokens) // _PAGE + 1)
 
 
 def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
@@ -79,7 +79,7 @@ def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
     if kept is not None and kept.exists():
         return CompiledProgram.load(kept)
     with no_init_weights():
-        model = Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa", "dtype": torch.bfloat16}))
+        model: Any = Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa", "dtype": torch.bfloat16}))
         model = model.to(torch.bfloat16)
     sizes = model.config.num_key_value_heads, _PAGE, model.config.hidden_size // model.config.num_attention_heads
     shape = (_pages(lanes, args) + 1, *sizes)

@@ -102,6 +102,9 @@ def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunks", type=_numbers, metavar="N,N", help="tokens of a prompt taken at once; default: 128,512,2048"
     )
+    parser.add_argument(
+        "--guess", type=_positive, default=1, metavar="K", help="check so many tokens at once; default: 1"
+    )
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ __all__ = ["execute"]
 
 
 def execute(args: argparse.Namespace) -> int:
-    batch = None if args.lanes is None else BatchRequest(args.lanes, args.page_tokens, args.pages, args.chunks)
+    wanted = (args.lanes, args.page_tokens, args.pages, args.chunks, args.guess)
+    batch = None if args.lanes is None else BatchRequest(*wanted)
     check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch)  # before large imports
     for module in ("torch", "torch_ir", "transformers"):
         import_extra(module, "llm")

@@ -18,8 +18,8 @@ class BatchStepSpec:
         tokens: The input with the tokens: int64 [B, N].
         positions: The input with their positions in their texts: int64 [B, N]; -1 for what is nobody's.
         tables: The input with the pages of each lane, in order: int32 [B, context / page_tokens].
-        last: The input that says which token's logits to give: int64 [1]; empty where there is one token.
-        logits: The output with the logits: [B, 1, vocabulary].
+        last: The input that says which token's logits to give: int64 [1]; empty where those of all are given.
+        logits: The output with the logits: [B, 1, vocabulary], or [B, N, vocabulary] without `last`.
         pools: For each pool its input, and the output that is its new state.
     """
 
@@ -38,6 +38,8 @@ class BatchStepSpec:
 class BatchSpec:
     """Functions for many texts at once: decode steps of several numbers of lanes, and chunks of one lane's prompt.
 
+    Decode steps take one token of each lane; others take several, the last one chosen and a guess of those that follow.
+
     Attributes:
         page_tokens: Tokens of a page.
         pages: Pages that there are to give out; behind them the pools have one for what is nobody's.
@@ -55,11 +57,22 @@ class BatchSpec:
     @property
     def decode(self) -> dict[int, str]:
         """The names of the functions that take one token of each lane, by how many lanes these are, ascending."""
-        return {
-            step.lanes: name
-            for name, step in sorted(self.functions.items(), key=lambda item: item[1].lanes)
-            if step.length == 1
-        }
+        return self._by_lanes(1)
+
+    @property
+    def guess(self) -> int:
+        """The most tokens of a lane that a function gives all logits of; 1 where none takes guesses."""
+        return max((step.length for step in self.functions.values() if not step.last), default=1)
+
+    @property
+    def check(self) -> dict[int, str]:
+        """The names of the functions that take `guess` tokens of each lane, by how many lanes these are, ascending."""
+        return self._by_lanes(self.guess)
+
+    def _by_lanes(self, length: int) -> dict[int, str]:
+        """Functions that give the logits of all their tokens."""
+        ascending = sorted(self.functions.items(), key=lambda item: item[1].lanes)
+        return {step.lanes: name for name, step in ascending if step.length == length and not step.last}
 
     @property
     def chunks(self) -> dict[int, str]:
@@ -67,7 +80,7 @@ class BatchSpec:
         return {
             step.length: name
             for name, step in sorted(self.functions.items(), key=lambda item: item[1].length)
-            if step.length > 1
+            if step.last
         }
 
     def contradiction(self) -> str:
@@ -79,7 +92,7 @@ class BatchSpec:
         if not self.decode or any(lanes < 1 for lanes in self.decode):
             return "no function that takes one token of each lane"
         for name, step in self.functions.items():
-            fits = len(step.pools) == len(self.pool_shapes) and (step.last == "") == (step.length == 1)
-            if not fits or not 1 <= step.length <= self.context or (step.length > 1 and step.lanes != 1):
+            fits = len(step.pools) == len(self.pool_shapes) and not (step.last and step.length == 1)
+            if not fits or not 1 <= step.length <= self.context or (step.last and step.lanes != 1):
                 return f"a function '{name}' that does not fit the pools, or its length"
         return ""

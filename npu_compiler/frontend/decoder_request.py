@@ -24,6 +24,7 @@ _SEEDS = 1 << 64  # as many as torch's generators take
 _CHUNKS = (128, 512, 2048)
 _PAGE_STEP = 32  # tokens: the kernels for attention read blocks of positions, none of which lies in two pages
 _MOST_LANES = 1024
+_MOST_GUESSED = 16
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,15 @@ class BatchRequest:
         page_tokens: Tokens of a page.
         pages: How many there are; enough for full texts in all lanes when None.
         chunks: Tokens of a prompt that functions take; 128, 512 and 2048 when None, as far as the text may be so long.
+        guess: Tokens of each lane that further functions take, the last one and a guess of those that follow; 1 for no
+            such functions.
     """
 
     lanes: Sequence[int]
     page_tokens: int = 128
     pages: int | None = None
     chunks: Sequence[int] | None = None
+    guess: int = 1
 
     def context(self, length: int) -> int:
         """Tokens of a text, whole pages, for a cache of `length` tokens.
@@ -59,17 +63,22 @@ class BatchRequest:
             )
         if self.chunks is not None and not all(1 < n <= length for n in self.chunks):
             raise ExtractionError(f"given chunks of {list(self.chunks)} tokens, expected 2 to {length}")
+        if not 1 <= self.guess <= _MOST_GUESSED:
+            raise ExtractionError(f"given a guess of {self.guess} tokens, expected 1 (none) to {_MOST_GUESSED}")
         return length // size * size
 
     def all_pages(self, context: int) -> int:
         """How many pages there are."""
         return self.pages if self.pages is not None else max(self.lanes) * context // self.page_tokens
 
-    def shapes(self, context: int) -> dict[str, tuple[int, int]]:
-        """Lanes and tokens of each lane, by the names of the functions."""
+    def shapes(self, context: int) -> dict[str, tuple[int, int, bool]]:
+        """By the names of functions: lanes, tokens of each lane, and whether the logits are those of one of them."""
         chunks = [n for n in _CHUNKS if n <= context] or [context] if self.chunks is None else sorted(set(self.chunks))
-        decode = {f"decode_{lanes}": (lanes, 1) for lanes in sorted(set(self.lanes))}
-        return decode | {f"chunk_{n}": (1, n) for n in chunks}
+        lanes = sorted(set(self.lanes))
+        decode = {f"decode_{count}": (count, 1, False) for count in lanes}
+        if self.guess > 1:
+            decode |= {f"check_{count}": (count, self.guess, False) for count in lanes}
+        return decode | {f"chunk_{n}": (1, n, True) for n in chunks}
 
 
 def check_request(

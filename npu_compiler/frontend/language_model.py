@@ -109,24 +109,24 @@ def _extract_batch(
     shapes = [(pages + 1, shape[1], size, shape[3]) for shape in cache_shapes(model, 1)]
     pools = tuple(torch.empty(1, dtype=model.dtype).expand(shape) for shape in shapes)  # of no memory
     decoder, steps = PagedDecoder(model), {}
-    for name, (lanes, count) in request.shapes(context).items():
+    for name, (lanes, count, picks) in request.shapes(context).items():
         inputs: dict[str, Any] = {key: torch.zeros(lanes, count, dtype=torch.long) for key in ("tokens", "positions")}
         inputs |= {"tables": torch.zeros(lanes, context // size, dtype=torch.int32), "pools": pools}
-        inputs |= {"last": torch.tensor([count - 1])} if count > 1 else {}
+        inputs |= {"last": torch.tensor([count - 1])} if picks else {}
         extraction = extract(decoder, inputs, model_name=f"{type(model).__name__}.{name}")
         _merge(weights, extraction, name)
         write_json(target / f"{name}.json", extraction.ir)
-        steps[name] = _batch_step(extraction.ir, f"{name}.json", lanes, count)
+        steps[name] = _batch_step(extraction.ir, f"{name}.json", (lanes, count), picks)
     return BatchSpec(size, pages, context, tuple(shapes), steps)
 
 
-def _batch_step(ir: Mapping[str, Any], file: str, lanes: int, count: int) -> BatchStepSpec:
+def _batch_step(ir: Mapping[str, Any], file: str, shape: tuple[int, int], picks: bool) -> BatchStepSpec:
     """As `_step`, for `PagedDecoder`."""
     tokens, positions, tables, *rest = (entry["name"] for entry in ir["graph_inputs"])
-    last = rest.pop() if count > 1 else ""
+    last = rest.pop() if picks else ""
     logits, *updated = (entry["name"] for entry in ir["graph_outputs"])
     pools = tuple(zip(rest, updated, strict=True))
-    return BatchStepSpec(file, lanes, count, tokens, positions, tables, last, logits, pools)
+    return BatchStepSpec(file, *shape, tokens, positions, tables, last, logits, pools)
 
 
 def _checked_length(config: Any, requested: int | None) -> int:
@@ -144,8 +144,8 @@ def _remove_functions(folder: Path) -> None:
     """Removes an earlier model's functions, the list of them first: until all is written, the folder holds no model."""
     with suppress(IRError):  # there is none
         earlier = GenerationSpec.load(folder)
-        batched = {} if earlier.batch is None else earlier.batch.functions
-        for name in (FILE_NAME, *(step.ir for step in (*earlier.functions.values(), *batched.values()))):
+        batched = () if earlier.batch is None else (step.ir for step in earlier.batch.functions.values())
+        for name in (FILE_NAME, *(step.ir for step in earlier.functions.values()), *batched):
             (folder / name).unlink(missing_ok=True)
 
 

@@ -41,10 +41,11 @@ class PagedDecoder(torch.nn.Module):
             positions: int64 [B, N], each of its lane's text, or -1.
             tables: int32 [B, C], numbers of pages.
             pools: For each layer, the pages of its keys [P + 1, G, T, D] and of its values [P + 1, G, T, E].
-            last: int64 [1], the index of the token among the N that logits are wanted of; not needed for N = 1.
+            last: int64 [1], of a single lane the index of the token among the N whose logits are wanted.
 
         Returns:
-            The logits [B, 1, V], and the new pools in the order of the given ones.
+            The logits [B, 1, V], or [B, N, V] of all tokens without `last`; and the new pools in the order of the given
+            ones.
         """
         pages = _Pages(positions, tables, *(pools[0].shape[i] for i in (0, 2)))
         layers = [_PagedLayer(pools[i], pools[i + 1], pages) for i in range(0, len(pools), 2)]
@@ -89,7 +90,8 @@ class _Pages:
     def put(self, pool: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """The pool with what is new [B, G, N, D]."""
         rows = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
-        return torch.ops.aten.index_put(pool, (self.page, None, self.place), rows)
+        filled: torch.Tensor = torch.ops.aten.index_put(pool, (self.page, None, self.place), rows)
+        return filled
 
     def seen(self, pool: torch.Tensor) -> torch.Tensor:
         """All that each lane has [B, G, L, D]; which of it is read, and from where, is the compiler's to say."""

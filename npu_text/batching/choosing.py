@@ -46,7 +46,7 @@ class LaneRow(NamedTuple):
     """For whom a row of logits chooses.
 
     Attributes:
-        lane: Whose token.
+        lane: Whose token; as many as there are lanes stands for nobody.
         position: Of that token in the text.
         mask: uint32 [ceil(V / 32)], the tokens that may be chosen; None for all.
     """
@@ -310,7 +310,7 @@ class LaneChooser:
         """Writes what a call needs to know of its rows."""
         if not 0 < len(rows) <= count:
             raise InputError(f"given {len(rows)} rows for logits of {count}, expected 1 to so many")
-        if any(not 0 <= row.lane < self.lanes for row in rows):
+        if any(not 0 <= row.lane <= self.lanes for row in rows):
             raise InputError(f"given lanes {[row.lane for row in rows]}, expected 0 to {self.lanes - 1}")
         penalised = [row.lane for row in rows if self._lanes[row.lane].is_penalised]
         if len(set(penalised)) < len(penalised):
@@ -336,7 +336,7 @@ class LaneChooser:
         chosen = []
         for number, row in enumerate(rows):
             text, token = self._lanes[row.lane], int(found["tokens"][number])
-            if token < 0:
+            if token < 0 and row.lane < self.lanes:
                 raise not_a_number("no number")
             if text.is_penalised:
                 text.last = token

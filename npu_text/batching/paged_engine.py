@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,8 @@ from npu_compiler.artifact.batch_spec import BatchSpec, BatchStepSpec
 from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
-from npu_compiler.errors import DeviceError, InputError
+from npu_compiler.errors import InputError, NPUError
 from npu_compiler.graph.lane_tokens import Feature
-from npu_compiler.graph.next_token import NO_NUMBER, next_tokens_ir
 from npu_compiler.graph.page_copies import page_read_ir, page_write_ir, staging_ir
 from npu_compiler.tensor.layout import BufferSpec
 from npu_runtime.backend import BoundPlan, Recording
@@ -24,9 +22,8 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import Weights
-from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, check_sampling
+from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted, check_sampling
 from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
-from npu_text.sampling import not_a_number
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]
@@ -44,10 +41,9 @@ class PagedEngine:
     Attributes:
         spec: What the functions take and give.
         device: Where they run.
+        chooser: What chooses tokens.
         lanes, page_tokens, pages, context, vocabulary, chunks, guess: As `BatchEngine` says.
     """
-
-    guess = 1
 
     def __init__(self, folder: Path, device: Device, program: CompiledProgram | None = None) -> None:
         """Compiles the functions where that was not done yet, loads the weights once for all of them, makes the pools.
@@ -67,22 +63,21 @@ class PagedEngine:
                 f"given '{folder}', which has functions for one text alone; extract it with: npu extract-llm --lanes"
             )
         self.spec, self.device, batch = spec, device, spec.batch
-        self.batch: BatchSpec = batch
-        self._decode, self._chunk = batch.decode, batch.chunks
+        self._decode, self._check, self._chunk = batch.decode, batch.check, batch.chunks
         self.lanes, self.page_tokens, self.pages = max(self._decode), batch.page_tokens, batch.pages
         self.context, self.vocabulary, self.chunks = batch.context, spec.vocabulary, tuple(self._chunk)
+        self.guess = batch.guess
+        self.chooser = LaneChooser(device, spec.vocabulary, spec.dtype, self.lanes)
         irs = {name: step.ir for name, step in batch.functions.items()}
         program = program or open_program(folder, irs, device.target, "batch")
         functions = ProgramFunctions(program, folder / spec.weights, device)
         executors = {name: functions.executor(name) for name in batch.functions}  # all of them, ahead of any recording
-        self._pools = _pools(batch, executors[next(iter(executors))], device)
-        self.chooser = LaneChooser(device, spec.vocabulary, spec.dtype, self.lanes)
-        scenes = {
-            name: _Scene(self, batch.functions[name], executor, self._pools, functions.weights)
+        pools = _pools(batch, executors[next(iter(executors))], device)
+        self._functions = {
+            name: _Function(_Scene(self, batch.functions[name], executor, pools, functions.weights))
             for name, executor in executors.items()
         }
-        self._functions = {name: _Function(scene) for name, scene in scenes.items()}
-        self._copy = _PageCopy(self)
+        self._copy = _PageCopy(self, pools)
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         """As `BatchEngine.check`."""
@@ -102,48 +97,50 @@ class PagedEngine:
         count = len(part.tokens)
         length = next((n for n in self.chunks if n >= count), 0)
         if not count or not length or part.scored is not None:
-            raise InputError(f"given {count} tokens of lane {part.lane}, expected 1 to {self.chunks[-1:]} without more")
+            given = f"{count} tokens of lane {part.lane}{', to be scored' if part.scored is not None else ''}"
+            raise InputError(f"given {given}, expected 1 to {self.chunks[-1]}, of which none is scored")
         turn = self._functions[self._chunk[length]].turn()
-        turn.tokens[0, :count] = part.tokens
-        turn.tokens[0, count:] = 0
-        turn.positions[0, :count] = np.arange(part.position, part.position + count)
-        turn.positions[0, count:] = _NOBODY
-        turn.set_pages(0, part.pages)
+        turn.put(0, part.tokens, part.position, part.pages)
         turn.set_last(count - 1)
-        wait = turn.launch([LaneRow(part.lane, part.position + count, part.mask)] if part.choose else [])
-
-        def finish() -> Prefilled:
-            chosen = wait()
-            return Prefilled(chosen[0] if part.choose else None)
-
-        return finish
+        rows = [LaneRow(part.lane, part.position + count, part.mask)] if part.choose else []
+        wait = turn.launch(rows)
+        return lambda: Prefilled(next(iter(wait()), None))
 
     def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
         """As `BatchEngine.step`."""
-        count = len(steps)
-        name = next((name for lanes, name in self._decode.items() if lanes >= count), None)
-        if not count or name is None:
-            raise InputError(f"given {count} lanes, expected 1 to {self.lanes}")
-        if any(len(step.tokens) != 1 for step in steps):
-            raise InputError("given a guess, expected one token of each lane")
+        length = max((len(step.tokens) for step in steps), default=0)
+        fitting = self._decode if length == 1 else self._check
+        name = next((name for lanes, name in fitting.items() if lanes >= len(steps)), None)
+        if name is None or not 1 <= length <= self.guess:
+            given = f"{len(steps)} lanes with up to {length} tokens"
+            raise InputError(f"given {given}, expected 1 to {self.lanes} with up to {self.guess}")
         turn = self._functions[name].turn()
-        turn.tokens[:count, 0] = [step.tokens[0] for step in steps]
-        turn.positions[:count, 0] = [step.position for step in steps]
+        if length == 1:
+            turn.put_all(steps)
+            wait = turn.launch([LaneRow(step.lane, step.position + 1, step.mask) for step in steps])
+            return lambda: [(choice,) for choice in wait()]
         for row, step in enumerate(steps):
-            turn.set_pages(row, step.pages)
-        turn.leave_idle(count)
-        wait = turn.launch([LaneRow(step.lane, step.position + 1, step.mask) for step in steps])
-        return lambda: [(chosen,) for chosen in wait()[:count]]
+            turn.put(row, step.tokens, step.position, step.pages)
+        turn.leave_idle(len(steps))
+        rows = [row for step in steps for row in _rows(step, self.guess, self.lanes)]
+        wait = turn.launch(rows)
+        return lambda: _accepted(steps, wait(), self.guess)
 
     def copy_page(self, source: int, target: int) -> None:
         """As `BatchEngine.copy_page`."""
         self._copy(source, target)
 
 
-def _chosen(token: int) -> Chosen:
-    if token == NO_NUMBER:
-        raise not_a_number("no number")
-    return Chosen(token)
+def _rows(step: LaneStep, count: int, nobody: int) -> list[LaneRow]:
+    """For whom the `count` rows of a lane choose; those behind its tokens are nobody's."""
+    behind = [LaneRow(nobody, 0)] * (count - len(step.tokens))
+    own = (LaneRow(step.lane, step.position + 1 + i, None if i else step.mask) for i in range(len(step.tokens)))
+    return [*own, *behind]
+
+
+def _accepted(steps: Sequence[LaneStep], chosen: Sequence[Chosen], count: int) -> list[tuple[Chosen, ...]]:
+    """What a step with guesses adds to each text."""
+    return [accepted(step.tokens, chosen[row * count :][: len(step.tokens)]) for row, step in enumerate(steps)]
 
 
 def _pools(batch: BatchSpec, executor: Executor, device: Device) -> list[NPUBuffer]:
@@ -169,48 +166,38 @@ class _Scene:
         self, engine: PagedEngine, step: BatchStepSpec, executor: Executor, pools: Sequence[NPUBuffer], weights: Weights
     ) -> None:
         device = self.device = engine.device
-        self.chooser = engine.chooser
         self.step, self.idle = step, engine.pages
         specs = {spec.name: spec for spec in executor.plan.inputs}
         self._names = [name for name in (step.tokens, step.positions, step.tables, step.last) if name]
         self.staged = [specs[name] for name in self._names]
         given = [(f"input_{i}", spec.shape, str(spec.host_dtype)) for i, spec in enumerate(self.staged)]
         self._staging = Executor(compile(staging_ir(given), device.target, engine.spec.dtype), device)
-        self._choice = _choice(engine, step.lanes)
         self._there = [device_buffer(device, spec) for spec in self.staged]
+        self._chooser = engine.chooser
         logits = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
         self._logits = device_buffer(device, logits)
         inputs = dict(zip(self._names, self._there, strict=True))
         inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}
         self._function = executor.bind(inputs, {step.logits: self._logits}, weights)
 
-    def record(self, inputs: Sequence[NPUBuffer], chosen: NPUBuffer) -> Recording:
-        """A call of the function from staged inputs to the chosen tokens, the likeliest ones."""
-        choice = self._choice.bind({"logits": self._logits}, {"chosen": chosen})
-        return self._recorded(inputs, [choice])
-
-    def record_choice(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature]) -> tuple[BoundChoice, Recording]:
-        """A call of the function from staged inputs to tokens that are chosen as lanes ask for it."""
-        choice = self.chooser.bind(self._logits, features)
-        return choice, self._recorded(inputs, choice.plans)
-
-    def _recorded(self, inputs: Sequence[NPUBuffer], choice: Sequence[BoundPlan]) -> Recording:
+    def record(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
+        """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None."""
         given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
-        staging = self._staging.bind(given, there)
-        return self.device.backend.record([staging, self._function, *choice])
+        plans = [self._staging.bind(given, there), self._function]
+        choice = None if features is None else self._chooser.bind(self._logits, features)
+        return _Call(self.device.backend.record([*plans, *(choice.plans if choice else ())]), choice)
 
-    @property
-    def chosen(self) -> BufferSpec:
-        """How the chosen tokens lie."""
-        return self._choice.plan.outputs[0]
+    def features(self, rows: Sequence[LaneRow]) -> frozenset[Feature] | None:
+        """What a choice for rows has to do; None where there are none."""
+        return self._chooser.features(rows) if rows else None
 
 
-def _choice(engine: PagedEngine, lanes: int) -> Executor:
-    """What chooses the next token of each lane, given ``logits``; ``chosen`` int64 [lanes, 1]."""
-    spec = engine.spec
-    ir = next_tokens_ir(spec.vocabulary, spec.dtype, lanes)
-    return Executor(compile(ir, engine.device.target, spec.dtype), engine.device)
+class _Call(NamedTuple):
+    """A function and the choice behind it, ready to launch."""
+
+    recording: Recording
+    choice: BoundChoice | None
 
 
 def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
@@ -233,26 +220,19 @@ class _Function:
 
 
 class _Turn:
-    """One call of a function: its inputs and the chosen tokens, in memory that host and device see.
-
-    Attributes:
-        tokens, positions: int64 [lanes, length]; what they hold when a call is launched counts.
-    """
+    """One call of a function: its inputs, in memory that host and device see; what they hold at a launch counts."""
 
     def __init__(self, scene: _Scene) -> None:
         self._scene = scene
-        arrays, buffers = zip(*(_visible(scene.device, spec) for spec in scene.staged), strict=True)
-        self.tokens, self.positions, self._tables, *last = arrays
+        arrays, self._buffers = zip(*(_visible(scene.device, spec) for spec in scene.staged), strict=True)
+        self._tokens, self._positions, self._tables, *last = arrays
         self._last = last[0] if last else None
-        self._pages: list[tuple[int, ...]] = [()] * scene.step.lanes
+        self._pages: list[list[int]] = [[]] * scene.step.lanes
         self._used = 0  # lanes of the last call
         self._tables[...] = scene.idle
-        self._chosen, chosen = _visible(scene.device, scene.chosen)
-        self.tokens[...] = 0
-        self.positions[...] = _NOBODY
-        self._inputs = buffers
-        self._recording = scene.record(buffers, chosen)
-        self._choices: dict[frozenset[Feature], tuple[BoundChoice, Recording]] = {}
+        self._tokens[...] = 0
+        self._positions[...] = _NOBODY
+        self._calls: dict[frozenset[Feature] | None, _Call] = {}
         self._pending: _Result | None = None
 
     def free(self) -> None:
@@ -261,21 +241,37 @@ class _Turn:
             self._pending.settle()
             self._pending = None
 
-    def set_pages(self, row: int, pages: Sequence[int]) -> None:
-        """Gives a lane its table, whose places behind the last page name the one that nobody reads."""
-        new, old = tuple(pages), self._pages[row]
-        if new != old:
-            table = self._tables[row]
-            table[: len(new)] = new
-            table[len(new) : len(old)] = self._scene.idle
-            self._pages[row] = new
+    def put(self, row: int, tokens: Sequence[int], position: int, pages: Sequence[int]) -> None:
+        """Gives a lane's tokens, the first of them at a position, and its pages."""
+        count = len(tokens)
+        self._tokens[row, :count], self._tokens[row, count:] = tokens, 0
+        self._positions[row, :count] = np.arange(position, position + count)
+        self._positions[row, count:] = _NOBODY
+        if pages != self._pages[row]:
+            self._put_pages(row, pages)
+
+    def put_all(self, steps: Sequence[LaneStep]) -> None:
+        """Gives all lanes their tokens, one each; for the function that takes so many. A call for each lane is slow."""
+        self._tokens[: len(steps), 0] = [step.tokens[0] for step in steps]
+        self._positions[: len(steps), 0] = [step.position for step in steps]
+        for row, (step, pages) in enumerate(zip(steps, self._pages, strict=False)):
+            if step.pages != pages:
+                self._put_pages(row, step.pages)
+        self.leave_idle(len(steps))
+
+    def _put_pages(self, row: int, pages: Sequence[int]) -> None:
+        """Writes a lane's table, whose places behind the last page name the one that nobody reads."""
+        table, count = self._tables[row], len(pages)
+        table[:count] = pages
+        table[count : len(self._pages[row])] = self._scene.idle
+        self._pages[row] = list(pages)
 
     def leave_idle(self, first: int) -> None:
         """Leaves the lanes from one on out of the call."""
         if first < self._used:
-            self.positions[first : self._used] = _NOBODY
-            for row in range(first, self._used):
-                self.set_pages(row, ())
+            self._positions[first : self._used] = _NOBODY
+            self._tables[first : self._used] = self._scene.idle
+            self._pages[first : self._used] = [[]] * (self._used - first)
         self._used = first
 
     def set_last(self, last: int) -> None:
@@ -284,50 +280,43 @@ class _Turn:
         self._last[0] = last
 
     def launch(self, rows: Sequence[LaneRow]) -> _Result:
-        """Asks for the call; gives what waits for it and gives the tokens chosen for some rows, the first ones.
-
-        A way of choosing is prepared when it is first asked for.
-        """
-        features = self._scene.chooser.features(rows)
-        if not features:
-            self._pending = _Result(self._recording.launch(), partial(self._likeliest, len(rows)))
-            return self._pending
-        if features not in self._choices:
-            self._choices[features] = self._scene.record_choice(self._inputs, features)
-        choice, recording = self._choices[features]
-        choice.put(rows)
-        self._pending = _Result(recording.launch(), choice.read)
+        """Asks for the call, and for choices from the first rows of its logits; gives what waits for these."""
+        features = self._scene.features(rows)
+        call = self._calls.get(features)
+        if call is None:
+            call = self._calls[features] = self._scene.record(self._buffers, features)
+        if call.choice is not None:
+            call.choice.put(rows)
+        self._pending = _Result(call.recording.launch(), call.choice)
         return self._pending
-
-    def _likeliest(self, count: int) -> Sequence[Chosen]:
-        return [_chosen(token) for token in self._chosen[:count, 0].tolist()]
 
 
 class _Result:
     """What a call gives, once it has been waited for."""
 
-    def __init__(self, wait: Callable[[], None], read: Callable[[], Sequence[Chosen]]) -> None:
+    def __init__(self, wait: Callable[[], None], choice: BoundChoice | None) -> None:
         self._wait: Callable[[], None] | None = wait
-        self._read = read
-        self._chosen: Sequence[Chosen] = ()
-        self._error: Exception | None = None
+        self._choice = choice
+        self._chosen: tuple[Chosen, ...] = ()
+        self._error: NPUError | None = None
 
     def settle(self) -> None:
         """Waits; an error is kept for `__call__`."""
-        if self._wait is not None:
-            wait, self._wait = self._wait, None
-            try:
-                wait()
-                self._chosen = self._read()
-            except (InputError, DeviceError) as error:
-                self._error = error
+        if self._wait is None:
+            return
+        wait, self._wait = self._wait, None
+        try:
+            wait()
+            self._chosen = () if self._choice is None else self._choice.read()
+        except NPUError as error:
+            self._error = error
 
-    def __call__(self) -> Sequence[Chosen]:
-        """The chosen token of each row.
+    def __call__(self) -> tuple[Chosen, ...]:
+        """The choices, in the order of the rows.
 
         Raises:
             InputError: A table names a page that there is none of.
-            DeviceError: The device failed.
+            DeviceError: The device failed, or logits are no numbers.
         """
         self.settle()
         if self._error is not None:
@@ -338,11 +327,12 @@ class _Result:
 class _PageCopy:
     """Copies a page of every pool to another place."""
 
-    def __init__(self, engine: PagedEngine) -> None:
-        device, shapes, dtype = engine.device, engine.batch.pool_shapes, engine.spec.dtype
+    def __init__(self, engine: PagedEngine, made: Sequence[NPUBuffer]) -> None:
+        assert engine.spec.batch is not None
+        device, shapes, dtype = engine.device, engine.spec.batch.pool_shapes, engine.spec.dtype
         read = Executor(compile(page_read_ir(shapes, dtype), device.target, dtype), device)
         write = Executor(compile(page_write_ir(shapes, dtype), device.target, dtype), device)
-        pools = {f"pool_{number}": pool for number, pool in enumerate(engine._pools)}
+        pools = {f"pool_{number}": pool for number, pool in enumerate(made)}
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}
         self._source, source = _visible(device, named["source"])

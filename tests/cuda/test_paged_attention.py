@@ -72,7 +72,7 @@ class Step(torch.nn.Module):
             pool[tables].transpose(1, 2).reshape(sizes.lanes, sizes.groups, -1, sizes.size) for pool in (keys, values)
         ]
         queries = self.rotated(queries, angles)
-        result = F.scaled_dot_product_attention(queries, *seen, visible[:, None], enable_gqa=True)
+        result = F.scaled_dot_product_attention(queries, seen[0], seen[1], visible[:, None], enable_gqa=True)
         return result.transpose(1, 2).reshape(sizes.lanes, sizes.rows, -1), keys, values
 
     @staticmethod
@@ -87,13 +87,14 @@ def tensors(sizes: Sizes, dtype: torch.dtype, ends: Sequence[int], shares: bool 
     generator = torch.Generator().manual_seed(len(ends) + sum(ends))
     pool = (sizes.pages + 1, sizes.groups, sizes.page, sizes.size)
     heads = (sizes.shared + 2) * sizes.groups
-    shapes = {"x": (sizes.lanes, sizes.rows, heads * sizes.size), "angles": (sizes.lanes, sizes.rows, sizes.size)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "x": (sizes.lanes, sizes.rows, heads * sizes.size),
+        "angles": (sizes.lanes, sizes.rows, sizes.size),
+    }
     shapes |= {"keys": pool, "values": pool}
     given = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
-    tables, free = (
-        torch.full((sizes.lanes, sizes.count), sizes.pages, dtype=torch.int32),
-        torch.randperm(sizes.pages, generator=generator).tolist(),
-    )
+    tables = torch.full((sizes.lanes, sizes.count), sizes.pages, dtype=torch.int32)
+    free = torch.randperm(sizes.pages, generator=generator).tolist()
     positions = torch.full((sizes.lanes, sizes.rows), -1)
     common = free.pop()
     for lane, end in enumerate(ends):
@@ -198,5 +199,5 @@ def test_kernels_compile(sizes: Sizes) -> None:
     except MissingDependencyError as error:
         pytest.skip(str(error))
     for architecture in (70, 80, 90):
-        if architecture in known:
+        if architecture in known and (architecture > 70 or sizes == CASES[2][0]):  # old ones take seconds each
             check_plan_compiles(compiled(sizes, torch.bfloat16).main, architecture)

@@ -20,7 +20,7 @@ from npu_text.batching.engine import LaneSampling, LaneStep, Prefill
 from npu_text.batching.paged_engine import PagedEngine
 from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, greedy, make_decoder
 
-REQUEST = BatchRequest((1, 4), 32, pages=14, chunks=(16, 64))
+REQUEST = BatchRequest((1, 4), 32, pages=14, chunks=(16, 64), guess=4)
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,17 @@ def engine(decoder: Decoder, device: Device) -> PagedEngine:
 class Text:
     """A text in a lane, with pages of its own."""
 
-    def __init__(self, engine: PagedEngine, lane: int, prompt: Sequence[int], pages: Sequence[int]) -> None:
+    def __init__(
+        self,
+        engine: PagedEngine,
+        lane: int,
+        prompt: Sequence[int],
+        pages: Sequence[int],
+        sampling: LaneSampling | None = None,
+    ) -> None:
         self.engine, self.lane, self.prompt, self.pages = engine, lane, list(prompt), list(pages)
         self.tokens: list[int] = []
-        engine.begin(lane, LaneSampling(), self.prompt)
+        engine.begin(lane, sampling or LaneSampling(), self.prompt)
 
     def fill(self, start: int = 0) -> Text:
         """Puts the prompt from a token on into the pages."""
@@ -135,10 +142,40 @@ def test_a_page_that_there_is_none_of(page: int, engine: PagedEngine, decoder: D
 def test_what_the_engine_does_not_do_is_refused(engine: PagedEngine) -> None:
     with pytest.raises(InputError, match="expected 1 to 4"):
         engine.step([LaneStep(lane, [1], 0, [lane]) for lane in range(5)])
-    with pytest.raises(InputError, match="one token of each lane"):
-        engine.step([LaneStep(0, [1, 2], 0, [0])])
+    with pytest.raises(InputError, match="up to 5 tokens"):
+        engine.step([LaneStep(0, [1, 2, 3, 4, 5], 0, [0])])
     with pytest.raises(InputError, match="65 tokens"):
         engine.prefill(Prefill(0, [1] * 65, 0, [0, 1, 2]))
+    with pytest.raises(InputError, match="to be scored"):
+        engine.prefill(Prefill(0, [1] * 5, 0, [0], scored=1))
+    with pytest.raises(InputError, match="temperature"):
+        engine.begin(0, LaneSampling(temperature=-1.0), [])
+
+
+def test_guesses_change_no_text(engine: PagedEngine) -> None:
+    def fresh() -> list[Text]:
+        drawn = LaneSampling(temperature=0.8, top_k=20, seed=3)
+        penalised = LaneSampling(frequency_penalty=0.5)
+        return [
+            Text(engine, lane, prompt(30, lane), pages, sampling).fill()
+            for lane, pages, sampling in ((0, [0, 1], LaneSampling()), (2, [2, 3], drawn), (3, [4, 5], penalised))
+        ]
+
+    alone = fresh()
+    go_on(alone, 9)
+    texts = fresh()
+    rights = [3, 1, 0]  # of each guess, as often as it lasts
+    while any(len(text.tokens) < 10 for text in texts):
+        steps = []
+        for text, expected, right in zip(texts, alone, rights, strict=True):
+            rest = expected.tokens[len(text.tokens) :]
+            wrong = [(token + 1) % VOCABULARY for token in rest[right : right + 1]] if right == 1 else []
+            tokens = [text.tokens[-1], *rest[:right], *wrong]
+            steps.append(LaneStep(text.lane, tokens, text.step.position, text.pages))
+        for text, given in zip(texts, engine.step(steps)(), strict=True):
+            text.tokens += [choice.token for choice in given]
+    for text, expected in zip(texts, alone, strict=True):
+        assert text.tokens[:10] == expected.tokens
 
 
 def test_learned_positions(tmp_path: Path, device: Device) -> None:
