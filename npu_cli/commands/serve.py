@@ -7,7 +7,7 @@ import argparse
 from npu_cli.progress import PREPARING, waiting
 from npu_compiler.errors import InputError
 from npu_runtime import Device
-from npu_text.batching.scheduler import Limits
+from npu_text.batching.texts import Limits
 from npu_text.serving.server import ServerOptions, open_app, run
 
 __all__ = ["execute"]

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from npu_compiler.errors import DeviceError, NPUError
 from npu_text.batching.engine import BatchEngine, Chosen, Prefilled
-from npu_text.batching.scheduler import Event, Limits, Scheduler, Text, TextRequest, Turn
+from npu_text.batching.scheduler import Scheduler
+from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
 
 __all__ = ["Driver", "Status"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from npu_text.batching.engine import BatchEngine
 from npu_text.batching.guesses import GuessControl, RepeatedText, StepTimes
-from npu_text.batching.scheduler import Turn
+from npu_text.batching.texts import Turn
 
 __all__ = ["TextGuesser", "guessing"]
 
 
 class TextGuesser:
-    """See `scheduler.Guesser`."""
+    """See `texts.Guesser`."""
 
     def __init__(self, control: GuessControl) -> None:
         self._control, self._text = control, RepeatedText()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from npu_text.batching.engine import Chosen
-from npu_text.batching.scheduler import Event, Text
+from npu_text.batching.texts import Event, Text
 from npu_text.serving.vocabulary import Vocabulary
 from npu_text.tokenizer import TextStream
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from npu_text.batching.driver import Driver
 from npu_text.batching.engine import BatchEngine
-from npu_text.batching.scheduler import Event, Limits, Text, TextRequest, Turn
 from npu_text.batching.text_guesser import guessing
+from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
 from npu_text.serving.answers import Answer, Answers
 from npu_text.serving.vocabulary import Vocabulary
 

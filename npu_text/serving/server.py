@@ -15,7 +15,7 @@ from npu_compiler.errors import InputError, MissingDependencyError
 from npu_runtime.device import Device
 from npu_text.batching.engine import BatchEngine
 from npu_text.batching.paged_engine import PagedEngine
-from npu_text.batching.scheduler import Limits
+from npu_text.batching.texts import Limits
 
 __all__ = ["ServerOptions", "open_app", "run"]
 

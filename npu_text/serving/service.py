@@ -11,7 +11,7 @@ from typing import Any
 from npu_compiler import __version__
 from npu_compiler.errors import InputError
 from npu_text.batching.engine import Chosen, LaneSampling
-from npu_text.batching.scheduler import Grammar, TextRequest
+from npu_text.batching.texts import Grammar, TextRequest
 from npu_text.serving.answers import Answers
 from npu_text.serving.chat_template import ChatTemplate
 from npu_text.serving.core import Core, TextJob

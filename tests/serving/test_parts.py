@@ -11,7 +11,7 @@ import pytest
 
 from npu_compiler.errors import InputError
 from npu_text.batching.engine import Chosen, LaneSampling
-from npu_text.batching.scheduler import Event, Text, TextRequest
+from npu_text.batching.texts import Event, Text, TextRequest
 from npu_text.serving.answers import Answer, StopStrings
 from npu_text.serving.chat_template import ChatTemplate
 from npu_text.serving.tool_calls import ToolCall, ToolCalls

@@ -12,8 +12,9 @@ import pytest
 from npu_compiler.errors import BusyError, InputError
 from npu_text.batching.engine import LaneSampling
 from npu_text.batching.pages import PagePool
-from npu_text.batching.scheduler import Event, Limits, Scheduler, Text, TextRequest, Turn
+from npu_text.batching.scheduler import Scheduler
 from npu_text.batching.text_guesser import guessing
+from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
 from tests.support.simulated_engine import SimulatedEngine
 
 

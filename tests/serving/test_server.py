@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from npu_text.batching.scheduler import Limits
+from npu_text.batching.texts import Limits
 from tests.support.serving import END, MODEL, Server, serve
 from tests.support.simulated_engine import SimulatedEngine
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from npu_text.batching.scheduler import Limits
+from npu_text.batching.texts import Limits
 from tests.support.simulated_engine import SimulatedEngine
 
 __all__ = ["CHAT", "END", "MODEL", "Server", "make_tokenizer", "running", "serve"]
