@@ -27,6 +27,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_extract_llm(commands.add_parser("extract-llm", help="take a language model of Hugging Face to IR"))
     _add_quantize(commands.add_parser("quantize", help="take a language model to weights of few bits"))
     _add_generate(commands.add_parser("generate", help="generate text with a language model"))
+    _add_serve(commands.add_parser("serve", help="serve a model to clients of the OpenAI API"))
+    _add_chat(commands.add_parser("chat", help="talk with a language model on the terminal"))
     _add_demo(commands.add_parser("demo", help="take a ResNet from PyTorch to a device and compare"))
     doctor = commands.add_parser("doctor", help="show what this machine offers, and what would add the rest")
     doctor.add_argument(
@@ -140,6 +142,41 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_seed, help="makes the choices repeatable")
     parser.add_argument("--device", help=_DEVICE_HELP)
     parser.add_argument("--partition", action="store_true", help="run on the CPU what the device cannot")
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=_path, metavar="DIR", help="what npu extract-llm --lanes made, or an encoder")
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, which this machine alone reaches")
+    parser.add_argument("--port", type=_whole, default=8000, metavar="N", help="default: 8000; 0 for any")
+    parser.add_argument("--name", help="by which clients ask for the model; default: the folder's name")
+    parser.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="refuse who has none of these; repeat it for each"
+    )
+    parser.add_argument("--queue", type=_positive, default=1024, metavar="N", help="texts that may wait; default: 1024")
+    parser.add_argument(
+        "--patience", type=_number, default=60.0, metavar="SECONDS", help="for which one may wait; default: 60"
+    )
+    parser.add_argument(
+        "--chunk", type=_positive, metavar="N", help="tokens of prompts between two steps; default: as a function takes"
+    )
+    parser.add_argument(
+        "--max-body", type=_positive, default=4 << 20, metavar="BYTES", help="of a request; default: 4 MiB"
+    )
+    parser.add_argument(
+        "--temperature", type=_number, default=1.0, help="where a request names none; default: 1, as the API has it"
+    )
+    parser.add_argument("--device", help=_DEVICE_HELP)
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=_path, metavar="DIR", help="what npu extract-llm made")
+    parser.add_argument("--system", type=_text, metavar="TEXT", help="what the model is told first")
+    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="of an answer; default: what the cache holds")
+    parser.add_argument("--temperature", type=_number, default=0.7, help="default: 0.7; 0 takes the likeliest token")
+    parser.add_argument("--top-k", type=_whole, metavar="N", help="choose among the N likeliest tokens")
+    parser.add_argument("--top-p", type=_number, metavar="P", help="choose among the likeliest tokens that make up P")
+    parser.add_argument("--seed", type=_seed, help="makes the choices repeatable")
+    parser.add_argument("--device", help=_DEVICE_HELP)
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:

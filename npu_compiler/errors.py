@@ -20,6 +20,7 @@ __all__ = [
     "KernelCompileError",
     "ToolchainError",
     "OutOfMemoryError",
+    "BusyError",
     "MissingDependencyError",
 ]
 
@@ -87,6 +88,10 @@ class KernelCompileError(DeviceError):
 
 class ToolchainError(DeviceError):
     """The software GPU found no compiler it can use."""
+
+
+class BusyError(NPUError):
+    """More was asked for than can wait, or it waited for too long; asked for later, it may go well."""
 
 
 class MissingDependencyError(NPUError):

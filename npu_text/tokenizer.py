@@ -88,9 +88,9 @@ class TextStream:
         self._open: list[int] = []  # tokens since then
         self._given = 0  # characters of the open tokens that were given already
 
-    def push(self, token: int) -> str:
-        """The text that `token` completes; may be empty."""
-        self._open.append(token)
+    def push(self, *tokens: int) -> str:
+        """The text that `tokens` complete; may be empty."""
+        self._open += tokens
         text = self._open_text()
         whole = text.rstrip(_REPLACEMENT)
         piece = whole[self._given :]

@@ -138,6 +138,18 @@ class BatchEngine(Protocol):
     chunks: tuple[int, ...]
     guess: int
 
+    def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
+        """Refuses texts that are beyond this engine, before they get a lane; any thread may ask.
+
+        Args:
+            sampling: How tokens are to be chosen.
+            scored: As in `Prefill`.
+            masked: Whether there will be masks.
+
+        Raises:
+            InputError: What it cannot do.
+        """
+
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """A text takes a lane.
 

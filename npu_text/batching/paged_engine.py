@@ -22,7 +22,7 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import Weights
-from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted
+from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted, check_sampling
 from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
 from npu_text.step_functions import ProgramFunctions, open_program
 
@@ -78,6 +78,15 @@ class PagedEngine:
             for name, executor in executors.items()
         }
         self._copy = _PageCopy(self, pools)
+
+    def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
+        """As `BatchEngine.check`."""
+        check_sampling(sampling, self.vocabulary)
+        if scored is not None:
+            raise InputError(
+                "given a prompt to be scored: functions for many texts give the logits of a prompt's last token alone; "
+                "leave out echo or logprobs"
+            )
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """As `BatchEngine.begin`."""

@@ -1,0 +1,162 @@
+"""A thread that keeps an engine busy: turn after turn of a scheduler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from npu_compiler.errors import DeviceError, NPUError
+from npu_text.batching.engine import BatchEngine, Chosen, Prefilled
+from npu_text.batching.scheduler import Scheduler
+from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
+
+__all__ = ["Driver", "Status"]
+
+
+class Status(NamedTuple):
+    """How a driver stands.
+
+    Attributes:
+        waiting: Texts that have not started.
+        lanes: For each lane the number of the text that has it, its tokens and the most it may have; None for none.
+        pages: How many there are.
+        used_pages: Those that texts have.
+        kept_pages: Those that no text has, with what texts may share.
+        failure: Why nothing runs any more; empty while it does.
+    """
+
+    waiting: int
+    lanes: tuple[tuple[int, int, int] | None, ...]
+    pages: int
+    used_pages: int
+    kept_pages: int
+    failure: str
+
+
+class Driver:
+    """Runs texts on an engine, from a thread of its own.
+
+    Attributes:
+        engine: Which; only the thread calls it.
+        scheduler: Gives out its lanes and pages.
+    """
+
+    def __init__(
+        self,
+        engine: BatchEngine,
+        deliver: Callable[[Sequence[Event]], None],
+        limits: Limits | None = None,
+        observe: Callable[[Turn, float], None] = lambda turn, seconds: None,
+    ) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+            engine: What computes.
+            deliver: Gets the news of a turn, in the thread, when the next turn has been handed to the device.
+            limits: Of the scheduler.
+            observe: Is told each turn and how many seconds it took, in the thread.
+        """
+        self.engine, self.scheduler = engine, Scheduler(engine, limits)
+        self._deliver, self._observe = deliver, observe
+        self._lock = threading.Condition()
+        self._stopping = False
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, request: TextRequest) -> Text:
+        """A text that waits from now on.
+
+        Raises:
+            InputError: It can never run.
+            BusyError: Too many texts wait.
+            DeviceError: The device failed before.
+        """
+        self.scheduler.check(request)
+        with self._lock:
+            if self._failure:
+                raise DeviceError(f"nothing runs any more: {self._failure}; start again")
+            text = self.scheduler.submit(request, time.monotonic())
+            self._lock.notify()
+        return text
+
+    def cancel(self, text: Text) -> None:
+        """Ends a text; its lane is free when the turn that runs is over. Nothing where it has ended already."""
+        with self._lock:
+            self.scheduler.cancel(text)
+
+    def stop(self) -> None:
+        """Ends all texts, and the thread when its turn is over."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def status(self) -> Status:
+        """How it stands."""
+        with self._lock:
+            scheduler, pool = self.scheduler, self.scheduler.pool
+            lanes = tuple(None if text is None else _place(text) for text in scheduler.lanes)
+            return Status(scheduler.waiting, lanes, pool.count, pool.used, pool.kept, self._failure)
+
+    def _run(self) -> None:
+        try:
+            self._turns()
+        except BaseException as error:
+            self._failure = str(error) if isinstance(error, NPUError) else repr(error)
+            if not isinstance(error, DeviceError):
+                raise  # a defect: the thread shows it
+        finally:
+            with self._lock:
+                ended = self.scheduler.end_all()
+            finish = "failed" if self._failure else "cancelled"
+            self._deliver([Event(text, finish=finish) for text in ended])
+
+    def _turns(self) -> None:
+        events: Sequence[Event] = ()
+        while True:
+            with self._lock:
+                turn = self._next(patient=not events)
+            if turn is None:
+                return
+            started = time.perf_counter()
+            waits = self._launch(turn)
+            late = [Event(text, finish="late") for text in turn.late]
+            if events or late:
+                self._deliver([*events, *late])
+            filled, stepped = waits()
+            with self._lock:
+                events = self.scheduler.absorb(turn, filled, stepped)
+            if turn:
+                self._observe(turn, time.perf_counter() - started)
+
+    def _next(self, patient: bool) -> Turn | None:
+        """The next turn; waits for one where nobody waits for news. None when it is time to stop."""
+        while not self._stopping:
+            turn = self.scheduler.next_turn(time.monotonic())
+            if turn or turn.late or not patient:
+                return turn
+            self._lock.wait()
+        return None
+
+    def _launch(self, turn: Turn) -> Callable[[], tuple[Sequence[Prefilled], Sequence[Sequence[Chosen]]]]:
+        """Hands a turn to the device; what is given waits for the results."""
+        for begin in turn.begins:
+            self.engine.begin(*begin)
+        fills = []
+        for copies, part in turn.fills:
+            for source, target in copies:
+                self.engine.copy_page(source, target)
+            fills.append(self.engine.prefill(part))
+        steps = self.engine.step(turn.steps) if turn.steps else tuple
+        return lambda: ([fill() for fill in fills], steps())
+
+
+def _place(text: Text) -> tuple[int, int, int]:
+    return text.serial, len(text.tokens), len(text.request.prompt) + text.request.limit

@@ -1,0 +1,310 @@
+"""Who gets lanes and pages when: texts wait, are filled into the cache by chunks, and run together.
+
+One turn is what a device is asked to do between two looks at the queue: prompts of at most one chunk together, then one
+step of all texts that run. So no running text ever waits for more than one chunk of somebody's prompt. Texts start in
+the order of their priority, then of their arrival, and none overtakes one that waits for pages. One that has started
+has every page promised that it may need (`pages`), and is never put out.
+
+Nothing here knows a device or a clock: what a device computed, and the time, are handed in.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import count
+from typing import TypeVar
+
+from npu_compiler.errors import BusyError, InputError
+from npu_text.batching.engine import BatchEngine, Chosen, LaneStep, Prefill, Prefilled
+from npu_text.batching.pages import PagePool, PageTable
+from npu_text.batching.texts import Counters, Event, Limits, Text, TextRequest, Turn
+
+__all__ = ["Scheduler"]
+
+_FEW = 64  # texts that ended, in a heap
+
+
+class Scheduler:
+    """Gives out the lanes and pages of an engine.
+
+    One turn after the other: `next_turn`, whatever the device makes of it, `absorb`; `submit` and `cancel` at any time
+    between, from one thread.
+
+    Attributes:
+        pool: The pages.
+        counters: What happened so far.
+    """
+
+    def __init__(self, engine: BatchEngine, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        self.pool = PagePool(engine.pages, engine.page_tokens)
+        self.counters = Counters()
+        self._engine, self._limits = engine, limits
+        fitting = [n for n in engine.chunks if limits.chunk is None or n <= limits.chunk]
+        self._chunks = fitting or [engine.chunks[0]]
+        self._lanes = list(range(engine.lanes - 1, -1, -1))
+        self._waiting: list[tuple[int, int, Text]] = []  # a heap; texts that ended are still in it
+        self._deadlines: list[tuple[float, int, Text]] = []  # the same
+        self._waiting_count = 0
+        self._filling: list[Text] = []
+        self._running: dict[int, Text] = {}
+        self._serials = count()
+
+    @property
+    def waiting(self) -> int:
+        """Texts that have not started."""
+        return self._waiting_count
+
+    @property
+    def lanes(self) -> list[Text | None]:
+        """Who has which lane."""
+        taken = {text.lane: text for text in (*self._filling, *self._running.values())}
+        return [taken.get(lane) for lane in range(self._engine.lanes)]
+
+    @property
+    def started(self) -> int:
+        """Texts that have lanes."""
+        return len(self._filling) + len(self._running)
+
+    def submit(self, request: TextRequest, now: float) -> Text:
+        """A text that waits from now on.
+
+        Raises:
+            InputError: It can never run: no tokens, too many, or such as do not exist.
+            BusyError: Too many texts wait.
+        """
+        self.check(request)
+        if self._waiting_count >= self._limits.waiting:
+            raise BusyError(f"{self._waiting_count} texts wait, which is as many as may; try again later")
+        text = Text(request, list(request.prompt), now, next(self._serials))
+        heapq.heappush(self._waiting, (request.priority, text.serial, text))
+        if request.patience < math.inf:
+            heapq.heappush(self._deadlines, (now + request.patience, text.serial, text))
+        self._waiting_count += 1
+        return text
+
+    def check(self, request: TextRequest) -> None:
+        """As `submit` does.
+
+        Raises:
+            InputError: It can never run.
+        """
+        engine, prompt = self._engine, request.prompt
+        if not prompt or request.limit < 0:
+            raise InputError(f"given {len(prompt)} tokens and up to {request.limit} to add, expected at least 1 and 0")
+        if len(prompt) + request.limit > engine.context:
+            raise InputError(
+                f"given a prompt of {len(prompt)} tokens and up to {request.limit} to add, expected at most "
+                f"{engine.context} in all, which the model's cache holds for one text"
+            )
+        wrong = next((token for token in prompt if not 0 <= token < engine.vocabulary), None)
+        if wrong is not None:
+            raise InputError(f"given the token {wrong}, expected 0 to {engine.vocabulary - 1}")
+        engine.check(request.sampling, request.scored, request.grammar is not None)
+        if self.pool.pages_of(_most(request)) > self.pool.count:
+            raise InputError(
+                f"given a text of up to {_most(request)} tokens, which takes {self.pool.pages_of(_most(request))} "
+                f"pages; there are {self.pool.count}"
+            )
+
+    def cancel(self, text: Text) -> None:
+        """Ends a text; its lane and pages are free at once. Nothing where it has ended already."""
+        self._end(text, "cancelled")
+
+    def end_all(self) -> list[Text]:
+        """Ends all texts, as when the device failed; gives them."""
+        texts = [text for _, _, text in self._waiting if not text.finish]
+        texts += [*self._filling, *self._running.values()]
+        for text in texts:
+            self.cancel(text)
+        self.pool.forget()
+        return texts
+
+    def next_turn(self, now: float) -> Turn:
+        """What the device is to do next; it may be nothing."""
+        turn = Turn(late=self._give_up(now))
+        for text in self._running.values():  # before what is admitted now
+            turn.steps.append(self._step(text))
+            turn.running.append(text)
+        self._admit(turn)
+        room = self._chunks[-1]
+        for text in self._filling:
+            if self._function(text) > room:
+                break
+            copies = self._begin(text) if text.filled == 0 else []
+            room -= self._function(text)
+            turn.fills.append((copies, self._part(text)))
+            turn.filling.append(text)
+        return turn
+
+    def absorb(self, turn: Turn, filled: Sequence[Prefilled], stepped: Sequence[Sequence[Chosen]]) -> list[Event]:
+        """What came of a turn. Texts that were cancelled meanwhile are left out.
+
+        Args:
+            turn: What was asked for.
+            filled, stepped: What the engine gave for its fills and steps.
+        """
+        events = []
+        for text, result in zip(turn.filling, filled, strict=True):
+            if not text.finish:
+                events.append(self._after_fill(text, result))
+        for text, step, chosen in zip(turn.running, turn.steps, stepped, strict=True):
+            if not text.finish:
+                self._learn(text, len(step.tokens) - 1, len(chosen) - 1)
+                events.append(self._after_step(text, tuple(chosen)))
+        return [event for event in events if event.chosen or event.finish or event.scores]
+
+    def _learn(self, text: Text, guessed: int, right: int) -> None:
+        if guessed and text.request.guesser is not None:
+            text.request.guesser.learn(guessed, right)
+            self.counters.guessed += guessed
+            self.counters.kept += right
+
+    def _give_up(self, now: float) -> list[Text]:
+        late = []
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].finish):
+            _, _, text = heapq.heappop(self._deadlines)
+            if text.lane is None and not text.finish:
+                self._end(text, "late")
+                late.append(text)
+        return late
+
+    def _admit(self, turn: Turn) -> None:
+        while self._lanes and self._waiting:
+            text = self._waiting[0][2]
+            if not text.finish:
+                request = text.request
+                table = self.pool.admit(request.prompt, _most(request), self._limits.share and request.scored is None)
+                if table is None:
+                    return
+                text.table, text.lane = table, self._lanes.pop()
+                self._filling.append(text)
+                self._waiting_count -= 1
+                turn.begins.append((text.lane, request.sampling, request.prompt))
+            heapq.heappop(self._waiting)
+
+    def _function(self, text: Text) -> int:
+        """How many tokens the function takes that takes the next part of a prompt."""
+        left = len(text.request.prompt) - text.filled
+        return next((chunk for chunk in self._chunks if chunk >= left), self._chunks[-1])
+
+    def _begin(self, text: Text) -> list[tuple[int, int]]:
+        """Takes what others computed; gives the pages to copy."""
+        table = _table(text)
+        copies = table.begin(text.request.prompt)
+        text.filled = text.shared = table.shared_tokens
+        self.counters.prompt_tokens += len(text.request.prompt)
+        self.counters.shared_tokens += text.shared
+        return copies
+
+    def _part(self, text: Text) -> Prefill:
+        """The next part of a prompt."""
+        table, request, start = _table(text), text.request, text.filled
+        end = min(start + self._chunks[-1], len(request.prompt))
+        table.room(end)
+        pages = tuple(table.pages)  # those to write to: some may turn out to be known, and be others' from then on
+        text.filled = end
+        table.fill(text.tokens[:end])
+        choose = end == len(request.prompt) and request.limit > 0
+        return Prefill(
+            lane=_lane(text),
+            tokens=request.prompt[start:end],
+            position=start,
+            pages=pages,
+            choose=choose,
+            mask=request.grammar.mask() if choose and request.grammar else None,
+            scored=request.scored,
+        )
+
+    def _step(self, text: Text) -> LaneStep:
+        table, request = _table(text), text.request
+        guess: Sequence[int] = ()
+        most = min(self._engine.guess, request.limit - text.added) - 1
+        if most > 0 and request.grammar is None and request.guesser is not None:
+            guess = request.guesser.guess(text.tokens, most)[:most]
+        position = len(text.tokens) - 1
+        table.room(position + 1 + len(guess))
+        mask = request.grammar.mask() if request.grammar else None
+        return LaneStep(_lane(text), (text.tokens[-1], *guess), position, tuple(table.pages), mask)
+
+    def _after_fill(self, text: Text, result: Prefilled) -> Event:
+        if text.filled < len(text.request.prompt):
+            return Event(text, scores=result.scores)
+        self._filling.remove(text)
+        self._running[_lane(text)] = text
+        if result.chosen is None:
+            self._end(text, "length")
+            return Event(text, finish="length", scores=result.scores)
+        return self._after_step(text, (result.chosen,))._replace(scores=result.scores)
+
+    def _after_step(self, text: Text, chosen: tuple[Chosen, ...]) -> Event:
+        request, finish = text.request, ""
+        for number, one in enumerate(chosen):
+            text.filled = len(text.tokens)  # all but the one that is new
+            text.tokens.append(one.token)
+            if request.grammar is not None:
+                request.grammar.take(one.token)
+            if one.token in request.stop:
+                finish = "stop"
+            elif request.grammar is not None and request.grammar.ended:
+                finish = "complete"
+            elif text.added >= request.limit:
+                finish = "length"
+            if finish:
+                chosen = chosen[: number + 1]
+                break
+        self.counters.added_tokens += len(chosen)
+        if finish:
+            self._end(text, finish)
+        elif _table(text).is_full(text.filled):
+            _table(text).fill(text.tokens[: text.filled])
+        return Event(text, chosen, finish)
+
+    def _end(self, text: Text, finish: str) -> None:
+        if text.finish:
+            return
+        text.finish = finish
+        self.counters.finished[finish] = self.counters.finished.get(finish, 0) + 1
+        if text.lane is None:
+            self._waiting_count -= 1
+            self._waiting = _without_ended(self._waiting, self._waiting_count)
+            self._deadlines = _without_ended(self._deadlines, self._waiting_count)
+            return
+        _table(text).release(text.tokens[: text.filled])
+        self._lanes.append(text.lane)
+        if self._running.get(text.lane) is text:
+            del self._running[text.lane]
+        else:
+            self._filling.remove(text)
+        text.lane = text.table = None
+
+
+def _most(request: TextRequest) -> int:
+    """Tokens of the text that are ever in the cache: the last one that is chosen is not."""
+    return max(len(request.prompt), len(request.prompt) + request.limit - 1)
+
+
+def _table(text: Text) -> PageTable:
+    if text.table is None:
+        raise InputError("a text that has no lane was asked for its pages; this is an error of the scheduler")
+    return text.table
+
+
+def _lane(text: Text) -> int:
+    if text.lane is None:
+        raise InputError("a text that has no lane was asked for it; this is an error of the scheduler")
+    return text.lane
+
+
+_Heap = TypeVar("_Heap", tuple[int, int, Text], tuple[float, int, Text])
+
+
+def _without_ended(heap: list[_Heap], count: int) -> list[_Heap]:
+    """A heap of texts, cleared of those that do not wait any more where they are more than the `count` that do."""
+    if len(heap) <= 2 * count + _FEW:
+        return heap
+    left = [entry for entry in heap if not entry[2].finish and entry[2].lane is None]
+    heapq.heapify(left)
+    return left

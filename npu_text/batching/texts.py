@@ -1,0 +1,172 @@
+"""Texts that run together: what is asked for, what has become of it, and what a device is to do for them next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill
+from npu_text.batching.pages import PageTable
+
+__all__ = ["Counters", "Event", "Grammar", "Guesser", "Limits", "Text", "TextRequest", "Turn"]
+
+
+class Guesser(Protocol):
+    """Guesses how one text goes on."""
+
+    def guess(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """At most so many tokens that may follow a text, which has grown since it was last asked about."""
+
+    def learn(self, guessed: int, right: int) -> None:
+        """How many of the guessed tokens were right."""
+
+
+class Grammar(Protocol):
+    """What a text may say next.
+
+    Attributes:
+        ended: Whether nothing may follow but the end.
+    """
+
+    @property
+    def ended(self) -> bool: ...
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        """As `Prefill.mask`; None where all tokens may follow."""
+
+    def take(self, token: int) -> None:
+        """Goes on behind `token`."""
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A text to be continued.
+
+    Attributes:
+        prompt: Its tokens.
+        limit: So many tokens are added at most; 0 where only the prompt is to be scored.
+        sampling: How they are chosen.
+        stop: Tokens that end it; such a one is given as the last.
+        priority: Lower ones start first.
+        patience: Seconds for which it may wait to start.
+        scored: As `Prefill.scored`, for the prompt.
+        grammar: What may follow.
+        guesser: Guesses what follows, where the engine checks guesses; of this text alone.
+    """
+
+    prompt: tuple[int, ...]
+    limit: int
+    sampling: LaneSampling = field(default_factory=LaneSampling)
+    stop: frozenset[int] = frozenset()
+    priority: int = 0
+    patience: float = math.inf
+    scored: int | None = None
+    grammar: Grammar | None = None
+    guesser: Guesser | None = None
+
+
+@dataclass(eq=False)
+class Text:
+    """A text on its way.
+
+    Attributes:
+        request: What was asked for.
+        tokens: The prompt, and what was added.
+        lane: Where it runs; None before and after.
+        filled: How many tokens are in the cache, or on their way into it.
+        shared: How many of them others had computed.
+        finish: Why it ended: ``stop`` (a stop token), ``complete`` (its grammar allows no more), ``length``,
+            ``cancelled`` or ``late`` (it waited for too long); empty before.
+        arrived: When, as `Scheduler` was told.
+        serial: How many came before it.
+    """
+
+    request: TextRequest
+    tokens: list[int]
+    arrived: float
+    serial: int
+    lane: int | None = None
+    table: PageTable | None = None
+    filled: int = 0
+    shared: int = 0
+    finish: str = ""
+
+    @property
+    def added(self) -> int:
+        """How many tokens were added to the prompt."""
+        return len(self.tokens) - len(self.request.prompt)
+
+
+class Event(NamedTuple):
+    """News of a text.
+
+    Attributes:
+        text: Which.
+        chosen: Tokens that were added.
+        finish: As `Text.finish`.
+        scores: Of tokens of the prompt, in order.
+    """
+
+    text: Text
+    chosen: tuple[Chosen, ...] = ()
+    finish: str = ""
+    scores: tuple[Chosen | None, ...] = ()
+
+
+@dataclass
+class Turn:
+    """What to ask of the device, in this order.
+
+    Attributes:
+        begins: Lanes that texts take: arguments of `BatchEngine.begin`.
+        fills: Parts of prompts, each with pages that are to be copied ahead of it: arguments of
+            `BatchEngine.copy_page`.
+        steps: The next tokens of what runs.
+        filling, running: Whose `fills` and `steps` are.
+        late: Texts that waited for too long.
+    """
+
+    begins: list[tuple[int, LaneSampling, Sequence[int]]] = field(default_factory=list)
+    fills: list[tuple[list[tuple[int, int]], Prefill]] = field(default_factory=list)
+    steps: list[LaneStep] = field(default_factory=list)
+    filling: list[Text] = field(default_factory=list)
+    running: list[Text] = field(default_factory=list)
+    late: list[Text] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether the device is asked for anything."""
+        return bool(self.fills or self.steps)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler takes.
+
+    Attributes:
+        waiting: Texts that may wait, at most.
+        chunk: Tokens of prompts between two steps, at most; None for the engine's longest chunk. How a prompt is
+            divided depends on this and on what it shares, never on who else runs.
+        share: Whether texts that begin alike share pages.
+    """
+
+    waiting: int = 1024
+    chunk: int | None = None
+    share: bool = True
+
+
+@dataclass
+class Counters:
+    """What happened so far: texts by how they ended, tokens of prompts, those that others had computed, tokens added,
+    and guesses made and kept."""
+
+    finished: dict[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    added_tokens: int = 0
+    guessed: int = 0
+    kept: int = 0

@@ -1,0 +1,1 @@
+"""Language models behind the API that clients of OpenAI speak."""

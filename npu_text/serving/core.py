@@ -1,0 +1,159 @@
+"""Texts for an event loop: what is asked for goes to the thread with the engine, what comes back is handed out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from npu_text.batching.driver import Driver
+from npu_text.batching.engine import BatchEngine
+from npu_text.batching.text_guesser import guessing
+from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
+from npu_text.serving.answers import Answer, Answers
+from npu_text.serving.vocabulary import Vocabulary
+
+__all__ = ["Core", "Listener", "TextJob"]
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """A text that somebody asks for.
+
+    Attributes:
+        request: What the scheduler is told.
+        stop: Strings that end it and are not part of it.
+        places: As `Answer` has it.
+        stream: Whether it is read as it comes, or when it is whole.
+    """
+
+    request: TextRequest
+    stop: tuple[str, ...] = ()
+    places: bool = False
+    stream: bool = True
+
+
+class Listener:
+    """Is told what happens; does nothing with it. Seconds are those of a clock."""
+
+    def first_token(self, seconds: float) -> None:
+        """A text got its first token so long after it was asked for."""
+
+    def more_tokens(self, seconds: float, count: int) -> None:
+        """Behind other tokens, so many more came after so long."""
+
+    def ended(self, finish: str, prompt: int, shared: int, added: int) -> None:
+        """A text ended: why, tokens of its prompt, those that others had computed, tokens added."""
+
+    def turn(self, seconds: float, filled: int, lanes: int) -> None:
+        """The device took so long for so many tokens of prompts and a step of so many lanes. Told in another thread."""
+
+
+@dataclass
+class _Entry:
+    answer: Answer
+    answers: Answers
+    is_eager: bool
+    asked: float = field(default_factory=time.perf_counter)
+    last: float = 0.0
+
+
+class Core:
+    """Continues texts on an engine.
+
+    Attributes:
+        engine: Which.
+        vocabulary: Its tokens.
+        driver: The thread that runs it.
+        guesser: Makes what guesses how a text goes on; None where the engine checks no guesses.
+    """
+
+    def __init__(
+        self,
+        engine: BatchEngine,
+        vocabulary: Vocabulary,
+        limits: Limits | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Nothing runs before `start`."""
+        self.engine, self.vocabulary = engine, vocabulary
+        self._listener = listener or Listener()
+        self.guesser, self._learn = guessing(engine)
+        self.driver = Driver(engine, self._deliver, limits, self._observe)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entries: dict[Text, _Entry] = {}
+
+    @property
+    def open(self) -> int:
+        """Texts that somebody waits for."""
+        return len(self._entries)
+
+    def start(self) -> None:
+        """Starts the engine's thread; to be called in the event loop that all else happens in."""
+        self._loop = asyncio.get_running_loop()
+        self.driver.start()
+
+    async def stop(self, patience: float = 0.0) -> None:
+        """Waits so many seconds for texts to end, ends those that are left, then the thread."""
+        until = time.monotonic() + patience
+        while self._entries and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(self.driver.stop)
+        await asyncio.sleep(0)  # what was delivered last
+
+    @asynccontextmanager
+    async def answering(self, jobs: Sequence[TextJob]) -> AsyncIterator[Answers]:
+        """Texts that are asked for together; those that have not ended when nobody reads them any more are cancelled.
+
+        Raises:
+            InputError: One of them can never run.
+            BusyError: Too many wait.
+            DeviceError: The device failed before.
+        """
+        for job in jobs:
+            self.driver.scheduler.check(job.request)
+        answers = Answers([])
+        try:
+            for job in jobs:
+                text = self.driver.submit(job.request)
+                answers.all.append(Answer(text, self.vocabulary, job.stop, job.places))
+                self._entries[text] = _Entry(answers.all[-1], answers, job.stream or bool(job.stop))
+            yield answers
+        finally:
+            for answer in answers.all:
+                if self._entries.pop(answer.text, None):
+                    self.driver.cancel(answer.text)
+                    text = answer.text
+                    self._listener.ended(
+                        "stop" if answer.finished else "cancelled", len(text.request.prompt), text.shared, answer.tokens
+                    )
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        now = time.perf_counter()
+        for event in events:
+            entry = self._entries.get(event.text)
+            if entry is None:
+                continue
+            if event.chosen:
+                if entry.last:
+                    self._listener.more_tokens(now - entry.last, len(event.chosen))
+                else:
+                    self._listener.first_token(now - entry.asked)
+                entry.last = now
+            entry.answer.push(event)
+            if entry.is_eager or event.finish:
+                entry.answers.wake()
+            if event.finish:
+                del self._entries[event.text]
+                text = event.text
+                self._listener.ended(event.finish, len(text.request.prompt), text.shared, text.added)
+
+    def _observe(self, turn: Turn, seconds: float) -> None:
+        self._learn(turn, seconds)
+        self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.steps))

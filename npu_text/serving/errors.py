@@ -1,0 +1,49 @@
+"""Errors as clients of the API expect them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npu_compiler.errors import BusyError, InputError, MissingDependencyError, NPUError
+
+__all__ = ["APIError", "api_error"]
+
+_RETRY_SECONDS = 1
+
+
+class APIError(Exception):
+    """An answer that says what is wrong.
+
+    Attributes:
+        status: Of HTTP.
+        message: What is wrong, and what to do.
+        kind: The API's name of the kind of error.
+        param: The field that it is about.
+        code: The API's name of the error.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "", param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The answer's headers: when to try again."""
+        return {"Retry-After": str(_RETRY_SECONDS)} if self.status in (429, 503) else {}
+
+
+def api_error(error: NPUError) -> APIError:
+    """An error of the project, told to a client."""
+    if isinstance(error, BusyError):
+        return APIError(str(error), status=429, kind="rate_limit_error", code="overloaded")
+    if isinstance(error, InputError | MissingDependencyError):
+        return APIError(str(error))
+    return APIError(str(error), status=503)

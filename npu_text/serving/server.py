@@ -1,0 +1,145 @@
+"""A folder, served: opens what is in it, and listens until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
+from npu_compiler.errors import InputError, MissingDependencyError
+from npu_runtime.device import Device
+from npu_text.batching.engine import BatchEngine
+from npu_text.batching.paged_engine import PagedEngine
+from npu_text.batching.texts import Limits
+
+__all__ = ["ServerOptions", "open_app", "run"]
+
+_SWITCH_SECONDS = 0.0005
+_LEAVE_SECONDS = 30  # for texts to end when the server is told to stop
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a folder is served.
+
+    Attributes:
+        name: By which clients ask for the model; the folder's name when empty.
+        keys: Those that clients may have; any, where there are none.
+        body: Bytes of a request's body, at most.
+        patience: Seconds for which a text may wait to start.
+        temperature: Where a request names none.
+        limits: Of the scheduler.
+    """
+
+    name: str = ""
+    keys: tuple[str, ...] = ()
+    body: int = 4 << 20
+    patience: float = 60.0
+    temperature: float = 1.0
+    limits: Limits = field(default_factory=Limits)
+
+
+class _Model(NamedTuple):
+    service: Any
+    embedder: Any
+
+
+def open_app(folder: Path, device: Device, options: ServerOptions, engine: BatchEngine | None = None) -> Any:
+    """The application that serves a folder.
+
+    Args:
+        folder: What ``npu extract-llm --lanes`` made, or an encoder (`encoder.open_encoder`).
+        device: Where to run.
+        options: How.
+        engine: Computes; a `PagedEngine` on the device when omitted.
+
+    Raises:
+        MissingDependencyError: The extra ``serve`` is not installed.
+        NPUError: The folder is none of these, incomplete or damaged, or the device cannot run the model.
+    """
+    try:
+        from npu_text.serving.app import AppOptions, make_app
+        from npu_text.serving.guard import GuardOptions
+        from npu_text.serving.metrics import Metrics
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"serving needs the package '{error.name}', which is not installed; install the extra that has it: "
+            "pip install 'npu-compiler[serve]'"
+        ) from error
+    if not folder.is_dir():
+        raise InputError(f"'{folder}' is no folder; give what `npu extract-llm --lanes` made")
+    metrics = Metrics()
+    model = _open(folder, device, options, engine, metrics)
+    return make_app(
+        model.service, model.embedder, metrics, AppOptions(guard=GuardOptions(keys=options.keys, body=options.body))
+    )
+
+
+def _open(folder: Path, device: Device, options: ServerOptions, engine: BatchEngine | None, metrics: Any) -> _Model:
+    from npu_text.serving.chat_template import ChatTemplate
+    from npu_text.serving.core import Core
+    from npu_text.serving.encoder import open_encoder
+    from npu_text.serving.grammars import Grammars
+    from npu_text.serving.service import Service, ServiceOptions
+    from npu_text.serving.vocabulary import Vocabulary
+
+    name = options.name or folder.resolve().name
+    vocabulary = Vocabulary.load(folder)
+    if not (folder / FILE_NAME).is_file():
+        return _Model(None, open_encoder(name, folder, device, vocabulary))
+    spec = GenerationSpec.load(folder)
+    engine = engine or PagedEngine(folder, device)
+    service = Service(
+        name,
+        Core(engine, vocabulary, options.limits, metrics),
+        frozenset(spec.stop_ids),
+        ChatTemplate.load(folder),
+        Grammars(vocabulary, engine.vocabulary, spec.stop_ids),
+        ServiceOptions(patience=options.patience, temperature=options.temperature),
+    )
+    return _Model(service, None)
+
+
+def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serves until the process is told to stop (SIGINT, SIGTERM); texts then have some time to end.
+
+    Args:
+        app: What `open_app` gave.
+        host, port: Where to listen; port 0 for any that is free.
+        ready: Is told the address when clients may come.
+
+    Raises:
+        InputError: Nothing can listen there.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """As the class does, but a server that was told to stop has not failed."""
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                address = self.servers[0].sockets[0].getsockname()
+                ready(f"http://{host}:{address[1]}")
+
+    sys.setswitchinterval(_SWITCH_SECONDS)  # the engine's thread is not to wait for one that writes JSON
+    config = uvicorn.Config(
+        app, host, port, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=_LEAVE_SECONDS
+    )
+    try:
+        Server(config).run()
+    except SystemExit as error:  # uvicorn has told on standard error what it was
+        raise InputError(f"nothing can listen on {host}:{port}; choose another with --host and --port") from error

@@ -1,0 +1,167 @@
+"""The parts of a server, each by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from npu_compiler.errors import InputError
+from npu_text.batching.engine import Chosen, LaneSampling
+from npu_text.batching.texts import Event, Text, TextRequest
+from npu_text.serving.answers import Answer, StopStrings
+from npu_text.serving.chat_template import ChatTemplate
+from npu_text.serving.tool_calls import ToolCall, ToolCalls
+from npu_text.serving.vocabulary import Vocabulary
+from tests.support.serving import CHAT, END, make_tokenizer
+from tests.support.simulated_engine import is_allowed
+
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    tokenizer = make_tokenizer()
+    return Vocabulary(tokenizer.to_str(), tokenizer)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stop_strings_wherever_a_text_is_cut(seed: int) -> None:
+    random = Random(seed)
+    text = "".join(random.choices("ab\n", k=30))
+    stops = ["".join(random.choices("ab\n", k=random.randint(1, 5))) for _ in range(random.randint(1, 3))]
+    places = [place for place in (text.find(stop) for stop in stops) if place >= 0]
+    found, given, left = StopStrings(stops), "", text
+    while left:
+        size = random.randint(1, 4)
+        piece, ended = found.push(left[:size])
+        given, left = given + piece, left[size:]
+        if ended:
+            break
+    else:
+        given += found.flush()
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if not ends:
+        assert given == text
+    else:  # which of two that overlap is seen first depends on the cuts
+        assert given in {text[:place] for place in places}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_calls_wherever_a_text_is_cut(size: int) -> None:
+    call, none = '{"name": "f", "arguments": {"x": 1}}', '<tool_call>{"no": 1}</tool_call>'
+    text = f"a <b> <tool_call>\n{call}\n</tool_call>\n{none} <tool"
+    calls = ToolCalls()
+    parts: list[str | ToolCall] = []
+    for start in range(0, len(text), size):
+        parts += calls.push(text[start : start + size])
+    parts += calls.flush()
+    assert [part for part in parts if isinstance(part, ToolCall)] == [ToolCall("f", '{"x": 1}')]
+    said = "".join(part for part in parts if isinstance(part, str))
+    assert said == f"a <b> \n{none} <tool"
+
+
+def test_a_call_that_never_ends_is_text_or_a_call() -> None:
+    calls = ToolCalls()
+    assert list(calls.push('<tool_call>{"name": "f"}')) == []
+    assert list(calls.flush()) == [ToolCall("f", "{}")]
+    assert list(calls.push("<tool_call>{")) == []
+    assert list(calls.flush()) == ["<tool_call>{"]
+
+
+def test_pieces_of_an_answer(vocabulary: Vocabulary) -> None:
+    """Stop strings, the token that ends a text, characters of several tokens, and where each token begins."""
+    text = Text(TextRequest((1,), 50, LaneSampling()), [1], 0.0, 0)
+    answer = Answer(text, vocabulary, ["STOP"], places=True)
+    for token in vocabulary.encode("é-ST", special=False):
+        answer.push(Event(text, (Chosen(token),)))
+    piece = answer.read()
+    assert piece is not None
+    assert (piece.text, piece.finish) == ("é-", "")
+    assert [at for _, at in piece.tokens] == [0, 0, 1, 2, 3]
+    answer.push(Event(text, tuple(Chosen(token) for token in vocabulary.encode("OPen", special=False))))
+    last = answer.read()
+    assert last is not None
+    assert (last.text, last.finish) == ("", "stop")
+    other = Answer(text, vocabulary, ["STOP"], places=False)
+    other.push(Event(text, (*map(Chosen, vocabulary.encode("ST", special=False)), Chosen(END)), "stop"))
+    whole = other.read()
+    assert whole is not None
+    assert (whole.text, whole.finish, other.tokens) == ("ST", "stop", 3)
+
+
+def test_bytes_of_tokens(vocabulary: Vocabulary) -> None:
+    for text in ("é", "a b\n", "한"):
+        tokens = vocabulary.encode(text, special=False)
+        assert b"".join(vocabulary.bytes_of(token) for token in tokens) == text.encode()
+    assert vocabulary.bytes_of(END) == b"<|im_end|>"
+    assert vocabulary.bytes_of(319) == b""
+
+
+def test_bytes_of_tokens_that_sentencepiece_made() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    decoders = tokenizers.decoders
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"<0xE2>": 0, "▁hi": 1, "x": 2}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    vocabulary = Vocabulary(tokenizer.to_str(), tokenizer)
+    assert [vocabulary.bytes_of(token) for token in range(3)] == [b"\xe2", b" hi", b"x"]
+
+
+def test_templates_of_a_folder(tmp_path: Path) -> None:
+    assert ChatTemplate.load(tmp_path) is None
+    config: Any = {"chat_template": "{{ bos_token }}{{ messages[0].content }}", "bos_token": {"content": "<s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render([{"content": "a < b"}], None) == "<s>a < b"
+    (tmp_path / "chat_template.jinja").write_text("{{ tools | tojson }}{{ enable_thinking }}")
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render([], [{"n": "é<"}], enable_thinking=False) == '[{"n": "é<"}]False'
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(InputError, match="damaged"):
+        ChatTemplate.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('no system here') }}",
+        "{{ messages[0].content + 1 }}",
+        "{% for i in range(10000000) %}{% endfor %}",
+        "{{ 1 // 0 }}",
+        "{% include 'secrets' %}",
+    ],
+)
+def test_templates_see_nothing_of_the_process(source: str) -> None:
+    with pytest.raises(InputError, match="chat template"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], None)
+
+
+def test_the_template_of_the_tests_writes_calls_as_objects() -> None:
+    call = {"function": {"name": "f", "arguments": {"x": 1}}}
+    text = ChatTemplate(CHAT, {}).render([{"role": "assistant", "content": "", "tool_calls": [call]}], None)
+    assert '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>' in text
+
+
+def test_masks_follow_a_schema(vocabulary: Vocabulary) -> None:
+    pytest.importorskip("llguidance")
+    from npu_text.serving.grammars import Grammars, json_grammar
+
+    grammars = Grammars(vocabulary, 320, [END])
+    grammar = grammars.make(json_grammar({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}))
+    for letter in '{"a"':
+        (token,) = vocabulary.encode(letter, special=False)
+        mask = grammar.mask()
+        assert mask is not None
+        assert mask.shape == (10,)
+        assert is_allowed(mask, token)
+        assert not is_allowed(mask, END)
+        grammar.take(token)
+    with pytest.raises(InputError, match="nothing can be written"):
+        grammars.make(json_grammar({"type": "nothing"}))

@@ -1,0 +1,290 @@
+"""Thousands of random texts on a simulated device: no page lost, none shared wrongly, nobody starved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+
+from npu_compiler.errors import BusyError, InputError
+from npu_text.batching.engine import LaneSampling
+from npu_text.batching.pages import PagePool
+from npu_text.batching.scheduler import Scheduler
+from npu_text.batching.text_guesser import guessing
+from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
+from tests.support.simulated_engine import SimulatedEngine
+
+
+class Simulation:
+    """A scheduler and its device, turn by turn; the clock counts turns."""
+
+    def __init__(self, engine: SimulatedEngine, limits: Limits | None = None) -> None:
+        self.engine, self.scheduler = engine, Scheduler(engine, limits)
+        self.now = 0.0
+        self.events: list[Event] = []
+
+    def launch(self) -> tuple[Turn, Callable[[], None]]:
+        """One turn; what is called then waits for it."""
+        turn = self.scheduler.next_turn(self.now)
+        self.now += 1
+        for begin in turn.begins:
+            self.engine.begin(*begin)
+        fills = []
+        for copies, part in turn.fills:
+            for copy in copies:
+                self.engine.copy_page(*copy)
+            fills.append(self.engine.prefill(part))
+        steps = self.engine.step(turn.steps) if turn.steps else list
+
+        def absorb() -> None:
+            self.events += self.scheduler.absorb(turn, [fill() for fill in fills], steps())
+
+        return turn, absorb
+
+    def turn(self) -> Turn:
+        turn, absorb = self.launch()
+        absorb()
+        return turn
+
+    def run(self) -> None:
+        while self.turn():
+            pass
+
+    def check_all_free(self) -> None:
+        pool = self.scheduler.pool
+        assert (pool.used, pool.promised, self.scheduler.started, self.scheduler.waiting) == (0, 0, 0, 0)
+        pool.forget()
+        assert sorted(pool._free) == list(range(pool.count))
+        assert pool._root.children == {}
+
+
+def alone(request: TextRequest) -> list[int]:
+    """What a text becomes with nobody else there."""
+    simulation = Simulation(SimulatedEngine(lanes=1, pages=16), Limits(share=False))
+    simulation.engine.ending = 7
+    text = simulation.scheduler.submit(request, 0)
+    simulation.run()
+    return text.tokens
+
+
+def random_request(random: Random, beginnings: Sequence[tuple[int, ...]]) -> TextRequest:
+    beginning = random.choice(beginnings)[: random.choice([0, 8, 16, 21, 40, 64])]
+    prompt = beginning + tuple(random.choices(range(320), k=random.randint(1, 30)))
+    sampling = LaneSampling(temperature=random.choice([0.0, 0.8]), seed=random.randint(0, 9))
+    return TextRequest(
+        prompt, random.randint(1, 30), sampling, frozenset({7}), random.choice([0, 0, 0, 1]), patience=10_000
+    )
+
+
+@pytest.mark.parametrize(("lanes", "pages", "guess"), [(4, 24, 1), (8, 200, 1), (3, 16, 4), (16, 64, 4)])
+def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess: int) -> None:
+    """The engine reads every text back through its pages; half the texts begin alike, some are cancelled."""
+    random = Random(lanes)
+    beginnings = [tuple(random.choices(range(320), k=64)) for _ in range(3)]
+    simulation = Simulation(SimulatedEngine(lanes, pages))
+    simulation.engine.ending, simulation.engine.guess = 7, guess
+    expected: list[list[int]] = []
+    texts: list[Text] = []
+    pool = simulation.scheduler.pool
+    while len(texts) < 400 or simulation.scheduler.waiting or simulation.scheduler.started:
+        for _ in range(random.choice([0, 0, 1, 5]) if len(texts) < 400 else 0):
+            request = random_request(random, beginnings)
+            expected.append(alone(request))
+            if guess > 1:
+                request = replace(request, guesser=Oracle(expected[-1], random))
+            texts.append(simulation.scheduler.submit(request, simulation.now))
+        _, absorb = simulation.launch()
+        if texts and random.random() < 0.25:
+            simulation.scheduler.cancel(random.choice(texts))
+        absorb()
+        assert pool.available >= pool.promised
+        taken = [text for text in simulation.scheduler.lanes if text is not None]
+        assert len(taken) == simulation.scheduler.started
+    ends = Counter(text.finish for text in texts)
+    assert ends.keys() == {"stop", "length", "cancelled"}
+    assert ends["cancelled"] < len(texts) / 2
+    for text, truth in zip(texts, expected, strict=True):
+        assert text.tokens == truth[: len(text.tokens)]
+        assert text.finish == "cancelled" or text.tokens == truth
+    counters = simulation.scheduler.counters
+    assert counters.shared_tokens > counters.prompt_tokens / 10
+    assert guess == 1 or 0 < counters.kept < counters.guessed
+    simulation.check_all_free()
+
+
+@dataclass
+class Oracle:
+    """Guesses that are right but for one in four."""
+
+    truth: list[int]
+    random: Random
+
+    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+        wanted = self.truth[len(tokens) : len(tokens) + most]
+        return [token if self.random.random() < 0.75 else 3 for token in wanted]
+
+    def learn(self, guessed: int, right: int) -> None:
+        assert 0 <= right <= guessed
+
+
+def test_first_come_first_served_within_a_priority() -> None:
+    simulation = Simulation(SimulatedEngine(lanes=1, pages=16))
+    for priority in (1, 0, 1, 0):
+        simulation.scheduler.submit(TextRequest((5, priority), 3, priority=priority), 0)
+    simulation.run()
+    ended = [event.text for event in simulation.events if event.finish]
+    assert [(text.request.priority, text.serial) for text in ended] == [(0, 1), (0, 3), (1, 0), (1, 2)]
+
+
+def test_a_large_text_is_not_overtaken_by_small_ones() -> None:
+    simulation = Simulation(SimulatedEngine(lanes=4, pages=16))
+    first = simulation.scheduler.submit(TextRequest(tuple(range(60)), 20), 0)
+    large = simulation.scheduler.submit(TextRequest(tuple(range(100, 200)), 28), 0)
+    small = [simulation.scheduler.submit(TextRequest((number,), 2), 0) for number in range(20)]
+    simulation.turn()
+    assert first.lane is not None
+    assert large.lane is None
+    simulation.run()
+    order = [event.text for event in simulation.events if event.finish]
+    assert order.index(large) < min(order.index(text) for text in small)
+
+
+def test_nobody_waits_for_more_than_one_chunk() -> None:
+    """While somebody runs, each turn has a step, and prompts of no more than the longest chunk."""
+    engine = SimulatedEngine(lanes=8, pages=200)
+    simulation = Simulation(engine)
+    simulation.scheduler.submit(TextRequest((1, 2), 60), 0)
+    simulation.turn()
+    for number in range(7):
+        simulation.scheduler.submit(TextRequest(tuple(range(number, number + 90)), 5), 0)
+    while simulation.scheduler.started:
+        turn = simulation.turn()
+        sizes = [min(n for n in engine.chunks if n >= len(part.tokens)) for _, part in turn.fills]
+        assert sum(sizes) <= engine.chunks[-1]
+        assert turn.steps or not turn
+
+
+def test_who_waits_too_long_is_told() -> None:
+    simulation = Simulation(SimulatedEngine(lanes=1, pages=16))
+    simulation.scheduler.submit(TextRequest((1,), 50), 0)
+    late = simulation.scheduler.submit(TextRequest((2,), 5, patience=10), 0)
+    while not late.finish:
+        turn = simulation.turn()
+    assert (late.finish, turn.late, simulation.now) == ("late", [late], 11)
+    simulation.run()
+    simulation.check_all_free()
+
+
+def test_queue_is_limited_and_cancelled_texts_leave_it() -> None:
+    simulation = Simulation(SimulatedEngine(lanes=1, pages=16), Limits(waiting=3))
+    submit = simulation.scheduler.submit
+    texts = [submit(TextRequest((1,), 5), 0) for _ in range(3)]
+    with pytest.raises(BusyError, match="3 texts wait"):
+        submit(TextRequest((1,), 5), 0)
+    simulation.scheduler.cancel(texts[0])
+    submit(TextRequest((1,), 5), 0)
+    for _ in range(1000):  # a flood of texts that leave again
+        simulation.scheduler.cancel(texts[1])
+        texts[1] = submit(TextRequest((1,), 5, patience=1e9), 0)
+    assert len(simulation.scheduler._waiting) < 100
+    assert len(simulation.scheduler._deadlines) < 100
+    simulation.run()
+    simulation.check_all_free()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (TextRequest((), 3), "expected at least 1 and 0"),
+        (TextRequest((1,), -1), "expected at least 1 and 0"),
+        (TextRequest(tuple(range(100)), 29), "at most 128 in all"),
+        (TextRequest((1, 320), 3), "given the token 320"),
+        (TextRequest((1,), 120), "there are 8"),
+    ],
+)
+def test_texts_that_can_never_run_are_refused(request_: TextRequest, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Simulation(SimulatedEngine(pages=8)).scheduler.submit(request_, 0)
+
+
+def test_the_same_prompt_again_is_read_and_its_last_page_copied() -> None:
+    simulation = Simulation(SimulatedEngine())
+    prompt = tuple(range(32))
+    simulation.scheduler.submit(TextRequest(prompt, 4), 0)
+    simulation.run()
+    simulation.scheduler.submit(TextRequest(prompt, 4), 0)
+    turn = simulation.turn()
+    (((copy,), part),) = turn.fills
+    assert (part.position, part.tokens) == (31, (31,))
+    assert copy[1] == part.pages[-1]
+    simulation.run()
+    simulation.check_all_free()
+
+
+def test_texts_that_arrive_together_share_what_the_first_computes() -> None:
+    simulation = Simulation(SimulatedEngine())
+    for seed in range(4):
+        simulation.scheduler.submit(TextRequest(tuple(range(40)), 4, LaneSampling(0.9, seed=seed)), 0)
+    simulation.run()
+    assert simulation.scheduler.counters.shared_tokens >= 3 * 32
+    simulation.check_all_free()
+
+
+def test_scored_prompts_are_computed_whole() -> None:
+    simulation = Simulation(SimulatedEngine())
+    for _ in range(2):
+        text = simulation.scheduler.submit(TextRequest(tuple(range(40)), 0, scored=1), 0)
+        simulation.run()
+        assert text.finish == "length"
+        scores = [score for event in simulation.events if event.text is text for score in event.scores]
+        assert scores[0] is None
+        assert [score.token for score in scores[1:] if score] == list(range(1, 40))
+    simulation.check_all_free()
+
+
+def test_a_failed_device_ends_everything() -> None:
+    simulation = Simulation(SimulatedEngine(lanes=2))
+    texts = [simulation.scheduler.submit(TextRequest(tuple(range(40)), 20), 0) for _ in range(5)]
+    simulation.turn()
+    assert set(simulation.scheduler.end_all()) == set(texts)
+    simulation.check_all_free()
+
+
+def test_least_recently_used_pages_go_first() -> None:
+    pool = PagePool(4, 2)
+
+    def use(*tokens: int) -> int:
+        table = pool.admit([*tokens, 99], len(tokens))
+        assert table is not None
+        table.begin([*tokens, 99])
+        shared = table.shared_tokens
+        table.room(len(tokens))
+        table.release(tokens)
+        return shared
+
+    assert use(1, 2, 3, 4) == 0
+    assert use(5, 6) == 0
+    assert use(1, 2) == 2  # used again; 3, 4 is the oldest now
+    assert use(7, 8, 9, 10) == 0  # takes the free page, and that of 3, 4
+    assert use(1, 2) == 2
+    assert use(5, 6) == 2
+
+
+def test_texts_that_repeat_themselves_take_fewer_steps() -> None:
+    """The guesses of `text_guesser`, which change no text."""
+    said = [5, 6, 7, 8, 9] * 20
+    calls = []
+    for guess in (1, 4):
+        engine = SimulatedEngine(lanes=1)
+        engine.script, engine.ending, engine.guess = said, 0, guess
+        simulation = Simulation(engine)
+        make, _ = guessing(engine)
+        request = TextRequest((1, 2), len(said), guesser=make() if make else None)
+        text = simulation.scheduler.submit(request, 0)
+        simulation.run()
+        assert text.tokens[2:] == said
+        calls.append(engine.calls[1])
+    assert calls[1] < calls[0] / 2

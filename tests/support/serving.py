@@ -1,0 +1,104 @@
+"""A server with a simulated device and a small tokenizer, in a thread, for clients of all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from npu_text.batching.texts import Limits
+from tests.support.simulated_engine import SimulatedEngine
+
+__all__ = ["CHAT", "END", "MODEL", "Server", "make_tokenizer", "running", "serve"]
+
+MODEL, END = "tiny", 256
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}<|im_start|>assistant\n"
+)
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer of `tokenizers`: the 256 bytes, and some tokens that stand for themselves."""
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    model = tokenizers.models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_end|>", "<|im_start|>"])
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    return tokenizer
+
+
+@dataclass
+class Server:
+    """A server that runs.
+
+    Attributes:
+        url: Without a path.
+        engine: Its device.
+        service: Its model.
+    """
+
+    url: str
+    engine: SimulatedEngine
+    service: Any
+
+
+@contextmanager
+def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Server]:
+    """A server on a free port; `options` are those of `AppOptions`, and `service` those of `ServiceOptions`."""
+    for module in ("fastapi", "uvicorn", "llguidance", "prometheus_client", "jinja2"):
+        pytest.importorskip(module)
+    from npu_text.serving.app import AppOptions, make_app
+    from npu_text.serving.chat_template import ChatTemplate
+    from npu_text.serving.core import Core
+    from npu_text.serving.grammars import Grammars
+    from npu_text.serving.metrics import Metrics
+    from npu_text.serving.service import Service, ServiceOptions
+    from npu_text.serving.vocabulary import Vocabulary
+
+    if engine is None:
+        engine = SimulatedEngine(lanes=4, pages=400, page_tokens=16, context=1024)
+        engine.chunks, engine.ending = (32, 128, 512), END
+    tokenizer = make_tokenizer()
+    vocabulary, metrics = Vocabulary(tokenizer.to_str(), tokenizer), Metrics()
+    core = Core(engine, vocabulary, limits, metrics)
+    service = Service(
+        MODEL,
+        core,
+        frozenset({END}),
+        ChatTemplate(CHAT, {}),
+        Grammars(vocabulary, engine.vocabulary, [END]),
+        ServiceOptions(**options.pop("service", {})),
+    )
+    embedder = options.pop("embedder", None)
+    with running(make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options))) as url:
+        yield Server(url, engine, service)
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """An application on a free port."""
+    uvicorn = pytest.importorskip("uvicorn")
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
+    server.install_signal_handlers = lambda: None
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server does not stop"

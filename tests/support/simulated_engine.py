@@ -1,0 +1,191 @@
+"""A `BatchEngine` without a device: what follows a text is a function of the text, read back from its pages.
+
+Each place of a page holds the token that was written there, and each call reads the whole text through the pages it was
+given. So a page that was shared wrongly, lost or overwritten shows at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.errors import DeviceError
+from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
+
+__all__ = ["SimulatedEngine", "is_allowed"]
+
+Result = TypeVar("Result")
+_LOOKS_BACK = 12  # tokens that what follows depends on, beside their number
+
+
+class SimulatedEngine:
+    """See `BatchEngine`.
+
+    Attributes:
+        seconds: What a call takes on the device, however many lanes it has.
+        fails: Set to make the next call fail as a device does.
+        ending: This token is made likely, so that texts end by themselves.
+        script: What every text goes on with, then `ending`; None for what follows from the text.
+        calls: How many prefills and steps there were.
+    """
+
+    def __init__(
+        self, lanes: int = 4, pages: int = 64, page_tokens: int = 8, context: int = 128, vocabulary: int = 320
+    ) -> None:
+        self.lanes, self.pages, self.page_tokens = lanes, pages, page_tokens
+        self.context, self.vocabulary = context, vocabulary
+        self.chunks: tuple[int, ...] = (8, 32)
+        self.guess = 1
+        self.seconds, self.fails, self.ending = 0.0, False, -1
+        self.script: Sequence[int] | None = None
+        self.calls = [0, 0]
+        self._memory = np.full((pages, page_tokens), -1, np.int64)
+        self._texts: dict[int, list[int]] = {}
+        self._prompts: dict[int, int] = {}
+        self._samplings: dict[int, LaneSampling] = {}
+        self._ready = 0.0
+        self._thread: int | None = None
+
+    def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
+        pass
+
+    def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
+        self._check_call(lane)
+        self._texts[lane], self._prompts[lane], self._samplings[lane] = list(tokens), len(tokens), sampling
+
+    def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
+        self._check_call(part.lane)
+        self.calls[0] += 1
+        text = self._texts[part.lane]
+        end = part.position + len(part.tokens)
+        assert 0 < len(part.tokens) <= self.chunks[-1]
+        assert list(part.tokens) == text[part.position : end], "tokens of another text"
+        self._write(part.pages, part.position, part.tokens)
+        self._check_text(part.lane, part.pages, end)
+        chosen = self._choose(part.lane, end, part.mask) if part.choose else None
+        scores: tuple[Chosen | None, ...] = ()
+        if part.scored is not None:
+            scores = tuple(self._score(text, at, part.scored) for at in range(part.position, end))
+        return self._later(Prefilled(chosen, scores))
+
+    def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
+        assert steps
+        assert len({step.lane for step in steps}) == len(steps)
+        self.calls[1] += 1
+        results = []
+        for step in steps:
+            self._check_call(step.lane)
+            assert 1 <= len(step.tokens) <= self.guess
+            assert step.mask is None or len(step.tokens) == 1
+            text = self._texts[step.lane]
+            assert step.position == len(text) - 1, "a place that is not the next one"
+            assert step.tokens[0] == text[-1], "another token than the one that was chosen"
+            self._write(step.pages, step.position, step.tokens)
+            chosen: list[Chosen] = []
+            for number in range(len(step.tokens)):
+                self._check_text(step.lane, step.pages, step.position + number + 1)
+                chosen.append(self._choose(step.lane, step.position + number + 1, step.mask))
+                if step.tokens[number + 1 : number + 2] != (chosen[-1].token,):
+                    break
+            results.append(tuple(chosen))
+        return self._later(results)
+
+    def copy_page(self, source: int, target: int) -> None:
+        assert source != target
+        self._memory[target] = self._memory[source]
+
+    def logits(self, text: Sequence[int]) -> NDArray[np.float32]:
+        """What follows a text."""
+        random = np.random.default_rng([len(text), *text[-_LOOKS_BACK:]])
+        logits = random.standard_normal(self.vocabulary, np.float32) * 2
+        if self.ending >= 0 and random.random() < 0.1:
+            logits[self.ending] = 20
+        return logits
+
+    def _write(self, pages: Sequence[int], position: int, tokens: Sequence[int]) -> None:
+        for at, token in enumerate(tokens, position):
+            self._memory[pages[at // self.page_tokens], at % self.page_tokens] = token
+
+    def _check_text(self, lane: int, pages: Sequence[int], end: int) -> None:
+        held = self._memory[list(pages)].reshape(-1)[:end].tolist()
+        assert held == self._texts[lane][:end], f"lane {lane} reads the text of another"
+
+    def _choose(self, lane: int, end: int, mask: NDArray[np.uint32] | None) -> Chosen:
+        text, sampling = self._texts[lane][:end], self._samplings[lane]
+        plain = self.logits(text)
+        logits = plain.astype(np.float64)
+        if self.script is not None:
+            place = end - self._prompts[lane]
+            logits[self.script[place] if place < len(self.script) else self.ending] = 1000
+        for token, bias in sampling.logit_bias.items():
+            logits[token] += bias
+        if mask is not None:
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocabulary].astype(bool)
+            assert allowed.any(), "a mask that allows nothing"
+            logits[~allowed] = -np.inf
+        token = self._drawn(self._penalised(logits, lane, text), sampling, end)
+        if end == len(self._texts[lane]):
+            self._texts[lane].append(token)
+        return _told(plain, token, sampling.best)
+
+    def _penalised(self, logits: NDArray[np.float64], lane: int, text: list[int]) -> NDArray[np.float64]:
+        sampling = self._samplings[lane]
+        seen = np.unique(text)
+        penalty = sampling.repetition_penalty
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        for token in text[self._prompts[lane] :]:
+            logits[token] -= sampling.frequency_penalty
+        for token in set(text[self._prompts[lane] :]):
+            logits[token] -= sampling.presence_penalty
+        return logits
+
+    def _drawn(self, logits: NDArray[np.float64], sampling: LaneSampling, end: int) -> int:
+        if sampling.temperature == 0:
+            return int(logits.argmax())
+        order = np.argsort(-logits, kind="stable")
+        order = order[: sampling.top_k or len(order)]
+        weights = np.exp((logits[order] - logits[order[0]]) / sampling.temperature)
+        weights /= weights.sum()
+        count = int(np.searchsorted(weights.cumsum(), min(sampling.top_p, 1 - 1e-12))) + 1
+        weights = weights[:count]
+        weights[weights < sampling.min_p * weights[0]] = 0
+        at = np.random.default_rng([sampling.seed, end]).random() * weights.sum()
+        return int(order[min(int(np.searchsorted(weights.cumsum(), at, "right")), len(weights) - 1)])
+
+    def _score(self, text: list[int], at: int, best: int) -> Chosen | None:
+        return _told(self.logits(text[:at]), text[at], best) if at else None
+
+    def _check_call(self, lane: int) -> None:
+        assert 0 <= lane < self.lanes
+        self._thread = self._thread or threading.get_ident()
+        assert self._thread == threading.get_ident(), "an engine is one thread's"
+        if self.fails:
+            raise DeviceError("the device is gone; this was asked for")
+
+    def _later(self, result: Result) -> Callable[[], Result]:
+        self._ready = max(self._ready, time.perf_counter()) + self.seconds
+
+        def wait(until: float = self._ready) -> Result:
+            time.sleep(max(0.0, until - time.perf_counter()))
+            return result
+
+        return wait
+
+
+def _told(logits: NDArray[np.float32], token: int, best: int | None) -> Chosen:
+    if best is None:
+        return Chosen(token)
+    shifted = logits.astype(np.float64) - float(logits.max())
+    logprobs = shifted - np.log(np.exp(shifted).sum())
+    order = np.argsort(-logprobs, kind="stable")[:best]
+    return Chosen(token, float(logprobs[token]), tuple((int(t), float(logprobs[t])) for t in order))
+
+
+def is_allowed(mask: NDArray[np.uint32], token: int) -> bool:
+    """Whether a mask allows a token."""
+    return bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
