@@ -22,8 +22,9 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import Weights
-from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted, check_sampling
+from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted
 from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
+from npu_text.batching.lane_sampling import check_sampling
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from npu_compiler.compiled_program import CompiledProgram
 from tests.cuda.kernels import check_plan_compiles
 from tests.support.decoders import make_decoder
 
-_WIDTHS = {
+_WIDTHS: dict[str, Any] = {
     "hidden_size": 1536,
     "intermediate_size": 8960,
     "num_attention_heads": 12,

@@ -26,7 +26,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 def test_compressed_tensors_as_its_library_has_them(format_: str) -> None:
     import_transformers()
     library = pytest.importorskip("compressed_tensors")
-    weights = {"type": "float", "symmetric": True} | FORMATS[format_]
+    weights: dict[str, Any] = {"type": "float", "symmetric": True} | FORMATS[format_]
     args = library.quantization.QuantizationArgs(**weights)
     scheme = library.quantization.QuantizationScheme(targets=["Linear"], weights=args, format=format_)
     dense = weight(64).to(torch.bfloat16)
@@ -81,7 +81,7 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
     tensors["scales"][3, 1] = 255
     with pytest.raises(ExtractionError, match="given the code 255 and a codebook of 255 numbers"):
         imported(section, tensors)
-    weights = {"type": "float", "symmetric": True} | FORMATS["nvfp4-pack-quantized"]
+    weights: dict[str, Any] = {"type": "float", "symmetric": True} | FORMATS["nvfp4-pack-quantized"]
     given = {
         "weight_packed": torch.zeros(48, 128, dtype=torch.uint8),
         "weight_scale": torch.ones(48, 16).to(torch.float8_e4m3fn),
