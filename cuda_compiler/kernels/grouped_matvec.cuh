@@ -17,7 +17,6 @@ constexpr int PART_ROW = 20, PARTS = WARPS * BLOCKS * 8 * PART_ROW;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
 constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
 constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements; neighbours begin in other banks
-constexpr int SLOTS = 3;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 template <int BYTES>

@@ -30,8 +30,8 @@ __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_v
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
 _PREFIX, _FAMILY = "v", "grouped_vectors"
-_STAGED_BYTES = 64 * 1024  # of shared memory, which every device has
-_PART_ROW, _SLOTS = 20, 3
+_SHARED_BYTES = 64 * 1024  # of a block, which every device has
+_PART_ROW = 20
 _SCALES = (FLOAT16, BFLOAT16, FLOAT32)
 _MOST_ZERO = 127  # beyond which a number less its zero point is not exact in bfloat16
 
@@ -42,8 +42,8 @@ GROUPED_MATVEC = KernelTemplate(
     ),
     macros=(
         "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS CODE_KIND FLOAT_MANTISSA "
-        "FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K DEPTH RESIDENT STAGED VECTOR_PACKS "
-        "MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+        "FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K DEPTH RESIDENT STAGED SLOTS "
+        "VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros biases entries vector",
     files="tensor_cores.cuh grouped_codes.cuh",
@@ -77,12 +77,16 @@ class _Geometry:
         access: Bytes that it loads at a time.
         group: Codes of a group, a multiple of a span or a part of one.
         span_groups: Groups of a span, the chunks of four lanes.
+        slots: Spans of the vectors that a warp holds at a time; 0 where a block holds whole vectors.
+        shared: Bytes of shared memory of a block.
     """
 
     chunk: int
     access: int
     group: int
     span_groups: int
+    slots: int
+    shared: int
 
     @property
     def span(self) -> int:
@@ -142,7 +146,9 @@ def _suits(codes: GroupedCodes) -> bool:
 
 
 def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
-    """The largest chunks of which four make up groups, or of whose spans groups are made; None where there are none."""
+    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit; None
+    where there are none.
+    """
     whole = codes.group >= found.k
     largest = 16 if codes.bits == 8 else 32
     for chunk in (largest, largest // 2, largest // 4):
@@ -151,9 +157,25 @@ def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
         if chunk < 8 or (group % span and (span % group or group < chunk)):
             continue
         row_bytes = ceil_div(found.k * codes.bits, 8)
-        numbers = (chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
-        return _Geometry(chunk, gcd(*numbers), group, max(1, span // group))
+        access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
+        for slots, shared in _shared_bytes(found, span, max(1, span // group)):
+            if shared <= _SHARED_BYTES or isinstance(found.a.operand, Computed):
+                return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
     return None
+
+
+def _shared_bytes(found: Product, span: int, span_groups: int) -> Iterator[tuple[int, int]]:
+    """Ways to hold vectors, the best first: the spans of them that each warp holds at a time, 0 for all of them, and
+    the bytes of a block's shared memory.
+    """
+    columns = next(size for size in (2, 4, 8, 16) if found.m <= size)
+    parts = 4 * _WARPS * ceil_div(span_groups * columns, 8) * 8 * _PART_ROW
+    row = ceil_div(found.k, span) * span + 32
+    computed = ceil_div(found.k, 8) * 8 if isinstance(found.a.operand, Computed) else 0
+    yield 0, parts + 2 * (found.m * row + computed)
+    if found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True)):
+        for slots in (3, 2):
+            yield slots, parts + 2 * _WARPS * slots * found.m * (span + 32)
 
 
 def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
@@ -169,7 +191,6 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8), device)
     is_constant = all(lowering.tensors[index].source is None for index in codes.reads())
     blocks = min(ceil_div(tiles, _WARPS // shape.warps_k), device.cores * shape.resident)
-    shared, staged = _shared_bytes(found, geometry, computed is not None)
     hurries = is_constant and blocks <= device.cores
     one_group = codes.group >= found.k and codes.bias is None
     macros: dict[str, object] = {
@@ -184,7 +205,8 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "WARPS_K": shape.warps_k,
         "DEPTH": shape.depth,
         "RESIDENT": shape.resident,
-        "STAGED": int(staged),
+        "STAGED": int(not geometry.slots),
+        "SLOTS": geometry.slots,
         "VECTOR_PACKS": int(computed is not None or not any(n % 8 for n in vector.across(along_k=True))),
         "MATRIX_CONSTANT": int(is_constant),
         "HURRIES": int(hurries),
@@ -219,7 +241,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         },
         flops=found.flops,
         prologues=prologues,
-        shared_bytes=shared,
+        shared_bytes=geometry.shared,
         hurries=hurries,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
@@ -264,18 +286,6 @@ def _part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
         "ZERO": int(codes.zero),
         "BIASES": int(codes.bias is not None),
     }
-
-
-def _shared_bytes(found: Product, geometry: _Geometry, computed: bool) -> tuple[int, bool]:
-    """Bytes of shared memory of a block, and whether it holds whole vectors, not just the spans that come next."""
-    columns = next(size for size in (2, 4, 8, 16) if found.m <= size)
-    parts = 4 * _WARPS * ceil_div(geometry.span_groups * columns, 8) * 8 * _PART_ROW
-    row = ceil_div(found.k, geometry.span) * geometry.span + 32
-    held = 2 * (found.m * row + (ceil_div(found.k, 8) * 8 if computed else 0))
-    packs = found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True))
-    staged = computed or not packs or parts + held <= _STAGED_BYTES
-    streamed = 2 * _WARPS * _SLOTS * found.m * (geometry.span + 32)
-    return parts + (held if staged else streamed), staged
 
 
 def _shape(work: _Work, device: DeviceModel) -> _Shape:
