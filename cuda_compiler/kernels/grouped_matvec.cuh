@@ -14,7 +14,8 @@ constexpr int RATIO = GROUP < SPAN ? 1 : GROUP / SPAN; // spans of a group
 constexpr int ALL_GROUPS = (COMMON + GROUP - 1) / GROUP;
 constexpr int COLUMNS = VECTORS <= 2 ? 2 : VECTORS <= 4 ? 4 : VECTORS <= 8 ? 8 : 16; // for each group
 constexpr int BLOCKS = (SPAN_GROUPS * COLUMNS + 7) / 8;                              // of eight columns
-constexpr int PART_ROW = 20, PARTS = WARPS * BLOCKS * 8 * PART_ROW;
+constexpr int PART_ROW = 20, TURNS = BLOCKS == 1 ? 2 : 1; // with two, tiles take turns, and wait once for each other
+constexpr int PART = WARPS * BLOCKS * 8 * PART_ROW, PARTS = TURNS * PART;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
 constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
 constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements; neighbours begin in other banks
@@ -421,7 +422,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
 #endif
     __syncthreads();
 #endif
-    for (int base = int(blockIdx.x); base < p.tiles; base += step) {
+    int turn = 0;
+    for (int base = int(blockIdx.x); base < p.tiles; base += step, turn = (turn + 1) % TURNS) {
         int tile = base + int(gridDim.x) * team;
         float sum[BLOCKS][4] = {};
         Fetched fetched[ITEMS_EACH];
@@ -463,7 +465,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
             }
             stream.advance(step, p);
         }
-        float* own = parts + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
+        float* part = parts + turn * PART;
+        float* own = part + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
         #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             #pragma unroll
@@ -490,16 +493,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
                     for (int other = 0; other < WARPS_K * SPAN_GROUPS; ++other) {
                         int from_warp = team * WARPS_K + other / SPAN_GROUPS;
                         int from = from_warp * BLOCKS * 8 + other % SPAN_GROUPS * COLUMNS + v;
-                        value[u] += parts[from * PART_ROW + first + u];
+                        value[u] += part[from * PART_ROW + first + u];
                     }
                     value[u] *= row_scale[index][u];
                 }
                 store(value, fetched[index], 0, v, at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
-        if (WARPS_K > 1) {
+        if (TURNS == 1 && WARPS_K > 1) {
             __syncthreads();
-        } else {
+        } else if (TURNS == 1) {
             __syncwarp();
         }
     }

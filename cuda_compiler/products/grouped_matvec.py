@@ -178,7 +178,8 @@ def _shared_bytes(found: Product, span: int, span_groups: int) -> Iterator[tuple
     """Ways to hold vectors, the best first: the spans of them that each warp holds at a time, 0 for all of them, and
     the bytes of a block's shared memory.
     """
-    parts = 4 * _WARPS * ceil_div(span_groups * _columns(found), _COLUMNS) * _COLUMNS * _PART_ROW
+    blocks = ceil_div(span_groups * _columns(found), _COLUMNS)
+    parts = 4 * _WARPS * max(2, blocks) * _COLUMNS * _PART_ROW
     row = ceil_div(found.k, span) * span + 32
     computed = ceil_div(found.k, 8) * 8 if isinstance(found.a.operand, Computed) else 0
     yield 0, parts + 2 * (found.m * row + computed)
