@@ -10,14 +10,16 @@ constexpr int PASSES = (SPANS + WARPS_K - 1) / WARPS_K, ROUNDS = (PASSES + DEPTH
 constexpr int CHUNK_BYTES = CHUNK * BITS / 8, WORDS = (CHUNK_BYTES + 3) / 4, ROW_BYTES = (COMMON * BITS + 7) / 8;
 constexpr bool WHOLE = COMMON % SPAN == 0;
 constexpr int SPAN_GROUPS = !ONE_GROUP && GROUP < SPAN ? SPAN / GROUP : 1;
+constexpr int RATIO = GROUP < SPAN ? 1 : GROUP / SPAN; // spans of a group
 constexpr int ALL_GROUPS = (COMMON + GROUP - 1) / GROUP;
 constexpr int COLUMNS = VECTORS <= 2 ? 2 : VECTORS <= 4 ? 4 : VECTORS <= 8 ? 8 : 16; // for each group
 constexpr int BLOCKS = (SPAN_GROUPS * COLUMNS + 7) / 8;                              // of eight columns
-constexpr int PART_ROW = 20, PARTS = WARPS * BLOCKS * 8 * PART_ROW;
+constexpr int PART_ROW = 20, TURNS = BLOCKS == 1 ? 2 : 1; // with two, tiles take turns, and wait once for each other
+constexpr int PART = WARPS * BLOCKS * 8 * PART_ROW, PARTS = TURNS * PART;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
 constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
 constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements; neighbours begin in other banks
-constexpr int SLOTS = 3;
+constexpr int AHEAD = BLOCKS == 1 ? OCTETS : 1; // octets of the vectors in registers
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 template <int BYTES>
@@ -48,10 +50,11 @@ template <typename T>
 __device__ __forceinline__ void load_element(uint& bits, const T* source, bool valid)
 {
     if (sizeof(T) == 2) {
-        asm volatile("{\n\t.reg .pred valid;\n\t.reg .u16 half;\n\tsetp.ne.s32 valid, %2, 0;\n\tmov.u16 half, 0;\n\t"
-                     "@valid ld.global.nc.u16 half, [%1];\n\tcvt.u32.u16 %0, half;\n\t}"
-                     : "+r"(bits)
+        unsigned short half_bits = (unsigned short)bits;
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t@valid ld.global.nc.u16 %0, [%1];\n\t}"
+                     : "+h"(half_bits)
                      : "l"(source), "r"(int(valid)));
+        bits = half_bits;
     } else {
         asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t@valid ld.global.nc.u32 %0, [%1];\n\t}"
                      : "+r"(bits)
@@ -84,19 +87,39 @@ struct Parts {
 struct Stream {
     Parts from;
     int tile, round, team_warp, quad; // the lane's place in a row
-    int row[2];
-    const uint8* codes[2];
+    bool inside;                      // of the matrix
+    const uint8* codes[2];            // of this lane's part of the next round's first span, and what belongs to it
+    const scale_t* scales[2];
+    const zero_t* zeros[2]; // of a row's first group
+    const bias_t* biases[2];
+
+    // The group that a block's columns of this lane are for, counted in the span; the last one for columns of none.
+    __device__ __forceinline__ static int member_of(int block, int quad)
+    {
+        int member = (block * 8 + quad * 2) / COLUMNS;
+        return member < SPAN_GROUPS ? member : SPAN_GROUPS - 1;
+    }
+
+    // Of a place along k.
+    __device__ __forceinline__ static int group_at(int span, int quad)
+    {
+        int group = ONE_GROUP ? 0 : GROUP < SPAN ? span * SPAN_GROUPS + quad * SPAN_GROUPS / 4 : span / RATIO;
+        return COMMON % SPAN == 0 || group < ALL_GROUPS ? group : ALL_GROUPS - 1;
+    }
 
     __device__ __forceinline__ void seek(int place, const Params& p)
     {
         tile = place;
         round = 0;
+        inside = place < p.tiles;
         #pragma unroll
         for (int side = 0; side < 2; ++side) {
             int wanted = tile * TILE + side * 8 + int(threadIdx.x) % 32 / 4;
-            int clamped = wanted < p.outputs ? wanted : p.outputs - 1;
-            row[side] = clamped / ROWS;
-            codes[side] = from.matrix + (long long)clamped * p.matrix_row;
+            int row = wanted < p.outputs ? wanted : p.outputs - 1, shared_row = row / ROWS;
+            codes[side] = from.matrix + (long long)row * p.matrix_row + (team_warp * 4 + quad) * CHUNK_BYTES;
+            scales[side] = from.scales + (long long)shared_row * p.scale_row;
+            zeros[side] = from.zeros + (long long)shared_row * p.zero_row;
+            biases[side] = from.biases + (long long)shared_row * p.bias_row;
         }
     }
 
@@ -105,21 +128,19 @@ struct Stream {
         round += 1;
         if (round == ROUNDS) {
             seek(tile + step, p);
+        } else {
+            codes[0] += DEPTH * WARPS_K * 4 * CHUNK_BYTES;
+            codes[1] += DEPTH * WARPS_K * 4 * CHUNK_BYTES;
         }
     }
 
-    __device__ __forceinline__ int span_of(int pass) const { return (round * DEPTH + pass) * WARPS_K + team_warp; }
-
-    // The group that a block's columns of this lane are for, counted in the span.
-    __device__ __forceinline__ static int group_of(int block, int quad) { return (block * 8 + quad * 2) / COLUMNS; }
-
-    __device__ __forceinline__ void load(Codes& into, int pass, const Params& p)
+    __device__ __forceinline__ void load(Codes& into, int pass)
     {
-        int span = span_of(pass);
-        bool valid = tile < p.tiles && span < SPANS;
-        int begin = (span * 4 + quad) * CHUNK_BYTES;
+        int span = (round * DEPTH + pass) * WARPS_K + team_warp, begin = (span * 4 + quad) * CHUNK_BYTES;
+        bool valid = inside && (SPANS % WARPS_K == 0 && PASSES % DEPTH == 0 || span < SPANS);
         #pragma unroll
         for (int side = 0; side < 2; ++side) {
+            const uint8* source = codes[side] + pass * WARPS_K * 4 * CHUNK_BYTES;
             if (!WHOLE) {
                 #pragma unroll
                 for (int index = 0; index < WORDS; ++index) {
@@ -129,8 +150,8 @@ struct Stream {
             if (ACCESS >= 4) {
                 #pragma unroll
                 for (int first = 0; first < CHUNK_BYTES; first += ACCESS) {
-                    bool inside = valid && (WHOLE || begin + first < ROW_BYTES);
-                    load_bits<ACCESS>(&into.word[side][first / 4], codes[side] + begin + first, inside);
+                    bool known = valid && (WHOLE || begin + first < ROW_BYTES);
+                    load_bits<ACCESS>(&into.word[side][first / 4], source + first, known);
                 }
             } else {
                 #pragma unroll
@@ -139,46 +160,52 @@ struct Stream {
                     #pragma unroll
                     for (int first = index * 4; first < index * 4 + 4 && first < CHUNK_BYTES; first += ACCESS) {
                         uint part = 0;
-                        load_bits<ACCESS>(&part, codes[side] + begin + first, valid && begin + first < ROW_BYTES);
+                        load_bits<ACCESS>(&part, source + first, valid && begin + first < ROW_BYTES);
                         word |= part << first % 4 * 8;
                     }
                     into.word[side][index] = word;
                 }
             }
-            if (ZEROS) {
-                int group = ONE_GROUP ? 0 : (span * 4 + quad) * CHUNK / GROUP;
-                load_zero(into.zero[side], row[side], valid && group < ALL_GROUPS ? group : 0, p);
-            }
+        }
+        int place = valid ? span : 0;
+        if (ZEROS) {
+            int group = group_at(place, quad) * ZERO_GROUP;
             #pragma unroll
-            for (int block = 0; block < (ONE_GROUP ? 0 : BLOCKS); ++block) {
-                int member = SPAN_GROUPS == 1 ? 0 : group_of(block, quad);
-                int group = GROUP < SPAN ? span * SPAN_GROUPS + member : span / (GROUP < SPAN ? 1 : GROUP / SPAN);
-                bool inside = valid && member < SPAN_GROUPS && group < ALL_GROUPS;
-                const scale_t* scale = from.scales + (long long)row[side] * p.scale_row + group * p.scale_group;
-                into.scale[block][side] = 0;
-                load_element(into.scale[block][side], scale, inside);
+            for (int side = 0; side < 2; ++side) {
+                load_zero(into.zero[side], zeros[side], group);
+            }
+        }
+        #pragma unroll
+        for (int block = 0; block < (ONE_GROUP ? 0 : BLOCKS); ++block) {
+            int group = (GROUP < SPAN ? place * SPAN_GROUPS : place / RATIO) + member_of(block, quad);
+            group = COMMON % SPAN == 0 || group < ALL_GROUPS ? group : ALL_GROUPS - 1;
+            #pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                load_element(into.scale[block][side], scales[side] + group * SCALE_GROUP, valid);
                 if (BIASES) {
-                    const bias_t* bias = from.biases + (long long)row[side] * p.bias_row + group * p.bias_group;
-                    into.bias[block][side] = 0;
-                    load_element(into.bias[block][side], bias, inside);
+                    load_element(into.bias[block][side], biases[side] + group * BIAS_GROUP, valid);
                 }
             }
         }
     }
 
-    __device__ __forceinline__ void load_zero(uint& zero, int row, int group, const Params& p)
+    // Packed zero points come with the bits around them; see `zero_in`.
+    __device__ __forceinline__ static void load_zero(uint& zero, const zero_t* row, int group)
     {
         if (ZERO_BITS == 8) {
-            zero = uint(int(from.zeros[(long long)row * p.zero_row + (long long)group * p.zero_group]));
+            zero = uint(int(row[group]));
         } else {
-            int first = (p.zero_group ? group : 0) * ZERO_BITS;
-            const zero_t* source = from.zeros + (long long)row * p.zero_row + first / 8;
-            uint bits = uint(source[0]);
-            if (8 % ZERO_BITS != 0 && first % 8 + ZERO_BITS > 8) {
-                bits |= uint(source[1]) << 8;
+            const zero_t* source = row + group * ZERO_BITS / 8;
+            zero = uint(source[0]);
+            if (8 % ZERO_BITS != 0 && group * ZERO_BITS % 8 + ZERO_BITS > 8) {
+                zero |= uint(source[1]) << 8;
             }
-            zero = bits >> first % 8 & ((1u << ZERO_BITS) - 1u);
         }
+    }
+    __device__ __forceinline__ static float zero_in(uint bits, int span, int quad)
+    {
+        int first = group_at(span, quad) * ZERO_GROUP * ZERO_BITS % 8;
+        return float(int(ZERO_BITS == 8 ? bits : bits >> first & ((1u << ZERO_BITS) - 1u)));
     }
 };
 
@@ -216,29 +243,32 @@ struct Columns {
 };
 
 __device__ __forceinline__ void multiply_span(
-    float (&sum)[BLOCKS][4], const Codes& codes, Columns& columns, uint (&pairs)[2][BLOCKS][4], int span,
+    float (&sum)[BLOCKS][4], const Codes& codes, Columns& columns, uint (&pairs)[AHEAD][BLOCKS][4], int span,
     const Codebook& codebook)
 {
-    float own[BLOCKS][4], inputs[BLOCKS][4];
+    float own[BLOCKS][4], other[BLOCKS][4], inputs[BLOCKS][4]; // of two chains of products
     #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
         #pragma unroll
         for (int index = 0; index < 4; ++index) {
             own[block][index] = ONE_GROUP && !BIASES ? sum[block][index] : 0.0f;
-            inputs[block][index] = 0.0f;
+            other[block][index] = inputs[block][index] = 0.0f;
         }
     }
     uint zero[2];
     #pragma unroll
     for (int side = 0; side < 2; ++side) {
-        zero[side] = ZEROS ? zero_pair(float(int(codes.zero[side]))) : zero_pair(float(ZERO));
+        zero[side] = zero_pair(ZEROS ? Stream::zero_in(codes.zero[side], span, int(threadIdx.x) % 4) : float(ZERO));
     }
     #pragma unroll
     for (int octet = 0; octet < OCTETS; ++octet) {
         uint upper[4], lower[4];
         #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block) {
-            columns.load(pairs[octet % 2][block], block, span, octet);
+        for (int block = 0; block < (octet % AHEAD == 0 ? BLOCKS : 0); ++block) {
+            #pragma unroll
+            for (int next = octet; next < octet + AHEAD && next < OCTETS; ++next) {
+                columns.load(pairs[next % AHEAD][block], block, span, next);
+            }
         }
         octet_as_numbers(upper, codes.word[0], octet, zero[0], codebook);
         octet_as_numbers(lower, codes.word[1], octet, zero[1], codebook);
@@ -249,8 +279,8 @@ __device__ __forceinline__ void multiply_span(
             const uint ones[4] = {Numbers::ONE, Numbers::ONE, Numbers::ONE, Numbers::ONE};
             #pragma unroll
             for (int block = 0; block < BLOCKS; ++block) {
-                const uint(&x)[4] = pairs[octet % 2][block];
-                multiply_pairs(own[block], numbers, x[first], x[first + 1]);
+                const uint(&x)[4] = pairs[octet % AHEAD][block];
+                multiply_pairs(half_octet && BLOCKS == 1 ? other[block] : own[block], numbers, x[first], x[first + 1]);
                 if (BIASES) {
                     multiply_pairs(inputs[block], ones, x[first], x[first + 1]);
                 }
@@ -261,6 +291,9 @@ __device__ __forceinline__ void multiply_span(
     for (int block = 0; block < BLOCKS; ++block) {
         #pragma unroll
         for (int index = 0; index < 4; ++index) {
+            if (BLOCKS == 1) {
+                own[block][index] += other[block][index];
+            }
             if (ONE_GROUP) {
                 sum[block][index] = own[block][index];
             } else {
@@ -352,14 +385,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
     Codes codes[DEPTH];
     #pragma unroll
     for (int pass = 0; pass < DEPTH; ++pass) {
-        stream.load(codes[pass], pass, p);
+        stream.load(codes[pass], pass);
     }
     stream.advance(step, p);
     if (MATRIX_CONSTANT) {
         wait_for_previous_grid();
     }
     Columns columns;
-    uint pairs[2][BLOCKS][4] = {};
+    uint pairs[AHEAD][BLOCKS][4] = {};
     #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
         int column = block * 8 + lane / 4, group = column / COLUMNS, v = column % COLUMNS;
@@ -389,7 +422,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
 #endif
     __syncthreads();
 #endif
-    for (int base = int(blockIdx.x); base < p.tiles; base += step) {
+    int turn = 0;
+    for (int base = int(blockIdx.x); base < p.tiles; base += step, turn = (turn + 1) % TURNS) {
         int tile = base + int(gridDim.x) * team;
         float sum[BLOCKS][4] = {};
         Fetched fetched[ITEMS_EACH];
@@ -427,11 +461,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
                 if (SPANS % WARPS_K == 0 && PASSES % DEPTH == 0 || span < SPANS) {
                     multiply_span(sum, codes[pass], columns, pairs, span, codebook);
                 }
-                stream.load(codes[pass], pass, p);
+                stream.load(codes[pass], pass);
             }
             stream.advance(step, p);
         }
-        float* own = parts + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
+        float* part = parts + turn * PART;
+        float* own = part + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
         #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             #pragma unroll
@@ -458,16 +493,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
                     for (int other = 0; other < WARPS_K * SPAN_GROUPS; ++other) {
                         int from_warp = team * WARPS_K + other / SPAN_GROUPS;
                         int from = from_warp * BLOCKS * 8 + other % SPAN_GROUPS * COLUMNS + v;
-                        value[u] += parts[from * PART_ROW + first + u];
+                        value[u] += part[from * PART_ROW + first + u];
                     }
                     value[u] *= row_scale[index][u];
                 }
                 store(value, fetched[index], 0, v, at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
-        if (WARPS_K > 1) {
+        if (TURNS == 1 && WARPS_K > 1) {
             __syncthreads();
-        } else {
+        } else if (TURNS == 1) {
             __syncwarp();
         }
     }

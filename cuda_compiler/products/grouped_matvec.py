@@ -30,20 +30,20 @@ __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_v
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
 _PREFIX, _FAMILY = "v", "grouped_vectors"
-_STAGED_BYTES = 64 * 1024  # of shared memory, which every device has
-_PART_ROW, _SLOTS = 20, 3
+_SHARED_BYTES = 64 * 1024  # of a block, which every device has
+_PART_ROW, _COLUMNS = 20, 8
+_WIDE_DEPTH = 5  # beyond which registers do not hold the spans beside the sums of more than eight columns
 _SCALES = (FLOAT16, BFLOAT16, FLOAT32)
 _MOST_ZERO = 127  # beyond which a number less its zero point is not exact in bfloat16
 
 GROUPED_MATVEC = KernelTemplate(
     "grouped_matvec",
-    params=(
-        "int outputs, tiles, matrix_row, vector_row, scale_row, scale_group, zero_row, zero_group, bias_row, bias_group"
-    ),
+    params=("int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"),
     macros=(
-        "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS CODE_KIND FLOAT_MANTISSA "
-        "FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K DEPTH RESIDENT STAGED VECTOR_PACKS "
-        "MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+        "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
+        "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K "
+        "DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS "
+        "VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros biases entries vector",
     files="tensor_cores.cuh grouped_codes.cuh",
@@ -60,11 +60,13 @@ class _Costs:
     Attributes:
         blocks: Blocks of a multiprocessor.
         in_flight: Loads of 16 bytes that a thread has on their way.
+        alone_in_flight: The same where each multiprocessor has one block, and that one tile for each of its teams.
         share_cost: What it costs to put the parts of several warps together, in loads.
     """
 
     blocks: int
     in_flight: int
+    alone_in_flight: int
     share_cost: int
 
 
@@ -77,12 +79,16 @@ class _Geometry:
         access: Bytes that it loads at a time.
         group: Codes of a group, a multiple of a span or a part of one.
         span_groups: Groups of a span, the chunks of four lanes.
+        slots: Spans of the vectors that a warp holds at a time; 0 where a block holds whole vectors.
+        shared: Bytes of shared memory of a block.
     """
 
     chunk: int
     access: int
     group: int
     span_groups: int
+    slots: int
+    shared: int
 
     @property
     def span(self) -> int:
@@ -91,11 +97,19 @@ class _Geometry:
 
 @dataclass(frozen=True)
 class _Work:
-    """What threads share: tiles of 16 rows, spans of each, bytes of a lane's part of a span."""
+    """What threads share.
+
+    Attributes:
+        tiles: Of 16 rows.
+        spans: Of each.
+        lane_bytes: Of a lane's part of a span.
+        is_wide: Whether the vectors, once for each group of a span, are more than eight columns.
+    """
 
     tiles: int
     spans: int
     lane_bytes: int
+    is_wide: bool
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,9 @@ def _suits(codes: GroupedCodes) -> bool:
 
 
 def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
-    """The largest chunks of which four make up groups, or of whose spans groups are made; None where there are none."""
+    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit; None
+    where there are none.
+    """
     whole = codes.group >= found.k
     largest = 16 if codes.bits == 8 else 32
     for chunk in (largest, largest // 2, largest // 4):
@@ -151,9 +167,25 @@ def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
         if chunk < 8 or (group % span and (span % group or group < chunk)):
             continue
         row_bytes = ceil_div(found.k * codes.bits, 8)
-        numbers = (chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
-        return _Geometry(chunk, gcd(*numbers), group, max(1, span // group))
+        access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
+        for slots, shared in _shared_bytes(found, span, max(1, span // group)):
+            if shared <= _SHARED_BYTES or isinstance(found.a.operand, Computed):
+                return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
     return None
+
+
+def _shared_bytes(found: Product, span: int, span_groups: int) -> Iterator[tuple[int, int]]:
+    """Ways to hold vectors, the best first: the spans of them that each warp holds at a time, 0 for all of them, and
+    the bytes of a block's shared memory.
+    """
+    blocks = ceil_div(span_groups * _columns(found), _COLUMNS)
+    parts = 4 * _WARPS * max(2, blocks) * _COLUMNS * _PART_ROW
+    row = ceil_div(found.k, span) * span + 32
+    computed = ceil_div(found.k, 8) * 8 if isinstance(found.a.operand, Computed) else 0
+    yield 0, parts + 2 * (found.m * row + computed)
+    if found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True)):
+        for slots in (3, 2):
+            yield slots, parts + 2 * _WARPS * slots * found.m * (span + 32)
 
 
 def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
@@ -166,10 +198,10 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     size = pack_size(group, positions.operands, group.shape[-1])
     store = min(size, 2)
     tiles, spans = ceil_div(found.n, _TILE), ceil_div(found.k, geometry.span)
-    shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8), device)
+    is_wide = _columns(found) * geometry.span_groups > _COLUMNS
+    shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8, is_wide), device)
     is_constant = all(lowering.tensors[index].source is None for index in codes.reads())
     blocks = min(ceil_div(tiles, _WARPS // shape.warps_k), device.cores * shape.resident)
-    shared, staged = _shared_bytes(found, geometry, computed is not None)
     hurries = is_constant and blocks <= device.cores
     one_group = codes.group >= found.k and codes.bias is None
     macros: dict[str, object] = {
@@ -184,7 +216,8 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "WARPS_K": shape.warps_k,
         "DEPTH": shape.depth,
         "RESIDENT": shape.resident,
-        "STAGED": int(staged),
+        "STAGED": int(not geometry.slots),
+        "SLOTS": geometry.slots,
         "VECTOR_PACKS": int(computed is not None or not any(n % 8 for n in vector.across(along_k=True))),
         "MATRIX_CONSTANT": int(is_constant),
         "HURRIES": int(hurries),
@@ -196,9 +229,9 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "tiles": tiles,
         "matrix_row": found.b.along,
         "vector_row": vector.along,
-        **_strides("scale", codes.scale),
-        **_strides("zero", codes.zeros),
-        **_strides("bias", codes.bias),
+        "scale_row": codes.scale.strides[-1],
+        "zero_row": 0 if codes.zeros is None else codes.zeros.strides[-1],
+        "bias_row": 0 if codes.bias is None else codes.bias.strides[-1],
     }
     vector_input, prologues = {"vector": vector.argument}, {}
     if computed is not None:
@@ -219,7 +252,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         },
         flops=found.flops,
         prologues=prologues,
-        shared_bytes=shared,
+        shared_bytes=geometry.shared,
         hurries=hurries,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
@@ -228,11 +261,6 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
 def _argument(part: Operand | None, codes: GroupedCodes) -> Argument:
     """What is bound for a part; the codes, which nobody reads there, where there is none."""
     return codes.argument if part is None else part.argument
-
-
-def _strides(name: str, part: Operand | None) -> dict[str, int]:
-    group, row = (0, 0) if part is None else part.strides[-2:]
-    return {f"{name}_row": row, f"{name}_group": group}
 
 
 def _part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
@@ -255,6 +283,9 @@ def _part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
         "codebook_t": storage(codes.codebook),
         "BITS": codes.bits,
         "ROWS": codes.rows,
+        "SCALE_GROUP": codes.scale.strides[-2],
+        "ZERO_GROUP": 0 if codes.zeros is None else codes.zeros.strides[-2],
+        "BIAS_GROUP": 0 if codes.bias is None else codes.bias.strides[-2],
         "CODE_KIND": "CODES_FLOAT" if coding else "CODES_SIGNED" if codes.number == INT8 else "CODES_UNSIGNED",
         "FLOAT_MANTISSA": mantissa,
         "FLOAT_SCALE": f"{scale * 0x10001:#x}u",
@@ -266,16 +297,9 @@ def _part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
     }
 
 
-def _shared_bytes(found: Product, geometry: _Geometry, computed: bool) -> tuple[int, bool]:
-    """Bytes of shared memory of a block, and whether it holds whole vectors, not just the spans that come next."""
-    columns = next(size for size in (2, 4, 8, 16) if found.m <= size)
-    parts = 4 * _WARPS * ceil_div(geometry.span_groups * columns, 8) * 8 * _PART_ROW
-    row = ceil_div(found.k, geometry.span) * geometry.span + 32
-    held = 2 * (found.m * row + (ceil_div(found.k, 8) * 8 if computed else 0))
-    packs = found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True))
-    staged = computed or not packs or parts + held <= _STAGED_BYTES
-    streamed = 2 * _WARPS * _SLOTS * found.m * (geometry.span + 32)
-    return parts + (held if staged else streamed), staged
+def _columns(found: Product) -> int:
+    """Columns of a product on tensor cores for each group of a span."""
+    return next(size for size in (2, 4, 8, 16) if found.m <= size)
 
 
 def _shape(work: _Work, device: DeviceModel) -> _Shape:
@@ -285,11 +309,12 @@ def _shape(work: _Work, device: DeviceModel) -> _Shape:
 def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
     """Tiles shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
     costs = device.constants(_FAMILY, _Costs)
-    most = max(1, costs.in_flight * 16 // work.lane_bytes)
     for warps_k in (8, 4, 2, 1):
-        passes = ceil_div(work.spans, warps_k)
+        passes, alone = ceil_div(work.spans, warps_k), ceil_div(work.tiles, _WARPS // warps_k) <= device.cores
+        most = (costs.alone_in_flight if alone else costs.in_flight) * 16 // work.lane_bytes
+        most = max(1, min(most, _WIDE_DEPTH) if work.is_wide else most)
         depth = ceil_div(passes, ceil_div(passes, most))
-        shape = _Shape(warps_k, depth, costs.blocks)
+        shape = _Shape(warps_k, depth, 1 if alone else costs.blocks)
         each = ceil_div(work.tiles, device.cores * costs.blocks * (_WARPS // warps_k))
         loads = each * (passes * work.lane_bytes / 16 + costs.share_cost)
         loaded_bytes = device.cores * costs.blocks * 32 * _WARPS * 16  # by one load of all threads

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import npu_compiler
 import npu_compiler.frontend.coded_layers  # defines npu_codes::dequantize
 from npu_compiler import CompiledProgram
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_plan_compiles
@@ -52,7 +55,7 @@ class Case:
         if self.biases:
             made["biases"] = (torch.randn((height, groups), generator=random) / self.k**0.5).to(dtype)
         if self.codebook:
-            made["codebook"] = torch.linspace(-8, 8, 16).pow(3) / 64
+            made["codebook"] = torch.linspace(-8, 8, 1 << self.bits).pow(3) / 64
         return made
 
     @property
@@ -136,6 +139,45 @@ def test_one_kernel_takes_the_codes(case: Case) -> None:
     assert entries.count("grouped_matvec") == 1
     assert len(entries) == (2 if case.behind == "norm ahead" and case.m > 1 else 1)
     assert not plan.notes
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(group=24, k=96),  # neither a part nor a multiple of what four lanes read
+        Case(group=4, k=64),
+        Case(m=17),
+        Case(bits=8, codebook=True, group=64),
+    ],
+    ids=str,
+)
+def test_other_forms_are_numbers_before_they_are_read(case: Case) -> None:
+    plan = case.program(torch.bfloat16).main
+    assert "grouped_matvec" not in {kernel.entry for kernel in plan.kernels}
+    assert any("stored as numbers" in note for note in plan.notes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.builds(
+        Case,
+        m=st.integers(1, 16),
+        n=st.integers(1, 70),
+        k=st.integers(64, 600),
+        bits=st.integers(2, 8),
+        group=st.sampled_from([16, 32, 64, 128, 256, 1000]),
+        zeros=st.booleans(),
+        rows=st.integers(1, 3),
+    )
+)
+def test_any_bits_rows_and_sizes_are_taken(case: Case) -> None:
+    if case.group < case.k or case.k % 2:
+        case = replace(case, k=case.k // 8 * 8)
+    plan = case.program(torch.float16).main
+    (step,) = plan.calls
+    assert isinstance(step, KernelCall)
+    assert plan.kernels[step.kernel].entry == "grouped_matvec"
+    assert 0 < step.shared_bytes <= 160 * 1024
 
 
 @pytest.mark.parametrize(("at", "architecture"), [(at, (70, 80, 90)[at % 3]) for at in range(0, len(CASES), 2)])
