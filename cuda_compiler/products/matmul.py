@@ -6,11 +6,19 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL
+from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL, TENSOR_CORES, WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import pack_size
-from cuda_compiler.products.bulk import bulk_options
+from cuda_compiler.products.bulk import bulk_epilogue, bulk_options, lower_bulk, suits_bulk
+from cuda_compiler.products.byte_products import (
+    Bytes,
+    bulk_byte_tilings,
+    bytes_of,
+    in_pairs,
+    plain,
+    warp_byte_tilings,
+)
 from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
@@ -18,6 +26,7 @@ from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, optio
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
+from npu_compiler.dtypes import FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.device_model import DeviceModel
@@ -74,6 +83,9 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         OpRefusal: A tensor that the epilogue reads is too large.
     """
     positions = epilogue_positions(group, lowering, "sum")
+    kind = bytes_of(found)
+    if kind is not None:
+        return choice_of(_byte_options(found, kind, group, lowering, positions))
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]
@@ -99,6 +111,24 @@ def _coded_options(found: Product, group: Group, lowering: Lowering, positions: 
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
     tilings = close_tilings(asked, lowering.device, False)
     return [option_of(_lower_tiled(found, _fused(group, positions), lowering, tiling), tiling) for tiling in tilings]
+
+
+def _byte_options(
+    found: Product, kind: Bytes, group: Group, lowering: Lowering, positions: Positions
+) -> list[CallOption]:
+    """The launches worth trying where codes are multiplied by codes; the last one is for any device."""
+    pairs, single, sums = in_pairs(found), plain(found), kind.with_sums(group)
+    whole = sums is not group
+    asked = Asked(pairs.m, pairs.n, pairs.k, 1, bytes_of_a_result(found, group, lowering))
+    summed = epilogue_positions(sums, lowering, "sum") if whole else positions
+    options = []
+    for tiling in bulk_byte_tilings(asked, lowering.device, whole) if suits_bulk(pairs) else ():
+        launch = lower_bulk(pairs, bulk_epilogue(sums, summed), lowering, tiling, FLOAT16, kind.kind.name)
+        options.append(CallOption(WARPGROUPS, (launch,)))
+    tilings = warp_byte_tilings(asked, lowering.device, whole)
+    for tiling in tilings[:1] if options else tilings:
+        options.append(CallOption(TENSOR_CORES, (_lower_tiled(pairs, _fused(sums, summed), lowering, tiling, kind),)))
+    return [*options, CallOption("", (_lower_plain(single, group, lowering, positions, kind),))]
 
 
 def _fused(group: Group, positions: Positions) -> Epilogue:
@@ -193,7 +223,9 @@ def _strides(found: Product) -> dict[str, int]:
     }
 
 
-def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling) -> KernelCall:
+def _lower_tiled(
+    found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling, kind: Bytes | None = None
+) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
     tiles = tiles_m * tiles_n * found.batches
     codes = code_function(found, lowering)
@@ -201,12 +233,12 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
     macros = {
         **codes.macros,
         **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n, lowering.device)),
-        "tile_t": CUDA.storage[found.a.dtype.name],
+        "tile_t": kind.pair if kind else CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
         "B_CONSTANT": int(is_constant),
     }
-    files = tiling.files
+    files = tiling.files if kind is None else (tiling.files[0], "byte_pairs.cuh", *tiling.files[1:])
     if codes.prologues:
         macros["code_t"], files = CUDA.storage[found.b.dtype.name], (*files, "tile_codes.cuh")
     launch = Launch(
@@ -219,7 +251,7 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
             "b": found.b.argument,
             "partial": partial_argument(tiling, tiles, found.b.argument, lowering),
         },
-        flops=found.flops,
+        flops=found.flops * (2 if kind else 1),
         text="\n".join((codes.text, _offsets(found), tiling.functions(found.a.dtype.name))),
         files=files,
         prologues=codes.prologues,
@@ -229,13 +261,15 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
     return anchor_launch(launch, fused, lowering)
 
 
-def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
+def _lower_plain(
+    found: Product, group: Group, lowering: Lowering, positions: Positions, kind: Bytes | None = None
+) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, _PLAIN_SIDE), ceil_div(found.n, _PLAIN_SIDE)
     codes = code_function(found, lowering)
     macros = {
         **codes.macros,
-        "a_t": CUDA.storage[found.a.dtype.name],
-        "b_t": CUDA.storage[found.b.dtype.name],
+        "a_t": kind.single if kind else CUDA.storage[found.a.dtype.name],
+        "b_t": kind.single if kind else CUDA.storage[found.b.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
     }
@@ -247,6 +281,7 @@ def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Po
         inputs={"a": found.a.argument, "b": found.b.argument},
         flops=found.flops,
         text="\n".join((codes.text, _offsets(found))),
+        files=kind.files if kind else (),
         prologues=codes.prologues,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, 1), lowering)

@@ -86,6 +86,23 @@ def _shaped(codes: torch.Tensor, *others: Any) -> torch.Tensor:
 
 
 torch.library.register_fake("npu_codes::dequantize", _shaped)
+torch.library.define("npu_codes::quantize", "(Tensor input, ScalarType dtype) -> (Tensor, Tensor)")
+
+
+@torch.library.impl("npu_codes::quantize", "CompositeExplicitAutograd")
+def _quantize(input: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `npu_compiler.ops.row_codes.quantize`; in float64 where the input is."""
+    exact = torch.promote_types(input.dtype, torch.float32)
+    most = torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max
+    scales = (input.to(exact).abs().amax(-1, keepdim=True) * (1 / most)).clamp(min=1e-12)
+    codes = input.to(exact) * (1 / scales)
+    return (codes.round() if dtype == torch.int8 else codes.clamp(-most, most)).to(dtype), scales
+
+
+@torch.library.register_fake("npu_codes::quantize")
+def _quantized(input: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    exact = torch.promote_types(input.dtype, torch.float32)
+    return input.new_empty(input.shape, dtype=dtype), input.new_empty((*input.shape[:-1], 1), dtype=exact)
 
 
 def _numbers(codes: torch.Tensor, bits: int, count: int) -> torch.Tensor:

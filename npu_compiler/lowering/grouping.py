@@ -47,6 +47,7 @@ class Group:
         nodes: Names of the IR's nodes that it computes.
         index: For a scatter, over `shape`: the value goes `index * index_stride` elements behind its place in `view`.
         added: Another problem of the same shape, whose result is added to that of `problem` before `expr`.
+        beside: Another tensor that it stores, [..., 1], and its expression, the same all along a row of `shape`.
     """
 
     output: TracedTensor
@@ -58,6 +59,7 @@ class Group:
     index: Expr | None = None
     index_stride: int = 0
     added: Added | None = None
+    beside: tuple[TracedTensor, Expr] | None = None
 
     @cached_property
     def pairs(self) -> int:

@@ -89,7 +89,8 @@ def _with_codes(
     They come first: where a matrix lies as it is stored decides what a kernel can compute ahead of the product.
     """
     nodes: list[str] = []
-    for position, operand in enumerate(group.problem.operands if isinstance(group.problem, Product) else ()):
+    operands = [*enumerate(group.problem.operands)] if isinstance(group.problem, Product) else []
+    for position, operand in reversed(operands):  # a weight first: whether activations are loaded depends on it
         makers = groups.get(operand.tensor.index, [])
         made = _form(operand, makers[0], False) if len(makers) == 1 else None
         codes = as_codes(made, position, tensors) if isinstance(made, Computed) else None

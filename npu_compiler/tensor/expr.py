@@ -215,6 +215,7 @@ FUNCTIONS: dict[str, Function] = {
     "fmod": Function("fmod({0}, {1})", np.fmod),
     "floor": Function("floor({0})", np.floor),
     "ceil": Function("ceil({0})", np.ceil),
+    "rint": Function("rint({0})", np.rint),  # to the nearest whole number, from halfway to the even one
     "max": Function("({0} > {1} || {0} != {0} ? {0} : {1})", np.maximum),
     "min": Function("({0} < {1} || {0} != {0} ? {0} : {1})", np.minimum),
     "eq": Function("({0} == {1})", np.equal),
