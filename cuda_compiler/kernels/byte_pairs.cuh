@@ -12,11 +12,14 @@ __device__ __forceinline__ uint as_halves(uint pair)
     return scaled;
 }
 
+// As numbers, to kernels for GPUs without tensor cores, they are nothing.
 struct float8_pair {
     uint8 at[2];
+    __device__ operator float() const { return 0.0f; }
 };
 struct int8_pair {
     int8 at[2];
+    __device__ operator float() const { return 0.0f; }
 };
 
 template <>
