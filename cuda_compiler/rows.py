@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from cuda_compiler.columns import lower_columns, rows_side_by_side
@@ -75,7 +75,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     """A warp or a block a row, or several rows a thread where neighbouring rows, not columns, lie side by side."""
     operands = row_operands(group, lowering.tensors, (*AXES[1:], "c"))
     if rows_side_by_side(group, operands):
-        return lower_columns(group, lowering) + _beside_alone(group, lowering)
+        return [call for part in group.apart() for call in lower_columns(part, lowering)]
     rows = prod(operands.sizes[:-1])
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
@@ -99,17 +99,6 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
         inputs=inputs,
     )
     return [KERNELS.launch(launch, fused, lowering)]
-
-
-def _beside_alone(group: Group, lowering: Lowering) -> list[KernelCall]:
-    """A kernel of its own for what another one's rows store beside their results."""
-    if group.beside is None:
-        return []
-    stored, expr = group.beside
-    shape = (*group.shape[:-1], 1)
-    view = stored.view.reshape(shape)
-    assert view is not None
-    return lower_rows(replace(group, output=stored, expr=expr, shape=shape, view=view, beside=None), lowering)
 
 
 def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks: int, prefix: str) -> Prologue:

@@ -90,6 +90,11 @@ def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="default: the checkpoint's, else bfloat16")
     parser.add_argument("--seed", type=_seed, default=0, help="of the weights, where there are none; default: 0")
+    parser.add_argument(
+        "--activations",
+        choices=("fp8", "int8", "16"),
+        help="what linears multiply 8-bit weights of that type by; default: what the checkpoint says, else 16 bits",
+    )
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:

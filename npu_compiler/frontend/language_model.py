@@ -33,6 +33,7 @@ def extract_language_model(
     prefill: Sequence[int] | None = None,
     dtype: str | None = None,
     seed: int = 0,
+    activations: str | None = None,
 ) -> GenerationSpec:
     """Writes a decoder-only language model as IR, with one file of weights that all its functions share.
 
@@ -46,13 +47,15 @@ def extract_language_model(
         prefill: Lengths of prompts to extract a function for; 128 and 512 when None, as far as the cache holds them.
         dtype: Of weights and caches; `decoder_source.load_decoder` says what None means.
         seed: Of the weights, where the source has none.
+        activations: What inputs of quantised linears are rounded to: ``fp8``, ``int8``, or ``16`` for nothing; what the
+            checkpoint says when None.
 
     Raises:
         ExtractionError: The source is no language model that keeps plain keys and values, an argument does not fit it,
             or the folder cannot be written.
     """
     check_request(Path(source), Path(folder), cache_length, prefill, seed)
-    model = load_decoder(Path(source), dtype, seed)
+    model = load_decoder(Path(source), dtype, seed, activations)
     length = _checked_length(model.config, cache_length)
     lengths = prefill_lengths(prefill, length)
     caches = _empty_caches(model, length)

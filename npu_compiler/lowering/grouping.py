@@ -87,6 +87,17 @@ class Group:
         if problems and self.output.layout.size >= MAX_ELEMENTS:
             raise OpRefusal(f"the result has {self.output.layout.size} elements, more than kernels address (2^31)")
 
+    def apart(self) -> tuple[Group, ...]:
+        """Groups that store one tensor each: this one, and what it stores beside its own."""
+        if self.beside is None:
+            return (self,)
+        stored, expr = self.beside
+        shape = (*self.shape[:-1], 1)
+        view = stored.view.reshape(shape)
+        assert view is not None
+        alone = replace(self, output=stored, expr=expr, shape=shape, view=view, beside=None)
+        return replace(self, beside=None), alone
+
     def reads(self) -> tuple[int, ...]:
         """Indices of the tensors it reads from memory, each once."""
         return self._reads
