@@ -14,6 +14,7 @@ from cuda_compiler.images.convolution import loads_convolution
 from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.byte_products import loads_bytes
+from cuda_compiler.products.grouped_matvec import loads_grouped_codes
 from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
 from cuda_compiler.rows import lower_rows
@@ -50,7 +51,8 @@ class CUDATarget(CodegenTarget):
         return channels_last(shape, shape[1]) if role == "image" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_codes, loads_bytes, loads_fresh, loads_convolution, loads_element, loads_values
+        products = loads_vector, loads_grouped_codes, loads_codes, loads_bytes
+        forms = *products, loads_fresh, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:

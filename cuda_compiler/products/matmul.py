@@ -20,6 +20,7 @@ from cuda_compiler.products.byte_products import (
     warp_byte_tilings,
 )
 from cuda_compiler.products.codes import CODE_MACROS, code_function
+from cuda_compiler.products.grouped_matvec import lower_grouped_vectors
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
@@ -33,7 +34,7 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
-from npu_compiler.lowering.problems.forms import Dequantised
+from npu_compiler.lowering.problems.forms import Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -86,6 +87,8 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     kind = bytes_of(found)
     if kind is not None:
         return choice_of(_byte_options(found, kind, group, lowering, positions))
+    if isinstance(found.b.operand, GroupedCodes):
+        return [lower_grouped_vectors(found, group, lowering, positions)]
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]

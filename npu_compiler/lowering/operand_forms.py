@@ -12,12 +12,14 @@ from math import prod
 
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.dequantisation import as_codes, with_scale_behind
+from npu_compiler.lowering.grouped_codes import as_grouped_codes
 from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
 from npu_compiler.lowering.problems.forms import Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
 from npu_compiler.lowering.schedule import needed_groups, readers_of
+from npu_compiler.lowering.value import MAX_READS
 from npu_compiler.tensor.expr import Expr, reindex
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.trace import LayoutRule, TracedTensor
@@ -93,7 +95,15 @@ def _with_codes(
     for position, operand in reversed(operands):  # a weight first: whether activations are loaded depends on it
         makers = groups.get(operand.tensor.index, [])
         made = _form(operand, makers[0], False) if len(makers) == 1 else None
-        codes = as_codes(made, position, tensors) if isinstance(made, Computed) else None
+        if not isinstance(made, Computed) or group.problem is None:
+            continue
+        grouped = as_grouped_codes(made, position, tensors)
+        if grouped is not None and loads(group, position, grouped):
+            loading = replace(group, problem=group.problem.with_operand(position, grouped))
+            if len(loading.reads()) <= MAX_READS:
+                group, nodes = loading, [*nodes, *makers[0].nodes]
+                continue
+        codes = as_codes(made, position, tensors)
         if codes is not None and loads(group, position, codes):
             scaled = with_scale_behind(group, position, codes)
             group, nodes = (group, nodes) if scaled is None else (scaled, [*nodes, *makers[0].nodes])

@@ -6,6 +6,8 @@ importer (`frontend.checkpoints`) has put it into this one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from npu_compiler.dtypes import FLOAT32, INT32, UINT8
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.integers import ceil_div
@@ -13,7 +15,7 @@ from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange
 
-__all__ = ["dequantize"]
+__all__ = ["dequantize", "group_of", "picked"]
 
 _SHIFT = 32  # of a quotient by a product: exact for numbers whose product with the divisor is below two to this power
 
@@ -49,23 +51,21 @@ def dequantize(
     """
     _check(codes, scales, bits, columns, group, rows)
     height, groups = codes.shape[-2] if len(codes.shape) > 1 else 1, ceil_div(columns, group)
-    number = _numbers(codes, bits, columns)
+    number = _numbers(codes, bits, None if bits == 8 else {-1: arange(codes.trace, columns)})
     if codebook is not None:
         number = codebook.gather(0, number).cast(FLOAT32)
     number = number.cast(FLOAT32)
-
-    def over_groups(tensor: Tensor) -> Tensor:
-        if rows > 1:
-            tensor = _repeated(tensor, -2, height, rows)
-        return _repeated(tensor, -1, columns, group).cast(FLOAT32)
-
+    of_column = group_of(arange(codes.trace, columns), group)
+    places = {-1: of_column} if groups > 1 else {}
+    if rows > 1 and len(codes.shape) > 1:
+        places[-2] = group_of(arange(codes.trace, height), rows).reshape((height, 1))
     if zeros is not None:
-        number = number - over_groups(_numbers(zeros, bits, groups))
+        number = number - _numbers(zeros, bits, places if bits == 8 else {-1: of_column, **places}).cast(FLOAT32)
     elif zero:
         number = number - float(zero)
-    number = number * over_groups(scales)
+    number = number * picked(scales, places).cast(FLOAT32)
     if biases is not None:
-        number = number + over_groups(biases)
+        number = number + picked(biases, places).cast(FLOAT32)
     return number.cast(data_type(dtype))
 
 
@@ -88,32 +88,34 @@ def _check(codes: Tensor, scales: Tensor, bits: int, columns: int, group: int, r
         raise OpRefusal(f"given scales of {scales.dtype} for {columns} columns, expected floating point and fewer")
 
 
-def _numbers(codes: Tensor, bits: int, count: int) -> Tensor:
-    """The codes of each row, as integers from 0 on where they are packed."""
+def _numbers(codes: Tensor, bits: int, places: Mapping[int, Tensor] | None) -> Tensor:
+    """The codes at positions of dimensions, counted from the end, as integers from 0 on where they are packed.
+
+    Args:
+        codes: As in `dequantize`.
+        bits: Of a code.
+        places: By dimension; along the last one codes are counted, not bytes. None for all codes, each of a byte.
+    """
     if bits == 8:
-        return codes
-    first = _positions(codes, count * bits, bits)
+        return picked(codes, places or {})
+    assert places is not None
+    first = places[-1] * bits
     byte = apply("shr", first, 3)
-    word = codes.gather(-1, byte).cast(INT32)
+    word = picked(codes, {**places, -1: byte}).cast(INT32)
     if 8 % bits:  # some lie in two bytes
-        last = codes.shape[-1] - 1
-        word = apply("or", word, apply("shl", codes.gather(-1, apply("min", byte + 1, last)).cast(INT32), 8))
+        next_byte = apply("min", byte + 1, codes.shape[-1] - 1)
+        word = apply("or", word, apply("shl", picked(codes, {**places, -1: next_byte}).cast(INT32), 8))
     return apply("and", apply("shr", word, apply("and", first, 7).cast(INT32)), (1 << bits) - 1)
 
 
-def _positions(tensor: Tensor, end: int, step: int) -> Tensor:
-    """0, `step`, 2 * `step`... below `end`."""
-    return arange(tensor.trace, ceil_div(end, step)) * step
+def picked(tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
+    """The elements at positions of some dimensions, which are counted from the end."""
+    rank = len(tensor.shape)
+    return tensor.at({rank + dim: place for dim, place in places.items() if tensor.shape[dim] > 1})
 
 
-def _repeated(tensor: Tensor, dim: int, count: int, times: int) -> Tensor:
-    """`count` elements along a dimension, where each stands for `times` neighbours."""
-    dim %= len(tensor.shape)
-    if tensor.shape[dim] == 1 or times == 1:
-        return tensor
-    position = arange(tensor.trace, count)
-    if times & (times - 1):
-        group = apply("shr", position * ceil_div(1 << _SHIFT, times), _SHIFT)
-    else:
-        group = apply("shr", position, times.bit_length() - 1)
-    return tensor.gather(dim, group)
+def group_of(position: Tensor, size: int) -> Tensor:
+    """Which group of `size` neighbours each position from 0 on lies in."""
+    if size & (size - 1):
+        return apply("shr", position * ceil_div(1 << _SHIFT, size), _SHIFT)
+    return apply("shr", position, size.bit_length() - 1)

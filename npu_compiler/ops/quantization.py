@@ -12,13 +12,14 @@ from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.dtypes import dtype as data_type
+from npu_compiler.ops.codes import group_of, picked
 from npu_compiler.ops.elementwise import clamp, clamp_tensor
 from npu_compiler.ops.linear import flops, product
 from npu_compiler.ops.pointwise import round_
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.shapes import OpRefusal, normalize_dim
-from npu_compiler.tensor.symbolic import Number, Tensor
+from npu_compiler.tensor.symbolic import Number, Tensor, arange
 
 _LIBRARY = "quantized_decomposed"
 
@@ -260,6 +261,11 @@ def _in_blocks(
     if prod(scale.shape) != prod(places):
         raise OpRefusal(f"given scales {list(scale.shape)}, expected one for each of {prod(places)} blocks")
     zeros = None if zero is None or 0 in zero.shape else zero.reshape(places)
+    *outer, size = block_size
+    if all(n == 1 for n in outer) and scale.ref is not None and (zeros is None or zeros.ref is not None):
+        group = {-1: group_of(arange(input.trace, input.shape[-1]), size)}
+        whole = [None if each is None else picked(each.reshape(places[::2]), group) for each in (scale, zeros)]
+        return _of_tensor(of(input, *whole, *arguments))
     return _of_tensor(of(input.reshape(split), scale.reshape(places), zeros, *arguments)).reshape(input.shape)
 
 

@@ -8,11 +8,18 @@ import torch
 
 import npu_compiler
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.forms import Dequantised
+from npu_compiler.lowering.problems.forms import Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Paired
 from tests.support.coded import SPELLINGS, Coded, StoredByColumn
 from tests.support.reference_target import Planned, ReferenceTarget, plan_ir
+
+
+class LoadsBytes(ReferenceTarget):
+    """A target whose templates load codes of a byte with one scale for a row, and none with groups."""
+
+    def loads(self, group: Group, position: int, operand: Operand) -> bool:
+        return not isinstance(operand, GroupedCodes) and super().loads(group, position, operand)
 
 
 class LoadsNothing(ReferenceTarget):
@@ -47,7 +54,7 @@ def check(plan: Planned, model: Coded, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_operands_are_codes_in_every_spelling(spelling: str) -> None:
-    plan, model, x = planned(spelling)
+    plan, model, x = planned(spelling, LoadsBytes())
     (problem,) = [group.problem for group in plan.groups if group.problem is not None]
     (codes,) = [operand for operand in problem.operands if isinstance(operand, Dequantised)]
     assert codes.dtype.size == 1
@@ -67,6 +74,6 @@ def test_what_a_target_does_not_load_is_stored_first(spelling: str) -> None:
 
 
 def test_two_columns_of_codes_are_combined_where_the_target_says_so() -> None:
-    plan, model, x = planned("Gated")
+    plan, model, x = planned("Gated", LoadsBytes())
     assert [group.pairs for group in plan.groups] == [2]
     check(plan, model, x)

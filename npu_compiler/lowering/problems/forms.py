@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from npu_compiler.dtypes import ALL, FLOAT32, DType
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
@@ -15,7 +16,7 @@ from npu_compiler.tensor.expr import Call, Expr, Load, Ref, has_reduce, leaves, 
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
-__all__ = ["Computed", "Dequantised", "Scattered", "is_vector"]
+__all__ = ["Computed", "Dequantised", "GroupedCodes", "Scattered", "is_vector"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,59 @@ class Dequantised(Operand):
         at_hand = Load(Ref(self.tensor.index, View(self.shape, (0,) * rank)), self.code.dtype)
         expr = substitute(self.expr, lambda node: at_hand if node is self.code else None)
         return reindex(expr, self.shape, tuple(steps))
+
+
+@dataclass(frozen=True)
+class GroupedCodes(Operand):
+    """An operand of a product in codes of a few bits: ``(number of a code - zero) * scale + bias``.
+
+    Its tensor is that of the codes. Its view has the shape of the operand, [..., k, n] of a right matrix and [..., m, k]
+    of a left one; strides and offset count bytes. Along k codes are packed, one behind another, the lowest bits of a
+    byte first, and the stride there is 1; each row, which is what lies along k, begins with a byte of its own. What is
+    the same for `group` neighbours along k, and for `rows` neighbouring rows, are operands of the same rank, whose
+    dimensions are those of this one divided so, rounded up; strides of 0 are usual.
+
+    Attributes:
+        expr: The numbers, over the view's shape, as the graph computes them.
+        bits: Of a code: 2 to 8.
+        number: What a code is: an unsigned integer (``uint8``), a signed one (``int8``), or an 8-bit float.
+        group: How many neighbours along k share a scale; all of k where it is that long.
+        rows: How many neighbouring rows share scales, zeros and biases.
+        scale: Floating point.
+        zeros: Subtracted from the number: integers or floating point; None for `zero`.
+        zero_bits: Where below 8, `zeros` are packed along their groups as codes are, and their strides count bytes.
+        zero: Subtracted where there are no `zeros`.
+        bias: Floating point; None for 0.
+        codebook: [entries], floating point: the number of each code; None where codes are numbers themselves.
+    """
+
+    expr: Expr
+    bits: int
+    number: DType
+    group: int
+    rows: int
+    scale: Operand
+    zeros: Operand | None
+    zero_bits: int
+    zero: float
+    bias: Operand | None
+    codebook: Operand | None
+
+    @property
+    def parts(self) -> tuple[Operand, ...]:
+        """What is read beside the codes."""
+        return tuple(part for part in (self.scale, self.zeros, self.bias, self.codebook) if part is not None)
+
+    def groups(self, position: int) -> int:
+        """How many groups a row has, given the operand's position: 0 for the left matrix, 1 for the right one."""
+        return ceil_div(self.shape[-1 - position], self.group)
+
+    @property
+    def in_memory(self) -> Operand:
+        return self
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((self.tensor.index, *(part.tensor.index for part in self.parts))))
 
 
 @dataclass(frozen=True)

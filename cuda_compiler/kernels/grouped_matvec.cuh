@@ -1,0 +1,430 @@
+// Products of a matrix in packed codes with groups by up to 16 vectors: result[v, o] = sum of vector[v, k] * number(o, k).
+// WARPS_K warps have 16 rows at a time, a tile, on tensor cores: four lanes read a row side by side, CHUNK codes each, a
+// span; of a tile DEPTH spans are on their way, the first ones before the grid ahead of this one has finished. The columns
+// of a product are the vectors once for each group of a span: where a lane's codes belong to another group, its vector is
+// zero. So a span gives the sums of each group, which are multiplied by its scale. Grid: tiles, in turns, in x. Block: 256.
+constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16;
+constexpr int TEAMS = WARPS / WARPS_K; // of warps that share a tile
+constexpr int OCTETS = CHUNK / 8, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
+constexpr int PASSES = (SPANS + WARPS_K - 1) / WARPS_K, ROUNDS = (PASSES + DEPTH - 1) / DEPTH;
+constexpr int CHUNK_BYTES = CHUNK * BITS / 8, WORDS = (CHUNK_BYTES + 3) / 4, ROW_BYTES = (COMMON * BITS + 7) / 8;
+constexpr bool WHOLE = COMMON % SPAN == 0;
+constexpr int SPAN_GROUPS = !ONE_GROUP && GROUP < SPAN ? SPAN / GROUP : 1;
+constexpr int ALL_GROUPS = (COMMON + GROUP - 1) / GROUP;
+constexpr int COLUMNS = VECTORS <= 2 ? 2 : VECTORS <= 4 ? 4 : VECTORS <= 8 ? 8 : 16; // for each group
+constexpr int BLOCKS = (SPAN_GROUPS * COLUMNS + 7) / 8;                              // of eight columns
+constexpr int PART_ROW = 20, PARTS = WARPS * BLOCKS * 8 * PART_ROW;
+constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
+constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
+constexpr int VECTOR_ROW = SPANS * SPAN + 32; // elements; neighbouring vectors begin in other banks
+static_assert(TILE % VALUES == 0, "stores take whole tiles");
+
+template <int BYTES>
+__device__ __forceinline__ void load_bits(uint* word, const uint8* source, bool valid)
+{
+    if (BYTES == 16) {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
+                     "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                     : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+                     : "l"(source), "r"(int(valid)));
+    } else if (BYTES == 8) {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %3, 0;\n\t"
+                     "@valid ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n\t}"
+                     : "+r"(word[0]), "+r"(word[1])
+                     : "l"(source), "r"(int(valid)));
+    } else if (BYTES == 4) {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t"
+                     "@valid ld.global.L1::no_allocate.u32 %0, [%1];\n\t}"
+                     : "+r"(word[0])
+                     : "l"(source), "r"(int(valid)));
+    } else if (valid) {
+        word[0] = BYTES == 2 ? *reinterpret_cast<const unsigned short*>(source) : *source;
+    }
+}
+
+// What is the same for a group: as it lies in memory, so that nothing waits for a load before it is used.
+template <typename T>
+__device__ __forceinline__ void load_element(uint& bits, const T* source, bool valid)
+{
+    if (sizeof(T) == 2) {
+        asm volatile("{\n\t.reg .pred valid;\n\t.reg .u16 half;\n\tsetp.ne.s32 valid, %2, 0;\n\tmov.u16 half, 0;\n\t"
+                     "@valid ld.global.nc.u16 half, [%1];\n\tcvt.u32.u16 %0, half;\n\t}"
+                     : "+r"(bits)
+                     : "l"(source), "r"(int(valid)));
+    } else {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t@valid ld.global.nc.u32 %0, [%1];\n\t}"
+                     : "+r"(bits)
+                     : "l"(source), "r"(int(valid)));
+    }
+}
+__device__ __forceinline__ float element_of(uint bits, float) { return __uint_as_float(bits); }
+__device__ __forceinline__ float element_of(uint bits, half element)
+{
+    element.bits = (unsigned short)bits;
+    return float(element);
+}
+__device__ __forceinline__ float element_of(uint bits, bfloat) { return __uint_as_float(bits << 16); }
+
+// A lane's codes of two rows of a tile, and what belongs to them.
+struct Codes {
+    uint word[2][WORDS];
+    uint zero[2];
+    uint scale[BLOCKS][2], bias[BLOCKS][2]; // of the groups of this lane's columns
+};
+
+struct Parts {
+    const uint8* matrix;
+    const scale_t* scales;
+    const zero_t* zeros;
+    const bias_t* biases;
+};
+
+// A team's place in the matrix: a tile, and which of its spans come next.
+struct Stream {
+    Parts from;
+    int tile, round, team_warp, quad; // the lane's place in a row
+    int row[2];
+    const uint8* codes[2];
+
+    __device__ __forceinline__ void seek(int place, const Params& p)
+    {
+        tile = place;
+        round = 0;
+        #pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            int wanted = tile * TILE + side * 8 + int(threadIdx.x) % 32 / 4;
+            int clamped = wanted < p.outputs ? wanted : p.outputs - 1;
+            row[side] = clamped / ROWS;
+            codes[side] = from.matrix + (long long)clamped * p.matrix_row;
+        }
+    }
+
+    __device__ __forceinline__ void advance(int step, const Params& p)
+    {
+        round += 1;
+        if (round == ROUNDS) {
+            seek(tile + step, p);
+        }
+    }
+
+    __device__ __forceinline__ int span_of(int pass) const { return (round * DEPTH + pass) * WARPS_K + team_warp; }
+
+    // The group that a block's columns of this lane are for, counted in the span.
+    __device__ __forceinline__ static int group_of(int block, int quad) { return (block * 8 + quad * 2) / COLUMNS; }
+
+    __device__ __forceinline__ void load(Codes& into, int pass, const Params& p)
+    {
+        int span = span_of(pass);
+        bool valid = tile < p.tiles && span < SPANS;
+        int begin = (span * 4 + quad) * CHUNK_BYTES;
+        #pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            if (!WHOLE) {
+                #pragma unroll
+                for (int index = 0; index < WORDS; ++index) {
+                    into.word[side][index] = 0;
+                }
+            }
+            if (ACCESS >= 4) {
+                #pragma unroll
+                for (int first = 0; first < CHUNK_BYTES; first += ACCESS) {
+                    bool inside = valid && (WHOLE || begin + first < ROW_BYTES);
+                    load_bits<ACCESS>(&into.word[side][first / 4], codes[side] + begin + first, inside);
+                }
+            } else {
+                #pragma unroll
+                for (int index = 0; index < WORDS; ++index) {
+                    uint word = 0;
+                    #pragma unroll
+                    for (int first = index * 4; first < index * 4 + 4 && first < CHUNK_BYTES; first += ACCESS) {
+                        uint part = 0;
+                        load_bits<ACCESS>(&part, codes[side] + begin + first, valid && begin + first < ROW_BYTES);
+                        word |= part << first % 4 * 8;
+                    }
+                    into.word[side][index] = word;
+                }
+            }
+            if (ZEROS) {
+                int group = ONE_GROUP ? 0 : (span * 4 + quad) * CHUNK / GROUP;
+                load_zero(into.zero[side], row[side], valid && group < ALL_GROUPS ? group : 0, p);
+            }
+            #pragma unroll
+            for (int block = 0; block < (ONE_GROUP ? 0 : BLOCKS); ++block) {
+                int member = SPAN_GROUPS == 1 ? 0 : group_of(block, quad);
+                int group = GROUP < SPAN ? span * SPAN_GROUPS + member : span / (GROUP < SPAN ? 1 : GROUP / SPAN);
+                bool inside = valid && member < SPAN_GROUPS && group < ALL_GROUPS;
+                const scale_t* scale = from.scales + (long long)row[side] * p.scale_row + group * p.scale_group;
+                into.scale[block][side] = 0;
+                load_element(into.scale[block][side], scale, inside);
+                if (BIASES) {
+                    const bias_t* bias = from.biases + (long long)row[side] * p.bias_row + group * p.bias_group;
+                    into.bias[block][side] = 0;
+                    load_element(into.bias[block][side], bias, inside);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_zero(uint& zero, int row, int group, const Params& p)
+    {
+        if (ZERO_BITS == 8) {
+            zero = uint(int(from.zeros[(long long)row * p.zero_row + (long long)group * p.zero_group]));
+        } else {
+            int first = (p.zero_group ? group : 0) * ZERO_BITS;
+            const zero_t* source = from.zeros + (long long)row * p.zero_row + first / 8;
+            uint bits = uint(source[0]);
+            if (8 % ZERO_BITS != 0 && first % 8 + ZERO_BITS > 8) {
+                bits |= uint(source[1]) << 8;
+            }
+            zero = bits >> first % 8 & ((1u << ZERO_BITS) - 1u);
+        }
+    }
+};
+
+// The vectors as the columns of this lane's products see them.
+struct Columns {
+    const vector_t* vector[BLOCKS]; // of the lane's column in each block, its part of the first span
+    bool active[BLOCKS];
+
+    // Four pairs of an octet; they stay zero where a column has no vector here.
+    __device__ __forceinline__ void load(uint (&pairs)[4], int block, int span, int octet)
+    {
+#if STAGED
+        uint place = shared_address(vector[block] + span * SPAN + octet * 32);
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
+                     "@valid ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                     : "+r"(pairs[0]), "+r"(pairs[1]), "+r"(pairs[2]), "+r"(pairs[3])
+                     : "r"(place), "r"(int(active[block])));
+#else
+        int quad = int(threadIdx.x) % 4, k = (span * 4 + quad) * CHUNK + octet * 8;
+        uint word[4] = {0, 0, 0, 0};
+        if (active[block] && k < COMMON) {
+            Pack<uint, 4> part = load_pack<4>(reinterpret_cast<const uint*>(vector[block] + k));
+            #pragma unroll
+            for (int index = 0; index < 4; ++index) {
+                word[index] = part[index];
+            }
+        }
+        #pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            int low = place_in_octet(pair * 2), high = place_in_octet(pair * 2 + 1);
+            int select = (low % 2 ? 0x32 : 0x10) | (high % 2 ? 0x7600 : 0x5400);
+            pairs[pair] = __byte_perm(word[low / 2], word[high / 2], select);
+        }
+#endif
+    }
+};
+
+__device__ __forceinline__ void multiply_span(
+    float (&sum)[BLOCKS][4], const Codes& codes, Columns& columns, uint (&pairs)[2][BLOCKS][4], int span,
+    const Codebook& codebook)
+{
+    float own[BLOCKS][4], inputs[BLOCKS][4];
+    #pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+        #pragma unroll
+        for (int index = 0; index < 4; ++index) {
+            own[block][index] = ONE_GROUP && !BIASES ? sum[block][index] : 0.0f;
+            inputs[block][index] = 0.0f;
+        }
+    }
+    uint zero[2];
+    #pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        zero[side] = ZEROS ? zero_pair(float(int(codes.zero[side]))) : zero_pair(float(ZERO));
+    }
+    #pragma unroll
+    for (int octet = 0; octet < OCTETS; ++octet) {
+        uint upper[4], lower[4];
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            columns.load(pairs[octet % 2][block], block, span, octet);
+        }
+        octet_as_numbers(upper, codes.word[0], octet, zero[0], codebook);
+        octet_as_numbers(lower, codes.word[1], octet, zero[1], codebook);
+        #pragma unroll
+        for (int half_octet = 0; half_octet < 2; ++half_octet) {
+            int first = half_octet * 2;
+            const uint numbers[4] = {upper[first], lower[first], upper[first + 1], lower[first + 1]};
+            const uint ones[4] = {Numbers::ONE, Numbers::ONE, Numbers::ONE, Numbers::ONE};
+            #pragma unroll
+            for (int block = 0; block < BLOCKS; ++block) {
+                const uint(&x)[4] = pairs[octet % 2][block];
+                multiply_pairs(own[block], numbers, x[first], x[first + 1]);
+                if (BIASES) {
+                    multiply_pairs(inputs[block], ones, x[first], x[first + 1]);
+                }
+            }
+        }
+    }
+    #pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+        #pragma unroll
+        for (int index = 0; index < 4; ++index) {
+            if (ONE_GROUP) {
+                sum[block][index] = own[block][index];
+            } else {
+                float scale = element_of(codes.scale[block][index / 2], scale_t());
+                sum[block][index] += scale * own[block][index];
+                if (BIASES) {
+                    sum[block][index] += element_of(codes.bias[block][index / 2], bias_t()) * inputs[block][index];
+                }
+            }
+        }
+    }
+}
+
+#if STAGED
+// Vectors in the order in which lanes read them, zero behind the last element.
+__device__ __forceinline__ void stage_vectors(vector_t* target, const vector_t* source, int source_row)
+{
+    constexpr int ALL = SPANS * SPAN / 8;
+    for (int index = int(threadIdx.x); index < VECTORS * ALL; index += THREADS) {
+        int v = index / ALL, octet = index % ALL, span = octet / (4 * OCTETS), place = octet % (4 * OCTETS);
+        const vector_t* from = source + (long long)v * source_row + octet * 8;
+        Pack<vector_t, 8> given, ordered;
+        if (COMMON % 8 == 0 && VECTOR_PACKS) {
+            given = Pack<vector_t, 8>{};
+            if (octet * 8 < COMMON) {
+                given = load_pack<8>(from);
+            }
+        } else {
+            #pragma unroll
+            for (int u = 0; u < 8; ++u) {
+                given[u].bits = octet * 8 + u < COMMON ? from[u].bits : (unsigned short)0;
+            }
+        }
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            ordered[u] = given[place_in_octet(u)];
+        }
+        store_pack(target + v * VECTOR_ROW + span * SPAN + (place % OCTETS * 4 + place / OCTETS) * 8, ordered);
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
+    const uint8* matrix, const scale_t* scales, const zero_t* zeros, const bias_t* biases, const codebook_t* entries,
+    VECTOR_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    float* parts = reinterpret_cast<float*>(dynamic_shared);
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, quad = lane % 4;
+    int team = warp / WARPS_K, step = int(gridDim.x) * TEAMS, member = int(threadIdx.x) % (32 * WARPS_K);
+    if (HURRIES) {
+        hurry_next_grid();
+    }
+    if (!MATRIX_CONSTANT) {
+        wait_for_previous_grid();
+    }
+    Codebook codebook;
+    codebook.load(entries);
+    Stream stream{{matrix, scales, zeros, biases}};
+    stream.team_warp = warp % WARPS_K;
+    stream.quad = quad;
+    stream.seek(int(blockIdx.x) + int(gridDim.x) * team, p);
+    Codes codes[DEPTH];
+    #pragma unroll
+    for (int pass = 0; pass < DEPTH; ++pass) {
+        stream.load(codes[pass], pass, p);
+    }
+    stream.advance(step, p);
+    if (MATRIX_CONSTANT) {
+        wait_for_previous_grid();
+    }
+    Columns columns;
+    uint pairs[2][BLOCKS][4] = {};
+    #pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+        int column = block * 8 + lane / 4, group = column / COLUMNS, v = column % COLUMNS;
+        columns.active[block] = v < VECTORS && group < SPAN_GROUPS && quad * SPAN_GROUPS / 4 == group;
+#if STAGED
+        const vector_t* first = reinterpret_cast<const vector_t*>(dynamic_shared + PARTS * 4) + quad * 8;
+        columns.vector[block] = first + (v < VECTORS ? v : 0) * VECTOR_ROW;
+#else
+        columns.vector[block] = vector + (long long)(v < VECTORS ? v : 0) * p.vector_row;
+#endif
+    }
+#if STAGED
+    vector_t* staged = reinterpret_cast<vector_t*>(dynamic_shared + PARTS * 4);
+#if PROLOGUE
+    vector_t* row = staged + VECTORS * VECTOR_ROW;
+    compute_row(0, int(threadIdx.x), row, VECTOR_ARGUMENTS p);
+    __syncthreads();
+    stage_vectors(staged, row, 0);
+#else
+    stage_vectors(staged, vector, p.vector_row);
+#endif
+    __syncthreads();
+#endif
+    for (int base = int(blockIdx.x); base < p.tiles; base += step) {
+        int tile = base + int(gridDim.x) * team;
+        float sum[BLOCKS][4] = {};
+        Fetched fetched[ITEMS_EACH];
+        float row_scale[ITEMS_EACH][VALUES];
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            int item = member + index * 32 * WARPS_K, v = item / (TILE / VALUES);
+            int at = tile * TILE + item % (TILE / VALUES) * VALUES;
+            if (item < ITEMS && at < p.outputs && tile < p.tiles) {
+                fetched[index] = fetch(0, v, at / PAIRS, EPILOGUE_ARGUMENTS p);
+                #pragma unroll
+                for (int u = 0; u < VALUES; ++u) {
+                    int limited = at + u < p.outputs ? at + u : p.outputs - 1;
+                    row_scale[index][u] = ONE_GROUP ? float(scales[(long long)(limited / ROWS) * p.scale_row]) : 1.0f;
+                }
+            }
+        }
+        #pragma unroll 1
+        for (int round = 0; round < ROUNDS; ++round) {
+            #pragma unroll
+            for (int pass = 0; pass < DEPTH; ++pass) {
+                int span = (round * DEPTH + pass) * WARPS_K + warp % WARPS_K;
+                if (SPANS % WARPS_K == 0 && PASSES % DEPTH == 0 || span < SPANS) {
+                    multiply_span(sum, codes[pass], columns, pairs, span, codebook);
+                }
+                stream.load(codes[pass], pass, p);
+            }
+            stream.advance(step, p);
+        }
+        float* own = parts + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            #pragma unroll
+            for (int index = 0; index < 4; ++index) {
+                own[(block * 8 + index % 2) * PART_ROW + index / 2 * 8] = sum[block][index];
+            }
+        }
+        if (WARPS_K > 1) {
+            __syncthreads();
+        } else {
+            __syncwarp();
+        }
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            int item = member + index * 32 * WARPS_K, v = item / (TILE / VALUES);
+            int first = item % (TILE / VALUES) * VALUES;
+            int at = tile * TILE + first;
+            if (item < ITEMS && at < p.outputs && tile < p.tiles) {
+                float value[VALUES];
+                #pragma unroll
+                for (int u = 0; u < VALUES; ++u) {
+                    value[u] = 0.0f;
+                    #pragma unroll
+                    for (int other = 0; other < WARPS_K * SPAN_GROUPS; ++other) {
+                        int from_warp = team * WARPS_K + other / SPAN_GROUPS;
+                        int from = from_warp * BLOCKS * 8 + other % SPAN_GROUPS * COLUMNS + v;
+                        value[u] += parts[from * PART_ROW + first + u];
+                    }
+                    value[u] *= row_scale[index][u];
+                }
+                store(value, fetched[index], 0, v, at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+            }
+        }
+        if (WARPS_K > 1) {
+            __syncthreads();
+        } else {
+            __syncwarp();
+        }
+    }
+}

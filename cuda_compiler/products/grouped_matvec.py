@@ -1,0 +1,296 @@
+"""Lowers products with up to 16 rows by a matrix in packed codes with groups, which is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.packing import pack_size
+from cuda_compiler.rows import vector_prologue
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.codings import SmallFloat
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, UINT8, DType
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, best_candidates
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate
+
+__all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_vectors"]
+
+MAX_ROWS = 16
+_WARPS, _TILE, _QUAD = 8, 16, 4
+_PREFIX, _FAMILY = "v", "grouped_vectors"
+_STAGED_BYTES = 64 * 1024  # of shared memory, which every device has
+_PART_ROW = 20
+_SCALES = (FLOAT16, BFLOAT16, FLOAT32)
+_MOST_ZERO = 127  # beyond which a number less its zero point is not exact in bfloat16
+
+GROUPED_MATVEC = KernelTemplate(
+    "grouped_matvec",
+    params=(
+        "int outputs, tiles, matrix_row, vector_row, scale_row, scale_group, zero_row, zero_group, bias_row, bias_group"
+    ),
+    macros=(
+        "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS CODE_KIND FLOAT_MANTISSA "
+        "FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K DEPTH RESIDENT STAGED VECTOR_PACKS "
+        "MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+    ),
+    inputs="matrix scales zeros biases entries vector",
+    files="tensor_cores.cuh grouped_codes.cuh",
+    threads=32 * _WARPS,
+    shared_bytes=None,
+    computed="vector",
+)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What decides how threads share the work.
+
+    Attributes:
+        blocks: Blocks of a multiprocessor.
+        in_flight: Loads of 16 bytes that a thread has on their way.
+        share_cost: What it costs to put the parts of several warps together, in loads.
+    """
+
+    blocks: int
+    in_flight: int
+    share_cost: int
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """How a row of codes is divided among lanes.
+
+    Attributes:
+        chunk: Neighbouring codes of a lane.
+        access: Bytes that it loads at a time.
+        group: Codes of a group, a multiple of a span or a part of one.
+        span_groups: Groups of a span, the chunks of four lanes.
+    """
+
+    chunk: int
+    access: int
+    group: int
+    span_groups: int
+
+    @property
+    def span(self) -> int:
+        return _QUAD * self.chunk
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What threads share: tiles of 16 rows, spans of each, bytes of a lane's part of a span."""
+
+    tiles: int
+    spans: int
+    lane_bytes: int
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How threads share the work.
+
+    Attributes:
+        warps_k: Warps that share a tile.
+        depth: Spans of a tile that each has on their way.
+        resident: Blocks of a multiprocessor.
+    """
+
+    warps_k: int
+    depth: int
+    resident: int
+
+
+def loads_grouped_codes(group: Group, position: int, operand: Operand) -> bool:
+    """Whether an operand is packed codes that the kernel for a few rows loads."""
+    problem = group.problem
+    if not isinstance(operand, GroupedCodes) or not isinstance(problem, Product) or position != 1:
+        return False
+    if isinstance(problem.a.operand, Dequantised | GroupedCodes):
+        return False
+    found = problem.with_operand(position, operand)
+    vector_fits = found.a.dtype in (FLOAT16, BFLOAT16) and found.a.k == 1
+    few = 0 < found.m <= MAX_ROWS and found.batches == 1 and found.k > 0
+    return few and vector_fits and _suits(operand) and _geometry(found, operand) is not None
+
+
+def _suits(codes: GroupedCodes) -> bool:
+    """Whether the kernel makes numbers of such codes, exactly but for the rounding of 8-bit floats' and codebooks'."""
+    parts = [part for part in (codes.scale, codes.bias, codes.codebook) if part is not None]
+    if any(part.dtype not in _SCALES for part in parts):
+        return False
+    if codes.codebook is not None:
+        return codes.bits == 4 and codes.codebook.shape[0] >= 16 and codes.zeros is None and codes.zero == 0
+    if codes.number not in (UINT8, INT8):
+        plain = codes.zeros is None and codes.zero == 0
+        return plain and isinstance(codes.number.coding, SmallFloat) and codes.number.coding.mantissa in (2, 3)
+    if codes.zeros is not None and codes.zeros.dtype not in (UINT8, INT8):
+        return False
+    return codes.zeros is not None or (codes.zero == int(codes.zero) and abs(codes.zero) <= _MOST_ZERO + 1)
+
+
+def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
+    """The largest chunks of which four make up groups, or of whose spans groups are made; None where there are none."""
+    whole = codes.group >= found.k
+    largest = 16 if codes.bits == 8 else 32
+    for chunk in (largest, largest // 2, largest // 4):
+        span = _QUAD * chunk
+        group = ceil_div(found.k, span) * span if whole else codes.group
+        if chunk < 8 or (group % span and (span % group or group < chunk)):
+            continue
+        row_bytes = ceil_div(found.k * codes.bits, 8)
+        numbers = (chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
+        return _Geometry(chunk, gcd(*numbers), group, max(1, span // group))
+    return None
+
+
+def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
+    """One launch, of as many blocks as the device has room for, or fewer."""
+    codes, vector, device = found.b.operand, found.a, lowering.device
+    assert isinstance(codes, GroupedCodes)
+    geometry = _geometry(found, codes)
+    assert geometry is not None
+    computed = vector.operand if isinstance(vector.operand, Computed) else None
+    size = pack_size(group, positions.operands, group.shape[-1])
+    store = min(size, 2)
+    tiles, spans = ceil_div(found.n, _TILE), ceil_div(found.k, geometry.span)
+    shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8), device)
+    is_constant = all(lowering.tensors[index].source is None for index in codes.reads())
+    blocks = min(ceil_div(tiles, _WARPS // shape.warps_k), device.cores * shape.resident)
+    shared, staged = _shared_bytes(found, geometry, computed is not None)
+    hurries = is_constant and blocks <= device.cores
+    one_group = codes.group >= found.k and codes.bias is None
+    macros: dict[str, object] = {
+        **_part_macros(codes, vector.dtype),
+        "vector_t": CUDA.storage[vector.dtype.name],
+        "COMMON": found.k,
+        "VECTORS": found.m,
+        "GROUP": geometry.group,
+        "ONE_GROUP": int(one_group),
+        "CHUNK": geometry.chunk,
+        "ACCESS": geometry.access,
+        "WARPS_K": shape.warps_k,
+        "DEPTH": shape.depth,
+        "RESIDENT": shape.resident,
+        "STAGED": int(staged),
+        "VECTOR_PACKS": int(computed is not None or not any(n % 8 for n in vector.across(along_k=True))),
+        "MATRIX_CONSTANT": int(is_constant),
+        "HURRIES": int(hurries),
+        "PROLOGUE": int(computed is not None),
+        "VECTOR_PARAMETERS": "const vector_t* vector, ",
+    }
+    values = {
+        "outputs": found.n,
+        "tiles": tiles,
+        "matrix_row": found.b.along,
+        "vector_row": vector.along,
+        **_strides("scale", codes.scale),
+        **_strides("zero", codes.zeros),
+        **_strides("bias", codes.bias),
+    }
+    vector_input, prologues = {"vector": vector.argument}, {}
+    if computed is not None:
+        prologues = {"vector": vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)}
+        vector_input = {}
+    launch = EarlyLaunch(
+        GROUPED_MATVEC,
+        grid=(blocks, 1, 1),
+        values=values,
+        macros=macros,
+        inputs={
+            "matrix": codes.argument,
+            "scales": codes.scale.argument,
+            "zeros": _argument(codes.zeros, codes),
+            "biases": _argument(codes.bias, codes),
+            "entries": _argument(codes.codebook, codes),
+            **vector_input,
+        },
+        flops=found.flops,
+        prologues=prologues,
+        shared_bytes=shared,
+        hurries=hurries,
+    )
+    return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
+
+
+def _argument(part: Operand | None, codes: GroupedCodes) -> Argument:
+    """What is bound for a part; the codes, which nobody reads there, where there is none."""
+    return codes.argument if part is None else part.argument
+
+
+def _strides(name: str, part: Operand | None) -> dict[str, int]:
+    group, row = (0, 0) if part is None else part.strides[-2:]
+    return {f"{name}_row": row, f"{name}_group": group}
+
+
+def _part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
+    """What the kernel's file needs to be told of codes and of what belongs to them."""
+    coding = codes.number.coding
+    mantissa, scale = 0, 0
+    if isinstance(coding, SmallFloat):
+        exponent, width, bias = (8, 7, 127) if vector == BFLOAT16 else (5, 10, 15)
+        mantissa = coding.mantissa
+        scale = (bias + bias - ((1 << (coding.exponent - 1)) - 1)) << width
+        assert scale < 1 << (exponent + width)
+
+    def storage(part: Operand | None) -> str:
+        return CUDA.storage[(UINT8 if part is None else part.dtype).name]
+
+    return {
+        "scale_t": storage(codes.scale),
+        "zero_t": storage(codes.zeros),
+        "bias_t": "float" if codes.bias is None else storage(codes.bias),
+        "codebook_t": storage(codes.codebook),
+        "BITS": codes.bits,
+        "ROWS": codes.rows,
+        "CODE_KIND": "CODES_FLOAT" if coding else "CODES_SIGNED" if codes.number == INT8 else "CODES_UNSIGNED",
+        "FLOAT_MANTISSA": mantissa,
+        "FLOAT_SCALE": f"{scale * 0x10001:#x}u",
+        "CODEBOOK": int(codes.codebook is not None),
+        "ZEROS": int(codes.zeros is not None),
+        "ZERO_BITS": codes.zero_bits,
+        "ZERO": int(codes.zero),
+        "BIASES": int(codes.bias is not None),
+    }
+
+
+def _shared_bytes(found: Product, geometry: _Geometry, computed: bool) -> tuple[int, bool]:
+    """Bytes of shared memory of a block, and whether it holds the vectors."""
+    columns = next(size for size in (2, 4, 8, 16) if found.m <= size)
+    parts = 4 * _WARPS * ceil_div(geometry.span_groups * columns, 8) * 8 * _PART_ROW
+    row = ceil_div(found.k, geometry.span) * geometry.span + 32
+    held = 2 * (found.m * row + (ceil_div(found.k, 8) * 8 if computed else 0))
+    packs = found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True))
+    staged = computed or not packs or parts + held <= _STAGED_BYTES
+    return parts + (held if staged else 0), staged
+
+
+def _shape(work: _Work, device: DeviceModel) -> _Shape:
+    return best_candidates([_candidates], work, device, THE_BEST)[0].sizes
+
+
+def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]:
+    """Tiles shared by one warp or several: as long as the loads of one thread take, at the pace of the memory."""
+    costs = device.constants(_FAMILY, _Costs)
+    most = max(1, costs.in_flight * 16 // work.lane_bytes)
+    for warps_k in (8, 4, 2, 1):
+        passes = ceil_div(work.spans, warps_k)
+        depth = ceil_div(passes, ceil_div(passes, most))
+        shape = _Shape(warps_k, depth, costs.blocks)
+        each = ceil_div(work.tiles, device.cores * costs.blocks * (_WARPS // warps_k))
+        loads = each * (passes * work.lane_bytes / 16 + costs.share_cost)
+        loaded_bytes = device.cores * costs.blocks * 32 * _WARPS * 16  # by one load of all threads
+        clocks = loads * (loaded_bytes / device.memory_a_clock)
+        yield Candidate(_FAMILY, shape, device.microseconds(clocks))
