@@ -90,9 +90,12 @@ def _with_codes(
 
     They come first: where a matrix lies as it is stored decides what a kernel can compute ahead of the product.
     """
+    operands = group.problem.operands if isinstance(group.problem, Product) else ()
+    both = _with_both_codes(group, groups, tensors, loads) if len(operands) == 2 else None
+    if both is not None:
+        return both
     nodes: list[str] = []
-    operands = [*enumerate(group.problem.operands)] if isinstance(group.problem, Product) else []
-    for position, operand in reversed(operands):  # a weight first: whether activations are loaded depends on it
+    for position, operand in enumerate(operands):
         makers = groups.get(operand.tensor.index, [])
         made = _form(operand, makers[0], False) if len(makers) == 1 else None
         if not isinstance(made, Computed) or group.problem is None:
@@ -107,6 +110,25 @@ def _with_codes(
         if codes is not None and loads(group, position, codes):
             scaled = with_scale_behind(group, position, codes)
             group, nodes = (group, nodes) if scaled is None else (scaled, [*nodes, *makers[0].nodes])
+    return group, nodes
+
+
+def _with_both_codes(
+    group: Group, groups: Mapping[int, list[Group]], tensors: Sequence[TracedTensor], loads: Loads
+) -> tuple[Group, list[str]] | None:
+    """The same for a product of codes by codes, if the target multiplies these; the right matrix, a weight, is asked for
+    first.
+    """
+    assert group.problem is not None
+    nodes: list[str] = []
+    for position, operand in reversed([*enumerate(group.problem.operands)]):
+        makers = groups.get(operand.tensor.index, [])
+        made = _form(operand, makers[0], False) if len(makers) == 1 else None
+        codes = as_codes(made, position, tensors) if isinstance(made, Computed) else None
+        scaled = None if codes is None or not loads(group, position, codes) else with_scale_behind(group, position, codes)
+        if scaled is None:
+            return None
+        group, nodes = scaled, [*nodes, *makers[0].nodes]
     return group, nodes
 
 
