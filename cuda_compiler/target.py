@@ -17,6 +17,7 @@ from cuda_compiler.products.byte_products import loads_bytes
 from cuda_compiler.products.grouped_matvec import loads_grouped_codes
 from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
+from cuda_compiler.products.packed import loads_packed
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.scatter import loads_values
 from cuda_compiler.shared import lower_shared
@@ -51,7 +52,7 @@ class CUDATarget(CodegenTarget):
         return channels_last(shape, shape[1]) if role == "image" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        products = loads_vector, loads_grouped_codes, loads_codes, loads_bytes
+        products = loads_vector, loads_grouped_codes, loads_packed, loads_codes, loads_bytes
         forms = *products, loads_fresh, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 

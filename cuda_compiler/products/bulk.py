@@ -22,7 +22,8 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["MATMUL_BULK", "bulk_epilogue", "bulk_options", "lower_bulk", "suits_bulk"]
+__all__ = ["MATMUL_BULK", "bulk_epilogue", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
+__all__ += ["suits_bulk"]
 
 _ROWS = 65  # fewer are what one warpgroup multiplies at a time
 _GROUP = 32  # columns whose lines are ordered together
@@ -81,9 +82,9 @@ def lower_bulk(
     launch = Launch(
         MATMUL_BULK,
         grid=(tiling.blocks(tiles_m * tiles_n, lowering.device), tiling.splits, 1),
-        values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
+        values=bulk_values(found, tiling),
         macros={**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)},
-        inputs={"a": _rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
+        inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
         text=warpgroup_product(tiling.columns, multiplied),
         block=(tiling.threads, 1, 1),
@@ -92,7 +93,14 @@ def lower_bulk(
     return anchor_launch(launch, fused, lowering)
 
 
-def _rows_argument(found: Product, tiling: BulkTiling, unit: DType) -> Argument:
+def bulk_values(found: Product, tiling: BulkTiling) -> dict[str, int]:
+    """The sizes that kernels of such tiles have as parameters."""
+    tiles_m, tiles_n = tiling.tiles(found.m, found.n)
+    return {"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n}
+
+
+def rows_argument(found: Product, tiling: BulkTiling, unit: DType) -> Argument:
+    """How the copy engine sees the left matrix."""
     a, row = found.a, found.a.along * unit.size
     box = LINE, tiling.rows
     return replace(a.argument, extension=TensorMap(unit, (found.k, found.m), (row,), box))

@@ -20,8 +20,9 @@ from cuda_compiler.products.byte_products import (
     warp_byte_tilings,
 )
 from cuda_compiler.products.codes import CODE_MACROS, code_function
-from cuda_compiler.products.grouped_matvec import lower_grouped_vectors
+from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
+from cuda_compiler.products.packed import packed_options
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
@@ -88,7 +89,13 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     if kind is not None:
         return choice_of(_byte_options(found, kind, group, lowering, positions))
     if isinstance(found.b.operand, GroupedCodes):
-        return [lower_grouped_vectors(found, group, lowering, positions)]
+        if found.m <= MAX_ROWS:
+            return [lower_grouped_vectors(found, group, lowering, positions)]
+
+        def of_numbers(made: Product) -> list[CallOption]:
+            return _options(made, group, lowering, positions)
+
+        return choice_of(packed_options(found, group, lowering, positions, of_numbers))
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]
@@ -96,6 +103,11 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         return choice_of(_coded_options(found, group, lowering, positions))
     if not fits_tiles(found):
         return [_lower_plain(found, group, lowering, positions)]
+    return choice_of(_options(found, group, lowering, positions))
+
+
+def _options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The launches worth trying where both operands are numbers in memory; the last one is for any device."""
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
     tilings = close_tilings(asked, lowering.device, are_along_k(found))
     options = bulk_options(found, asked, group, lowering, positions)
@@ -106,7 +118,7 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
     fused = _fused(group, positions)
     options += [option_of(_lower_tiled(found, fused, lowering, tiling), tiling) for tiling in tilings]
-    return choice_of(options)
+    return options
 
 
 def _coded_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
