@@ -17,7 +17,8 @@ from npu_compiler.ops.traits import Work
 from npu_compiler.ops.views import slice_
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["broadcasts", "fuse_attention", "merge_linears", "merged_linears", "scaled_queries", "share_heads"]
+__all__ = ["PairsColumns", "are_paired", "broadcasts", "concatenated", "fuse_attention", "meet_in_pairs"]
+__all__ += ["merge_linears", "merged_linears", "merged_output", "scaled_queries", "share_heads", "slices_of"]
 
 
 def attention(ops: Any, q: Any, k: Any, v: Any, scale: Any, mask: Any, *, scaled: str, masked: bool, cast: bool) -> Any:
@@ -211,12 +212,12 @@ def merged_linears(pairs_columns: PairsColumns | None = None) -> Rule:
 
     def merged(site: Sequence[Match], scene: Scene) -> Replacement | str:
         members = [match.root for match in site]
-        in_turns = _pairs(members, scene.graph, scene.users) and _are_paired(members, scene.graph, pairs_columns)
+        in_turns = meet_in_pairs(members, scene.graph, scene.users) and are_paired(members, scene.graph, pairs_columns)
         tensors: dict[str, TensorSpec] = {}
         weights: dict[str, WeightRecipe] = {}
         inputs, output = _merged_weights(members, scene.graph, tensors, weights, in_turns)
         linear = OpNode(" + ".join(n.name for n in members), members[0].op, inputs, {}, (output,))
-        slices = _slices(members, output, scene.graph.tensors, in_turns)
+        slices = slices_of(members, output, scene.graph.tensors, in_turns)
         return Replacement((linear, *slices), tensors, weights)
 
     patterns = (pattern(a_linear, ("x", "weight", "bias"), ("bias",)),)
@@ -228,7 +229,7 @@ def merge_linears(graph: IRGraph, pairs_columns: PairsColumns | None = None) -> 
     return apply(graph, merged_linears(pairs_columns))
 
 
-def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:
+def meet_in_pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNode]]) -> bool:
     """Whether there are two linears of one width whose results meet in elementwise ops, as in a gated activation."""
     widths = [graph.tensors[node.outputs[0]].shape[-1] for node in members]
     if len(widths) != 2 or widths[0] != widths[1]:
@@ -237,7 +238,7 @@ def _pairs(members: list[OpNode], graph: IRGraph, users: Mapping[str, list[OpNod
     return not first.isdisjoint(second)
 
 
-def _are_paired(members: Sequence[OpNode], graph: IRGraph, pairs_columns: PairsColumns | None) -> bool:
+def are_paired(members: Sequence[OpNode], graph: IRGraph, pairs_columns: PairsColumns | None) -> bool:
     """Whether the target combines the columns of two linears that put theirs in turns."""
     given, weight = (graph.tensors[str(members[0].inputs[key])] for key in ("input", "weight"))
     both = TensorSpec(weight.name, (2 * weight.shape[0], *weight.shape[1:]), weight.dtype)
@@ -266,26 +267,43 @@ def _merged_weights(
 ) -> tuple[dict[str, str | tuple[str, ...]], str]:
     """Declares the merged weight, bias and output; gives the merged linear's inputs and the name of its output."""
     inputs: dict[str, str | tuple[str, ...]] = {"input": members[0].inputs["input"]}
-    transform, given = IN_TURNS if in_turns else ONE_AFTER_ANOTHER, graph.weights
     for key in ("weight", "bias"):
-        if key not in members[0].inputs:
-            continue
-        parts = [str(node.inputs[key]) for node in members]
-        name = f"{transform}({', '.join(given[part].inputs[0].name for part in parts)})"
-        spec = graph.tensors[parts[0]]
-        shape = (sum(graph.tensors[part].shape[0] for part in parts), *spec.shape[1:])
-        tensors[name] = TensorSpec(name, shape, spec.dtype)
-        sources = tuple(given[part].inputs[0] for part in parts)
-        weights[name] = WeightRecipe(BufferSpec(name, spec.dtype, spec.dtype, dense(shape)), sources, transform)
-        inputs[key] = name
+        if key in members[0].inputs:
+            parts = [str(node.inputs[key]) for node in members]
+            inputs[key] = concatenated(parts, graph, tensors, weights, in_turns)
+    name = merged_output(members, graph, tensors)
+    return inputs, name
+
+
+def concatenated(
+    parts: Sequence[str],
+    graph: IRGraph,
+    tensors: dict[str, TensorSpec],
+    weights: dict[str, WeightRecipe],
+    in_turns: bool,
+) -> str:
+    """Declares the weight that has the rows of some others, which are of the weight file; gives its name."""
+    transform = IN_TURNS if in_turns else ONE_AFTER_ANOTHER
+    sources = tuple(graph.weights[part].inputs[0] for part in parts)
+    name, spec = f"{transform}({', '.join(source.name for source in sources)})", graph.tensors[parts[0]]
+    shape = (sum(graph.tensors[part].shape[0] for part in parts), *spec.shape[1:])
+    tensors[name] = TensorSpec(name, shape, spec.dtype)
+    weights[name] = WeightRecipe(BufferSpec(name, spec.dtype, spec.dtype, dense(shape)), sources, transform)
+    return name
+
+
+def merged_output(members: Sequence[OpNode], graph: IRGraph, tensors: dict[str, TensorSpec]) -> str:
+    """Declares the result of the product that linears become, their columns side by side; gives its name."""
     output = graph.tensors[members[0].outputs[0]]
     width = sum(graph.tensors[node.outputs[0]].shape[-1] for node in members)
     name = f"{' + '.join(node.name for node in members)}"
     tensors[name] = TensorSpec(name, (*output.shape[:-1], width), output.dtype)
-    return inputs, name
+    return name
 
 
-def _slices(members: list[OpNode], source: str, tensors: Mapping[str, TensorSpec], in_turns: bool) -> Iterator[OpNode]:
+def slices_of(
+    members: Sequence[OpNode], source: str, tensors: Mapping[str, TensorSpec], in_turns: bool
+) -> Iterator[OpNode]:
     """The nodes that give each linear's own result back, as views."""
     start = 0
     for number, node in enumerate(members):

@@ -12,6 +12,7 @@ import numpy as np
 
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.graph.coded_linears import merge_coded_linears
 from npu_compiler.graph.constants import fold_constants, read_no_shapes
 from npu_compiler.graph.functional import functionalize
 from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, merge_linears, share_heads
@@ -53,6 +54,7 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
         share_heads,
         leave_scales_to_scores,
         partial(push_down_selections, launch_flops=launch_flops),
+        partial(merge_coded_linears, pairs_columns=pairs_columns),
         partial(merge_linears, pairs_columns=pairs_columns),
     )
     for run in passes:

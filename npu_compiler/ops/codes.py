@@ -12,7 +12,7 @@ from npu_compiler.dtypes import FLOAT32, INT32, UINT8
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.integers import ceil_div
 from npu_compiler.ops.registry import op
-from npu_compiler.ops.traits import Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange
 
 __all__ = ["dequantize", "group_of", "picked"]
@@ -20,7 +20,12 @@ __all__ = ["dequantize", "group_of", "picked"]
 _SHIFT = 32  # of a quotient by a product: exact for numbers whose product with the divisor is below two to this power
 
 
-@op("npu_codes.dequantize.default", work=Work.ELEMENTWISE, makes_numbers=True)
+@op(
+    "npu_codes.dequantize.default",
+    work=Work.ELEMENTWISE,
+    makes_numbers=True,
+    term=Term("coded", ("codes", "scales", "zeros", "biases", "codebook")),
+)
 def dequantize(
     codes: Tensor,
     scales: Tensor,
