@@ -53,9 +53,6 @@ class PackedProduct(torch.nn.Module):
 
     codes: Tensor
     scales: Tensor
-    zeros: Tensor | None
-    biases: Tensor | None
-    codebook: Tensor | None
 
     def __init__(self, n: int, k: int, form: Form, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -75,9 +72,12 @@ class PackedProduct(torch.nn.Module):
         scale = form.scale if form.scale == torch.float32 else dtype
         self.register_buffer("codes", codes if codes.dtype == form.kind else codes.view(form.kind))
         self.register_buffer("scales", (numbers(n, groups) / 64 + 0.01).to(scale))
-        self.register_buffer("zeros", integers(n, (groups * form.bits + 7) // 8) if form.zeros else None)
-        self.register_buffer("biases", (numbers(n, groups) / 8).to(dtype) if form.biases else None)
-        self.register_buffer("codebook", torch.randn(16, generator=random) if form.codebook else None)
+        if form.zeros:
+            self.register_buffer("zeros", integers(n, (groups * form.bits + 7) // 8))
+        if form.biases:
+            self.register_buffer("biases", (numbers(n, groups) / 8).to(dtype))
+        if form.codebook:
+            self.register_buffer("entries", torch.randn(16, generator=random))
 
     def inputs(self, m: int) -> Tensor:
         return torch.randn(m, self.columns, generator=torch.Generator().manual_seed(m)).to(self.dtype)
@@ -86,8 +86,9 @@ class PackedProduct(torch.nn.Module):
         exact = x.dtype == torch.float64
         scales = self.scales.double() if exact else self.scales
         plain = self.form.codebook or self.form.kind != torch.uint8
+        parts = (getattr(self, name, None) for name in ("zeros", "biases", "entries"))
         made = torch.ops.npu_codes.dequantize(
-            *(self.codes, scales, self.zeros, self.biases, self.codebook, self.form.bits, self.columns, self.form.group),
+            *(self.codes, scales, *parts, self.form.bits, self.columns, self.form.group),
             *(1, 0 if plain else 8, x.dtype),
         )
         return F.silu(F.linear(x, made))
