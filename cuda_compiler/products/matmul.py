@@ -140,9 +140,9 @@ def _byte_options(
     for tiling in bulk_byte_tilings(asked, lowering.device, whole) if suits_bulk(pairs) else ():
         launch = lower_bulk(pairs, bulk_epilogue(sums, summed), lowering, tiling, FLOAT16, kind.kind.name)
         options.append(CallOption(WARPGROUPS, (launch,)))
-    tilings = warp_byte_tilings(asked, lowering.device, whole)
-    for tiling in tilings[:1] if options else tilings:
-        options.append(CallOption(TENSOR_CORES, (_lower_tiled(pairs, _fused(sums, summed), lowering, tiling, kind),)))
+    by_warps = warp_byte_tilings(asked, lowering.device, whole)
+    for each in by_warps[:1] if options else by_warps:
+        options.append(CallOption(TENSOR_CORES, (_lower_tiled(pairs, _fused(sums, summed), lowering, each, kind),)))
     return [*options, CallOption("", (_lower_plain(single, group, lowering, positions, kind),))]
 
 

@@ -1,4 +1,4 @@
-"""Products of many rows by a matrix in packed codes: numbers are made while a tile is brought, or ahead of the product."""
+"""Products of many rows by packed codes: numbers are made while a tile is brought, or ahead of the product."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import kept_candidates
+from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk import MATMUL_BULK, bulk_epilogue, bulk_values, rows_argument, suits_bulk
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates
@@ -46,9 +47,7 @@ _UNIT, _ACCESS = 32, 16  # codes that a thread has of a line, and bytes that it 
 
 MATMUL_PACKED = KernelTemplate(
     "matmul_packed",
-    params=(
-        f"{MATMUL_BULK.params}, matrix_row, scale_row, scale_group, zero_row, zero_group, bias_row, bias_group"
-    ),
+    params=(f"{MATMUL_BULK.params}, matrix_row, scale_row, scale_group, zero_row, zero_group, bias_row, bias_group"),
     macros=(
         "TILE_M TILE_N STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS CODE_KIND "
         "FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
@@ -127,7 +126,12 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
             **part_strides("zero", codes.zeros),
             **part_strides("bias", codes.bias),
         },
-        macros={**tiling.macros(), **part_macros(codes, found.a.dtype), "GROUP": codes.group, "vector_t": _storage(found)},
+        macros={
+            **tiling.macros(),
+            **part_macros(codes, found.a.dtype),
+            "GROUP": codes.group,
+            "vector_t": CUDA.storage[found.a.dtype.name],
+        },
         inputs={
             "a": rows_argument(found, tiling, found.a.dtype),
             "matrix": codes.argument,
@@ -142,10 +146,6 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
         shared_bytes=tiling.shared_bytes,
     )
     return anchor_launch(launch, fused, lowering)
-
-
-def _storage(found: Product) -> str:
-    return "half" if found.a.dtype == FLOAT16 else "bfloat"
 
 
 def _numbers_ahead(found: Product, lowering: Lowering) -> tuple[Product, list[KernelCall]]:

@@ -99,10 +99,12 @@ def _quantize(input: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     return (codes.round() if dtype == torch.int8 else codes.clamp(-most, most)).to(dtype), scales
 
 
-@torch.library.register_fake("npu_codes::quantize")
 def _quantized(input: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     exact = torch.promote_types(input.dtype, torch.float32)
     return input.new_empty(input.shape, dtype=dtype), input.new_empty((*input.shape[:-1], 1), dtype=exact)
+
+
+torch.library.register_fake("npu_codes::quantize", _quantized)
 
 
 def _numbers(codes: torch.Tensor, bits: int, count: int) -> torch.Tensor:
@@ -190,9 +192,7 @@ class CodedWeight(torch.nn.Module):
 def _through_codes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     codes, scales = torch.ops.npu_codes.quantize(x, dtype)
     width = x.shape[-1]
-    made: torch.Tensor = torch.ops.npu_codes.dequantize(
-        codes, scales, None, None, None, 8, width, width, 1, 0, x.dtype
-    )
+    made: torch.Tensor = torch.ops.npu_codes.dequantize(codes, scales, None, None, None, 8, width, width, 1, 0, x.dtype)
     return made
 
 

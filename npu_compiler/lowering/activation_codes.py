@@ -1,7 +1,7 @@
 """Products of codes by codes: activations that become codes as they are computed, and stay codes up to the product.
 
-``quantise`` and ``dequantise`` ahead of a product round what it multiplies. Where a target multiplies codes as they are,
-the codes go to memory instead of the numbers, and so do the scales of their rows, by which the product's epilogue
+Codes and then numbers of these, ahead of a product, round what it multiplies. Where a target multiplies codes as they
+are, the codes go to memory instead of the numbers, and so do the scales of their rows, by which the product's epilogue
 multiplies. One kernel computes both: what is ahead of them, a norm say, is in it. To other targets they are arithmetic.
 """
 
@@ -118,7 +118,7 @@ def _read_stored(trace: Trace, numbers: int, scales: RowScales) -> None:
 def with_scales_beside(
     groups: Mapping[int, list[Group]], kept: Sequence[RowScales], tensors: Sequence[TracedTensor]
 ) -> dict[int, list[Group]]:
-    """Groups of codes whose kernels store the scales of their rows as well; where these are in memory, copies of them."""
+    """Groups of codes whose kernels store the scales of their rows as well; or copies of scales that are in memory."""
     result = dict(groups)
     for scales in kept:
         (group,), source = groups[scales.codes], tensors[scales.codes].source

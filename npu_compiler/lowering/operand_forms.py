@@ -116,8 +116,8 @@ def _with_codes(
 def _with_both_codes(
     group: Group, groups: Mapping[int, list[Group]], tensors: Sequence[TracedTensor], loads: Loads
 ) -> tuple[Group, list[str]] | None:
-    """The same for a product of codes by codes, if the target multiplies these; the right matrix, a weight, is asked for
-    first.
+    """The same for a product of codes by codes, if the target multiplies these; it is asked for the right matrix, a
+    weight, first.
     """
     assert group.problem is not None
     nodes: list[str] = []
@@ -125,7 +125,9 @@ def _with_both_codes(
         makers = groups.get(operand.tensor.index, [])
         made = _form(operand, makers[0], False) if len(makers) == 1 else None
         codes = as_codes(made, position, tensors) if isinstance(made, Computed) else None
-        scaled = None if codes is None or not loads(group, position, codes) else with_scale_behind(group, position, codes)
+        if codes is None or not loads(group, position, codes):
+            return None
+        scaled = with_scale_behind(group, position, codes)
         if scaled is None:
             return None
         group, nodes = scaled, [*nodes, *makers[0].nodes]

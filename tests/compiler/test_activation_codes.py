@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import npu_compiler
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import Dequantised
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.target import Lowering
 from tests.support.byte_products import KINDS, ByteProduct
 from tests.support.reference_target import Planned, ReferenceTarget, plan_ir
 
@@ -23,6 +26,18 @@ class LoadsWeights(ReferenceTarget):
         others = [] if group.problem is None else group.problem.operands
         one = not isinstance(operand, Dequantised) or not any(isinstance(other, Dequantised) for other in others)
         return one and super().loads(group, position, operand)
+
+
+class Asked(ReferenceTarget):
+    """A target that keeps what it was asked to lower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Group] = []
+
+    def lower(self, group: Group, lowering: Lowering) -> list[Any]:
+        self.asked.append(group)
+        return super().lower(group, lowering)
 
 
 def planned(model: ByteProduct, m: int, target: ReferenceTarget | None = None) -> Planned:
@@ -59,12 +74,9 @@ def test_products_read_codes_of_both(kind: torch.dtype, behind: str, norm: bool)
 
 @each_kind
 def test_one_kernel_makes_codes_and_scales_of_a_norm(kind: torch.dtype) -> None:
-    target = ReferenceTarget()
-    asked: list[Group] = []
-    lower = target.lower
-    target.lower = lambda group, lowering: (asked.append(group), lower(group, lowering))[1]  # type: ignore[method-assign]
+    target = Asked()
     planned(ByteProduct(24, 40, kind, torch.float16, True, ""), 20, target)
-    assert [group.beside is not None for group in asked] == [True, False]
+    assert [group.beside is not None for group in target.asked] == [True, False]
 
 
 @each_kind

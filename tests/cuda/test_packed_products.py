@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import npu_compiler
-import npu_compiler.frontend.coded_layers  # noqa: F401  defines the operators
+import npu_compiler.frontend.coded_layers
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import packed
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import npu_compiler
-import npu_compiler.frontend.coded_layers  # noqa: F401  defines the operators
+import npu_compiler.frontend.coded_layers
 from npu_compiler.compiled_program import CompiledProgram
 
 __all__ = ["KINDS", "ByteProduct", "codes_of"]
