@@ -74,7 +74,8 @@ def test_logits_are_those_of_rounded_activations(
 ) -> None:
     folder = extracted(sources[kind], tmp_path / "model", kind)
     sequence = Generator(folder, device).model.begin()
-    given = np.asarray(sequence.advance(TOKENS).to_numpy()).astype(np.float32).reshape(-1)  # type: ignore[attr-defined]
+    row: Any = sequence.advance(TOKENS)
+    given = np.asarray(row.to_numpy()).astype(np.float32).reshape(-1)
     with torch.no_grad():
         model = loaded(sources[kind], kind)
         wanted = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0, -1].float().numpy()
