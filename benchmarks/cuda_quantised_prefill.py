@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 from transformers.initialization import no_init_weights
 
 import npu_compiler
@@ -73,8 +73,9 @@ class QuantisedQwen(Qwen):
 def _structure(form: str) -> Any:
     """The model on the host, with memory that nothing has touched."""
     with no_init_weights():
-        model: Any = Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa"}))
-    model = model.to(torch.bfloat16).eval()
+        model: Any = AutoModelForCausalLM.from_config(
+            Qwen2Config(**QWEN), dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
     for name, module in list(model.named_modules()):
         if form != "bf16" and isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
             rows, columns = module.weight.shape
