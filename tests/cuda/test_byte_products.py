@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import npu_compiler
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import matmul
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs
@@ -129,3 +130,20 @@ def test_equals_the_exact_product(
 def test_chosen_kernels_give_the_exact_product(kind: torch.dtype, m: int, n: int, k: int, device: Device) -> None:
     for behind in BEHIND if n % 2 == 0 else [""]:
         check(ByteProduct(n, k, kind, torch.bfloat16, True, behind), m, device)
+
+
+@each_kind
+def test_linears_of_one_input_are_one_product_of_codes(kind: torch.dtype) -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = ByteProduct(224, 528, kind, torch.bfloat16)
+            self.second = ByteProduct(96, 528, kind, torch.bfloat16)
+
+        def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.first(x, residual), self.second(x, residual)
+
+    model = Two().eval()
+    plan = npu_compiler.compile(npu_compiler.extract(model, model.first.inputs(130)), target="cuda").main
+    assert kernels_of(plan)[0] == "scaled_rows"
+    assert preferred(plan) == ["matmul_bulk"]
