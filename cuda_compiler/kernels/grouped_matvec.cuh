@@ -16,7 +16,8 @@ constexpr int BLOCKS = (SPAN_GROUPS * COLUMNS + 7) / 8;                         
 constexpr int PART_ROW = 20, PARTS = WARPS * BLOCKS * 8 * PART_ROW;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
 constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
-constexpr int VECTOR_ROW = SPANS * SPAN + 32; // elements; neighbouring vectors begin in other banks
+constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements; neighbours begin in other banks
+constexpr int SLOTS = 3;
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 template <int BYTES>
@@ -196,10 +197,9 @@ struct Columns {
                      : "+r"(pairs[0]), "+r"(pairs[1]), "+r"(pairs[2]), "+r"(pairs[3])
                      : "r"(place), "r"(int(active[block])));
 #else
-        int quad = int(threadIdx.x) % 4, k = (span * 4 + quad) * CHUNK + octet * 8;
         uint word[4] = {0, 0, 0, 0};
-        if (active[block] && k < COMMON) {
-            Pack<uint, 4> part = load_pack<4>(reinterpret_cast<const uint*>(vector[block] + k));
+        if (active[block]) {
+            Pack<uint, 4> part = load_pack<4>(reinterpret_cast<const uint*>(vector[block] + octet * 32));
             #pragma unroll
             for (int index = 0; index < 4; ++index) {
                 word[index] = part[index];
@@ -274,6 +274,32 @@ __device__ __forceinline__ void multiply_span(
     }
 }
 
+#if !STAGED
+// A warp's spans of the vectors, which take turns in shared memory: the next one is on its way while one is multiplied.
+struct VectorStream {
+    vector_t* slots;
+    int next, slot, team_warp;
+
+    __device__ __forceinline__ void copy(const vector_t* vector, const Params& p)
+    {
+        constexpr int CHUNKS = VECTORS * SPAN / 8;
+        int span = next * WARPS_K + team_warp, lane = int(threadIdx.x) % 32;
+        #pragma unroll
+        for (int first = 0; first < CHUNKS; first += 32) {
+            int index = first + lane, v = index / (SPAN / 8), octet = index % (SPAN / 8), k = span * SPAN + octet * 8;
+            if (CHUNKS % 32 == 0 || index < CHUNKS) {
+                vector_t* target = slots + (slot * VECTORS + v) * SLOT_ROW + (octet % OCTETS * 4 + octet / OCTETS) * 8;
+                bool valid = k < COMMON;
+                copy_chunk_cached(target, vector + (long long)v * p.vector_row + (valid ? k : 0), valid);
+            }
+        }
+        commit_copies();
+        next = next + 1 == ROUNDS * DEPTH ? 0 : next + 1;
+        slot = (slot + 1) % SLOTS;
+    }
+};
+#endif
+
 #if STAGED
 // Vectors in the order in which lanes read them, zero behind the last element.
 __device__ __forceinline__ void stage_vectors(vector_t* target, const vector_t* source, int source_row)
@@ -341,10 +367,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
 #if STAGED
         const vector_t* first = reinterpret_cast<const vector_t*>(dynamic_shared + PARTS * 4) + quad * 8;
         columns.vector[block] = first + (v < VECTORS ? v : 0) * VECTOR_ROW;
-#else
-        columns.vector[block] = vector + (long long)(v < VECTORS ? v : 0) * p.vector_row;
 #endif
     }
+#if !STAGED
+    vector_t* slots = reinterpret_cast<vector_t*>(dynamic_shared + PARTS * 4) + warp * SLOTS * VECTORS * SLOT_ROW;
+    VectorStream vectors{slots, 0, 0, warp % WARPS_K};
+    #pragma unroll
+    for (int ahead = 0; ahead < SLOTS - 1; ++ahead) {
+        vectors.copy(vector, p);
+    }
+#endif
 #if STAGED
     vector_t* staged = reinterpret_cast<vector_t*>(dynamic_shared + PARTS * 4);
 #if PROLOGUE
@@ -380,6 +412,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
             #pragma unroll
             for (int pass = 0; pass < DEPTH; ++pass) {
                 int span = (round * DEPTH + pass) * WARPS_K + warp % WARPS_K;
+#if !STAGED
+                __syncwarp(); // all lanes have read the slot that is written next
+                int used = (vectors.slot + 1) % SLOTS;
+                vectors.copy(vector, p);
+                wait_for_copies<SLOTS - 1>();
+                __syncwarp();
+                #pragma unroll
+                for (int block = 0; block < BLOCKS; ++block) {
+                    int v = (block * 8 + lane / 4) % COLUMNS;
+                    columns.vector[block] = slots + (used * VECTORS + (v < VECTORS ? v : 0)) * SLOT_ROW + quad * 8;
+                }
+#endif
                 if (SPANS % WARPS_K == 0 && PASSES % DEPTH == 0 || span < SPANS) {
                     multiply_span(sum, codes[pass], columns, pairs, span, codebook);
                 }
@@ -427,4 +471,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
             __syncwarp();
         }
     }
+#if !STAGED
+    wait_for_copies<0>();
+#endif
 }

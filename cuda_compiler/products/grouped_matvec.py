@@ -32,7 +32,7 @@ MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
 _PREFIX, _FAMILY = "v", "grouped_vectors"
 _STAGED_BYTES = 64 * 1024  # of shared memory, which every device has
-_PART_ROW = 20
+_PART_ROW, _SLOTS = 20, 3
 _SCALES = (FLOAT16, BFLOAT16, FLOAT32)
 _MOST_ZERO = 127  # beyond which a number less its zero point is not exact in bfloat16
 
@@ -268,14 +268,15 @@ def part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
 
 
 def _shared_bytes(found: Product, geometry: _Geometry, computed: bool) -> tuple[int, bool]:
-    """Bytes of shared memory of a block, and whether it holds the vectors."""
+    """Bytes of shared memory of a block, and whether it holds whole vectors, not just the spans that come next."""
     columns = next(size for size in (2, 4, 8, 16) if found.m <= size)
     parts = 4 * _WARPS * ceil_div(geometry.span_groups * columns, 8) * 8 * _PART_ROW
     row = ceil_div(found.k, geometry.span) * geometry.span + 32
     held = 2 * (found.m * row + (ceil_div(found.k, 8) * 8 if computed else 0))
     packs = found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True))
     staged = computed or not packs or parts + held <= _STAGED_BYTES
-    return parts + (held if staged else 0), staged
+    streamed = 2 * _WARPS * _SLOTS * found.m * (geometry.span + 32)
+    return parts + (held if staged else streamed), staged
 
 
 def _shape(work: _Work, device: DeviceModel) -> _Shape:

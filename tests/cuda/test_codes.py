@@ -29,6 +29,8 @@ _PLAIN = "matmul_plain"
 
 def kernel_for(spelling: str, rows: int, n: int, k: int) -> str:
     """The kernel that a product should go to."""
+    if rows <= 16 and spelling not in ("Left", "StoredByColumn", "ScaledBehind"):
+        return "grouped_matvec"
     if spelling == "Left" or (rows <= 8 and spelling != "StoredByColumn"):
         return "matvec"
     chunked = n if spelling == "StoredByColumn" else k
