@@ -2,16 +2,17 @@
 
 Run it as ``python -m benchmarks.cuda_models``; ``--json`` adds the figures to a file. Outputs are compared with PyTorch
 in float32 before anything is timed. PyTorch runs in float16, images channels-last: eager, captured in a CUDA graph, and
-torch.compile, captured in one. Each model compiles in a process of its own first, all of them at once, so that what is
-compiled is in the caches by the time that one process after the other measures.
+torch.compile, captured in one. Each model at each batch has a process of its own: all compile at once, and then one
+after the other tunes and measures, while the others wait.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from time import monotonic
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from torch import Tensor, nn
 import npu_compiler
 from benchmarks import cuda_timing
 from cuda_runtime import CUDAExecutor
+from cuda_runtime.backend import CUDABackend
+from cuda_runtime.capability import fitting_options
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan
 from npu_runtime import Device, load_weights
 
 _KEYS = ("model", "batch")
@@ -83,29 +87,67 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", default=list(_MODELS), choices=list(_MODELS), metavar="NAME")
     parser.add_argument("--batches", nargs="+", type=int, default=_BATCHES)
-    parser.add_argument("--prepare", action="store_true", help="compile only, so that caches have it")
+    parser.add_argument(
+        "--patience", type=float, default=900.0, metavar="SECONDS", help="for all to compile; the rest is left out"
+    )
     cuda_timing.add_arguments(parser, ("eager", "captured", "compiled"))
     args = parser.parse_args()
-    if not args.prepare:
-        command = [sys.executable, "-m", "benchmarks.cuda_models", *sys.argv[1:], "--prepare", "--models"]
-        for process in [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in args.models]:
-            process.wait()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    rows = [(name, batch) for name in args.models for batch in args.batches]
+    workers: dict[tuple[str, int], Connection] = {}
+    processes = {}
+    for row in rows:
+        workers[row], theirs = get_context("spawn").Pipe()
+        processes[row] = get_context("spawn").Process(target=_work, args=(*row, args, theirs))
+        processes[row].start()
+        theirs.close()
+    ready = _ready(workers, args.patience)
+    for row in [row for row in rows if row not in ready]:
+        processes[row].terminate()
+        processes[row].join()
+        print(f"{row[0]:24} {row[1]:3}  was not ready", flush=True)
     device = Device("cuda")
     run: dict[str, Any] = {"machine": cuda_timing.machine(device), "tuned": args.tune, "results": []}
-    run["ceilings"] = {} if args.prepare else cuda_timing.ceilings(torch.float16)
-    for name in args.models:
-        for batch in args.batches:
-            row = {"model": name, "batch": batch, **_measured(name, batch, device, args)}
-            run["results"].append(row)
-            if not args.prepare:
-                cuda_timing.write_run(args.json, run, _KEYS)
-                figures = "  ".join(f"{key} {row[key]:.4f}" for key in ("npu", *args.peers) if row.get(key) is not None)
-                print(f"{name:24} {batch:3}  {figures or row.get('refused')}", flush=True)
+    run["ceilings"] = cuda_timing.ceilings(torch.float16)
+    for name, batch in [row for row in rows if row in ready]:
+        worker = workers[name, batch]
+        worker.send("your turn")
+        try:
+            figures = {"model": name, "batch": batch, **worker.recv()}
+        except EOFError:  # what went wrong there is on its standard error
+            continue
+        run["results"].append(figures)
+        cuda_timing.write_run(args.json, run, _KEYS)
+        shown = "  ".join(f"{key} {figures[key]:.4f}" for key in ("npu", *args.peers) if figures.get(key) is not None)
+        print(f"{name:24} {batch:3}  {shown or figures.get('refused')}", flush=True)
 
 
-def _measured(name: str, batch: int, device: Device, args: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one model, in milliseconds; of one that is not wholly on the device, why."""
+def _ready(workers: Mapping[tuple[str, int], Connection], patience: float) -> set[tuple[str, int]]:
+    """The rows whose processes are ready to measure, once all are, or have ended, or time is up."""
+    rows = {connection: row for row, connection in workers.items()}
+    waiting, ready, end = list(rows), set(), monotonic() + patience
+    while waiting and monotonic() < end:
+        for connection in wait(waiting, max(0.0, end - monotonic())):
+            assert isinstance(connection, Connection)
+            waiting.remove(connection)
+            try:
+                connection.recv()
+            except EOFError:
+                continue
+            ready.add(rows[connection])
+    return ready
+
+
+def _work(name: str, batch: int, args: argparse.Namespace, connection: Connection) -> None:
+    """What the process of a row does: it compiles, says so, and measures when it is told to."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    figures = _prepared(name, batch, Device("cuda"), args)
+    connection.send("ready")
+    connection.recv()
+    connection.send(figures())
+
+
+def _prepared(name: str, batch: int, device: Device, args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+    """A function that measures a model, in milliseconds; of one that is not wholly on the device, it says why."""
     torch.manual_seed(0)
     make, inputs = _MODELS[name]
     module, given = _settled(make(), inputs(4)), inputs(batch)
@@ -114,25 +156,48 @@ def _measured(name: str, batch: int, device: Device, args: argparse.Namespace) -
     try:
         program = npu_compiler.compile(extraction, target="cuda")
     except npu_compiler.errors.NPUError as error:
-        return {"refused": str(error)}
-    executor = CUDAExecutor(program, device, tune=args.tune)
+        reason = str(error)
+        return lambda: {"refused": reason}
+    executor = CUDAExecutor(program, device)
     weights = load_weights(dict(extraction.weights), program, device)
     on_device = cuda_timing.channels_last(given.cuda())
-    made = executor.run({program.input_specs[0].name: on_device}, weights)
-    output = made[program.output_specs[0].name].to_numpy()
+    ours = {program.input_specs[0].name: on_device}
+    if args.tune:
+        _compile_options(program.main, device)
     with torch.inference_mode():
         wide = given.cuda().float() if given.is_floating_point() else given.cuda()
         wanted = module.float().cuda()(wide).cpu().numpy()
-    figures: dict[str, Any] = {"launches": len(executor.plan.calls), "Pearson r": cuda_timing.pearson(output, wanted)}
-    figures |= {} if args.prepare else cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
     network = module.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     peers = cuda_timing.Peers(args.peers, network, (on_device,), args.limit)
-    if args.prepare:
-        return figures
-    figures |= peers.figures(
-        args.peers, lambda result: {"Pearson r": cuda_timing.pearson(result.float().cpu().numpy(), wanted)}
-    )
-    return figures | cuda_timing.best_peer(figures)
+
+    def compared(result: Tensor) -> dict[str, float]:
+        return {"Pearson r": cuda_timing.pearson(result.float().cpu().numpy(), wanted)}
+
+    def figures() -> dict[str, Any]:
+        if args.tune:
+            executor.tune(ours, weights)
+        output = executor.run(ours, weights)[program.output_specs[0].name].to_numpy()
+        found: dict[str, Any] = {"launches": len(executor.plan.calls)}
+        found["Pearson r"] = cuda_timing.pearson(output, wanted)
+        found |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
+        found |= peers.figures(args.peers, compared)
+        return found | cuda_timing.best_peer(found)
+
+    return figures
+
+
+def _compile_options(plan: ExecutionPlan, device: Device) -> None:
+    """Compiles the kernels of all options, so that tuning need not."""
+    backend = device.backend
+    assert isinstance(backend, CUDABackend)
+
+    def option(number: int, choice: CallChoice) -> int:
+        fitting = fitting_options(choice, backend.capability)
+        return fitting[number % len(fitting)]
+
+    most = max((len(step.options) for step in plan.steps if isinstance(step, CallChoice)), default=0)
+    for number in range(most):
+        backend.prepare(plan.resolved(lambda choice, _: option(number, choice)))  # noqa: B023 - called at once
 
 
 def _settled(module: nn.Module, images: Tensor) -> nn.Module:

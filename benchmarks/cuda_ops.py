@@ -145,14 +145,14 @@ _CASES: dict[str, _Case] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_ops", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="ops whose row has this in its name")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="ops whose row has one in its name")
     cuda_timing.add_arguments(parser, ("eager", "captured"))
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = Device("cuda")
     run: dict[str, Any] = {"machine": cuda_timing.machine(device), "tuned": args.tune, "ceilings": {}, "results": []}
     for name, (module, inputs) in _CASES.items():
-        if args.only in name:
+        if any(text in name for text in args.only):
             row = {"op": name, **_measured(module, inputs, device, args)}
             run["results"].append(row)
             cuda_timing.write_run(args.json, run, _KEYS)

@@ -2,7 +2,8 @@
 
 Run it as ``python -m benchmarks.cuda_resnet``; ``--json`` adds the figures to a file. Outputs are compared with PyTorch
 in float32 before anything is timed. PyTorch runs channels-last in float16: eager, eager captured in a CUDA graph, and
-torch.compile in two modes, captured in one.
+torch.compile in two modes, captured in one. With ``--int8`` networks go from codes of eight bits to codes, beside the
+same in 16 bits: PyTorch has no kernels for them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import npu_compiler
 from benchmarks import cuda_timing
+from benchmarks.coded_images import with_codes
 from cuda_runtime import CUDAExecutor
 from npu_cli.sample_models import photograph_crops, resnet
 from npu_compiler.compiled_program import CompiledProgram
@@ -35,6 +37,7 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", default=list(_BATCHES), choices=list(_BATCHES))
     parser.add_argument("--batches", nargs="+", type=int, help="of those measured by default, these only")
+    parser.add_argument("--int8", action="store_true", help="codes of eight bits, as PT2E writes them")
     cuda_timing.add_arguments(parser)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -44,7 +47,8 @@ def main() -> None:
     for name in args.models:
         for batch in _BATCHES[name]:
             if batch in (args.batches or [batch]):
-                run["results"].append(_measure(name, batch, device, measured, args))
+                measure = _measure_codes if args.int8 else _measure
+                run["results"].append(measure(name, batch, device, measured, args))
                 cuda_timing.write_run(args.json, run, _KEYS)
     cuda_timing.print_table(run, _KEYS)
 
@@ -76,16 +80,49 @@ def _measure(
     return figures | cuda_timing.best_peer(figures)
 
 
+def _measure_codes(
+    name: str, batch: int, device: Device, ceilings: dict[str, float], args: argparse.Namespace
+) -> dict[str, Any]:
+    """A network of codes beside the same in 16 bits; it is compared with its own graph in PyTorch."""
+    images = images_of(batch)
+    few = torch.from_numpy(images[:8])
+    figures: dict[str, Any] = {"model": f"{name}, int8", "batch": batch}
+    for kind in ("npu", "npu in 16 bits"):
+        plain = resnet(name, weights="seeded").module
+        module = with_codes(plain, few) if kind == "npu" else plain
+        program, weights = _compiled(module, name, images, device)
+        executor = CUDAExecutor(program, device, tune=args.tune)
+        half = torch.from_numpy(images).cuda().half().contiguous(memory_format=torch.channels_last)
+        output = executor.run({program.input_specs[0].name: half}, weights)[program.output_specs[0].name].to_numpy()
+        if kind == "npu":
+            with torch.inference_mode():
+                figures |= _accuracy(output, module.cuda()(torch.from_numpy(images).cuda()).cpu().numpy())
+            figures["launches"] = len(executor.plan.calls)
+            figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
+            moved = sum(call.nbytes for call in executor.plan.calls)
+            flops = sum(call.flops for call in executor.plan.calls)
+            figures |= cuda_timing.shares(figures["npu"], moved, flops, ceilings)
+        else:
+            figures[kind] = cuda_timing.milliseconds(executor.replay, executor.stream)
+    return figures
+
+
 def compiled_resnet(
     name: str, images: NDArray[np.float32], device: Device
 ) -> tuple[torch.nn.Module, CompiledProgram, Weights]:
     """A ResNet with seeded weights, and the same compiled for these images, with its weights on the device."""
     module = resnet(name, weights="seeded").module
+    return module, *_compiled(module, name, images, device)
+
+
+def _compiled(
+    module: torch.nn.Module, name: str, images: NDArray[np.float32], device: Device
+) -> tuple[CompiledProgram, Weights]:
     with tempfile.TemporaryDirectory(prefix="npu-benchmark-") as folder:
         ir = Path(folder, f"{name}.json")
         npu_compiler.extract(module, torch.from_numpy(images), ir, model_name=name)
         program = npu_compiler.compile(ir, target="cuda")
-        return module, program, load_weights(ir.with_suffix(".safetensors"), program, device)
+        return program, load_weights(ir.with_suffix(".safetensors"), program, device)
 
 
 def images_of(batch: int) -> NDArray[np.float32]:

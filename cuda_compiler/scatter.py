@@ -34,7 +34,8 @@ __all__ = ["SCATTER_ROWS", "SCATTER_SORT", "SCATTER_SORTED", "loads_values", "lo
 _POSITIONS = ("outer", "entry", "column")
 
 _THREADS = 256
-_CHUNK = 8192  # indices that a block looks through at a time; of more it may be worth it to sort them first
+_CHUNK = 8192  # indices that a block looks through at a time
+_LOOKED_THROUGH = 2048  # indices beyond which it is worth it to sort them first
 _SLAB, _MOST_SLAB, _SLABS = 1024, 8192, 256  # indices sorted together, and slabs that a block reads at a time
 _INDEX_BYTES = 4
 _SORT_ITEMS = 8  # indices of a thread that sorts them
@@ -136,7 +137,7 @@ def _slab(scatter: ScatterRows, block_rows: int) -> int:
     slab = _SLAB
     while ceil_div(scatter.count, slab) > _SLABS and slab < _MOST_SLAB and 2 * slab * rows < _ENTRIES:
         slab *= 2
-    is_worth_it = scatter.count > _CHUNK and rows > block_rows
+    is_worth_it = scatter.count > _LOOKED_THROUGH and rows > block_rows
     return slab if is_worth_it and scatter.count <= _PLACES and slab * rows < _ENTRIES else 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.convolution import loads_convolution
+from cuda_compiler.images.convolution import loads_convolution, multiplies_codes
 from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.byte_products import loads_bytes
@@ -22,6 +22,7 @@ from cuda_compiler.rows import lower_rows
 from cuda_compiler.scatter import loads_values
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Step
+from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.element import loads_element
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
@@ -55,6 +56,9 @@ class CUDATarget(CodegenTarget):
         products = loads_vector, loads_grouped_codes, loads_packed, loads_codes, loads_bytes
         forms = *products, loads_fresh, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
+
+    def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
+        return multiplies_codes(image, weight, groups)
 
     def lower_shared(self, groups: Sequence[Group], lowering: Lowering) -> list[Step]:
         return [*lower_shared(groups, lowering)]

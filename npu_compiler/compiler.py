@@ -96,7 +96,7 @@ def _plan(graph: IRGraph, target: CodegenTarget, compute: DType) -> tuple[Execut
     """One function, from the graph as it was read."""
     host_dtypes = {name: spec.dtype for name, spec in graph.tensors.items()}
     pairs = pairs_columns(target, target.loads)
-    optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops), compute).verify()
+    optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops, target.multiplies_codes), compute).verify()
     host_dtypes.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     check_constraints(optimized, target.storage_dtypes)
     structure = graph.structure if graph.structure is not None else usual_structure(len(graph.outputs))

@@ -59,7 +59,7 @@ ATTENTION_DECODE = KernelTemplate(
         f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
         f"ENOUGH MASK_HEADS {MASK_MACROS} FRESH KEPT_T EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
     ),
-    inputs="fresh k v mask states partial",
+    inputs="fresh k v mask sinks? states partial",
     threads=32 * _WARPS,
     shared_bytes=None,
     files=(

@@ -41,7 +41,7 @@ ATTENTION = KernelTemplate(
         f"{SIZE_MACROS} SOFT_CAP? BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
         f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY"
     ),
-    inputs="q k v mask states partial",
+    inputs="q k v mask sinks? states partial",
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(

@@ -37,7 +37,7 @@ ATTENTION_PREFILL = KernelTemplate(
         f"{SIZE_MACROS} LAYERS RESULT_TILES BLOCK STAGES WARPGROUPS_M WARPGROUPS_L SPLITS SPLIT_TILES CAUSAL "
         f"MASK_STEP {MASK_MACROS} STATE_ROWS STATE_BLOCK STATES_READY"
     ),
-    inputs="q k v mask states partial",
+    inputs="q k v mask sinks? states partial",
     threads=lambda macros: 128 * (1 + macros["WARPGROUPS_M"] * macros["WARPGROUPS_L"]),
     shared_bytes=None,
     files=(

@@ -13,7 +13,7 @@ from npu_compiler.lowering.target import Lowering
 __all__ = ["SIZE_MACROS", "bindings", "operand_values", "padded", "size_macros"]
 
 
-SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE"
+SIZE_MACROS = "tile_t HEAD_SIZE VALUE_SIZE GROUPS SHARED LENGTH SCALE SINK_STEP? sink_t?"
 
 
 def padded(size: int) -> int:
@@ -24,8 +24,12 @@ def padded(size: int) -> int:
 def size_macros(problem: Attention) -> dict[str, object]:
     """The data type, the scale, and the sizes that do not depend on how the work is divided."""
     capped = {"SOFT_CAP": CUDA.literal(problem.cap, FLOAT32)} if problem.cap else {}
+    sinks: dict[str, object] = {}
+    if problem.sinks is not None:
+        sinks = {"SINK_STEP": problem.sinks.strides[0], "sink_t": CUDA.storage[problem.sinks.dtype.name]}
     return {
         **capped,
+        **sinks,
         "tile_t": CUDA.storage[problem.q.dtype.name],
         "HEAD_SIZE": problem.size,
         "VALUE_SIZE": problem.value_size,
@@ -52,4 +56,6 @@ def bindings(problem: Attention, states: Argument, parts_bytes: int, lowering: L
     """
     operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask or problem.k}
     partial = Argument(lowering.scratch(parts_bytes), writes=True) if parts_bytes else problem.k.argument
+    if problem.sinks is not None:
+        operands["sinks"] = problem.sinks
     return {**{name: operand.argument for name, operand in operands.items()}, "states": states, "partial": partial}

@@ -11,6 +11,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
 from cuda_compiler.images.image_packing import (
     CHUNK,
+    CHUNK_BYTES,
     along_axes,
     is_packed_image,
     is_packed_weight,
@@ -22,10 +23,11 @@ from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.packing import pack_size
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
-from cuda_compiler.tiles.tiling import Asked, Tiling
+from cuda_compiler.tiles.tiling import Asked, Tiling, with_codes
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8
 from npu_compiler.integers import ceil_div
+from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
@@ -36,15 +38,16 @@ from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d"]
+__all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d", "multiplies_codes"]
 
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
+_UNIT_BYTES = 2  # of what tiles count: an element, or two codes of a byte
 _PLAIN_THREADS = 128
 
 CONV2D = KernelTemplate(
     "conv2d",
     params="int rows, tiles_m",
-    macros=f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH",
+    macros=f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE?",
     inputs="image weight added_image? added_weight? partial",
     shared_bytes=None,
 )
@@ -73,7 +76,7 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
         return [lower_depthwise(conv, together, group, found, lowering)]
     if not _fits_tiles(conv):
         return [_lower_plain(conv, group, found, lowering)]
-    if is_packed_image(conv.image, conv.channels):
+    if is_packed_image(conv.image, conv.channels) and conv.image.offset * conv.image.dtype.size % CHUNK_BYTES == 0:
         return choice_of(_tiled_options(conv, group, found, lowering, conv.image.argument, _geometry(conv)))
     packing, packed, geometry = pack_image(conv.image, _geometry(conv), lowering)
     tiled = _tiled_options(conv, group, found, lowering, packed, geometry)
@@ -96,11 +99,23 @@ def _reads_chunks(problem: Problem | None) -> bool:
     return whole and is_packed_weight(problem.weight) and is_packed_image(problem.image, problem.channels)
 
 
+def multiplies_codes(image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
+    """As `CodegenTarget.multiplies_codes`: channels come in whole chunks."""
+    return groups == 1 and weight.shape[1] % CHUNK_BYTES == 0 and weight.shape[0] >= _FEW_OUTPUTS
+
+
 def _fits_tiles(conv: Convolution) -> bool:
     """Whether tensor cores can do it without most of a tile lying idle."""
+    if _is_coded(conv):
+        return True
     half = conv.image.dtype == conv.weight.dtype and conv.image.dtype in (FLOAT16, BFLOAT16)
     whole_chunks = conv.groups == 1 or conv.channels % CHUNK == 0
     return half and whole_chunks and conv.outputs >= _FEW_OUTPUTS and is_packed_weight(conv.weight)
+
+
+def _is_coded(conv: Convolution) -> bool:
+    """Whether codes of bytes are multiplied; elsewhere the image and the filter are numbers of 16 bits."""
+    return conv.image.dtype == conv.weight.dtype == INT8
 
 
 def _summed(conv: Convolution, group: Group) -> list[Convolution]:
@@ -110,8 +125,8 @@ def _summed(conv: Convolution, group: Group) -> list[Convolution]:
 
 
 def _depth(conv: Convolution) -> int:
-    """Extent of the common dimension, its taps filled up."""
-    return prod(packed_weight(conv.weight.shape)[1:])
+    """Extent of the common dimension, its taps filled up, in what tiles count."""
+    return prod(packed_weight(conv.weight.shape)[1:]) * conv.weight.dtype.size // _UNIT_BYTES
 
 
 def _geometry(conv: Convolution) -> dict[str, int]:
@@ -127,6 +142,11 @@ def _geometry(conv: Convolution) -> dict[str, int]:
     }
 
 
+def _in_units(geometry: Mapping[str, int]) -> dict[str, int]:
+    """The geometry of an image of codes, its channels counted in pairs."""
+    return {**geometry, **{key: geometry[key] // _UNIT_BYTES for key in ("CHANNELS", "PIXEL_STRIDE")}}
+
+
 def _struct(name: str, geometry: Mapping[str, int]) -> str:
     """A type that holds a geometry's numbers."""
     numbers = ", ".join(f"{key} = {value}" for key, value in geometry.items())
@@ -137,6 +157,8 @@ def _tiled_options(
     conv: Convolution, group: Group, found: Positions, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
 ) -> list[CallOption]:
     depth = sum(map(_depth, _summed(conv, group)))
+    if _is_coded(conv):
+        geometry = _in_units(geometry)
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
     asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, bytes_of_a_result(conv, group, lowering))
@@ -146,7 +168,7 @@ def _tiled_options(
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
     given = (conv, fused, lowering, image, "\n".join(structs))
     ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
-    if fits_overlaps(conv, group, found, lowering.device):
+    if not _is_coded(conv) and fits_overlaps(conv, group, found, lowering.device):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
     return ways
 
@@ -167,7 +189,7 @@ def _lower_tiled(
     macros = {
         **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n, lowering.device)),
         "ADDED": len(summed) - 1,
-        "tile_t": CUDA.storage[conv.image.dtype.name],
+        "tile_t": "CodePair" if _is_coded(conv) else CUDA.storage[conv.image.dtype.name],
         "A_ALONG_K": 1,
         "B_ALONG_K": 1,
         "B_CONSTANT": int(conv.weight.is_constant),
@@ -175,6 +197,8 @@ def _lower_tiled(
         "OUT_HEIGHT": conv.shape[2],
         "OUT_WIDTH": conv.shape[3],
     }
+    if conv.outside:
+        macros["OUTSIDE"] = conv.outside
     weight = conv.weight.argument
     inputs = {"image": image, "weight": weight}
     for part in summed[1:]:
@@ -187,7 +211,7 @@ def _lower_tiled(
         inputs={**inputs, "partial": partial_argument(tiling, tiles, weight, lowering)},
         flops=sum(part.flops for part in summed),
         text=f"{structs}\n{tiling.functions(conv.image.dtype.name)}",
-        files=tiling.files,
+        files=with_codes(tiling.files) if _is_coded(conv) else tiling.files,
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )

@@ -19,6 +19,7 @@ from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = [
     "CHUNK",
+    "CHUNK_BYTES",
     "PACK_CHANNELS",
     "along_axes",
     "filter_layout",
@@ -28,7 +29,8 @@ __all__ = [
     "packed_weight",
 ]
 
-CHUNK = 8  # elements that are copied at a time: 16 bytes
+CHUNK = 8  # elements of 16 bits that are copied at a time
+CHUNK_BYTES = 16
 _FEW_CHANNELS = 4  # of which two neighbouring pixels, or taps, make a chunk
 _PACK_THREADS = 256
 

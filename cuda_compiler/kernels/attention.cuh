@@ -8,7 +8,7 @@
 // adds up what they have. A row that is closed everywhere gives zeros.
 // Grid: tiles of rows (the last first) in x, splits in y, batch * heads of keys in z.
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
-    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
+    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
     OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -87,5 +87,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     }
     wait_for_copies<0>();
     add_up_rows(rows.sum);
-    finish_rows(rows, reinterpret_cast<float*>(shared), row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
+    finish_rows(
+        rows, reinterpret_cast<float*>(shared), row, batch, group, splits, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 }

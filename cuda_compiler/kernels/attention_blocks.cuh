@@ -1,6 +1,25 @@
 // What attention kernels share: blocks of positions that a mask leaves open, heads that read the same keys, sums of rows.
 constexpr float CLOSED = -1e30f; // below every score
 
+// SINK_STEP: each head has a sink, a score that takes its share of the weights and brings no value.
+#ifdef SINK_STEP
+#define SINK_PARAMETER const sink_t* sinks,
+#define SINK_ARGUMENT sinks,
+#else
+#define SINK_PARAMETER
+#define SINK_ARGUMENT
+#endif
+
+// The sum of all weights of a row of a query head, relative to the largest score in powers of two, given that of its positions.
+__device__ __forceinline__ float whole_sum(float sum, float top, int head, SINK_PARAMETER const Params& p)
+{
+#ifdef SINK_STEP
+    return sum + exp2f(float(sinks[head * SINK_STEP]) * 1.44269504088896341f - top);
+#else
+    return sum;
+#endif
+}
+
 // Whose mask an element of the batch has: its own, or that of one of the first MASK_PERIOD, again and again.
 __device__ __forceinline__ int masked_as(int batch)
 {

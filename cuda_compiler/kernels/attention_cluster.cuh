@@ -171,9 +171,10 @@ struct Pair {
     }
 
     __device__ __forceinline__ void store(
-        int index, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p) const
+        int index, int batch, int group, SINK_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params& p) const
     {
-        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        float whole = whole_sum(sum, top, group * SHARED + index / V_WIDTH / OWN_ROWS, SINK_ARGUMENT p);
+        float factor = whole == 0.0f ? 0.0f : 1.0f / whole;
         store_pair(index / V_WIDTH, index % V_WIDTH, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
     }
 };
@@ -191,7 +192,7 @@ __device__ __forceinline__ float2* kept_sums(float* partial, int cluster, int ra
 
 // Puts together what the blocks of a cluster have of this block's slice; then what several clusters have of it.
 __device__ __forceinline__ void finish_slice(
-    Parts& parts, int rank, int clusters, int batch, int group, float* partial, OUT_T* out,
+    Parts& parts, int rank, int clusters, int batch, int group, SINK_PARAMETER float* partial, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
     int first = rank * SLICE, count = min(SLICE, RESULTS - first);
@@ -202,7 +203,7 @@ __device__ __forceinline__ void finish_slice(
             CLUSTER, [&](int other) { return parts.block[other][row]; },
             [&](int other) { return reinterpret_cast<const float2*>(parts.slice[other])[place / 2]; });
         if (clusters == 1) {
-            pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
+            pair.store(index, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
             continue;
         }
         int cluster = int(blockIdx.x) / CLUSTER;
@@ -224,7 +225,7 @@ __device__ __forceinline__ void finish_slice(
         pair.add_up<CLUSTERS>(
             clusters, [&](int other) { return __ldcg(kept_sums(partial, other, rank) + row); },
             [&](int other) { return __ldcg(kept_results(partial, other) + index / 2); });
-        pair.store(index, batch, group, out, EPILOGUE_ARGUMENTS p);
+        pair.store(index, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
     }
 #endif
 }

@@ -135,8 +135,8 @@ __device__ __forceinline__ void patch(unsigned char* tile, const tile_t* fresh, 
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
-    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, const unsigned char* states, float* partial, OUT_T* out,
-    EPILOGUE_PARAMETERS const Params p)
+    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
+    OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;
@@ -242,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     hand_over(parts, ring, rank, min(mine, WARPS));
     arrive_at_cluster();
     wait_for_cluster();
-    finish_slice(parts, rank, clusters, batch, group, partial, out, EPILOGUE_ARGUMENTS p);
+    finish_slice(parts, rank, clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
     if (split == 0 && threadIdx.x == 0) {
         for (int row = 0; row < FRESH; ++row) {

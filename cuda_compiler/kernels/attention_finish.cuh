@@ -51,7 +51,7 @@ __device__ __forceinline__ void add_part(Rows& rows, Load load)
 // Stores a thread's rows. Four lanes have the neighbours in eight columns: they change places first, so that each has all
 // eight of one of four blocks.
 __device__ __forceinline__ void store_rows(
-    const Rows& rows, int row, int batch, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    const Rows& rows, int row, int batch, int group, SINK_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
     int lane = int(threadIdx.x) % 32;
     bool odd = lane & 1, upper = lane & 2;
@@ -64,7 +64,9 @@ __device__ __forceinline__ void store_rows(
     for (int half_row = 0; half_row < 2; ++half_row) {
         int r = row + lane / 4 + half_row * 8;
         int head = (batch * GROUPS + group) * SHARED + r % SHARED;
-        float factor = rows.sum[half_row] == 0.0f ? 0.0f : 1.0f / rows.sum[half_row];
+        float sum = whole_sum(
+            rows.sum[half_row], rows.top[half_row] * FACTOR, group * SHARED + r % SHARED, SINK_ARGUMENT p);
+        float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         #pragma unroll
         for (int base = 0; base < VALUE_SIZE / 8; base += 4) {
             float block[4][2];
@@ -129,7 +131,8 @@ __device__ __forceinline__ bool add_splits(Rows& rows, const Tile& tile, int* fl
 #endif
 
 __device__ __forceinline__ void finish_rows(
-    Rows& rows, const Tile& tile, int warpgroup, unsigned char* shared, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    Rows& rows, const Tile& tile, int warpgroup, unsigned char* shared, SINK_PARAMETER float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
     add_up_rows(rows.sum);
 #if WARPGROUPS_L > 1
@@ -150,5 +153,5 @@ __device__ __forceinline__ void finish_rows(
     }
 #endif
     int row = tile.row + warpgroup * 64 + int(threadIdx.x) / 32 % 4 * 16;
-    store_rows(rows, row, tile.layer / GROUPS, tile.layer % GROUPS, out, EPILOGUE_ARGUMENTS p);
+    store_rows(rows, row, tile.layer / GROUPS, tile.layer % GROUPS, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
 }

@@ -9,7 +9,7 @@
 // is closed everywhere gives zeros. Grid: tiles of rows (the last, which a causal mask leaves the most to, first), each for
 // all heads of keys, in x; splits in y.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
-    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, const unsigned char* states, float* partial,
+    const tile_t* q, const tile_t* k, const tile_t* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
     OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -44,6 +44,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill(
         allow_registers<PRODUCT_REGISTERS>();
         Rows rows;
         multiply_tiles(rows, ring, tile, list, role - 1, mask, p);
-        finish_rows(rows, tile, role - 1, shared, partial, out, EPILOGUE_ARGUMENTS p);
+        finish_rows(rows, tile, role - 1, shared, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
     }
 }

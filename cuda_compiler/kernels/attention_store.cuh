@@ -19,7 +19,7 @@ __device__ __forceinline__ float2* part_sums(float* partial, int split)
 // Two results of a row in the tile, with the largest score they are relative to and the sum of the weights.
 __device__ __forceinline__ void emit_pair(
     int place, int column, float left, float right, float top, float sum, int row, int batch, int group, int splits,
-    float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    SINK_PARAMETER float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
 #if SPLITS > 1
     if (splits > 1) {
@@ -34,6 +34,8 @@ __device__ __forceinline__ void emit_pair(
         return;
     }
 #endif
+    int head = group * SHARED + min(row + place, p.rows * SHARED - 1) / p.rows;
+    sum = whole_sum(sum, top, head, SINK_ARGUMENT p);
     float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     store_pair(row + place, column, left * factor, right * factor, batch, group, out, EPILOGUE_ARGUMENTS p);
 }
@@ -41,7 +43,8 @@ __device__ __forceinline__ void emit_pair(
 #if SPLITS > 1
 // Adds up what the splits have of one tile, in the block that arrives last.
 __device__ __forceinline__ void add_parts(
-    float* shared, int row, int batch, int group, int splits, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    float* shared, int row, int batch, int group, int splits, SINK_PARAMETER float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
 {
     if (!is_last_of(splits, arrivals[tile_number()])) {
         return;
@@ -59,7 +62,7 @@ __device__ __forceinline__ void add_parts(
             shared[place * SPLITS + split] = part.y == 0.0f ? 0.0f : weight;
             sum += part.y * weight;
         }
-        sum = warp_sum<32>(sum);
+        sum = whole_sum(warp_sum<32>(sum), top, group * SHARED + (row + place) / p.rows, SINK_ARGUMENT p);
         for (int split = int(threadIdx.x) % 32; split < splits; split += 32) {
             shared[place * SPLITS + split] *= sum == 0.0f ? 0.0f : 1.0f / sum;
         }
@@ -81,7 +84,7 @@ __device__ __forceinline__ void add_parts(
 #endif
 
 __device__ __forceinline__ void finish_rows(
-    const Rows& rows, float* shared, int row, int batch, int group, int splits, float* partial, OUT_T* out,
+    const Rows& rows, float* shared, int row, int batch, int group, int splits, SINK_PARAMETER float* partial, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, part = warp % WARPS_L;
@@ -92,7 +95,8 @@ __device__ __forceinline__ void finish_rows(
         #pragma unroll
         for (int e = 0; e < V_WIDTH / 8; ++e) {
             emit_pair(place, e * 8 + lane % 4 * 2, rows.result[e][half_row * 2], rows.result[e][half_row * 2 + 1],
-                      rows.top[half_row], rows.sum[half_row], row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
+                      rows.top[half_row], rows.sum[half_row], row, batch, group, splits, SINK_ARGUMENT partial, out,
+                      EPILOGUE_ARGUMENTS p);
         }
     }
 #else
@@ -128,12 +132,13 @@ __device__ __forceinline__ void finish_rows(
             left += weight * source[0];
             right += weight * source[1];
         }
-        emit_pair(place, column, left, right, top, sum, row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
+        emit_pair(
+            place, column, left, right, top, sum, row, batch, group, splits, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
     }
 #endif
 #if SPLITS > 1
     if (splits > 1) {
-        add_parts(shared, row, batch, group, splits, partial, out, EPILOGUE_ARGUMENTS p);
+        add_parts(shared, row, batch, group, splits, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
     }
 #endif
 }

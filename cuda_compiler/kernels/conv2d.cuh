@@ -8,6 +8,12 @@ template <typename G>
 constexpr int TILES_K = (COMMON<G> + TILE_K - 1) / TILE_K;
 constexpr int TILES_N = (COLUMNS + TILE_N - 1) / TILE_N;
 
+#ifdef OUTSIDE
+// What lies around an image of codes: that which stands for zero.
+constexpr uint OUTSIDE_WORD = (OUTSIDE & 255) * 0x01010101u;
+__device__ const uint4 outside_chunk = {OUTSIDE_WORD, OUTSIDE_WORD, OUTSIDE_WORD, OUTSIDE_WORD};
+#endif
+
 // Copies chunks of channels; each thread has one column of them, whose tap and channel it keeps track of.
 template <typename G>
 struct ImageCopier {
@@ -48,6 +54,10 @@ struct ImageCopier {
             bool inside = uint(top[round] + dy) < uint(G::HEIGHT) && uint(left[round] + dx) < uint(G::WIDTH);
             bool valid = inside && (COMMON<G> % TILE_K == 0 || tap_y < G::TAPS_Y);
             const tile_t* source = image + (pixel[round] * G::PIXEL_STRIDE + further);
+#ifdef OUTSIDE
+            source = valid ? source : reinterpret_cast<const tile_t*>(&outside_chunk);
+            valid = true;
+#endif
             unsigned char* place = tile + target + round * STEP * TILE_K * 2;
             if (G::CHANNELS == CHUNK) { // overlapping windows share most of their chunks
                 copy_chunk_cached(place, source, valid);

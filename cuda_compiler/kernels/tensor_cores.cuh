@@ -66,12 +66,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint (&matrix)[4], uint
 #endif
 }
 
+// Of operands of a type: whether there are tensor cores for it, and whether sums are integers, whose bits the floats hold.
 template <typename T>
 struct TensorCores;
 
 template <>
 struct TensorCores<half> {
-    static constexpr bool available = __CUDA_ARCH__ >= 750;
+    static constexpr bool available = __CUDA_ARCH__ >= 750, counts = false;
 
     // sum[16 x 8] += a[16 x 16] * b[16 x 8], in the register layout of mma.m16n8k16.
     __device__ static void multiply(float (&sum)[4], const uint (&a)[4], const uint b0, const uint b1)
@@ -101,7 +102,7 @@ private:
 
 template <>
 struct TensorCores<bfloat> {
-    static constexpr bool available = __CUDA_ARCH__ >= 800;
+    static constexpr bool available = __CUDA_ARCH__ >= 800, counts = false;
 
     __device__ static void multiply(float (&sum)[4], const uint (&a)[4], const uint b0, const uint b1)
     {
@@ -113,3 +114,10 @@ struct TensorCores<bfloat> {
 #endif
     }
 };
+
+// A product without tensor cores.
+template <typename T>
+__device__ __forceinline__ void add_product(float& sum, T left, T right)
+{
+    sum += float(left) * float(right);
+}

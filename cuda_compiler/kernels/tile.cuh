@@ -88,6 +88,21 @@ struct Accumulator {
     }
 };
 
+// Sums of codes are integers, whose bits stand for them until a tile is done; sums of numbers stay as they are.
+__device__ __forceinline__ void make_numbers(Accumulator& sum)
+{
+    #pragma unroll
+    for (int m = 0; m < STEPS_M; ++m) {
+        #pragma unroll
+        for (int n = 0; n < STEPS_N; ++n) {
+            #pragma unroll
+            for (int i = 0; i < 4 && TensorCores<tile_t>::counts; ++i) {
+                sum.at[m][n][i] = float(__float_as_int(sum.at[m][n][i]));
+            }
+        }
+    }
+}
+
 // Where a tile of results lies: its batch, its first row and column, and what the first result of a row counts as for the
 // epilogue.
 struct Part {

@@ -8,5 +8,6 @@ __device__ __forceinline__ void compute_tiles(
     copier.begin(int(blockIdx.x));
     Accumulator sum;
     multiply_tiles(sum, copier, steps, shared);
+    make_numbers(sum);
     finish_tile(sum, shared, partial, rows, columns, out, EPILOGUE_ARGUMENTS p);
 }

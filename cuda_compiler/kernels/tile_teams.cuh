@@ -125,6 +125,7 @@ __device__ __forceinline__ void multiply_tiles(
         wait_for_products<0>();
         arrive_by_warp(ring.free(last));
         ring.skip((TEAMS - 1) * steps);
+        make_numbers(sum);
         results.store_all(sum, out, EPILOGUE_ARGUMENTS p);
     }
 }

@@ -63,12 +63,12 @@ __device__ __forceinline__ void multiply_plainly(Accumulator& sum, const unsigne
         #pragma unroll
         for (int m = 0; m < STEPS_M * 2; ++m) {
             uint a = tile_offset<TILE_M, A_ALONG_K>(row + m * 8, k);
-            float left = float(*reinterpret_cast<const tile_t*>(tile + a));
+            tile_t left = *reinterpret_cast<const tile_t*>(tile + a);
             #pragma unroll
             for (int n = 0; n < STEPS_N * 2; ++n) {
                 uint b = A_BYTES + tile_offset<TILE_N, B_ALONG_K>(col + n / 2 * 8 + n % 2, k);
-                float right = float(*reinterpret_cast<const tile_t*>(tile + b));
-                sum.at[m / 2][n / 2][m % 2 * 2 + n % 2] += left * right;
+                tile_t right = *reinterpret_cast<const tile_t*>(tile + b);
+                add_product(sum.at[m / 2][n / 2][m % 2 * 2 + n % 2], left, right);
             }
         }
     }

@@ -11,6 +11,7 @@ from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
 __all__ = ["BULK", "CLUSTERED", "STAGED_COLUMNS", "TEAMS", "WARPS", "Asked", "TileFamily", "Tiling"]
+__all__ += ["with_codes"]
 
 WARPS, CLUSTERED, TEAMS, BULK = "warp_tiles", "cluster_tiles", "team_tiles", "bulk_tiles"
 """Families of tiles, by their names in the data of devices."""
@@ -121,3 +122,9 @@ class Tiling:
 
 
 TileFamily: TypeAlias = Callable[[Asked, DeviceModel], Iterator[Candidate[Tiling]]]
+
+
+def with_codes(files: tuple[str, ...]) -> tuple[str, ...]:
+    """The kernel files of a tiling, with what multiplies pairs of codes of a byte as if they were 16-bit numbers."""
+    place = files.index("tile.cuh")
+    return (*files[:place], "code_pairs.cuh", *files[place:])

@@ -21,7 +21,7 @@ _ATTRIBUTES: dict[type[api.Problem], tuple[str, ...]] = {
     api.Product: (),
     api.Convolution: ("windows", "groups"),
     api.Pooling: ("windows", "maximum", "adaptive", "divisor"),
-    api.Attention: ("scale", "causal", "cap"),
+    api.Attention: ("scale", "causal", "cap", "has_sinks"),
     api.Scan: (),
     api.Sort: ("descending",),
 }

@@ -234,7 +234,9 @@ def _adaptive(image: Array, shape: Shape, reduce: Any) -> Array:
     return result
 
 
-def _attention(problem: Any, query: Array, key: Array, value: Array, mask: Array | None = None) -> Any:
+def _attention(problem: Any, query: Array, key: Array, value: Array, *further: Array) -> Any:
+    sinks = further[-1].reshape(-1, 1, 1) if problem["has_sinks"] else None
+    mask = next(iter(further[:-1] if problem["has_sinks"] else further), None)
     key, value = (each.repeat(query.shape[1] // each.shape[1], 1) for each in (key, value))
     scores = query @ key.swapaxes(2, 3) * problem["scale"]
     scores = np.tanh(scores / problem["cap"]) * problem["cap"] if problem["cap"] else scores
@@ -245,7 +247,10 @@ def _attention(problem: Any, query: Array, key: Array, value: Array, mask: Array
         scores = np.where(np.tri(*scores.shape[2:]) == 1, scores, -np.inf)
     highest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
-    return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300) @ value  # zeros, where all is masked
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.where(np.isfinite(highest), np.exp(sinks - np.where(np.isfinite(highest), highest, 0)), 0)
+    return weights / np.maximum(total, 1e-300) @ value  # zeros, where all is masked
 
 
 def _scan(problem: Any, source: Array) -> Any:

@@ -29,9 +29,9 @@ ATTENTION = KernelTemplate(
     ),
     macros=(
         "q_t k_t v_t tile_t HEAD_SIZE VALUE_SIZE TILE_M TILE_N BLOCK SIMDGROUPS DIRECT K_CHUNK V_CHUNK SCALE "
-        "CAUSAL SOFT_CAP? MASK MASK_STEP? MASK_PERIOD? mask_t? PARTIAL"
+        "CAUSAL SOFT_CAP? MASK MASK_STEP? MASK_PERIOD? mask_t? SINK_STEP? sink_t? SINKS_AT? PARTIAL"
     ),
-    inputs="q k v mask?",
+    inputs="q k v mask? sinks?",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
     files="store.metal tile.metal",
 )
@@ -39,8 +39,8 @@ ATTENTION_PART = replace(ATTENTION, files="tile.metal", outputs="out part_rows")
 ATTENTION_COMBINE = KernelTemplate(
     "attention_combine",
     params="int rows, all_rows, parts",
-    macros="VALUE_SIZE",
-    inputs="part_sums part_rows",
+    macros="VALUE_SIZE SINK_STEP? sink_t? SINKS?",
+    inputs="part_sums part_rows sinks?",
     threads=TILE_THREADS,
     files="store.metal",
 )
@@ -156,7 +156,7 @@ def _parts(length: int, threadgroups: int, device: DeviceModel) -> int:
 
 
 def _inputs(problem: Attention) -> dict[str, Argument]:
-    operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask}
+    operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask, "sinks": problem.sinks}
     return {name: operand.argument for name, operand in operands.items() if operand is not None}
 
 
@@ -189,7 +189,13 @@ def _macros(division: _Division) -> dict[str, object]:
         macros["mask_t"] = METAL.storage[kind.name]
     if problem.mask_period:
         macros["MASK_PERIOD"] = problem.mask_period
+    if problem.sinks is not None:
+        macros |= {**_sink_macros(problem.sinks), "SINKS_AT": 3 if problem.mask is None else 4}
     return macros
+
+
+def _sink_macros(sinks: Operand) -> dict[str, object]:
+    return {"SINK_STEP": sinks.strides[0], "sink_t": METAL.storage[sinks.dtype.name]}
 
 
 def _values(division: _Division) -> dict[str, int]:
@@ -230,12 +236,18 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
         outputs={"out": Argument(scratch, writes=True), "part_rows": Argument(scratch, rows, writes=True)},
         flops=problem.flops,
     )
+    sinks = problem.sinks
+    told = {} if sinks is None else {**_sink_macros(sinks), "SINKS": sinks.shape[0]}
     combine = Launch(
         ATTENTION_COMBINE,
         grid=(ceil_div(division.all_rows * ceil_div(problem.value_size, GROUP), TILE_THREADS), 1, 1),
         values={"rows": problem.rows, "all_rows": division.all_rows, "parts": grid[2]},
-        macros={"VALUE_SIZE": problem.value_size},
-        inputs={"part_sums": Argument(scratch), "part_rows": Argument(scratch, rows)},
+        macros={"VALUE_SIZE": problem.value_size, **told},
+        inputs={
+            "part_sums": Argument(scratch),
+            "part_rows": Argument(scratch, rows),
+            **({} if sinks is None else {"sinks": sinks.argument}),
+        },
         flops=4 * part_rows * problem.value_size,
     )
     return [

@@ -61,6 +61,9 @@ kernel void attention(
 #if MASK
     device const mask_t* mask [[buffer(3)]],
 #endif
+#ifdef SINK_STEP
+    device const sink_t* sinks [[buffer(SINKS_AT)]],
+#endif
 #if PARTIAL
     device float* part_sums [[buffer(OUT_BUFFER)]],
     device float* part_rows [[buffer(PART_ROWS_BUFFER)]],
@@ -301,7 +304,13 @@ kernel void attention(
     for (int i = 0; i < OWN_ROWS; ++i) {
         int r = i * SIMDGROUPS + int(simdgroup);
         if (lane == 0 && r < TILE_M) {
+#ifdef SINK_STEP // takes its share of the weights, and brings no value
+            int sink_head = first_head + min(row0 + r, p.heads * p.rows - 1) / p.rows;
+            float share = precise::exp(min(float(sinks[sink_head * SINK_STEP]) - highest[i], 80.0f)); // finite
+            row_sum[r] = total[i] == 0.0f ? 0.0f : total[i] + share;
+#else
             row_sum[r] = total[i];
+#endif
         }
     }
 #endif

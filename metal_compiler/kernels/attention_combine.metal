@@ -7,7 +7,10 @@ constant constexpr int GROUPS = (VALUE_SIZE + GROUP - 1) / GROUP;
 kernel void attention_combine(
     device const float* part_sums [[buffer(0)]],
     device const float* part_rows [[buffer(1)]],
-    device out_t* out [[buffer(2)]],
+#ifdef SINK_STEP
+    device const sink_t* sinks [[buffer(2)]],
+#endif
+    device out_t* out [[buffer(OUT_BUFFER)]],
     EPILOGUE_BUFFERS
     constant Params& p [[buffer(PARAMS_BUFFER)]],
     uint position [[thread_position_in_grid]])
@@ -36,6 +39,10 @@ kernel void attention_combine(
             results[c] += col + c < VALUE_SIZE ? kept * part_sums[part_row * VALUE_SIZE + col + c] : 0.0f;
         }
     }
+#ifdef SINK_STEP // takes its share of the weights, and brings no value
+    float sink = float(sinks[row / p.rows % SINKS * SINK_STEP]);
+    sum += sum == 0.0f ? 0.0f : precise::exp(min(sink - reference, 80.0f)); // finite
+#endif
     float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     for (int c = 0; c < GROUP; ++c) {
         results[c] *= factor;

@@ -12,6 +12,7 @@ from npu_compiler.artifact.output_structure import read_structure
 from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.dtypes import dtype
 from npu_compiler.errors import IRError
+from npu_compiler.frontend.complex_pairs import spell_complex_as_pairs
 from npu_compiler.frontend.evidence import Names, evidence_of
 from npu_compiler.frontend.ir_source import IRSource, load_json, plain_node
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
@@ -30,7 +31,7 @@ def read_graph(source: IRSource) -> IRGraph:
         IRError: Another schema, a dynamic shape, or a node that contradicts the rest.
         UnsupportedOpError: An op that the registry lacks, or an argument that it cannot bind.
     """
-    data = load_json(source)
+    data = spell_complex_as_pairs(load_json(source))
     name = str(data.get("model_name") or "model")
     tensors: dict[str, TensorSpec] = {}
     inputs = tuple(_declare(tensors, _field(data, "graph_inputs", list, "the IR"), "the graph's inputs"))

@@ -208,10 +208,15 @@ class _Scene:
             return False
         if plain is None:
             return True
-        if nbytes > sources and _widens(plain.expr):
+        if nbytes > sources and _widens(plain.expr) and not self._is_filter(name):
             return False
         simple = not has_reduce(plain.expr) and all(load.index is None for load in leaves(plain.expr))
         return not simple or made.has_wide_numbers or self._meets_anchor(name)
+
+    def _is_filter(self, name: str) -> bool:
+        """Whether a convolution reads a tensor as its filter: codes would become numbers anew in each run."""
+        readers = ((user, traits_of(user.op).images) for user in self._users.get(name, ()))
+        return any(user.inputs.get(key) == name for user, roles in readers for key in roles if "weight" in roles[key])
 
     def _meets_anchor(self, name: str) -> bool:
         """Whether a product, or another algorithm of its own, reads a tensor, through whatever views."""

@@ -12,6 +12,8 @@ import numpy as np
 
 from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.graph.attention_sinks import fuse_attention_with_sinks
+from npu_compiler.graph.coded_convolutions import MultipliesCodes, convolve_codes
 from npu_compiler.graph.coded_linears import merge_coded_linears
 from npu_compiler.graph.constants import fold_constants, read_no_shapes
 from npu_compiler.graph.functional import functionalize
@@ -32,25 +34,33 @@ __all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "optimize"]
 Pass = Callable[[IRGraph], IRGraph]
 
 
-def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_flops: int = 0) -> IRGraph:
-    """Runs all passes in order; the graph is verified after each.
+def optimize(
+    graph: IRGraph,
+    pairs_columns: PairsColumns | None = None,
+    launch_flops: int = 0,
+    multiplies_codes: MultipliesCodes | None = None,
+) -> IRGraph:
+    """Runs all passes in order; the graph is verified after each that changed it.
 
     Args:
         graph: A graph as it was read.
         pairs_columns: Asked whether the target's epilogue can combine two neighbouring columns of a linear; where it is
             not given, none can.
         launch_flops: Arithmetic that takes the target as long as one more small launch.
+        multiplies_codes: Asked whether the target convolves images of codes; where it is not given, it does not.
     """
     passes: tuple[Pass, ...] = (
         functionalize,
         eliminate_noops,
         read_no_shapes,
         fuse_windowed_attention,
+        *(() if multiplies_codes is None else (partial(convolve_codes, multiplies=multiplies_codes),)),
         fold_constants,
         share_codes,
         spell_linears,
         fold_batch_norms,
         fuse_attention,
+        fuse_attention_with_sinks,
         share_heads,
         leave_scales_to_scores,
         partial(push_down_selections, launch_flops=launch_flops),
@@ -58,7 +68,8 @@ def optimize(graph: IRGraph, pairs_columns: PairsColumns | None = None, launch_f
         partial(merge_linears, pairs_columns=pairs_columns),
     )
     for run in passes:
-        graph = run(graph).verify()
+        made = run(graph)
+        graph = graph if made is graph else made.verify()
     return graph
 
 
@@ -232,8 +243,8 @@ def _add_folded(
 
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, counts, and
-    constants that it does not hold.
+    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, scales of codes,
+    counts, and constants that it does not hold.
 
     A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
     does a part of a model, which is written in the data types of the device.
@@ -243,6 +254,7 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
     exact: set[str] = set()
     for node in reversed(graph.nodes):
         known = traits_of(node.op)
+        exact.update(str(node.inputs[parameter]) for parameter in known.exact if parameter in node.inputs)
         if known.takes_angle or (exact.intersection(node.outputs) and not known.is_learned):
             exact.update(node.tensors())
         if known.is_learned:

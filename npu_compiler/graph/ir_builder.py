@@ -24,7 +24,7 @@ class IRBuilder:
         return self._inputs[-1]
 
     def add(
-        self, op: str, dtype: str, shape: Sequence[int], *operands: IRTensor, name: str | None = None, **attrs: Any
+        self, op: str, dtype: str, shape: Sequence[int], /, *operands: IRTensor, name: str | None = None, **attrs: Any
     ) -> IRTensor:
         """Adds a node, and gives its result."""
         result = {"name": name or f"{op.partition('.')[0]}_{len(self._nodes)}", "shape": list(shape), "dtype": dtype}

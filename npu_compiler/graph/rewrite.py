@@ -248,8 +248,12 @@ def _read_outside(match: Match, scene: Scene) -> Iterator[str]:
 
 def find(scene: Scene, patterns: Sequence[Pattern]) -> Iterator[Match]:
     """The matches in a graph; of several patterns that describe one place, that of the first."""
+    ending: dict[str, list[Pattern]] = {}
+    for sought in patterns:
+        ending.setdefault(sought.result.name, []).append(sought)
     for node in scene.graph.nodes:
-        for sought in patterns:
+        term = traits_of(node.op).term
+        for sought in ending.get(term.name, ()) if term is not None else ():
             match = Match(node, form=sought.form)
             if _matches(sought.result, node, match, scene):
                 yield match
@@ -261,7 +265,8 @@ def _matches(sought: Operation, node: OpNode, match: Match, scene: Scene) -> boo
     term = traits_of(node.op).term
     if term is None or term.name != sought.name or len(node.outputs) != 1 or not term.holds(node, scene.graph):
         return False
-    given = [node.inputs.get(p, node.attrs.get(p)) for p in term.parameters]
+    named = [node.inputs.get(p, node.attrs.get(p)) for p in term.parameters]
+    given = [value for each in named for value in (each if isinstance(each, tuple) else (each,))]
     if any(value is not None for value in given[len(sought.operands) :]):
         return False
     given = given[: len(sought.operands)]

@@ -169,7 +169,7 @@ def note_of_stored(
         for operand in () if group.problem is None else group.problem.operands:
             makers = groups.get(operand.tensor.index, []) if type(operand) is Operand else []
             alone = (maker for maker in makers if maker.problem is None)
-            names.update((name, None) for maker in alone for name in maker.nodes if name in dequantised)
+            names.update((name, None) for maker in alone for name in maker.nodes[-1:] if name in dequantised)
     if not names:
         return ()
     shown = ", ".join(f"'{name}'" for name in [*names][:_MOST_NAMED])

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from npu_compiler.artifact.plan import KernelSource, Step
 from npu_compiler.errors import CompileError
+from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.device_model import GENERIC, DeviceModel, DeviceModels, Launches
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
@@ -156,6 +157,13 @@ class CodegenTarget(ABC):
             group: The group, the operands of its problem in the forms decided so far.
             position: The operand's, or the number of operands for what is added to the problem's result, and for that.
             operand: The form in question: `Computed`, `GroupedCodes`, `Dequantised`, `Scattered`, `Added` or `Paired`.
+        """
+        return False
+
+    def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
+        """Whether a convolution takes an image [N, C, H, W] and a filter [O, C / groups, KH, KW] of codes as they are.
+
+        Elsewhere numbers are made of the codes first.
         """
         return False
 

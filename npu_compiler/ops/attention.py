@@ -83,6 +83,24 @@ def capped_attention(
     return _attention(query, key, value, attn_mask, _Form(False, scale, enable_gqa, float(cap)))
 
 
+@op(
+    "rewritten.attention_with_sinks.default",
+    work=Work.ANCHOR,
+    rows=_attended_rows,
+    term=Term("attention", ("query", "key", "value", "attn_mask")),
+    flops=flops,
+)
+def attention_with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, attn_mask: Tensor | None = None, scale: Any = None,
+    enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attention whose softmax is over the scores and one more, the head's of `sinks` [H], which brings no value."""
+    if len(query.shape) != 4 or sinks.shape != (query.shape[1],) or not sinks.dtype.is_float:
+        given = f"sinks {list(sinks.shape)} of {sinks.dtype} for queries {list(query.shape)}"
+        raise OpRefusal(f"given {given}, expected queries of four dimensions and a number for each head")
+    return _attention(query, key, value, attn_mask, _Form(False, scale, enable_gqa), sinks)
+
+
 class _Form(NamedTuple):
     """How attention is asked for: as `scaled_dot_product_attention` says, with a cap of its scores where it is not 0.
 
@@ -96,7 +114,9 @@ class _Form(NamedTuple):
     period: int | None = None
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, form: _Form) -> Tensor:
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, form: _Form, sinks: Tensor | None = None
+) -> Tensor:
     rank = len(query.shape)
     if rank < 2 or not rank == len(key.shape) == len(value.shape):
         raise OpRefusal(f"given {rank}, {len(key.shape)} and {len(value.shape)} dimensions, expected two or more each")
@@ -115,9 +135,12 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | No
         operands.append(attn_mask.expand(scores))
     factor = float(form.scale) if form.scale is not None else 1 / sqrt(max(1, size))
     if not (length and min(size, value.shape[-1]) >= 1 and max(size, value.shape[-1]) <= MAX_HEAD_SIZE):
+        if sinks is not None:
+            raise OpRefusal(f"given heads of {size} over {length} positions, expected 1 to {MAX_HEAD_SIZE} over some")
         mask = _repeated(operands[3], batch) if len(operands) > 3 else None
         return _written_out(query, key, value, mask, factor, form.is_causal, form.cap)
-    attrs: dict[str, Any] = {"scale": factor, "causal": form.is_causal, "cap": form.cap}
+    operands += [] if sinks is None else [sinks]
+    attrs: dict[str, Any] = {"scale": factor, "causal": form.is_causal, "cap": form.cap, "sinks": sinks is not None}
     shape = (batch, heads, rows, value.shape[-1])
     return query.trace.anchor("attention", tuple(operands), shape, query.dtype, **attrs)
 

@@ -7,6 +7,7 @@ from functools import partial
 from math import gcd, prod
 from typing import Any, NamedTuple
 
+from npu_compiler.dtypes import FLOAT32
 from npu_compiler.ops.padding import surrounded
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Term, Work
@@ -55,7 +56,9 @@ class Sliding(NamedTuple):
     after: Sequence[int] | None = None
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sliding: Sliding, groups: int) -> Tensor:
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, sliding: Sliding, groups: int, outside: int | None = None
+) -> Tensor:
     """Cross-correlation.
 
     Args:
@@ -64,6 +67,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sliding: Sliding, g
         bias: [O].
         sliding: How the filters slide.
         groups: Groups of channels.
+        outside: Where operands are codes, whose sums are float32: the code that lies around the image.
 
     Raises:
         OpRefusal: Sizes are out of range, or do not fit together.
@@ -89,9 +93,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sliding: Sliding, g
         x, weight, stride, before, dilation, out = _as_planes(x, weight, stride, before, dilation, out)
     elif rank == 1:
         stride, before, dilation, out = (1, *stride), (0, *before), (1, *dilation), (1, *out)
+    kind = x.dtype if outside is None else FLOAT32
     result = x.trace.anchor(
-        "conv2d", (x, weight), shape, x.dtype, "image", extents=(x.shape[0], outputs, *out),
-        stride=tuple(stride), padding=tuple(before), dilation=tuple(dilation), groups=groups,
+        "conv2d", (x, weight), shape, kind, "image", extents=(x.shape[0], outputs, *out), stride=tuple(stride),
+        padding=tuple(before), dilation=tuple(dilation), groups=groups, outside=outside or 0,
     )  # fmt: skip
     return result if bias is None else result + bias.reshape((-1, *(1,) * rank))
 
@@ -143,11 +148,13 @@ def _batched(x: Tensor, weight: Tensor, rank: int) -> Tensor:
     return x if len(x.shape) == rank + 2 else x.reshape((1, *x.shape))
 
 
-def _convolution(
-    rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor:
-    """A convolution as its schema has it; `padding` may be a word."""
-    batched = _batched(x, weight, rank)
+def sliding_of(kernel: Sequence[int], stride: Any, padding: Any, dilation: Any) -> Sliding:
+    """How filters of a size slide, as schemas say it; `padding` may be a word.
+
+    Raises:
+        OpRefusal: A number is not one for each spatial dimension, or the word is unknown or does not fit the others.
+    """
+    rank = len(kernel)
     strides, dilations = sizes(stride, rank, "stride"), sizes(dilation, rank, "dilation")
     if not isinstance(padding, str):
         before = after = sizes(padding, rank, "padding")
@@ -158,9 +165,17 @@ def _convolution(
     elif max(strides) > 1:
         raise OpRefusal(f"given stride={stride} with padding='same', expected 1")
     else:
-        around = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
+        around = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
         before, after = tuple(n // 2 for n in around), tuple(n - n // 2 for n in around)
-    result = convolve(batched, weight, bias, Sliding(strides, before, dilations, after=after), groups)
+    return Sliding(strides, before, dilations, after=after)
+
+
+def _convolution(
+    rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """A convolution as its schema has it."""
+    batched = _batched(x, weight, rank)
+    result = convolve(batched, weight, bias, sliding_of(weight.shape[2:], stride, padding, dilation), groups)
     return result if batched is x else result.reshape(result.shape[1:])
 
 

@@ -39,6 +39,7 @@ def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
 @elementwise(
     "aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar",
     "aten.subtract.Tensor", "aten.subtract_.Tensor", "aten.subtract.Scalar", "aten.subtract_.Scalar",
+    term=Term("sub", ("self", "other"), holds=_adds_unscaled),
 )  # fmt: skip
 def sub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self - alpha * other``."""

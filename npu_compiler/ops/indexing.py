@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, promote
-from npu_compiler.ir import OpNode, TensorSpec
+from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall, Rows, Selection, apart_from_dim
-from npu_compiler.ops.traits import Memory
+from npu_compiler.ops.traits import Memory, Term
 from npu_compiler.tensor.shapes import broadcast_shapes, normalize_dim
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange, full, where
 
@@ -46,7 +46,15 @@ def _rows_of_parts(call: RowCall) -> Passage | None:
     return Passage({"tensors": call.dim}) if fits else None
 
 
-@op("aten.cat.default", "aten.concat.default", "aten.concatenate.default", rows=_rows_of_parts)
+def _lengthens_rows(node: OpNode, graph: IRGraph) -> bool:
+    rank = len(graph.tensors[node.outputs[0]].shape)
+    return len(node.inputs["tensors"]) == 2 and int(node.attrs.get("dim", 0)) % rank == rank - 1
+
+
+@op(
+    "aten.cat.default", "aten.concat.default", "aten.concatenate.default",
+    rows=_rows_of_parts, term=Term("longer_rows", ("tensors",), holds=_lengthens_rows),
+)  # fmt: skip
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors one after another along `dim`."""
     parts = [t for t in tensors if t.shape != (0,)]  # PyTorch ignores empty vectors

@@ -62,12 +62,7 @@ def frac(self: Tensor) -> Tensor:
 @elementwise("aten.round.default", "aten.round_.default")
 def round_(self: Tensor) -> Tensor:
     """Rounded to the nearest whole number, and from halfway between two to the even one."""
-    if not self.dtype.is_float:
-        return self
-    down = apply("floor", self)
-    rest = self - down
-    odd = apply("ne", apply("fmod", down, 2.0), 0)
-    return where(rest > 0.5, down + 1, where(rest < 0.5, down, where(odd, down + 1, down)))
+    return apply("rint", self) if self.dtype.is_float else self
 
 
 @elementwise("aten.isnan.default")

@@ -12,19 +12,31 @@ from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.dtypes import dtype as data_type
+from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.codes import group_of, picked
 from npu_compiler.ops.elementwise import clamp, clamp_tensor
 from npu_compiler.ops.linear import flops, product
 from npu_compiler.ops.pointwise import round_
 from npu_compiler.ops.registry import op
-from npu_compiler.ops.traits import Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import OpRefusal, normalize_dim
 from npu_compiler.tensor.symbolic import Number, Tensor, arange
 
 _LIBRARY = "quantized_decomposed"
 
 
-@op(f"{_LIBRARY}.dequantize_per_channel.default", work=Work.ELEMENTWISE, makes_numbers=True)
+def _is_of_outputs(node: OpNode, graph: IRGraph) -> bool:
+    """Whether each position along the first dimension has a scale."""
+    return node.attrs.get("axis") == 0
+
+
+@op(
+    f"{_LIBRARY}.dequantize_per_channel.default",
+    work=Work.ELEMENTWISE,
+    makes_numbers=True,
+    exact=("scales",),
+    term=Term("numbers_by_output", ("input", "scales", "zero_points"), holds=_is_of_outputs),
+)
 def dequantize_per_channel(
     input: Tensor,
     scales: Tensor,
@@ -42,7 +54,12 @@ def dequantize_per_channel(
     return _numbers(input, scales.reshape(channels), zeros, _made(out_dtype))
 
 
-@op(f"{_LIBRARY}.dequantize_per_tensor.default", work=Work.ELEMENTWISE, makes_numbers=True)
+@op(
+    f"{_LIBRARY}.dequantize_per_tensor.default",
+    work=Work.ELEMENTWISE,
+    makes_numbers=True,
+    term=Term("numbers", ("input", "scale", "zero_point")),
+)
 def dequantize_per_tensor(
     input: Tensor,
     scale: float,
@@ -57,7 +74,7 @@ def dequantize_per_tensor(
     return _numbers(input, scale, zero_point, _made(out_dtype))
 
 
-@op(f"{_LIBRARY}.dequantize_per_tensor.tensor", work=Work.ELEMENTWISE, makes_numbers=True)
+@op(f"{_LIBRARY}.dequantize_per_tensor.tensor", exact=("scale",), work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize_per_tensor_of_tensors(
     input: Tensor,
     scale: Tensor,
@@ -72,7 +89,7 @@ def dequantize_per_tensor_of_tensors(
     return _numbers(input, _single(scale, input), _single(zero_point, input), _made(out_dtype))
 
 
-@op(f"{_LIBRARY}.dequantize_per_tensor.tensor2", work=Work.ELEMENTWISE, makes_numbers=True)
+@op(f"{_LIBRARY}.dequantize_per_tensor.tensor2", exact=("scale",), work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize_per_tensor_within_tensors(
     input: Tensor,
     scale: Tensor,
@@ -86,7 +103,7 @@ def dequantize_per_tensor_within_tensors(
     return dequantize_per_tensor_of_tensors(input, scale, zero_point, 0, 0, dtype, out_dtype)
 
 
-@op(f"{_LIBRARY}.dequantize_per_token.default", work=Work.ELEMENTWISE, makes_numbers=True)
+@op(f"{_LIBRARY}.dequantize_per_token.default", exact=("scales",), work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize_per_token(
     input: Tensor,
     scales: Tensor,
@@ -101,7 +118,7 @@ def dequantize_per_token(
     return _numbers(input, scales, zero_points, data_type(output_dtype))
 
 
-@op(f"{_LIBRARY}.dequantize_per_channel_group.default", work=Work.ELEMENTWISE, makes_numbers=True)
+@op(f"{_LIBRARY}.dequantize_per_channel_group.default", exact=("scales",), work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize_per_channel_group(
     input: Tensor,
     scales: Tensor,
@@ -118,7 +135,7 @@ def dequantize_per_channel_group(
     return _in_blocks(input, block, scales, zero_points, _numbers, data_type(output_dtype))
 
 
-@op("torchao.dequantize_affine.default", work=Work.ELEMENTWISE, makes_numbers=True)
+@op("torchao.dequantize_affine.default", exact=("scale",), work=Work.ELEMENTWISE, makes_numbers=True)
 def dequantize_affine(
     input: Tensor,
     block_size: Sequence[int],
@@ -142,7 +159,7 @@ def quantize_per_tensor(
     return _codes(input, scale, zero_point, (quant_min, quant_max), data_type(dtype))
 
 
-@op(f"{_LIBRARY}.quantize_per_tensor.tensor", work=Work.ELEMENTWISE)
+@op(f"{_LIBRARY}.quantize_per_tensor.tensor", exact=("scale",), work=Work.ELEMENTWISE)
 def quantize_per_tensor_of_tensors(
     input: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, dtype: object
 ) -> Tensor:
@@ -151,7 +168,7 @@ def quantize_per_tensor_of_tensors(
     return _codes(input, _single(scale, input), _single(zero_point, input), limits, data_type(dtype))
 
 
-@op(f"{_LIBRARY}.quantize_per_tensor.tensor2", work=Work.ELEMENTWISE)
+@op(f"{_LIBRARY}.quantize_per_tensor.tensor2", exact=("scale",), work=Work.ELEMENTWISE)
 def quantize_per_tensor_within_tensors(
     input: Tensor, scale: Tensor, zero_point: Tensor, quant_min: Tensor, quant_max: Tensor, dtype: object
 ) -> Tensor:
@@ -160,7 +177,7 @@ def quantize_per_tensor_within_tensors(
     return _codes(input, _single(scale, input), _single(zero_point, input), limits, data_type(dtype))
 
 
-@op(f"{_LIBRARY}.quantize_per_channel.default", work=Work.ELEMENTWISE)
+@op(f"{_LIBRARY}.quantize_per_channel.default", exact=("scales",), work=Work.ELEMENTWISE)
 def quantize_per_channel(
     input: Tensor, scales: Tensor, zero_points: Tensor, axis: int, quant_min: int, quant_max: int, dtype: object
 ) -> Tensor:
@@ -170,7 +187,7 @@ def quantize_per_channel(
     return _codes(input, scales.reshape(channels), zero_points.reshape(channels), limits, data_type(dtype))
 
 
-@op(f"{_LIBRARY}.quantize_per_token.default", work=Work.ELEMENTWISE)
+@op(f"{_LIBRARY}.quantize_per_token.default", exact=("scales",), work=Work.ELEMENTWISE)
 def quantize_per_token(
     input: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: object
 ) -> Tensor:
@@ -178,7 +195,7 @@ def quantize_per_token(
     return _codes(input, scales, zero_points, (quant_min, quant_max), data_type(dtype), zero_first=True)
 
 
-@op(f"{_LIBRARY}.quantize_per_channel_group.default", work=Work.ELEMENTWISE)
+@op(f"{_LIBRARY}.quantize_per_channel_group.default", exact=("scales",), work=Work.ELEMENTWISE)
 def quantize_per_channel_group(
     input: Tensor,
     scales: Tensor,
@@ -193,7 +210,7 @@ def quantize_per_channel_group(
     return _in_blocks(input, block, scales, zero_points, _codes, (quant_min, quant_max), data_type(dtype), True)
 
 
-@op("torchao.quantize_affine.default", work=Work.ELEMENTWISE)
+@op("torchao.quantize_affine.default", exact=("scale",), work=Work.ELEMENTWISE)
 def quantize_affine(
     input: Tensor,
     block_size: Sequence[int],

@@ -9,9 +9,10 @@ from math import prod
 from typing import Any
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT32, INT64, UINT8, DType, dtype
+from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
-from npu_compiler.ops.traits import Work
+from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.reducing import State, highest, lowest, reduce, reduction
 from npu_compiler.tensor.shapes import normalize_dim
 from npu_compiler.tensor.symbolic import Number, OpRefusal, Tensor, apply, arange, full, where
@@ -190,7 +191,15 @@ def count_nonzero(self: Tensor, dim: Any = None) -> Tensor:
     return _count("ne", self, dims_of(dim), False).cast(INT64)
 
 
-@row_op("aten.amax.default")
+def _of_last(node: OpNode, graph: IRGraph) -> bool:
+    rank = len(graph.tensors[str(node.inputs["self"])].shape)
+    return [dim % rank for dim in dims_of(node.attrs.get("dim"))] == [rank - 1] and bool(node.attrs.get("keepdim"))
+
+
+_LARGEST = Term("largest", ("self",), holds=_of_last)
+
+
+@row_op("aten.amax.default", term=_LARGEST)
 def amax(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     """The maximum over `dim`, or over all dimensions."""
     return reduce(_ordered(self), greatest, dims_of(dim), keepdim)[0].cast(self.dtype)
@@ -253,7 +262,7 @@ def argmin(self: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return reduce(self, first_least, dims_of(dim), keepdim)[1]
 
 
-@row_op("aten.max.dim")
+@row_op("aten.max.dim", term=_LARGEST)
 def max_dim(self: Tensor, dim: int, keepdim: bool = False) -> State:
     """The maximum over `dim`, and where it is."""
     value, place = reduce(_ordered(self), first_greatest, (dim,), keepdim)

@@ -195,9 +195,7 @@ def bind(
     """
     entry = definition(name)
     if entry is None:
-        dynamic = "the shape of its result depends on the values of its operands, and shapes are static on the device"
-        unknown = "no definition of this op is registered"
-        raise UnsupportedOpError(node, name, dynamic if traits_of(name).dynamic else unknown)
+        raise UnsupportedOpError(node, name, traits_of(name).undefined or "no definition of this op is registered")
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
     bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
     inputs: dict[str, str | tuple[str, ...]] = {}

@@ -79,8 +79,9 @@ class Traits:
         takes_angle: Whether its operand is an angle, of which a half precision loses whole turns.
         makes_numbers: Whether it makes numbers of codes, which the products that read them may load themselves.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
+        exact: Parameters whose tensors half precision would spoil, as the scales of codes.
         counts: Whether its results are numbers of elements, which a half precision does not hold.
-        dynamic: Whether the shape of its result depends on the values of its operands, so that it has no definition.
+        undefined: Why it has no definition, where more is to be said than that nobody wrote one.
         for_gradients: Whether its results behind the first serve gradients alone, and so have the shapes that the IR
             declares, whichever device it was exported on.
         flops: Floating-point operations by the shapes of all operands and the number of elements made; none for one
@@ -105,8 +106,9 @@ class Traits:
     takes_angle: bool = False
     makes_numbers: bool = False
     is_learned: bool = False
+    exact: tuple[str, ...] = ()
     counts: bool = False
-    dynamic: bool = False
+    undefined: str = ""
     for_gradients: bool = False
     flops: Callable[[Sequence[tuple[int, ...]], int], int | None] | None = None
     term: Term | None = None

@@ -268,7 +268,17 @@ def broadcast_to(self: Tensor, size: Sequence[int]) -> Tensor:
     return self.expand(size)
 
 
-@view("aten.slice.Tensor", lenses=lenses.along(_taken), rows=apart_from_dim, selects=of_known_rows(_taken))
+def _leaves_the_last(node: OpNode, graph: IRGraph) -> bool:
+    shape = graph.tensors[str(node.inputs["self"])].shape
+    start, end, step = slice(*(node.attrs.get(name) for name in ("start", "end", "step"))).indices(shape[-1])
+    of_last = int(node.attrs.get("dim", 0)) % len(shape) == len(shape) - 1
+    return of_last and (start, end, step) == (0, shape[-1] - 1, 1)
+
+
+@view(
+    "aten.slice.Tensor", lenses=lenses.along(_taken), rows=apart_from_dim, selects=of_known_rows(_taken),
+    term=Term("all_but_last", ("self",), holds=_leaves_the_last),
+)  # fmt: skip
 def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     """Elements `start` to `end` of a dimension, `step` apart; negative bounds count from the end."""
     size = self.shape[normalize_dim(dim, len(self.shape))]

@@ -11,6 +11,7 @@ from npu_compiler.artifact.output_structure import output_names, read_structure
 from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.dtypes import DType, dtype
 from npu_compiler.errors import IRError, UnsupportedOpError
+from npu_compiler.frontend.complex_pairs import spell_complex_as_pairs
 from npu_compiler.frontend.evidence import Names, evidence_of
 from npu_compiler.frontend.ir_source import IRSource, load_json
 from npu_compiler.graph.constants import read_no_shapes
@@ -50,7 +51,7 @@ def read_carried_graph(source: IRSource) -> CarriedGraph:
     Raises:
         IRError: Another schema, a dynamic shape, a name used twice, or a tensor that nothing makes.
     """
-    data = load_json(source)
+    data = spell_complex_as_pairs(load_json(source))
     tensors: dict[str, TensorSpec] = {}
     inputs = tuple(_declare(tensors, _items(data, "graph_inputs", "the IR"), "the graph's inputs"))
     keys = _weight_keys(data, tensors)

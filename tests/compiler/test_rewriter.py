@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import npu_compiler
 from npu_compiler.frontend.ir_reader import read_graph
+from npu_compiler.graph.attention_sinks import attention_beside_sinks
 from npu_compiler.graph.fusion_patterns import attention, attention_with_soft_cap, repeated_heads
 from npu_compiler.graph.graph_optimizer import normed_convolution, optimize
 from npu_compiler.graph.linear_spelling import linear_of_rows, product_of_turned
@@ -177,6 +178,15 @@ class TorchOps:
     def attention(self, *operands: Any) -> torch.Tensor:
         return F.scaled_dot_product_attention(*operands)
 
+    def longer_rows(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, y], -1)
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        return x.amax(-1, keepdim=True)
+
+    def all_but_last(self, x: torch.Tensor) -> torch.Tensor:
+        return x[..., :-1]
+
     def reshape(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(next(self._shapes))
 
@@ -193,6 +203,9 @@ class IROps:
     def shared(self, x: Value) -> Value:
         return x
 
+    def longer_rows(self, x: Value, y: Value) -> Value:
+        return self._builder.call("aten.cat.default", [x, y], -1)
+
     def __getattr__(self, name: str) -> Callable[..., Value]:
         op, rest = {
             "matmul": ("matmul.default", ()), "mm": ("mm.default", ()), "addmm": ("addmm.default", ()),
@@ -201,7 +214,9 @@ class IROps:
             "cast": ("to.dtype", (torch.float32,)), "linear": ("linear.default", ()),
             "convolution": ("conv2d.default", ()), "batch_norm": ("batch_norm.default", (False, 0.1, 1e-5, True)),
             "attention": ("scaled_dot_product_attention.default", ()),
-            "tanh": ("tanh.default", ()), "reshape": ("reshape.default", None), "expand": ("expand.default", None),
+            "tanh": ("tanh.default", ()), "sub": ("sub.Tensor", ()), "largest": ("amax.default", ((-1,), True)),
+            "all_but_last": ("slice.Tensor", (-1, 0, -1)),
+            "reshape": ("reshape.default", None), "expand": ("expand.default", None),
         }[name]  # fmt: skip
         return lambda *operands: self._builder.call(
             f"aten.{op}", *operands, *((list(next(self._shapes)),) if rest is None else rest)
@@ -239,6 +254,19 @@ EQUATIONS: dict[str, Equation] = {
         for form in (
             {"scaled": "multiplied", "masked": True, "cast": True},
             {"scaled": "", "masked": False, "cast": False},
+        )
+    },
+    **{
+        f"attention with sinks {form}": (
+            attention_beside_sinks,
+            (HEADS, (1, 4, 5, 8), (1, 4, 5, 8), 1.5, (3, 5), Given((4,))),
+            form,
+            [(1, 4, 1, 1), (1, 4, 3, 1)],
+            1,
+        )
+        for form in (
+            {"scaled": "multiplied", "masked": True, "expanded": True, "shifted": True, "cast": True},
+            {"scaled": "", "masked": False, "expanded": True, "shifted": False, "cast": False},
         )
     },
     "attention with a scale of each head": (

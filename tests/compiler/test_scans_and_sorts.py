@@ -102,6 +102,15 @@ def test_whole_rows_are_merged() -> None:
     assert entries == ["sort_segment", *["sort_merge"] * 2, "sort_places"]
 
 
+def test_an_index_of_thousands_is_sorted_before_rows_are_added() -> None:
+    def added(count: int) -> list[str]:
+        given = torch.zeros(300, 64), torch.zeros(count, dtype=torch.int64), torch.zeros(count, 64)
+        return launches(lambda x, i, y: x.index_add(0, i, y), "cuda", *given)
+
+    assert added(2048) == ["scatter_rows"]
+    assert added(8192) == ["scatter_sort", "scatter_sorted"]
+
+
 def test_what_nobody_reads_is_not_scanned() -> None:
     assert launches(lambda x: torch.cummax(x, 1).values, "cuda", torch.zeros(4, 9)) == ["scan"]
 

@@ -104,18 +104,26 @@ class IRBuilder:
 
 
 def _meta_results(overload: torch._ops.OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    result = overload(*(_meta(arg) for arg in args), **{key: _meta(value) for key, value in kwargs.items()})
+    try:
+        result = _called_on("meta", overload, args, kwargs)
+    except NotImplementedError:  # some releases of torch tell no shapes of `_convolution`: its CPU kernel does
+        result = _called_on("cpu", overload, args, kwargs)
     if result is None:
         return []
-    return [result] if isinstance(result, torch.Tensor) else list(result)
+    return [t.to("meta") for t in ([result] if isinstance(result, torch.Tensor) else result)]
 
 
-def _meta(value: Any) -> Any:
-    if isinstance(value, Value):
-        return value.meta.clone()
-    if isinstance(value, (list, tuple)):
-        return [_meta(item) for item in value]
-    return torch.device("meta") if isinstance(value, torch.device) else value
+def _called_on(device: str, overload: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    """What an op gives for tensors of a device that hold zeros, if anything."""
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, Value):
+            return torch.zeros_like(value.meta, device=device)
+        if isinstance(value, (list, tuple)):
+            return [argument(item) for item in value]
+        return torch.device(device) if isinstance(value, torch.device) else value
+
+    return overload(*(argument(arg) for arg in args), **{key: argument(value) for key, value in kwargs.items()})
 
 
 def _bound(overload: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

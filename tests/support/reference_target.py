@@ -22,6 +22,7 @@ from npu_compiler.errors import InputError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
 from npu_compiler.integers import ceil_div
+from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operand_forms import pairs_columns
 from npu_compiler.lowering.planner import plan_graph
@@ -64,6 +65,9 @@ class ReferenceTarget(CodegenTarget):
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         return not isinstance(operand, Scattered)
+
+    def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
+        return True
 
     def lower(self, group: Group, lowering: Lowering) -> list[Any]:
         return [self._lower(part, lowering) for part in group.apart()]
@@ -187,18 +191,24 @@ def _pool(pool: Pooling, x: torch.Tensor) -> torch.Tensor:
 
 
 def _conv(conv: Convolution, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, w = x.double(), w.double()  # sums of codes do not wrap
     windows, around = conv.windows, list[int]()
-    for axis in (1, 0):  # what windows reach beyond the image is zero on either side
+    for axis in (1, 0):  # what windows reach beyond the image on either side
         before = windows.padding[axis]
         around += [before, windows.span(axis, conv.shape[2 + axis]) - conv.image.shape[2 + axis] - before]
-    return F.conv2d(F.pad(x, around), w, None, windows.stride, 0, windows.dilation, conv.groups)
+    return F.conv2d(F.pad(x, around, value=conv.outside), w, None, windows.stride, 0, windows.dilation, conv.groups)
 
 
 def _attend(attention: Attention, *operands: torch.Tensor) -> torch.Tensor:
     query, key, value, *mask = operands
+    sinks = mask.pop() if attention.has_sinks else None
     keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     added = mask[0].repeat(len(query) // max(1, len(mask[0])), 1, 1, 1) if mask else None
     causal, scale = attention.causal, attention.scale
+    if sinks is not None:
+        scores = query @ keys.mT * scale + (0 if added is None else added)
+        column = sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1] @ values
     if attention.cap:
         scores = torch.tanh(query @ keys.mT * (scale / attention.cap)) * attention.cap
         return torch.softmax(scores if added is None else scores + added, -1) @ values
@@ -226,7 +236,7 @@ def plan_ir(ir: Mapping[str, Any], target: ReferenceTarget | None = None) -> Pla
     target = target or ReferenceTarget()
     graph = read_graph(ir)
     pairs = pairs_columns(target, target.loads)
-    optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops), FLOAT16).verify()
+    optimized = assign_dtypes(optimize(graph, pairs, target.launch_flops, target.multiplies_codes), FLOAT16).verify()
     hosts = {name: spec.dtype for name, spec in {**graph.tensors, **optimized.tensors}.items()}
     hosts.update({name: recipe.spec.host_dtype for name, recipe in optimized.weights.items()})
     names = output_names(usual_structure(len(graph.outputs)), graph.outputs)

@@ -30,6 +30,8 @@ class Attention(Problem):
         scale: Factor of the scores.
         cap: Where it is not 0, scores x become ``tanh(x / cap) * cap``.
         causal: Whether row i is closed from position i + 1 on.
+        sinks: [heads], a score of each head that takes its share of the weights, ``exp(sink)`` in the denominator, and
+            brings no value; None without.
     """
 
     kind = "attention"
@@ -41,13 +43,15 @@ class Attention(Problem):
     scale: float
     causal: bool
     cap: float
+    sinks: Operand | None
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Attention:
-        q, k, v, *masks = operands
-        mask = masks[0] if masks else None
+        q, k, v, *further = operands
+        sinks = further.pop() if anchor.attrs["sinks"] else None
+        mask = further[0] if further else None
         scale, causal, cap = (anchor.attrs[name] for name in ("scale", "causal", "cap"))
-        return cls(result, q, k, v, mask, float(scale), bool(causal), float(cap))
+        return cls(result, q, k, v, mask, float(scale), bool(causal), float(cap), sinks)
 
     def check(self) -> None:
         """Refuses heads that are larger than 256, empty or too many, no position at all, or a tensor that is too large.
@@ -65,10 +69,15 @@ class Attention(Problem):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+        return tuple(getattr(self, name) for name in self._given)
+
+    @property
+    def _given(self) -> list[str]:
+        """Names of the operands that there are."""
+        return [name for name in ("q", "k", "v", "mask", "sinks") if getattr(self, name) is not None]
 
     def with_operand(self, position: int, operand: Operand) -> Self:
-        changed: dict[str, Any] = {("q", "k", "v", "mask")[position]: operand}
+        changed: dict[str, Any] = {self._given[position]: operand}
         return replace(self, **changed)
 
     @property
@@ -94,6 +103,10 @@ class Attention(Problem):
     @property
     def batch(self) -> int:
         return self.q.shape[0]
+
+    @property
+    def has_sinks(self) -> bool:
+        return self.sinks is not None
 
     @property
     def mask_period(self) -> int:

@@ -27,6 +27,7 @@ class Convolution(Problem):
         weight: [O, C / groups, KH, KW].
         windows: How the filters slide.
         groups: Groups of channels.
+        outside: What the windows reach beyond the image, where it is codes: the one that stands for zero.
     """
 
     kind = "conv2d"
@@ -36,6 +37,7 @@ class Convolution(Problem):
     weight: Operand
     windows: Windows
     groups: int
+    outside: int = 0
 
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Convolution:
@@ -43,7 +45,8 @@ class Convolution(Problem):
         stride, padding, dilation = (anchor.attrs[name] for name in ("stride", "padding", "dilation"))
         kernel = weight.shape[2], weight.shape[3]
         windows = Windows(kernel, stride, padding, dilation)
-        return cls(result, anchor.attrs["extents"], image, weight, windows, anchor.attrs["groups"])
+        groups, outside = anchor.attrs["groups"], anchor.attrs["outside"]
+        return cls(result, anchor.attrs["extents"], image, weight, windows, groups, outside)
 
     @property
     def shape(self) -> tuple[int, ...]:
