@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["CLUSTERS", "LIBRARY", "LIBRARY_MATMUL", "TENSOR_CORES", "WARPGROUPS", "Architecture", "architecture"]
-__all__ += ["read_architecture"]
+__all__ = ["CLUSTERS", "LIBRARY", "LIBRARY_MATMUL", "WARPGROUPS", "Architecture", "architecture", "read_architecture"]
 
 LIBRARY = "cublas"  # the library is installed
 LIBRARY_MATMUL = "matmul"  # its routine: a product of matrices, many of them at a time
@@ -36,6 +35,5 @@ def read_architecture(name: str) -> Architecture | None:
     return None if found is None else Architecture(int(found[1] + found[2]), bool(found[3]))
 
 
-TENSOR_CORES = architecture(75)  # loads of matrices from shared memory, and products of integers
 CLUSTERS = architecture(90)  # blocks that reach each other's shared memory, and early launches
 WARPGROUPS = architecture(90, exactly=True)  # products by warpgroups

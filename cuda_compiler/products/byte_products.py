@@ -2,7 +2,7 @@
 
 Kernels see pairs of neighbours along k as elements of 16 bits: the tiles, the copies and the registers are those of
 products in half precision, of half the depth, and only the instruction that multiplies is another one. Scales are the
-epilogue's. Where tensor cores have no such instruction, pairs of 8-bit floats become float16 in registers, exactly.
+epilogue's. Where tensor cores have no such instruction, 8-bit floats become float16 in registers, exactly.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from functools import lru_cache
 from cuda_compiler.devices import kept_candidates
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates
 from cuda_compiler.products.matvec import as_vectors
-from cuda_compiler.tiles.tiling import Asked, Tiling
-from cuda_compiler.tiles.warps import warp_candidates
+from cuda_compiler.tiles.tiling import Asked
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8, INT32, DType
 from npu_compiler.lowering.candidates import Candidate, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
@@ -25,7 +24,7 @@ from npu_compiler.lowering.problems.operand import Operand, are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.tensor.expr import Call, Expr, Load, substitute
 
-__all__ = ["Bytes", "bulk_byte_tilings", "bytes_of", "in_pairs", "loads_bytes", "plain", "warp_byte_tilings"]
+__all__ = ["Bytes", "bulk_byte_tilings", "bytes_of", "in_pairs", "loads_bytes"]
 
 _CHUNK = 16  # bytes that are copied at a time
 
@@ -37,17 +36,15 @@ class Bytes:
     Attributes:
         kind: The type.
         pair: Two of them, in kernels.
-        single: One of them, which kernels read as a number.
-        files: The file that defines `single`.
+        file: The file that multiplies pairs.
     """
 
     kind: DType
     pair: str
-    single: str
-    files: tuple[str, ...] = ()
+    file: str
 
     def with_sums(self, group: Group) -> Group:
-        """A group that takes the sums as tensor cores leave them: those of integers are the bits of integers."""
+        """A group that takes the sums as warpgroups leave them: those of integers are the bits of integers."""
         problem = group.problem
         if self.kind.is_float or problem is None:
             return group
@@ -61,8 +58,8 @@ class Bytes:
 
 
 _BYTES: Mapping[DType | None, Bytes] = {
-    FLOAT8_E4M3FN: Bytes(FLOAT8_E4M3FN, "float8_pair", "float8_e4m3", ("small_floats.cuh",)),
-    INT8: Bytes(INT8, "int8_pair", "int8"),
+    FLOAT8_E4M3FN: Bytes(FLOAT8_E4M3FN, "float8_pair", "float8_pairs.cuh"),
+    INT8: Bytes(INT8, "CodePair", "code_pairs.cuh"),
 }
 
 
@@ -88,16 +85,10 @@ def _fits(operand: Matrix, depth: int) -> bool:
     return are_chunks(_CHUNK, operand.k, (operand.offset, operand.along, depth))
 
 
-def plain(found: Product) -> Product:
-    """The product of operands that kernels read as they lie."""
+def in_pairs(found: Product) -> Product:
+    """The product as one of elements of 16 bits, which kernels read as they lie."""
     for position, operand in enumerate(found.operands):
         found = found.with_operand(position, Operand(operand.tensor, operand.ref))
-    return found
-
-
-def in_pairs(found: Product) -> Product:
-    """The product as one of elements of 16 bits."""
-    found = plain(found)
     a, b = (replace(side, along=side.along // 2, batch=(0,) * len(side.batch)) for side in (found.a, found.b))
     return replace(found, a=a, b=b, k=found.k // 2)
 
@@ -110,15 +101,4 @@ def bulk_byte_tilings(asked: Asked, device: DeviceModel, whole: bool) -> tuple[B
         return (found for found in bulk_candidates(asked, device) if found.sizes.splits == 1 or not whole)
 
     best = best_candidates([candidates], asked, device, kept_candidates(device, bulk=True))
-    return tuple(candidate.sizes for candidate in best)
-
-
-@lru_cache(maxsize=1024)
-def warp_byte_tilings(asked: Asked, device: DeviceModel, whole: bool) -> tuple[Tiling, ...]:
-    """The same by warps."""
-
-    def candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Tiling]]:
-        return (found for found in warp_candidates(asked, device) if found.sizes.splits == 1 or not whole)
-
-    best = best_candidates([candidates], asked, device, kept_candidates(device, bulk=False))
     return tuple(candidate.sizes for candidate in best)

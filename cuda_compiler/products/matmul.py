@@ -6,19 +6,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL, TENSOR_CORES, WARPGROUPS
+from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL, WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_epilogue, bulk_options, lower_bulk, suits_bulk
-from cuda_compiler.products.byte_products import (
-    Bytes,
-    bulk_byte_tilings,
-    bytes_of,
-    in_pairs,
-    plain,
-    warp_byte_tilings,
-)
+from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
@@ -132,18 +125,20 @@ def _byte_options(
     found: Product, kind: Bytes, group: Group, lowering: Lowering, positions: Positions
 ) -> list[CallOption]:
     """The launches worth trying where codes are multiplied by codes; the last one is for any device."""
-    pairs, single, sums = in_pairs(found), plain(found), kind.with_sums(group)
+    pairs, sums = in_pairs(found), kind.with_sums(group)
     whole = sums is not group
     asked = Asked(pairs.m, pairs.n, pairs.k, 1, bytes_of_a_result(found, group, lowering))
-    summed = epilogue_positions(sums, lowering, "sum") if whole else positions
     options = []
-    for tiling in bulk_byte_tilings(asked, lowering.device, whole) if suits_bulk(pairs) else ():
-        launch = lower_bulk(pairs, bulk_epilogue(sums, summed), lowering, tiling, FLOAT16, kind.kind.name)
-        options.append(CallOption(WARPGROUPS, (launch,)))
-    by_warps = warp_byte_tilings(asked, lowering.device, whole)
-    for each in by_warps[:1] if options else by_warps:
-        options.append(CallOption(TENSOR_CORES, (_lower_tiled(pairs, _fused(sums, summed), lowering, each, kind),)))
-    return [*options, CallOption("", (_lower_plain(single, group, lowering, positions, kind),))]
+    if suits_bulk(pairs):
+        fused = bulk_epilogue(sums, epilogue_positions(sums, lowering, "sum") if whole else positions)
+        for tiling in bulk_byte_tilings(asked, lowering.device, whole):
+            launch = lower_bulk(pairs, fused, lowering, tiling, FLOAT16, kind.kind.name)
+            options.append(CallOption(WARPGROUPS, (launch,)))
+    tilings = close_tilings(asked, lowering.device, False)
+    fused = _fused(group, positions)
+    for by_warps in tilings[:1] if options else tilings:
+        options.append(option_of(_lower_tiled(pairs, fused, lowering, by_warps, kind), by_warps))
+    return options
 
 
 def _fused(group: Group, positions: Positions) -> Epilogue:
@@ -253,7 +248,7 @@ def _lower_tiled(
         "B_ALONG_K": int(found.b.k == 1),
         "B_CONSTANT": int(is_constant),
     }
-    files = tiling.files if kind is None else (tiling.files[0], "byte_pairs.cuh", *tiling.files[1:])
+    files = tiling.files if kind is None else (tiling.files[0], kind.file, *tiling.files[1:])
     if codes.prologues:
         macros["code_t"], files = CUDA.storage[found.b.dtype.name], (*files, "tile_codes.cuh")
     launch = Launch(
@@ -276,15 +271,13 @@ def _lower_tiled(
     return anchor_launch(launch, fused, lowering)
 
 
-def _lower_plain(
-    found: Product, group: Group, lowering: Lowering, positions: Positions, kind: Bytes | None = None
-) -> KernelCall:
+def _lower_plain(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, _PLAIN_SIDE), ceil_div(found.n, _PLAIN_SIDE)
     codes = code_function(found, lowering)
     macros = {
         **codes.macros,
-        "a_t": kind.single if kind else CUDA.storage[found.a.dtype.name],
-        "b_t": kind.single if kind else CUDA.storage[found.b.dtype.name],
+        "a_t": CUDA.storage[found.a.dtype.name],
+        "b_t": CUDA.storage[found.b.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
     }
@@ -296,7 +289,6 @@ def _lower_plain(
         inputs={"a": found.a.argument, "b": found.b.argument},
         flops=found.flops,
         text="\n".join((codes.text, _offsets(found))),
-        files=kind.files if kind else (),
         prologues=codes.prologues,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, 1), lowering)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
+from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8, INT32
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.ops.reduction import greatest
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
+from npu_compiler.tensor.expr import Call, Const
 from npu_compiler.tensor.reducing import reduce
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply
 
@@ -17,8 +18,10 @@ LARGEST = {INT8: 127.0, FLOAT8_E4M3FN: 448.0}
 LEAST_SCALE = 1e-12
 """Of a row of zeros: anything that has an inverse."""
 
+_MAGNITUDE = Const(0x7FFF_FFFF, INT32)
 
-@op("npu_codes.quantize.default", work=Work.ROWS)
+
+@op("npu_codes.quantize.default", work=Work.ROWS, counts=True)
 def quantize(input: Tensor, dtype: object) -> tuple[Tensor, Tensor]:
     """``input / scale`` as codes, rounded to nearest, where the scale makes the largest of each row the largest code.
 
@@ -37,7 +40,9 @@ def quantize(input: Tensor, dtype: object) -> tuple[Tensor, Tensor]:
         )
     most = LARGEST[kind]
     numbers = input.cast(FLOAT32)
-    (size,) = reduce(apply("abs", numbers), greatest, [-1], True)
+    bits = numbers.with_expr(Call("and", (Call("bits", (numbers.expr,), INT32), _MAGNITUDE), INT32), INT32)
+    (largest,) = reduce(bits, greatest, [-1], True)  # bits of numbers without a sign are in the order of these, NaN last
+    size = largest.with_expr(Call("of_bits", (largest.expr,), FLOAT32), FLOAT32)
     scales = apply("max", size * (1 / most), LEAST_SCALE).realize()
     codes = numbers * (1.0 / scales)
     return (codes if kind.coding else apply("rint", codes)).cast(kind), scales

@@ -12,7 +12,7 @@ import npu_compiler
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import matmul
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs
-from cuda_compiler.products.byte_products import bulk_byte_tilings, warp_byte_tilings
+from cuda_compiler.products.byte_products import bulk_byte_tilings
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from cuda_compiler.tiles.warps import warp_costs
 from npu_compiler.compiled_program import CompiledProgram
@@ -24,7 +24,7 @@ from tests.cuda.test_bulk_products import preferred
 from tests.support.byte_products import KINDS, ByteProduct
 from tests.support.coded import kernels_of
 
-Force = Callable[["BulkTiling | Tiling | None"], None]
+Force = Callable[["BulkTiling | Tiling"], None]
 
 MODEL = DEVICES.named("sm_90", "cuda")
 TILINGS = [BulkTiling.of(tile, MODEL) for tile in bulk_costs(MODEL).tiles]
@@ -36,19 +36,17 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Force:
-    """Lets every product take one tiling, by the copy engine or by warps; None for what any device has."""
+    """Lets every product take one tiling, by the copy engine or by warps."""
 
-    def use(tiling: BulkTiling | Tiling | None) -> None:
+    def use(tiling: BulkTiling | Tiling) -> None:
         def bulk(asked: Asked, device: DeviceModel, whole: bool) -> tuple[BulkTiling, ...]:
             if not isinstance(tiling, BulkTiling):
                 return ()
             return (replace(tiling, splits=1 if whole else min(tiling.splits, ceil_div(asked.k, 64))),)
 
-        def warps(asked: Asked, device: DeviceModel, whole: bool) -> tuple[Tiling, ...]:
-            return (tiling,) if isinstance(tiling, Tiling) else ()
-
         monkeypatch.setattr(matmul, "bulk_byte_tilings", bulk)
-        monkeypatch.setattr(matmul, "warp_byte_tilings", warps)
+        if isinstance(tiling, Tiling):
+            monkeypatch.setattr(matmul, "close_tilings", lambda asked, device, warpgroups: (tiling,))
 
     return use
 
@@ -70,14 +68,8 @@ def check(model: ByteProduct, m: int, device: Device) -> CompiledProgram:
 def test_large_products_go_to_the_copy_engine(kind: torch.dtype) -> None:
     plan = ByteProduct(224, 528, kind, torch.bfloat16, True, "residual").compiled(130).main
     assert kernels_of(plan)[0] == "scaled_rows"
-    assert {kernel.entry for kernel in kernels_for(plan, 90)} == {
-        "scaled_rows",
-        "matmul_bulk",
-        "matmul",
-        "matmul_plain",
-    }
-    assert {kernel.entry for kernel in kernels_for(plan, 80)} == {"scaled_rows", "matmul", "matmul_plain"}
-    assert {kernel.entry for kernel in kernels_for(plan, 70)} == {"scaled_rows", "matmul_plain"}
+    assert {kernel.entry for kernel in kernels_for(plan, 90)} == {"scaled_rows", "matmul_bulk", "matmul"}
+    assert {kernel.entry for kernel in kernels_for(plan, 70)} == {"scaled_rows", "matmul"}
     assert preferred(plan) == ["matmul_bulk"]
 
 
@@ -109,17 +101,14 @@ def test_tilings_compile(at: int, force: Force) -> None:
 def test_chosen_tilings_are_sound(m: int, n: int, k: int, whole: bool) -> None:
     asked = Asked(m, n, k // 2)
     splits = [tiling.splits for tiling in bulk_byte_tilings(asked, MODEL, whole)]
-    splits += [tiling.splits for tiling in warp_byte_tilings(asked, MODEL, whole)]
     assert not whole or set(splits) == {1}
 
 
 @each_kind
-@pytest.mark.parametrize("tiling", [*TILINGS, *WARP_TILINGS, None], ids=lambda t: "plain" if t is None else repr(t))
-def test_equals_the_exact_product(
-    kind: torch.dtype, tiling: BulkTiling | Tiling | None, force: Force, device: Device
-) -> None:
+@pytest.mark.parametrize("tiling", [*TILINGS, *WARP_TILINGS], ids=repr)
+def test_equals_the_exact_product(kind: torch.dtype, tiling: BulkTiling | Tiling, force: Force, device: Device) -> None:
     force(tiling)
-    number = (*TILINGS, *WARP_TILINGS, None).index(tiling)
+    number = [*TILINGS, *WARP_TILINGS].index(tiling)
     m, n, k = SIZES[number % len(SIZES)]
     dtype = (torch.float16, torch.bfloat16)[number % 2]
     check(ByteProduct(n, k, kind, dtype, number % 3 == 0, BEHIND[number % 4]), m, device)
