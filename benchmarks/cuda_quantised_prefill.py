@@ -67,7 +67,8 @@ class QuantisedQwen(Qwen):
 
     def weights(self) -> dict[str, Any]:
         """Parameters and buffers by the names that the extracted graphs use."""
-        return {f"model.{name}": tensor.cpu() for name, tensor in self.model.state_dict().items()}
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {f"model.{name}": tensor.detach().cpu() for name, tensor in named.items()}
 
 
 def _structure(form: str) -> Any:

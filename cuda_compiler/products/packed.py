@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cuda_compiler.anchors import anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from cuda_compiler.devices import kept_candidates
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk import MATMUL_BULK, bulk_epilogue, bulk_values, rows_argument, suits_bulk
-from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates
+from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates, bulk_clocks, bulk_costs
 from cuda_compiler.products.grouped_matvec import (
     MAX_ROWS,
     argument_of,
@@ -27,7 +26,7 @@ from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.lowering.anchors import Epilogue
-from npu_compiler.lowering.candidates import Candidate, best_candidates
+from npu_compiler.lowering.candidates import Candidate, Kept, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import in_memory_order
@@ -43,6 +42,7 @@ from npu_compiler.tensor.trace import Map, TracedTensor
 
 __all__ = ["MATMUL_PACKED", "loads_packed", "packed_options"]
 
+_KEPT = Kept(close=1.1, most=2)
 _UNIT, _ACCESS = 32, 16  # codes that a thread has of a line, and bytes that it loads at a time
 
 MATMUL_PACKED = KernelTemplate(
@@ -93,23 +93,71 @@ def packed_options(
     """
     fused = bulk_epilogue(group, positions)
     asked = Asked(found.m, found.n, found.k, 1, bytes_of_a_result(found, group, lowering))
-    options = [
-        CallOption(WARPGROUPS, (_lower(found, fused, lowering, tiling),))
-        for tiling in packed_tilings(asked, lowering.device)
-    ]
+    ranked = packed_tilings(asked, _code_bytes(found), lowering.device)
+    options = [CallOption(WARPGROUPS, (_lower(found, fused, lowering, tiling),)) for tiling in ranked.tilings]
     made, calls = _numbers_ahead(found, lowering)
-    return [*options, *(replace(option, calls=(*calls, *option.calls)) for option in others(made))]
+    ahead = [replace(option, calls=(*calls, *option.calls)) for option in others(made)]
+    return [*options, *ahead] if ranked.are_best else [*ahead[:1], *options, *ahead[1:]]
+
+
+def _code_bytes(found: Product) -> float:
+    """Of a code of the right matrix."""
+    assert isinstance(found.b.operand, GroupedCodes)
+    return found.b.operand.bits / 8
+
+
+@dataclass(frozen=True)
+class PackedCosts:
+    """What decides whether numbers are made while tiles are brought.
+
+    Attributes:
+        step, column: Clocks that a step along k takes the threads that make numbers: at the least, and for each column.
+        made_ahead: The part of the memory's bandwidth that a kernel has which makes numbers ahead of the product.
+    """
+
+    step: float
+    column: float
+    made_ahead: float
+
+
+@dataclass(frozen=True)
+class RankedTilings:
+    """Tilings worth timing, and whether they should be quicker than numbers that are made ahead.
+
+    Attributes:
+        tilings: The best first; none where the device lacks the instructions.
+        are_best: By the models of their cost.
+    """
+
+    tilings: tuple[BulkTiling, ...]
+    are_best: bool
 
 
 @lru_cache(maxsize=1024)
-def packed_tilings(asked: Asked, device: DeviceModel) -> tuple[BulkTiling, ...]:
-    """Tilings of which no two blocks share a tile, the best first."""
+def packed_tilings(asked: Asked, code_bytes: float, device: DeviceModel) -> RankedTilings:
+    """Tilings of which no two blocks share a tile.
+
+    Args:
+        asked: The product.
+        code_bytes: Bytes of a code.
+        device: The device.
+    """
 
     def candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:
-        return (found for found in bulk_candidates(asked, device) if found.sizes.splits == 1)
+        for found in bulk_candidates(asked, device):
+            if found.sizes.splits == 1:
+                least = costs.step + costs.column * found.sizes.columns
+                clocks = bulk_clocks(found.sizes, bulk_costs(device), asked, device, least)
+                yield replace(found, microseconds=device.microseconds(clocks))
 
-    best = best_candidates([candidates], asked, device, kept_candidates(device, bulk=True))
-    return tuple(candidate.sizes for candidate in best)
+    plain = [found.microseconds for found in bulk_candidates(asked, device)]
+    if not plain:
+        return RankedTilings((), False)
+    costs = device.constants("packed_tiles", PackedCosts)
+    best = best_candidates([candidates], asked, device, _KEPT)
+    moved = asked.n * asked.k * (code_bytes + 2)
+    ahead = device.microseconds(moved / (device.memory_a_clock * costs.made_ahead))
+    return RankedTilings(tuple(found.sizes for found in best), best[0].microseconds <= min(plain) + ahead)
 
 
 def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTiling) -> KernelCall:

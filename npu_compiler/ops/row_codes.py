@@ -41,7 +41,9 @@ def quantize(input: Tensor, dtype: object) -> tuple[Tensor, Tensor]:
     most = LARGEST[kind]
     numbers = input.cast(FLOAT32)
     bits = numbers.with_expr(Call("and", (Call("bits", (numbers.expr,), INT32), _MAGNITUDE), INT32), INT32)
-    (largest,) = reduce(bits, greatest, [-1], True)  # bits of numbers without a sign are in the order of these, NaN last
+    (largest,) = reduce(
+        bits, greatest, [-1], True
+    )  # bits of numbers without a sign are in the order of these, NaN last
     size = largest.with_expr(Call("of_bits", (largest.expr,), FLOAT32), FLOAT32)
     scales = apply("max", size * (1 / most), LEAST_SCALE).realize()
     codes = numbers * (1.0 / scales)
