@@ -4,6 +4,8 @@
 PYTHON ?= python3
 INSTALLER ?= $(if $(shell command -v uv 2>/dev/null),uv,pip)
 JOBS ?= 2
+# Each process takes tests that stand together, so that what a file prepares is prepared once, and then from the others.
+SHARED := -n $(JOBS) --dist worksteal
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -19,7 +21,7 @@ demo: $(READY)
 	$(BIN)/npu demo
 
 test: $(READY)
-	$(BIN)/python -m pytest tests -n $(JOBS)
+	$(BIN)/python -m pytest tests $(SHARED)
 
 test-pythons: $(READY)
 	$(BIN)/python -m tests.packaging.pythons
@@ -27,7 +29,7 @@ test-pythons: $(READY)
 # Once more with the instructions of an older processor: `make test-levels LEVEL=x86-64-v3`. Other machines have none.
 test-levels: $(READY)
 ifeq ($(shell uname -m),x86_64)
-	NPU_SOFTWARE_GPU_CPU=$(LEVEL) $(BIN)/python -m pytest $(LEVEL_TESTS) -n $(JOBS)
+	NPU_SOFTWARE_GPU_CPU=$(LEVEL) $(BIN)/python -m pytest $(LEVEL_TESTS) $(SHARED)
 endif
 
 lint: $(READY)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 import npu_compiler
 import npu_compiler.frontend.coded_layers  # defines npu_codes::dequantize
@@ -120,7 +121,9 @@ def coded(ir: Mapping[str, Any], layers: Format, head: Format) -> dict[str, Any]
                 result = value | {"name": name, "shape": size}
                 attrs = {"_tensor_list_sizes": [1]}
                 op = "aten.index.Tensor"
-                nodes.append({"name": name, "op_type": op, "inputs": [value, tokens], "outputs": [result], "attrs": attrs})
+                nodes.append(
+                    {"name": name, "op_type": op, "inputs": [value, tokens], "outputs": [result], "attrs": attrs}
+                )
                 picked[part] = result | {"producer_node": name, "producer_output_idx": 0}
             numbers(node["name"], head, picked, shape)
             continue
@@ -217,7 +220,7 @@ def _row(
 
     def logits(executor: CUDAExecutor, held: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         given = {spec.name: inputs[spec.name] for spec in executor.plan.inputs}
-        return torch.from_dlpack(executor.run(given, held)[executor.plan.outputs[0].name]).float().clone()
+        return from_dlpack(executor.run(given, held)[executor.plan.outputs[0].name]).float().clone()
 
     result = logits(executor, held, inputs)
     figures: dict[str, Any] = {"format": name, "tokens": tokens, "position": _POSITION}

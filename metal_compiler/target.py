@@ -8,6 +8,7 @@ from metal_compiler.devices import DEVICES
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_elementwise, lower_rows, lower_shared
 from metal_compiler.products.codes import loads_codes
+from metal_compiler.products.grouped_matvec import loads_grouped_codes
 from metal_compiler.products.prologue import loads_vector
 from npu_compiler.artifact.plan import Step
 from npu_compiler.integers import ceil_div
@@ -44,7 +45,7 @@ class MetalTarget(CodegenTarget):
         return [*lower_shared(groups, lowering)]
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_codes, loads_element
+        forms = loads_vector, loads_grouped_codes, loads_codes, loads_element
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:

@@ -109,7 +109,15 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head", choices=("int8", "16"), help="what output layer and embedding become; default: int8, of nf4 16 bits"
     )
-    parser.add_argument("--method", choices=("rtn",), default="rtn", help="round to nearest, in the best range")
+    parser.add_argument(
+        "--method",
+        choices=("rtn", "search"),
+        default="rtn",
+        help="rtn: to the nearest, in the best range; search: with scales that weigh the inputs seen on a text",
+    )
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--calibrate", type=_path, metavar="FILE", help="a text by which layers and logits are judged")
+    text.add_argument("--ids", type=_numbers, metavar="N,N", help="the text as token ids, for want of a tokenizer")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from torch_ir import IR, IRExecutor
 from torch_ir.executor import ExecutionError
 from torch_ir.ops import register_executor
 
+import npu_compiler.frontend.coded_operator  # noqa: F401, defines the operator of quantised models
 from npu_compiler.artifact.recipes import WeightInput
 from npu_compiler.errors import DeviceError, InputError, WeightError
 from npu_compiler.frontend.evidence import Names

@@ -148,14 +148,9 @@ def loop_entry(kernel: Kernel, *, vectorize: bool) -> str:
 """
 
 
-def fiber_entry(kernel: Kernel, *, small: bool = False) -> str:
-    """Entry that runs each thread of a group on a fiber of its own.
-
-    Args:
-        small: Spend no time on making it fast: another form runs the kernel nearly always.
-    """
-    attributes = "MSL_UNCHECKED __attribute__((minsize))" if small else "MSL_UNCHECKED"
-    thread = f"""{attributes} static void msl_thread_{kernel.name}(void* msl_given) {{
+def fiber_entry(kernel: Kernel) -> str:
+    """Entry that runs each thread of a group on a fiber of its own."""
+    thread = f"""MSL_UNCHECKED static void msl_thread_{kernel.name}(void* msl_given) {{
   const msl::Group& msl_a = *(msl::Group*)msl_given;
   const msl::Dispatch& msl_d = *msl_a.d;
   const uint msl_gx = msl_a.gx, msl_gy = msl_a.gy, msl_gz = msl_a.gz;

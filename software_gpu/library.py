@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import struct
@@ -61,7 +62,9 @@ class CompiledKernel:
     """A kernel ready to run.
 
     Attributes:
-        entries: Address, in the device, of the native code for each form it has: ``loop``, ``fiber``, ``region``.
+        entries: Address, in the device, of the native code for each form it was compiled to: ``loop``, ``fiber``,
+            ``region``.
+        compile_fibers: Gives the address of the fiber form of a kernel that was compiled to a faster one.
         region_shape: What the region form runs: ``simdgroups``, in one dimension, or ``x_rows``.
         threadgroup_bytes: Static threadgroup memory.
         red_zone_bytes: Of these, what lies between variables so that a checked run sees who reaches beyond one.
@@ -70,11 +73,16 @@ class CompiledKernel:
 
     name: str
     entries: Mapping[str, int]
+    compile_fibers: Callable[[str], int]
     region_shape: str
     arguments: tuple[Argument, ...]
     threadgroup_bytes: int
     red_zone_bytes: int
     threadgroup_arguments: Mapping[int, str]
+
+    def on_fibers(self) -> int:
+        """Address of its fiber form, which every kernel has; compiled when it is first asked for, as is rare."""
+        return self.entries["fiber"] if "fiber" in self.entries else self.compile_fibers(self.name)
 
 
 @dataclass(frozen=True)
@@ -121,21 +129,27 @@ def compile_library(
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _loaded:
-            _loaded[key] = _load_entry(key, lambda target: _build(source, macros, execution, target, toolchain))
+            fibers = functools.partial(_fiber_address, source, dict(macros))
+            _loaded[key] = _load_entry(key, lambda target: _build(source, macros, execution, target, toolchain), fibers)
             _warn_of_fibers(_loaded[key])
         return _loaded[key]
 
 
-def _load_entry(key: str, build: Callable[[Path], bytes]) -> CompiledLibrary:
+def _fiber_address(source: str, macros: Mapping[str, str], kernel: str) -> int:
+    """Where the fiber form of a kernel begins whose library has a faster one."""
+    return compile_library(source, macros, execution=Execution.FIBERS).kernels[kernel].entries["fiber"]
+
+
+def _load_entry(key: str, build: Callable[[Path], bytes], fibers: Callable[[str], int]) -> CompiledLibrary:
     """Loads an entry of the cache; one that does not load, as another machine's, is built again."""
     path, description = load_or_build(key, build)
     try:
-        return _load(path, description)
+        return _load(path, description, fibers)
     except (KernelCompileError, KeyError):  # no library of this machine, or one without what its description tells of
         path.unlink(missing_ok=True)
     path, description = load_or_build(key, build)
     try:
-        return _load(path, description)
+        return _load(path, description, fibers)
     except (KernelCompileError, KeyError) as error:
         names = ", ".join(kernel["name"] for kernel in json.loads(description)["kernels"])
         raise KernelCompileError(f"the compiled kernel '{names}' does not load: {error}") from error
@@ -243,7 +257,7 @@ def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], depend
         region = region_entry(kernel, source, synchronizing, dependent)
     except (UnknownForm, RecursionError):
         return {"fiber": fiber_entry(kernel)}
-    return {"fiber": fiber_entry(kernel, small=True), "region": region}
+    return {"region": region}
 
 
 def _describe(kernel: Kernel, parsed: SourceText, forms: list[str], execution: Execution) -> dict[str, object]:
@@ -258,7 +272,7 @@ def _describe(kernel: Kernel, parsed: SourceText, forms: list[str], execution: E
     }
 
 
-def _load(path: Path, description: bytes) -> CompiledLibrary:
+def _load(path: Path, description: bytes, fibers: Callable[[str], int]) -> CompiledLibrary:
     content = json.loads(description)
     image, address = place_code(path, f"kernels {', '.join(described['name'] for described in content['kernels'])}")
     needs = _argument_needs(image)
@@ -274,7 +288,7 @@ def _load(path: Path, description: bytes) -> CompiledLibrary:
         threadgroup = {int(index): argument for index, argument in described["threadgroup"].items()}
         nbytes, between = lengths.get(number, 0), described["red_zone_bytes"]
         kernels[name] = CompiledKernel(
-            name, entries, described["region_shape"], arguments, nbytes, between, threadgroup
+            name, entries, fibers, described["region_shape"], arguments, nbytes, between, threadgroup
         )
     return CompiledLibrary(kernels, content["slow_because"])
 

@@ -35,15 +35,20 @@ _CHILD = re.compile(r"frontend command failed with exit code (\d+)")  # a driver
 _CRASH = re.compile(r"^(?:PLEASE submit|Stack dump|LLVM ERROR: out of memory).*", re.MULTILINE | re.DOTALL)
 
 
-def run_limited(command: Sequence[str], source: str) -> subprocess.CompletedProcess[str]:
+def run_limited(command: Sequence[str], source: str, inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
     """Runs a command with a text as its input.
+
+    Args:
+        inherited: Open files of this process that the command reads, under the same numbers.
 
     Raises:
         KernelCompileError: It took longer, or wrote more, than any kernel has use for, or crashed.
         OSError: It could not be started.
     """
     with os.fdopen(os.memfd_create("output"), "rb") as output, os.fdopen(os.memfd_create("messages"), "rb") as messages:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=messages) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=messages, pass_fds=inherited
+        ) as process:
             _limit(process.pid)
             try:
                 process.communicate(source.encode(), timeout=WALL_SECONDS)

@@ -49,7 +49,7 @@ class MTLComputePipelineState:
         whole_simdgroups = flat and threads.width % SIMD_WIDTH == 0 and grid.width % SIMD_WIDTH == 0
         if "region" in entries and (whole_simdgroups or self.kernel.region_shape == "x_rows"):
             return entries["region"]
-        return entries["fiber"]
+        return self.kernel.on_fibers()
 
     def check_bindings(self, bindings: Mapping[int, Binding]) -> None:
         """Every argument is bound, aligned and, where its type says how large it is, large enough."""

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from npu_compiler.errors import KernelCompileError, ToolchainError
 from software_gpu.limited_process import COMPILER_LIMITS, run_limited
 from software_gpu.processor import MACHINES, Processor, chosen_level, processor
 from software_gpu.small_floats import expand_small_floats
+from software_gpu.translation import HEADERS
 
 __all__ = ["PACKAGE_ROOT", "Toolchain", "find_toolchain", "toolchain_for"]
 
@@ -29,8 +31,10 @@ INCLUDE_ROOT = PACKAGE_ROOT / "include"
 
 # Strict IEEE arithmetic with fusing only where the source writes a*b+c: every way of running a kernel rounds alike.
 # A literal without suffix is a float in MSL, and half arithmetic rounds after each operation.
+# -O3 would unroll the loops over lanes before they are vectorised: up to twice the time to compile, and kernels of rows
+# that take up to twice the time to run.
 FLAGS = (
-    *("-std=c++17", "-O3", "-fPIC", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math"),
+    *("-std=c++17", "-O2", "-fPIC", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math"),
     *("-fno-exceptions", "-fno-rtti", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
     *(
         "-fno-stack-protector",
@@ -71,8 +75,9 @@ class Toolchain:
 
     def check_syntax(self, source: str, flags: Sequence[str]) -> str:
         """What clang has to say about a source it refuses; empty when it accepts."""
-        command = [*self.compiler, *self._flags(), *flags, "-fsyntax-only", "-x", "c++", "-"]
-        done = _execute(command, source)
+        headers = self._headers(source, flags)
+        command = [*self.compiler, *self._flags(), *flags, "-fsyntax-only", *_including(headers), "-x", "c++", "-"]
+        done = _execute(command, source, headers)
         return done.stderr if done.returncode else ""
 
     def build(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
@@ -95,14 +100,27 @@ class Toolchain:
 
     def compile(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
         """Compiles C++ text to an object file; raises as `build` does."""
+        headers = self._headers(source, flags)
         command = [*self.compiler, *self._flags(), *flags]
-        language = "c++"
+        reading = [*_including(headers), "-x", "c++", "-"]
         expanded = [kind for kind, converts in self._small_floats() if not converts and kind in source]
         if expanded:
             unoptimised = ("-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-")
-            text = self._run([*command, *unoptimised, "-x", language, "-"], source)
-            source, language = expand_small_floats(text, expanded), "ir"
-        self._run([*command, "-c", "-o", str(target), "-x", language, "-"], source)
+            source = expand_small_floats(self._run([*command, *unoptimised, *reading], source, headers), expanded)
+            reading = ["-x", "ir", "-"]
+        self._run([*command, "-c", "-o", str(target), *reading], source, headers)
+
+    def _headers(self, source: str, flags: Sequence[str]) -> list[int]:
+        """The compiled headers, if the source includes them: an open file, or none."""
+        return [compiled_headers(self, tuple(flags))] if source.startswith(HEADERS) else []
+
+    def compile_headers(self, flags: Sequence[str]) -> bytes:
+        """`msl.h` as clang keeps it after reading, for sources that are compiled with the same flags."""
+        with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
+            target = Path(folder, "headers")
+            command = [*self.compiler, *self._flags(), *flags, "-o", str(target), "-x", "c++-header", "-"]
+            self._run(command, HEADERS)
+            return target.read_bytes()
 
     def _small_floats(self) -> tuple[tuple[str, bool], ...]:
         """The types that kernels store and clang converts, and whether the processor does it as the headers would."""
@@ -111,13 +129,36 @@ class Toolchain:
     def _flags(self) -> list[str]:
         return [*FLAGS, *self.processor.flags, f"-I{INCLUDE_ROOT}"]
 
-    def _run(self, command: Sequence[str], source: str) -> str:
-        done = _execute(command, source)
+    def _run(self, command: Sequence[str], source: str, inherited: Sequence[int] = ()) -> str:
+        done = _execute(command, source, inherited)
         if done.returncode == 1 and _is_refusal(done.stderr):
             raise KernelCompileError(f"the compiler refused the kernel source:\n{_readable(done.stderr)}")
         if done.returncode:
             raise ToolchainError(_failure(done))
         return done.stdout
+
+
+_headers: dict[tuple[Toolchain, tuple[str, ...]], int] = {}
+_headers_lock = threading.Lock()
+
+
+def compiled_headers(toolchain: Toolchain, flags: tuple[str, ...]) -> int:
+    """An open file in memory that holds the compiled headers, made at the first use of a process.
+
+    Reading the headers is half of the time of a small kernel, and thousands include the same. They stay in memory, not
+    in the cache: clang trusts such a file, so nobody else may write it, and none is left that belongs to older headers.
+    """
+    key = toolchain, flags
+    with _headers_lock:
+        if key not in _headers:
+            content = toolchain.compile_headers(flags)
+            _headers[key] = os.memfd_create("headers")
+            os.write(_headers[key], content)
+        return _headers[key]
+
+
+def _including(headers: Sequence[int]) -> list[str]:
+    return [word for file in headers for word in ("-include-pch", f"/proc/self/fd/{file}")]
 
 
 # Words of the system, not of the language: they say nothing of the source.
@@ -158,9 +199,9 @@ def _failure(done: subprocess.CompletedProcess[str]) -> str:
     )
 
 
-def _execute(command: Sequence[str], source: str) -> subprocess.CompletedProcess[str]:
+def _execute(command: Sequence[str], source: str, inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
     try:
-        return run_limited(command, source)
+        return run_limited(command, source, inherited)
     except OSError as error:
         raise ToolchainError(f"could not start '{command[0]}': {error}. {_REINSTALL}") from error
 

@@ -14,6 +14,7 @@ from software_gpu.language import pointer_edits
 from software_gpu.msl_parser import Kernel, SourceText, Token, split_at_commas
 
 __all__ = [
+    "HEADERS",
     "PROLOGUE",
     "RED_ZONE",
     "ThreadgroupVariable",
@@ -25,7 +26,8 @@ __all__ = [
 ]
 
 RED_ZONE = 32  # bytes between the threadgroup variables of a checked kernel; a multiple of 16, their alignment
-PROLOGUE = '#include "msl.h"\n#line 1 "program_source"\n'
+HEADERS = '#include "msl.h"\n'
+PROLOGUE = f'{HEADERS}#line 1 "program_source"\n'
 _SYNCHRONIZING = re.compile(r"(threadgroup_barrier|simdgroup_\w+|simd_\w+|quad_\w+|make_filled_simdgroup_matrix)\Z")
 
 

@@ -306,5 +306,5 @@ def _macros(division: _Division) -> dict[str, object]:
         "ALONE": division.costs.alone * warps,
         "ENOUGH": division.costs.enough * warps,
         "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
-        **mask_macros(problem),
+        **mask_macros(problem, division.block),
     }

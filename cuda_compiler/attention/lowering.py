@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.decode import lower_decode
-from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_states
+from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, has_states, mask_macros, mask_states
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
 from cuda_compiler.early_launches import is_settled
@@ -120,7 +120,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     division = _divide(problem, lowering.device)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
-    ready = problem.mask is None or (not launches and is_settled(states.buffer, lowering))
+    ready = _is_ready(problem, division, launches, states, lowering)
     alone = replace(group, problem=problem.stored())
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)]
     producers = lower_shared(made, lowering) if made else []
@@ -154,6 +154,17 @@ def _lower_tiles(
     )
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
+
+
+def _is_ready(
+    problem: Attention, division: _Division, launches: list[KernelCall], states: Argument, lowering: Lowering
+) -> bool:
+    """Whether what is looked at ahead of scores, states or else the mask, is there before the launch ahead begins."""
+    mask = problem.mask
+    if mask is None or (mask.is_constant and not has_states(problem, division.block)):
+        return True
+    looked_at = states.buffer if has_states(problem, division.block) else mask.tensor.index
+    return not launches and is_settled(looked_at, lowering)
 
 
 def _check(problem: Attention) -> None:
@@ -225,5 +236,5 @@ def _macros(division: _Division, device: DeviceModel) -> dict[str, object]:
         "V_CHUNK": _chunk(problem.v),
         "CAUSAL": int(problem.causal),
         "STATE_ROWS": division.state_rows,
-        **mask_macros(problem),
+        **mask_macros(problem, division.block),
     }

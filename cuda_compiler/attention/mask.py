@@ -16,7 +16,7 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.view import View
 
-__all__ = ["MASK_MACROS", "MASK_STATES", "MaskBlocks", "mask_macros", "mask_states", "mask_values"]
+__all__ = ["MASK_MACROS", "MASK_STATES", "MaskBlocks", "has_states", "mask_macros", "mask_states", "mask_values"]
 
 _MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 16  # that a thread reads at a time
 
 _PLACES = "mask_batch, mask_head, mask_row, mask_step"
 _PARAMS = f"{_PLACES}, state_batch, state_head, state_parts"
-MASK_MACROS = "mask_t MASK MASK_CLOSED MASK_PERIOD?"
+MASK_MACROS = "mask_t MASK MASK_CLOSED MASK_PERIOD? MASK_STATES"
 MASK_STATES = KernelTemplate(
     "mask_states",
     params=f"int rows, length, heads, {_PLACES}",
@@ -52,8 +52,13 @@ class MaskBlocks:
     ready: bool
 
 
-def mask_macros(problem: Attention) -> dict[str, object]:
-    """What `mask.cuh` and the kernels that read a mask expect to be defined."""
+def has_states(problem: Attention, block: int) -> bool:
+    """Whether it is worth it to find out what blocks of the mask do: one block of positions is read as it is."""
+    return problem.mask is not None and problem.length > block
+
+
+def mask_macros(problem: Attention, block: int) -> dict[str, object]:
+    """What `mask.cuh` and the kernels that read a mask, in blocks of so many positions, expect to be defined."""
     mask = problem.mask.dtype if problem.mask is not None else BOOL
     # minus infinity, or a number so low that the weight vanishes beside any position that is open
     closed = -65504.0 if mask == FLOAT16 else -1e37
@@ -61,6 +66,7 @@ def mask_macros(problem: Attention) -> dict[str, object]:
         "mask_t": CUDA.storage[mask.name],
         "MASK": 0 if problem.mask is None else 1 if mask == BOOL else 2,
         "MASK_CLOSED": CUDA.literal(closed, FLOAT32),
+        "MASK_STATES": int(has_states(problem, block)),
     }
     if problem.mask_period:
         macros["MASK_PERIOD"] = problem.mask_period
@@ -86,14 +92,14 @@ def mask_states(
     """The state of each block of the mask, and the launch that finds it out unless an earlier layer's did.
 
     Args:
-        problem: Whose mask; without one nothing is launched, and the states are never read.
+        problem: Whose mask; without states of it nothing is launched, and they are never read.
         lowering: Where the trace's tensors are.
         state_rows, block: Rows and positions of a block.
 
     Raises:
         OpRefusal: There are too many masks or rows.
     """
-    if problem.mask is None:
+    if problem.mask is None or not has_states(problem, block):
         return [], problem.k.argument
     batch, heads = _distinct(problem.mask.view)
     parts, tiles = ceil_div(problem.rows, state_rows), ceil_div(problem.length, block)
@@ -121,9 +127,9 @@ def _launch(
     values = {"rows": problem.rows, "length": problem.length, "heads": heads, **problem.strides("mask")}
     most = _CHUNK_BYTES // mask.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
-    macros = {**mask_macros(problem), "STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
-    for name in ("MASK", "MASK_PERIOD"):  # which say how and where it is added
-        macros.pop(name, None)
+    told = mask_macros(problem, block)
+    macros = {name: told[name] for name in ("mask_t", "MASK_CLOSED")}
+    macros |= {"STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
     launch = Launch(MASK_STATES, grid, values, macros, inputs={"mask": mask.argument}, outputs={"states": states})
     nbytes = grid[2] * problem.rows * problem.length * mask.dtype.size
     return KERNELS.launch_alone(launch, f"open blocks of {mask.tensor.name}", nbytes, lowering)

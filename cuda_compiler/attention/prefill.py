@@ -141,7 +141,7 @@ def lower_prefill(
         grid=(division.tiles, division.splits, 1),
         values=ATTENTION_PREFILL.values_among(operand_values(problem, blocks.rows)),
         macros={
-            **_macros(division),
+            **_macros(division, blocks.positions),
             "STATE_ROWS": blocks.rows,
             "STATE_BLOCK": blocks.positions,
             "STATES_READY": int(blocks.ready),
@@ -163,7 +163,8 @@ def _divide(problem: Attention, device: DeviceModel) -> _Division:
     return whole if whole.shared_bytes <= device.shared_bytes else replace(whole, stages=2)
 
 
-def _macros(division: _Division) -> dict[str, object]:
+def _macros(division: _Division, states: int) -> dict[str, object]:
+    """With blocks of so many positions whose states are known."""
     problem = division.problem
     return {
         **size_macros(problem),
@@ -177,5 +178,5 @@ def _macros(division: _Division) -> dict[str, object]:
         "SPLIT_TILES": division.split_tiles,
         "CAUSAL": int(problem.causal),
         "MASK_STEP": 1 if problem.mask is None else problem.mask.strides[3],
-        **mask_macros(problem),
+        **mask_macros(problem, states),
     }

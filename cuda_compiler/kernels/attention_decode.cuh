@@ -17,7 +17,7 @@ __device__ __forceinline__ int list_open(unsigned short* list, const unsigned ch
     for (int base = 0; base < TILES; base += THREADS) {
         int tile = base + int(threadIdx.x);
         bool any = false, all = (tile + 1) * BLOCK <= LENGTH;
-#if MASK
+#if MASK && MASK_STATES
         #pragma unroll
         for (int head = 0; head < MASK_HEADS; ++head) {
             int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
@@ -27,6 +27,7 @@ __device__ __forceinline__ int list_open(unsigned short* list, const unsigned ch
         }
 #else
         any = tile < TILES;
+        all &= !MASK;
 #endif
         uint open = __ballot_sync(0xffffffffu, any);
         if (lane == 0) {

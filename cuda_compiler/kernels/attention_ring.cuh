@@ -95,7 +95,9 @@ __device__ __forceinline__ int state_of(
 {
     int first = row / SHARED, last = (min(row + TILE_M, p.rows * SHARED) - 1) / SHARED;
     bool any = true, all = (block + 1) * BLOCK <= LENGTH;
-#if MASK
+#if MASK && !MASK_STATES
+    all = false;
+#elif MASK
     any = false;
     int heads = p.state_head == 0 ? 1 : SHARED; // one stands for all where they are the same
     for (int head = 0; head < heads; ++head) {

@@ -203,7 +203,9 @@ __device__ __forceinline__ int state_of(
     bool any = false, all = (tile + 1) * BLOCK <= LENGTH;
     for (int r = row; r < last;) {
         int own = r % p.rows, end = min(r - own + p.rows, last), state = 2;
-#if MASK
+#if MASK && !MASK_STATES
+        state = 1;
+#elif MASK
         int part = own / STATE_ROWS;
         end = min(end, r - own + (part + 1) * STATE_ROWS);
         int head = group * SHARED + r / p.rows;

@@ -54,11 +54,13 @@ struct ImageCopier {
             bool inside = uint(top[round] + dy) < uint(G::HEIGHT) && uint(left[round] + dx) < uint(G::WIDTH);
             bool valid = inside && (COMMON<G> % TILE_K == 0 || tap_y < G::TAPS_Y);
             const tile_t* source = image + (pixel[round] * G::PIXEL_STRIDE + further);
-#ifdef OUTSIDE
-            source = valid ? source : reinterpret_cast<const tile_t*>(&outside_chunk);
-            valid = true;
-#endif
             unsigned char* place = tile + target + round * STEP * TILE_K * 2;
+#ifdef OUTSIDE
+            if (!valid) { // one line for all threads of all blocks: from the level-1 cache, not from one place of the level-2 cache
+                copy_chunk_cached(place, &outside_chunk, true);
+                continue;
+            }
+#endif
             if (G::CHANNELS == CHUNK) { // overlapping windows share most of their chunks
                 copy_chunk_cached(place, source, valid);
             } else {

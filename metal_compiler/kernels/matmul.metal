@@ -1,5 +1,6 @@
 // Tiled matrix product: out[batch, row, col] = epilogue(sum over k of a[batch, row, k] * b[batch, k, col]).
-// With CODES b holds codes of a byte, of which the generated number_of makes numbers where they are staged.
+// With CODES b holds codes of a byte, of which the generated number_of makes numbers where they are staged; with UNIT codes
+// as grouped_codes.metal describes.
 // Grid: tiles of rows, tiles of columns, batch. Block: 128.
 
 // A staged operand has rows along the dimension that is not contiguous in memory: of A either [row][k] or [k][row], of B
@@ -42,6 +43,36 @@ METAL_FUNC void stage_codes(
 }
 #endif
 
+#ifdef UNIT
+// As `stage`, for units of codes along k: weights are rounded to the type of the tile.
+METAL_FUNC void stage_units(
+    threadgroup tile_t* tile, device const b_t* source, int columns, int first_column, int first_k, int depth,
+    uint thread_index, BOOK_PARAMETER CODE_PARAMETERS constant Params& p)
+{
+    constexpr uint units = TILE_K / UNIT;
+    for (uint i = thread_index; i < TILE_N * units; i += THREADS) {
+        int column = int(i / units);
+        int place = int(i % units) * UNIT;
+        bool inside = (column < columns) & (first_k + place < depth);
+        int row = inside ? first_column + column : 0;
+        int k = inside ? first_k + place : 0;
+        words_t words = *(device const words_t*)(source + row * p.code_row + k / UNIT * UNIT_BYTES);
+        int part = group_of(k);
+        float scale = scale_of(CODE_ARGUMENTS row, part, p);
+#if HAS_OFFSET
+        float offset = offset_of(scale, CODE_ARGUMENTS row, part, p);
+#else
+        float offset = 0.0f;
+#endif
+        threadgroup tile_t* target = tile + column * B_PITCH + place;
+        for (int four = 0; four < FOURS; ++four) {
+            float4 weights = fma(four_numbers(words, BOOK_ARGUMENT four), float4(scale), float4(offset));
+            *(threadgroup vec<tile_t, 4>*)(target + 4 * four) = vec<tile_t, 4>(inside ? weights : float4(0.0f));
+        }
+    }
+}
+#endif
+
 kernel void matmul(
     device const a_t* a [[buffer(0)]],
     device const b_t* b [[buffer(1)]],
@@ -57,6 +88,13 @@ kernel void matmul(
     threadgroup tile_t* a_tile = (threadgroup tile_t*)memory;
     threadgroup tile_t* b_tile = (threadgroup tile_t*)(memory + A_BYTES / 16);
     threadgroup float* sums_tile = (threadgroup float*)memory; // once the operands are done with
+#ifdef CODEBOOK
+    threadgroup float book[16];
+    if (thread_index < 16) {
+        book[thread_index] = float(CODEBOOK[thread_index]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
 
     int row0 = int(group.x) * TILE_M;
     int col0 = int(group.y) * TILE_N;
@@ -81,7 +119,9 @@ kernel void matmul(
         stage<A_ROWS, A_COLUMNS, A_CHUNK>(
             a_tile, a_rows + k0 * p.a_k, p.k - k0, p.m - row0, p.a_k, p.a_row, thread_index);
 #endif
-#ifdef CODES
+#ifdef UNIT
+        stage_units(b_tile, b, p.n - col0, col0, k0, p.k, thread_index, BOOK_ARGUMENT CODE_ARGUMENTS p);
+#elif defined(CODES)
         stage_codes(
             b_tile, b_cols + k0 * p.b_k, p.n - col0, p.k - k0, p.b_col, p.b_k, col0, thread_index, CODE_ARGUMENTS p);
 #elif B_ALONG_K

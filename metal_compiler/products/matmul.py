@@ -10,6 +10,13 @@ from math import prod
 from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.products.codes import code_prologues
+from metal_compiler.products.grouped_matvec import (
+    CODE_MACROS,
+    MAX_ROWS,
+    group_prologue,
+    lower_grouped_vectors,
+    units_of,
+)
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from metal_compiler.tiles.tiling import (
     MAX_GRID,
@@ -24,7 +31,7 @@ from npu_compiler.dtypes import DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.problems.forms import Computed, Dequantised
+from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.product import Matrix, Product
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -39,7 +46,7 @@ _MATVEC_MACROS = f"matrix_t vector_t ROW(i) COL(i) CHUNK {_CODE_MACROS}"
 MATMUL = KernelTemplate(
     "matmul",
     params=f"int m, n, k, a_row, a_k, b_k, b_col, {_BATCH_PARAMS}, a_outer, a_inner, b_outer, b_inner",
-    macros=f"a_t b_t tile_t TILE_M TILE_N TILE_K A_ALONG_K A_CHUNK B_ALONG_K B_CHUNK {_CODE_MACROS}",
+    macros=f"a_t b_t tile_t TILE_M TILE_N TILE_K A_ALONG_K A_CHUNK B_ALONG_K B_CHUNK CODES? {CODE_MACROS}",
     inputs="a b codes?",
     threads=TILE_THREADS,
     files="store.metal tile.metal",
@@ -94,7 +101,10 @@ class _Use:
 @lowering_of(Product)
 def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     """Matrix products of any strides: one launch, or several where more than two batch dimensions cannot be merged."""
-    lower = _lower_vector if found.m == 1 or found.n == 1 else _lower_tiled
+    if isinstance(found.b.operand, GroupedCodes) and found.m <= MAX_ROWS:
+        return lower_grouped_vectors(found, group, lowering)
+    has_vector = found.m == 1 or (found.n == 1 and not isinstance(found.b.operand, GroupedCodes))
+    lower = _lower_vector if has_vector else _lower_tiled
     return lower(found, group, lowering)
 
 
@@ -125,13 +135,14 @@ def _batch_values(found: Product, batches: _Batches, a: str, b: str) -> dict[str
 
 def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:
     a, b = found.a, found.b
-    tile = a.dtype if isinstance(b.operand, Dequantised) else tile_dtype(a.dtype, b.dtype)
+    codes = b.operand if isinstance(b.operand, GroupedCodes) else None
+    tile = a.dtype if codes or isinstance(b.operand, Dequantised) else tile_dtype(a.dtype, b.dtype)
     tiling = best_tiling(Asked(found.m, found.n, found.k, found.batches, tile), lowering.device)
     a_along_k = a.k == 1 or a.along != 1
     b_along_k = b.k == 1 and b.along != 1
     macros = {
         "a_t": METAL.storage[a.dtype.name],
-        "b_t": METAL.storage[b.dtype.name],
+        "b_t": "uchar" if codes else METAL.storage[b.dtype.name],
         "tile_t": METAL.storage[tile.name],
         "TILE_M": tiling.rows,
         "TILE_N": tiling.columns,
@@ -139,14 +150,18 @@ def _lower_tiled(found: Product, group: Group, lowering: Lowering) -> list[Kerne
         "A_ALONG_K": int(a_along_k),
         "A_CHUNK": _tile_chunk(a, tile, a_along_k, found.k if a_along_k else found.m),
         "B_ALONG_K": int(b_along_k),
-        "B_CHUNK": _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
+        "B_CHUNK": 1 if codes else _tile_chunk(b, tile, b_along_k, found.k if b_along_k else found.n),
     }
     values = {
         "m": found.m, "n": found.n, "k": found.k,
         "a_row": a.along, "a_k": a.k, "b_k": b.k, "b_col": b.along,
     }  # fmt: skip
     grid = (ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns))
-    use = _Use(MATMUL, macros, values, grid, ("a", "b"), code_prologues(found, lowering))
+    if codes:
+        prologues = {"codes": group_prologue(codes, units_of(codes, found.k)[-1], found.k)}
+    else:
+        prologues = code_prologues(found, lowering)
+    use = _Use(MATMUL, macros, values, grid, ("a", "b"), prologues)
     return _launches(use, found, anchor_epilogue(group, lowering), lowering)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -22,6 +22,7 @@ from transformers.initialization import no_init_weights
 
 from npu_compiler.artifact.output_file import same_file, write_file
 from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.calibration import Calibration, Rounding, Seen, calibrate, logits_of, observe
 from npu_compiler.frontend.checkpoints.form import Array
 from npu_compiler.frontend.checkpoints.formats import importer_of
 from npu_compiler.frontend.checkpoints.importer import group_size
@@ -36,13 +37,15 @@ from npu_compiler.frontend.checkpoints.rounding import (
 from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder
 from npu_compiler.frontend.coded_layers import as_tensor
 from npu_compiler.frontend.decoder_request import WEIGHTS, configuration
+from npu_compiler.frontend.decoder_source import load_decoder
 from npu_compiler.frontend.weight_file import write_json, write_weights
 
-__all__ = ["QuantisedLayer", "quantise_checkpoint"]
+__all__ = ["LogitsChange", "QuantisedLayer", "change_of_logits", "quantise_checkpoint"]
 
 _BITS = {"int8": 8, "int4": 4}
 _HALVES = ("bfloat16", "float16")
 _FLOATS = (*_HALVES, "float32")
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _WORD = 4  # bytes
 
 Tell = Callable[["QuantisedLayer", float], None]
@@ -57,6 +60,7 @@ class QuantisedLayer:
         form: What it is stored in.
         before, after: Bytes.
         error: The norm of the difference over the norm of the weight.
+        outputs: The same of what the layer gives for the inputs of a text; None without one.
     """
 
     name: str
@@ -64,6 +68,27 @@ class QuantisedLayer:
     before: int
     after: int
     error: float
+    outputs: float | None = None
+
+
+@dataclass(frozen=True)
+class LogitsChange:
+    """How far the logits of a text lie from those of the unquantised model.
+
+    Attributes:
+        tokens: Of the text.
+        correlation: The lowest Pearson r of a position.
+        largest: The largest change of a logit.
+        same: The part of positions whose likeliest token is the same.
+        before, after: The mean cross-entropy of the text's next tokens, in nats.
+    """
+
+    tokens: int
+    correlation: float
+    largest: float
+    same: float
+    before: float
+    after: float
 
 
 def quantise_checkpoint(
@@ -73,10 +98,12 @@ def quantise_checkpoint(
     group: int | None = None,
     head: str = "int8",
     tell: Tell = lambda layer, done: None,
+    method: str = "rtn",
+    text: Sequence[Sequence[int]] = (),
 ) -> list[QuantisedLayer]:
     """Rounds the linears of a causal language model to codes; norms and biases stay as they are.
 
-    It holds what it writes, and one weight in float32.
+    It holds what it writes, and one weight in float32; with a text, the whole model in float32 as well.
 
     Args:
         source: A folder with ``config.json`` and ``.safetensors`` files.
@@ -85,6 +112,9 @@ def quantise_checkpoint(
         group: Columns that share a scale; all of a row when None. ``fp8`` takes no other.
         head: What the output layer and the embedding are stored in: ``int8``, a scale for each row; or ``16``.
         tell: Called for each weight that is rounded, with the part of all weights that is done.
+        method: ``rtn``; or ``search``, which moves scales from weights into what makes their inputs (`calibration`),
+            and weighs errors by these inputs.
+        text: Rows of tokens by which layers are judged; ``search`` needs some.
 
     Returns:
         What became of each weight that was rounded.
@@ -100,8 +130,19 @@ def quantise_checkpoint(
     if target.exists() and same_file(origin, target):
         raise ExtractionError(f"cannot write to '{folder}': the weights are read from it; choose another folder")
     _check_options(weights, group, head)
+    if method not in ("rtn", "search") or (method == "search" and not text):
+        raise ExtractionError(
+            f"given method={method!r} and {len(text)} rows of a text, expected rtn, or search with a text"
+        )
     tensors = SafetensorsFolder(origin)
     modules = _modules(origin)
+    plain = [name for name, is_head in modules.items() if not is_head]
+    judged = _judged(origin, plain, weights, group, method, text) if text else Calibration({})
+    unknown = sorted(set(judged.changed).difference(tensors.names()))
+    if unknown:
+        raise ExtractionError(
+            f"'{unknown[0]}' is missing from the checkpoint, where the model has it; use --method rtn"
+        )
     made: dict[str, torch.Tensor] = {}
     layers: list[QuantisedLayer] = []
     names = sorted(tensors.names())
@@ -110,10 +151,13 @@ def quantise_checkpoint(
         is_head = modules.get(module)
         form = None if is_head is None else (None if head == "16" else head) if is_head else weights
         given = tensors.take(name)
+        fitted = judged.changed.get(name, given)
         if form is None:
-            made[name] = as_tensor(given)
+            made[name] = as_tensor(given if fitted is given else fitted.astype(given.dtype))
             continue
-        parts, layer = _rounded(module, given, form, None if is_head else group)
+        seen = None if is_head else judged.seen.get(module)
+        importance = seen.square.numpy() if seen is not None and method == "search" else None
+        parts, layer = _rounded(module, given, form, None if is_head else group, (fitted, seen, importance))
         made.update({f"{module}.{end}": as_tensor(part) for end, part in parts.items()})
         layers.append(layer)
         tell(layer, (place + 1) / len(names))
@@ -158,35 +202,108 @@ def _modules(source: Path) -> dict[str, bool]:
     }
 
 
-def _rounded(module: str, given: Array, form: str, group: int | None) -> tuple[Mapping[str, Array], QuantisedLayer]:
-    """The tensors of a weight, by their names' ends."""
+def _judged(
+    origin: Path, modules: Sequence[str], weights: str, group: int | None, method: str, text: Sequence[Sequence[int]]
+) -> Calibration:
+    """What a text tells of the linears of a model."""
+    model = load_decoder(origin, None, 0)
+    kind = np.dtype(str(model.dtype).removeprefix("torch.")) if model.dtype == torch.float16 else _BFLOAT16
+    model = model.float()
+    tokens, known = max(max(row) for row in text), model.get_input_embeddings().num_embeddings
+    if tokens >= known or min(min(row) for row in text) < 0:
+        raise ExtractionError(
+            f"given the token {tokens}, expected ids from 0 to {known - 1}; use the model's tokenizer"
+        )
+    if method == "rtn":
+        return Calibration(observe(model, text)[0])
+
+    def rounding(name: str) -> Rounding:
+        own = group_size(f"{name}.weight", group or -1, model.get_submodule(name).in_features)
+
+        def round_(weight: Array, importance: Array) -> Array:
+            return _round(weight, weights, own, kind, importance, fits=False).numbers(NF4 if weights == "nf4" else None)
+
+        return round_
+
+    linears = [name for name in modules if isinstance(model.get_submodule(name), torch.nn.Linear)]
+    return calibrate(model, text, {name: rounding(name) for name in linears})
+
+
+def change_of_logits(
+    source: str | os.PathLike[str], folder: str | os.PathLike[str], text: Sequence[Sequence[int]]
+) -> LogitsChange:
+    """Compares a quantised model with the one that it was made of, in PyTorch.
+
+    Args:
+        source, folder: As for `quantise_checkpoint`.
+        text: Rows of tokens.
+    """
+    model = load_decoder(Path(source), None, 0)
+    own = [*logits_of(model, text)]
+    model = load_decoder(Path(folder), None, 0)
+    correlation, largest, same, entropies = 1.0, 0.0, 0, [0.0, 0.0]
+    count = sum(map(len, text))
+    for tokens, before, after in zip(text, own, logits_of(model, text), strict=True):
+        centred = [logits - logits.mean(-1, keepdim=True) for logits in (before, after)]
+        both = (centred[0] * centred[1]).sum(-1) / (centred[0].norm(dim=-1) * centred[1].norm(dim=-1))
+        correlation = min(correlation, float(both.min()))
+        largest = max(largest, float((after - before).abs().max()))
+        same += int((after.argmax(-1) == before.argmax(-1)).sum())
+        for place, logits in enumerate((before, after)):
+            wanted = torch.tensor(list(tokens)[1:])
+            entropies[place] += float(torch.nn.functional.cross_entropy(logits[:-1], wanted, reduction="sum"))
+    following = max(1, count - len(text))
+    return LogitsChange(count, correlation, largest, same / count, entropies[0] / following, entropies[1] / following)
+
+
+def _round(
+    weight: Array, form: str, group: int, kind: np.dtype[Any], importance: Array | None = None, fits: bool = True
+) -> Rounded:
+    if form == "nf4":
+        return round_to_codebook(weight, group, NF4)
+    if form == "fp8":
+        return round_to_floats(weight, kind)
+    return round_to_integers(weight, _BITS[form], group, kind, form == "int8", importance, fits)
+
+
+def _rounded(
+    module: str, given: Array, form: str, group: int | None, judged: tuple[Array, Seen | None, Array | None]
+) -> tuple[Mapping[str, Array], QuantisedLayer]:
+    """The tensors of a weight, by their names' ends.
+
+    Args:
+        module: Whose weight it is.
+        given: As the checkpoint has it.
+        form: What it becomes.
+        group: Columns that share a scale.
+        judged: What is rounded in its place, the layer's inputs, and how much each column counts.
+    """
     name = f"{module}.weight"
     if given.ndim != 2 or given.dtype.name not in _FLOATS:
         raise ExtractionError(
             f"'{name}': given {given.dtype.name}{list(given.shape)}, expected a matrix in half precision"
         )
-    norm = float(np.square(given.astype(np.float32)).sum(dtype=np.float64))
+    fitted, seen, importance = judged
+    norm = float(np.square(fitted.astype(np.float32)).sum(dtype=np.float64))
     if not np.isfinite(norm):
         raise ExtractionError(f"'{name}': given numbers that are infinite or NaN, expected finite ones")
     columns = given.shape[1]
     own = group_size(name, group or -1, columns)
-    kind = given.dtype if given.dtype.name in _HALVES else np.dtype(ml_dtypes.bfloat16)
+    kind = given.dtype if given.dtype.name in _HALVES else _BFLOAT16
+    result = _round(fitted, form, own, kind, importance)
     if form == "nf4":
-        result = round_to_codebook(given, own, NF4)
         parts = _as_bitsandbytes(given.shape, result, own)
-    elif form == "fp8":
-        result = round_to_floats(given, kind)
+    elif form == "fp8" or (form == "int8" and own == columns):
         parts = {"weight": result.codes, "weight_scale": result.scales}
     else:
-        symmetric = form == "int8"
-        result = round_to_integers(given, _BITS[form], own, kind, symmetric)
-        is_plain = symmetric and own == columns
-        parts = (
-            {"weight": result.codes, "weight_scale": result.scales} if is_plain else _packed(given.shape, form, result)
-        )
+        parts = _packed(given.shape, form, result)
     shown = form if form == "fp8" or own == columns else f"{form} in groups of {own}"
     after = sum(part.nbytes for part in parts.values())
-    return parts, QuantisedLayer(module, shown, given.nbytes, after, sqrt(result.error / norm) if norm else 0.0)
+    error = sqrt(result.error / norm) if norm else 0.0
+    outputs = None
+    if seen is not None:
+        outputs = seen.error(fitted.astype(np.float32), result.numbers(NF4 if form == "nf4" else None))
+    return parts, QuantisedLayer(module, shown, given.nbytes, after, error, outputs)
 
 
 def _packed(shape: tuple[int, ...], form: str, result: Rounded) -> dict[str, Array]:

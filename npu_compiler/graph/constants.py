@@ -232,9 +232,9 @@ class _Scene:
 
 
 def _widens(expr: Expr) -> bool:
-    """Whether elements are read that take less memory than the result: codes, or flags."""
+    """Whether elements are read that take less memory than the result: codes, also of a codebook, or flags."""
     inside = {node for load in leaves(expr) if load.index is not None for node in walk(load.index)}
-    return any(load.dtype.size < expr.dtype.size for load in leaves(expr) if load not in inside)
+    return any(load.dtype.size < (2 if load in inside else expr.dtype.size) for load in leaves(expr))
 
 
 def _carried(recipe: WeightRecipe) -> WeightRecipe | None:

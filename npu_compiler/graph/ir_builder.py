@@ -26,11 +26,16 @@ class IRBuilder:
     def add(
         self, op: str, dtype: str, shape: Sequence[int], /, *operands: IRTensor, name: str | None = None, **attrs: Any
     ) -> IRTensor:
-        """Adds a node, and gives its result."""
-        result = {"name": name or f"{op.partition('.')[0]}_{len(self._nodes)}", "shape": list(shape), "dtype": dtype}
-        node = {"name": result["name"], "op_type": f"aten.{op}", "inputs": list(operands), "outputs": [result]}
-        self._nodes.append({**node, "attrs": attrs})
+        """Adds a node, and gives its result; an op with no namespace is one of ATen."""
+        result = {"name": name or f"{op.split('.')[-2]}_{len(self._nodes)}", "shape": list(shape), "dtype": dtype}
+        self.add_all(op, (result,), *operands, **attrs)
         return result
+
+    def add_all(self, op: str, results: Sequence[IRTensor], *operands: IRTensor, **attrs: Any) -> None:
+        """Adds a node with several results; it has the first one's name."""
+        name = op if op.count(".") > 1 else f"aten.{op}"
+        node = {"name": results[0]["name"], "op_type": name, "inputs": list(operands), "outputs": list(results)}
+        self._nodes.append({**node, "attrs": attrs})
 
     def same(self, op: str, tensor: IRTensor, *others: IRTensor, **attrs: Any) -> IRTensor:
         """Adds a node whose result has the shape and data type of its first operand."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from npu_compiler.dtypes import FLOAT32, DType
+from npu_compiler.dtypes import FLOAT32, INT32, DType
 from npu_compiler.dtypes import dtype as data_type
+from npu_compiler.integers import ceil_div
 from npu_compiler.ir import IRGraph, OpNode
 from npu_compiler.ops.codes import group_of, picked
 from npu_compiler.ops.elementwise import clamp, clamp_tensor
@@ -20,7 +21,7 @@ from npu_compiler.ops.pointwise import round_
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.shapes import OpRefusal, normalize_dim
-from npu_compiler.tensor.symbolic import Number, Tensor, arange
+from npu_compiler.tensor.symbolic import Number, Tensor, apply, arange
 
 _LIBRARY = "quantized_decomposed"
 
@@ -327,3 +328,35 @@ def weight_int8pack_mm(self: Tensor, mat2: Tensor, scales: Tensor) -> Tensor:
         given = ", ".join(str(list(tensor.shape)) for tensor in (self, mat2, scales))
         raise OpRefusal(f"given {given}, expected two matrices and a scale for each row of the second")
     return product(self, (mat2.cast(self.dtype) * scales.cast(self.dtype).reshape((-1, 1))).swap(0, 1))
+
+
+@op("aten._weight_int4pack_mm.default", work=Work.ANCHOR, flops=flops)
+def weight_int4pack_mm(self: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros: Tensor) -> Tensor:
+    """``self @ ((code - 8) * scale + zero).T``, of codes as 16 by 8 tiles of a tensor core's operand lie in registers.
+
+    Args:
+        self: [rows, columns].
+        mat2: int32 [n / 8, columns / (32 words), 32, words]: by eights of rows, and by lanes, each with two tiles to a
+            word.
+        qGroupSize: Columns that share a scale.
+        qScaleAndZeros: [columns / `qGroupSize`, n, 2].
+    """
+    if len(mat2.shape) != 4 or mat2.dtype != INT32 or mat2.shape[2] != 32:
+        given = f"{mat2.dtype}{list(mat2.shape)}"
+        raise OpRefusal(f"given {given}, expected int32 [n / 8, columns / (32 words), 32, words]")
+    eights, outer, _, words = mat2.shape
+    rows, columns = 8 * eights, 32 * words * outer
+    expected = (ceil_div(columns, qGroupSize), rows, 2)
+    if self.shape[1:] != (columns,) or qScaleAndZeros.shape != expected:
+        given = f"{list(self.shape)} and scales {list(qScaleAndZeros.shape)}"
+        raise OpRefusal(f"given {given}, expected [.., {columns}] and {list(expected)} for groups of {qGroupSize}")
+    words_of = mat2.reshape((eights, outer, 8, 4, words, 1, 1, 1))
+    bit = arange(self.trace, 8).reshape((2, 2, 2)).cast(INT32) * 4  # by odd columns, then tiles, then halves of a tile
+    codes = apply("and", apply("shr", words_of, bit), 15).permute((0, 2, 1, 4, 6, 7, 3, 5)).reshape((rows, columns))
+    place = group_of(arange(self.trace, columns), qGroupSize)
+    scale, zero = (
+        picked(qScaleAndZeros.slice(2, part, 1).reshape((-1, rows)).swap(0, 1), {-1: place}).cast(FLOAT32)
+        for part in (0, 1)
+    )
+    weight = (codes.cast(FLOAT32) - 8.0) * scale + zero
+    return product(self, weight.cast(self.dtype).swap(0, 1))

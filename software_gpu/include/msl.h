@@ -9,7 +9,8 @@
 #include "msl_regions.h"
 #include "msl_types.h"
 
-#define kernel
+// Only the entries of a library call a kernel: one that no entry calls is not compiled.
+#define kernel static
 #define thread
 #ifdef MSL_ADDRESS_SPACES
 #define device __attribute__((address_space(1)))

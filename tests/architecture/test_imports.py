@@ -32,7 +32,7 @@ FORWARDS = {"npu_runtime": {"npu_model", "npu_text.generator"}}
 # What a device's side may know of the compiler: what a compiled model consists of, and how PyTorch's ops are called.
 OF_THE_COMPILER = {
     *("artifact", "compiled_program", "partitioning.plan", "tensor.layout"),
-    *("ops.binding", "ops.registry", "frontend.evidence"),
+    *("ops.binding", "ops.registry", "frontend.evidence", "frontend.coded_operator"),
     *("ir", "dtypes", "errors", "integers", "plugins"),
 }
 

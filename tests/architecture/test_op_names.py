@@ -17,6 +17,11 @@ MODELS_COME_IN = {
     "npu_compiler.graph.ir_builder",
     "npu_compiler.graph.next_token",
     "npu_compiler.graph.sampled_token",
+    "npu_compiler.graph.lane_tokens",
+    # And these, as a model comes in: what is complex in it becomes nodes of pairs.
+    "npu_compiler.frontend.complex_pairs",
+    "npu_compiler.frontend.fourier",
+    "npu_compiler.frontend.pair_writer",
 }
 
 NAMES = {name.removeprefix("aten.") for name in get_supported_ops()}

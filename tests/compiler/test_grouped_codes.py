@@ -17,9 +17,8 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.forms import GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from tests.support.grouped_codes import numbers_of
-from tests.support.ir_builder import IRBuilder
+from tests.support.ir_builder import IRBuilder, Value
 from tests.support.reference_target import Planned, ReferenceTarget, plan_ir
-
 
 assert coded_layers  # which defines npu_codes::dequantize
 
@@ -156,19 +155,15 @@ def test_any_bits_groups_and_sizes(case: Case) -> None:
     check(case)
 
 
-SPELLINGS = {
-    "per_channel_group": lambda codes, scales, zeros: (
-        "quantized_decomposed.dequantize_per_channel_group.default",
-        (codes, scales, zeros, -8, 7, torch.int8, 8, torch.float16),
-    ),
-    "affine": lambda codes, scales, zeros: (
-        "torchao.dequantize_affine.default",
-        (codes, [1, 8], scales, zeros, torch.int8, -8, 7, torch.float16),
-    ),
-}
+def _spelled(spelling: str, codes: Value, scales: Value, zeros: Value | None) -> tuple[str, tuple[Any, ...]]:
+    limits = (-8, 7, torch.int8)
+    if spelling == "per_channel_group":
+        op = "quantized_decomposed.dequantize_per_channel_group.default"
+        return op, (codes, scales, zeros, *limits, 8, torch.float16)
+    return "torchao.dequantize_affine.default", (codes, [1, 8], scales, zeros, torch.int8, -8, 7, torch.float16)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", ["per_channel_group", "affine"])
 @pytest.mark.parametrize("with_zeros", [True, False])
 def test_other_spellings_are_the_same_form(spelling: str, with_zeros: bool) -> None:
     if spelling == "affine":
@@ -176,7 +171,7 @@ def test_other_spellings_are_the_same_form(spelling: str, with_zeros: bool) -> N
     builder, target = IRBuilder(), Keeps()
     codes, scales = builder.input("codes", (6, 32), torch.int8), builder.input("scales", (6, 4), torch.float16)
     zeros = builder.input("zeros", (6, 4), torch.int8) if with_zeros else None
-    op, args = SPELLINGS[spelling](codes, scales, zeros)
+    op, args = _spelled(spelling, codes, scales, zeros)
     weight = builder.call(op, *args)
     x = builder.input("x", (3, 32), torch.float16)
     plan_ir(builder.build(builder.call("aten.linear.default", x, weight)), target)

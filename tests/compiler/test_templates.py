@@ -16,6 +16,7 @@ import torch
 import npu_compiler
 from npu_compiler.artifact.plan import Argument, KernelSource
 from npu_compiler.errors import CompileError
+from npu_compiler.graph.lane_tokens import Feature, lane_tokens_ir
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from tests.cuda import shapes, test_prefill
@@ -25,6 +26,7 @@ from tests.ops.cases import case, floats
 from tests.ops.collected import COMPUTED
 from tests.ops.test_experts import grouped_rows
 
+DRAW = lane_tokens_ir((2, 1, 40), "float16", 2, {Feature.DRAWN})
 TARGETS = {"metal": "metal_compiler", "cuda": "cuda_compiler"}
 
 
@@ -131,7 +133,7 @@ def made() -> list[Made]:
                 return found[-1].source
 
             patch.setattr(writer, "source", recorded)
-            for sample in samples():
+            for sample in (*samples(), DRAW):
                 npu_compiler.compile(sample, target)
     return found
 
@@ -184,7 +186,7 @@ def test_files_for_cuda_bind_and_launch_what_their_templates_declare(made: list[
             expected += [] if generated and expected[-1:] == ["..."] else ["..." if generated else name]
         expected += template.outputs.split() or ["out", "..."]
         (parameters,) = re.findall(rf"\b{template.entry}\(([^()]*)const Params p\)", each.files)
-        found = re.findall(r"(\w+)\s*(?:,|$)", re.sub(r"(\w+_PARAMETERS\s+)+", "MACRO, ", parameters))
+        found = re.findall(r"(\w+)\s*(?:,|$)", re.sub(r"(\w+_PARAMETERS?\s+)+", "MACRO, ", parameters))
         optional = {"MACRO", *(name.rstrip("?") for name in template.inputs.split() if name.endswith("?"))}
         bound = ["..." if name in optional else name for name in found]
         assert [name for name, _ in itertools.groupby(bound)] == expected, template.entry
@@ -201,7 +203,8 @@ def test_files_for_metal_bind_what_their_templates_declare(made: list[Made]) -> 
             inputs = [name.removesuffix("?") for name in template.inputs.split() if name not in beside]
             expected = enumerate((*inputs, "out"))
             assert set(found) <= {(name, str(number)) for number, name in expected}, template.entry
-            assert len(found) >= len(inputs), template.entry
+            always = [name for name in template.inputs.split() if not name.endswith("?")]
+            assert len(found) >= len(always), template.entry  # others may have a place that a macro says
 
 
 AXPY = KernelTemplate("axpy", "int count; float step", "T TWICE?", "x y?", threads=lambda given: given["T"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +12,10 @@ from cuda_runtime.capability import meets
 from cuda_runtime.nvrtc import compile_kernel
 from npu_compiler.artifact.plan import Call, ExecutionPlan, KernelCall, KernelSource, Step, options_of
 
-__all__ = ["check_compile", "check_plan_compiles", "kernels_for", "remember_in"]
+__all__ = ["check_compile", "check_plan_compiles", "kernels_for", "one_of_each_form", "remember_in"]
 
+_NUMBER = re.compile(r"\b\d+\b")
+_TILING = re.compile(r"^#define (?:TILE_[MNK]|STAGES|BLOCKS) .*$", re.MULTILINE)
 _compiled: Path | None = None  # a folder with an empty file for each kernel that compiled in this session
 
 
@@ -21,6 +24,12 @@ def kernels_for(plan: ExecutionPlan, capability: int) -> list[KernelSource]:
     calls = (call for step in plan.steps for calls in _options(step, capability) for call in calls)
     indices = {call.kernel for call in calls if isinstance(call, KernelCall)}
     return [plan.kernels[index] for index in sorted(indices)]
+
+
+def one_of_each_form(kernels: Iterable[KernelSource]) -> list[KernelSource]:
+    """Of the kernels that differ in no more than the sizes of a layer one for each tiling: they compile alike."""
+    forms = {(_NUMBER.sub("", kernel.text), *_TILING.findall(kernel.text)): kernel for kernel in kernels}
+    return list(forms.values())
 
 
 def remember_in(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import npu_compiler
 from npu_runtime import Device
 from tests.ops import test_ops
 from tests.ops.cases import BOOL, Case, Operand, case, floats
@@ -52,8 +53,20 @@ CASES = [
     case(NAME, *[floats(3, 4, 6, 49, 32)] * 3, floats(4, 6, 49, 49)).storing(2),
     case(NAME, *[floats(3, 4, 6, 49, 32)] * 3, added(49, 49, 20, float("-inf"))).storing(2),
     case(NAME, floats(3, 4, 2, 1, 64), *[floats(3, 4, 2, 700, 64)] * 2, floats(1, 4, 2, 1, 700)).storing(2),
+    case(NAME, floats(3, 4, 1, 64), *[floats(3, 4, 40, 64)] * 2, floats(3, 1, 1, 40)).storing(2),
+    case(NAME, floats(3, 4, 130, 64), *[floats(3, 4, 50, 64)] * 2, floats(1, 1, 130, 50)).storing(2),
+    case(NAME, floats(2, 4, 5, 64), *[floats(2, 4, 33, 64)] * 2, up_to(5, 33, 20)).storing(2),
     case(NAME, heads(3, 5, 17), heads(3, 90, 17), heads(3, 90, 17), scale=0.3).storing(2),
 ]
+
+
+def test_one_block_of_positions_needs_no_launch_that_looks_at_the_mask() -> None:
+    def entries(rows: int, length: int) -> set[str]:
+        ir = case(NAME, heads(2, rows, 64), *[heads(2, length, 64)] * 2, floats(1, 1, rows, length)).ir(torch.float32)
+        return {kernel.entry for kernel in npu_compiler.compile(ir, "cuda").main.kernels}
+
+    assert "mask_states" not in entries(49, 49)
+    assert "mask_states" in entries(65, 65)
 
 
 @BOTH

@@ -29,7 +29,7 @@ _PLAIN = "matmul_plain"
 
 def kernel_for(spelling: str, rows: int, n: int, k: int) -> str:
     """The kernel that a product should go to."""
-    if rows <= 16 and spelling not in ("Left", "StoredByColumn", "ScaledBehind"):
+    if rows <= 16 and spelling not in ("Left", "StoredByColumn", "ScaledBehind", "Unsigned"):
         return "grouped_matvec"
     if spelling == "Left" or (rows <= 8 and spelling != "StoredByColumn"):
         return "matvec"

@@ -1,4 +1,4 @@
-"""Products of a few rows by packed codes with groups on CUDA: which kernel takes them, and on a device what it computes."""
+"""Products of a few rows by packed codes on CUDA: which kernel takes them, and on a device what it computes."""
 
 from __future__ import annotations
 
@@ -158,7 +158,9 @@ def errors(case: Case, dtype: torch.dtype, device: Device) -> tuple[float, float
     inputs = {"x": x} | ({"y": y} if case.behind == "residual" else {})
     weights = {**parts, **({"norm": norm} if case.behind == "norm ahead" else {})}
     result = torch.as_tensor(load(case.program(dtype), weights, device)(**inputs)).double().cpu()
-    plain = (x.double() @ weight.to(dtype).double().T).to(dtype).double() if not case.behind else exact.to(dtype).double()
+    plain = (
+        (x.double() @ weight.to(dtype).double().T).to(dtype).double() if not case.behind else exact.to(dtype).double()
+    )
     norm_of = exact.norm()
     return float((result - exact).norm() / norm_of), float((plain - exact).norm() / norm_of)
 

@@ -11,10 +11,11 @@ import npu_compiler
 from cuda_runtime.nvrtc import architectures, compile_kernel
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.errors import KernelCompileError, MissingDependencyError
+from npu_compiler.graph.lane_tokens import Feature, lane_row_ir, lane_rows_ir, lane_tokens_ir
 from npu_compiler.graph.next_token import next_token_ir
 from npu_compiler.graph.sampled_token import sampled_token_ir
 from tests.cuda import shapes, test_prefill
-from tests.cuda.kernels import check_compile, check_plan_compiles, kernels_for
+from tests.cuda.kernels import check_compile, kernels_for, one_of_each_form
 from tests.cuda.resnets import compiled_resnet
 from tests.ops.cases import Case
 from tests.ops.collected import COMPUTED
@@ -67,8 +68,12 @@ def test_kernels_of_prefill_compile(architecture: int) -> None:
 def test_kernels_that_choose_tokens_compile(architecture: int) -> None:
     kind = "float16" if architecture < 80 else "bfloat16"
     limits = {70: ("top_k",), 80: ("top_p",), 90: ("top_k", "top_p")}[architecture]
-    irs = next_token_ir(151936, kind, 2048), sampled_token_ir(151936, kind, 2048, 4, limits)
-    _compile_all([npu_compiler.compile(ir, "cuda", kind) for ir in irs], architecture)
+    features = {70: set(), 80: {Feature.DRAWN}, 90: {*Feature}}[architecture]
+    irs = [next_token_ir(151936, kind, 2048), sampled_token_ir(151936, kind, 2048, 4, limits)]
+    irs += [lane_tokens_ir((8, 1, 151936 - architecture), kind, 9, features), lane_row_ir(9, 151936, "int32")]
+    irs += [lane_rows_ir(8, 9, {*Feature})]
+    programs = [npu_compiler.compile(ir, "cuda", str(ir.get("compute_dtype", kind))) for ir in irs]
+    _compile_all(programs, architecture)
 
 
 def test_refused_kernel_names_itself_and_the_reason() -> None:
@@ -78,8 +83,9 @@ def test_refused_kernel_names_itself_and_the_reason() -> None:
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_kernels_of_resnets_compile(architecture: int) -> None:
-    for program in (compiled_resnet("resnet18", 1), compiled_resnet("resnet50", 64)):
-        check_plan_compiles(program.main, architecture)
+    programs = compiled_resnet("resnet18", 1), compiled_resnet("resnet50", 64)
+    kernels = [kernel for program in programs for kernel in kernels_for(program.main, architecture)]
+    check_compile(one_of_each_form(kernels), architecture)
 
 
 @pytest.mark.parametrize(("name", "launches"), [("resnet18", 20), ("resnet50", 52)])

@@ -84,3 +84,29 @@ def test_kernels_for_cuda_that_cap_scores_compile(rows: int, architecture: int) 
     plan = npu_compiler.compile(npu_compiler.extract(Capped().eval(), given).ir, "cuda").main
     assert "attention" in {kernel.entry for kernel in plan.kernels}
     check_plan_compiles(plan, architecture)
+
+
+class Native(torch.nn.Module):
+    """PyTorch's fast path, without the weights that it need not give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = self.layer
+        given = layer.in_proj_weight, layer.in_proj_bias, layer.out_proj.weight, layer.out_proj.bias
+        made: torch.Tensor = torch._native_multi_head_attention(x, x, x, 32, 4, *given, None, False)[0]
+        return made
+
+
+def test_a_fast_path_without_weights_is_one_attention() -> None:
+    torch.manual_seed(0)
+    model, x = Native().eval(), torch.randn(2, 9, 32)
+    extraction = npu_compiler.extract(model, (x,))
+    assert "aten._native_multi_head_attention.default" in {node["op_type"] for node in extraction.ir["nodes"]}
+    program = npu_compiler.compile(extraction, "metal")
+    assert "attention" in {kernel.entry for kernel in program.main.kernels}
+    found = npu_runtime.load(program, extraction.weights, device="software-metal")(x)
+    expected = model.layer.double()(*[x.double()] * 3)[0]
+    torch.testing.assert_close(torch.as_tensor(found).double(), expected, rtol=4e-3, atol=4e-3)

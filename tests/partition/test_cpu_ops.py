@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,8 @@ from torch_ir.executor import ExecutionError
 
 from npu_compiler import extract, partition
 from npu_compiler.errors import DeviceError, InputError, IRError, UnsupportedOpError
+from npu_compiler.frontend.checkpoints.form import CodedMatrix
+from npu_compiler.frontend.coded_layers import CodedLinear, CodedWeight
 from npu_compiler.partitioner import PartitionPlan
 from npu_compiler.partitioning.carried_graph import read_carried_graph
 from npu_runtime.aten_call import AtenCall
@@ -324,3 +328,19 @@ def test_arguments_are_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
         results = program.run(dict(zip(names, ((X * scale).numpy(), INDEX.numpy()), strict=True)))
         for tensor, wanted in zip(plan.output_tensors, function(X * scale, INDEX), strict=True):
             torch.testing.assert_close(results[tensor], wanted, rtol=0, atol=0)
+
+
+def test_codes_become_numbers_on_the_cpu() -> None:
+    """The operator of quantised models is no op of PyTorch's own: the CPU's part brings it."""
+    generator = np.random.default_rng(0)
+    codes, scales = generator.integers(0, 256, (12, 16), np.uint8), generator.random((12, 1), np.float32) + 0.5
+    layer = CodedLinear(CodedWeight(CodedMatrix((12, 32), 4, codes, 32, scales, 32, zero=8), torch.float32))
+    given = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    extraction = extract(layer.eval(), (given,))
+    plan = cpu_plan(extraction.ir)
+    program = CPUProgram(plan.partitions[0])
+    program.load_weights(arrays_of(extraction.weights))
+    (result,) = program.run({plan.inputs[0].name: given}).values()
+    torch.testing.assert_close(result, layer(given), rtol=0, atol=0)
+    given_to_python = "import sys, npu_runtime.cpu_fallback, torch; torch.ops.npu_codes.dequantize.default"
+    assert subprocess.run([sys.executable, "-c", given_to_python], check=False).returncode == 0

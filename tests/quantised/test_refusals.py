@@ -137,14 +137,14 @@ def gptq_tensors(**changed: torch.Tensor) -> Tensors:
         (section("awq", version="gemv_fast"), {}, r"given version='gemv_fast'.*expected 'gemm' or 'gemv'"),
         (section("hqq"), {}, r"given weights quantised by 'hqq', expected one of awq, bitsandbytes"),
         (section("fp8", weight_block_size=[128]), {}, r"given weight_block_size=\[128\], expected rows and columns"),
-        (section("compressed-tensors", format="nvfp4-pack-quantized"), {}, r"given format='nvfp4-pack-quantized'"),
+        (section("compressed-tensors", format="mxfp6-e3m2"), {}, r"given format='mxfp6-e3m2'"),
         (section("compressed-tensors", format="pack-quantized"), {}, r"given config_groups=None, expected what each"),
         (section("bitsandbytes"), {}, r"given neither load_in_4bit nor load_in_8bit"),
         ({"quantization": {"bits": 4}}, {}, r"given the quantisation .*, expected its method, or bits and group size"),
         (
-            {"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
+            {"quantization": {"bits": 4, "group_size": 32, "mode": "codebook"}},
             {},
-            r"given mode='mxfp4'.*expected 'affine'",
+            r"given mode='codebook'.*expected 'affine' or 'mxfp4'",
         ),
     ],
 )

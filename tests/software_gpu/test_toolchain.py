@@ -195,7 +195,9 @@ def test_a_library_that_does_not_load_names_kernel_and_symbol(
     source = CALLS.replace("system", "nowhere")
     with pytest.raises(KernelCompileError, match=r"kernel 'k' does not load.*nowhere"):
         library._load_entry(
-            "nowhere", lambda path: library._build(source, {}, library.Execution.FAST, path, toolchain.find_toolchain())
+            "nowhere",
+            lambda path: library._build(source, {}, library.Execution.FAST, path, toolchain.find_toolchain()),
+            lambda kernel: 0,
         )
 
 

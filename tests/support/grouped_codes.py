@@ -41,7 +41,9 @@ def numbers_of(codes: GroupedCodes, position: int, memory: Callable[[int], Array
     elif codes.zeros is not None:
         zero = _spread(codes, _read(codes.zeros, memory), k, row)
     made = (made - zero) * _spread(codes, _read(codes.scale, memory), k, row)
-    return made if codes.bias is None else made + _spread(codes, _read(codes.bias, memory), k, row)
+    if codes.bias is not None:
+        made = made + _spread(codes, _read(codes.bias, memory), k, row)
+    return np.asarray(made)
 
 
 def _read(operand: Operand, memory: Callable[[int], Array]) -> Array:
@@ -66,4 +68,5 @@ def _packed(operand: Operand, k: int, bits: int, flat: Array) -> Array:
 def _spread(codes: GroupedCodes, part: Array, k: int, row: int) -> Array:
     """What is the same for a group, at each place."""
     part = np.take(part, np.arange(codes.shape[k]) // codes.group, k)
-    return np.take(part, np.arange(codes.shape[row]) // codes.rows, row)
+    made: Array = np.take(part, np.arange(codes.shape[row]) // codes.rows, row)
+    return made

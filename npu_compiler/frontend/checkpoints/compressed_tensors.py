@@ -1,7 +1,9 @@
-"""compressed-tensors: packed integers, bytes and 8-bit floats, by groups of a configuration.
+"""compressed-tensors: packed integers, bytes and small floats, by groups of a configuration.
 
 Layout: ``weight_packed`` int32 [rows, columns * bits / 32] or ``weight`` [rows, columns], ``weight_scale`` and, of
-asymmetric weights, ``weight_zero_point``; packed integers are stored with half of their range added.
+asymmetric weights, ``weight_zero_point``; packed integers are stored with half of their range added. Floats of four
+bits: ``weight_packed`` uint8 [rows, columns / 2], the first of two in the low bits, with scales of a byte in groups:
+powers of two (MXFP4), or 8-bit floats that ``weight_global_scale`` divides (NVFP4).
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.gptq import order_of_groups
 from npu_compiler.frontend.checkpoints.importer import Config, Importer, group_size, number, option, skips
 from npu_compiler.frontend.checkpoints.packing import pack, unpack, words
+from npu_compiler.frontend.checkpoints.small_floats import E2M1, powers_of_two, scales_over_one
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.integers import ceil_div
 
 __all__ = ["CompressedTensors"]
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
+_INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", "dense")
+_FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
+_FORMATS = (*_INTEGERS, *_FLOATS)
 _SCALES = ("float16", "bfloat16", "float32")
 _CLASSES = ("Linear", "Embedding")
 
@@ -51,6 +56,8 @@ class CompressedTensors(Importer):
         rows, columns = shape
         if packed not in tensors:
             return self._of_bytes(module, shape, weights, tensors)
+        if option(weights, "type", ("int", "float"), "int") == "float":
+            return _of_small_floats(module, shape, weights, tensors)
         width = ceil_div(columns * bits, 32)
         codes = words(tensors.take(packed, (rows, width), ("int32", "uint32")))[:, : ceil_div(columns * bits, 8)]
         group = _group(scale, weights, columns)
@@ -87,6 +94,8 @@ class CompressedTensors(Importer):
         name, scale, (rows, columns) = f"{module}.weight", f"{module}.weight_scale", shape
         kind = "float8_e4m3fn" if option(weights, "type", ("int", "float"), "int") == "float" else "int8"
         codes = tensors.take(name, shape, (kind,))
+        if kind != "int8" and weights.get("strategy") == "group":
+            return _with_small_scales(module, CodedMatrix(shape, 8, codes, columns, codes, columns), weights, tensors)
         scales = tensors.take(scale, None, _SCALES)
         points = tensors.take_if_there(f"{module}.weight_zero_point")
         block = weights.get("block_structure")
@@ -132,6 +141,34 @@ class CompressedTensors(Importer):
             if found is None and any(target in _CLASSES for target in targets):
                 found = group
         return found
+
+
+def _of_small_floats(module: str, shape: tuple[int, int], weights: Config, tensors: Tensors) -> CodedMatrix:
+    """Floats of four bits."""
+    if number(weights, "num_bits", 2, 8) != 4:
+        raise ExtractionError(
+            f"'{module}.weight_packed': given packed floats of {weights['num_bits']} bits, expected 4"
+        )
+    rows, columns = shape
+    codes = tensors.take(f"{module}.weight_packed", (rows, columns // 2), ("uint8",))
+    return _with_small_scales(module, CodedMatrix(shape, 4, codes, columns, codes, columns), weights, tensors)
+
+
+def _with_small_scales(module: str, made: CodedMatrix, weights: Config, tensors: Tensors) -> CodedMatrix:
+    """Small floats with the scales of their groups: 8-bit floats, powers of two in a byte, or half precision."""
+    scale, (rows, columns) = f"{module}.weight_scale", made.shape
+    group = _group(scale, weights, columns)
+    scales = tensors.take(scale, (rows, columns // group), ("uint8", "float8_e4m3fn", *_SCALES))
+    tensors.skip(f"{module}.input_global_scale")
+    whole = f"{module}.weight_global_scale"
+    own: Array | CodedMatrix = scales
+    if scales.dtype == np.uint8:
+        own = powers_of_two(scales)
+    elif scales.dtype.name == "float8_e4m3fn":
+        own = scales_over_one(whole, scales, tensors.take_if_there(whole, None, ("float32",)))
+    if tensors.take_if_there(f"{module}.weight_zero_point") is not None:
+        raise ExtractionError(f"'{module}.weight_zero_point': given zero points of small floats, expected none")
+    return replace(made, scales=own, group=group, codebook=E2M1 if made.bits == 4 else None, scales_name=scale)
 
 
 def _group(name: str, weights: Config, columns: int) -> int:

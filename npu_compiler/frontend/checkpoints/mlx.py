@@ -1,21 +1,26 @@
-"""MLX: integers of 2 to 8 bits packed along the inputs, with a scale and a bias for each group.
+"""MLX: integers of 2 to 8 bits packed along the inputs, with a scale and a bias for each group; or small floats.
 
 Layout: ``weight`` uint32 [rows, columns * bits / 32], ``scales`` and ``biases`` [rows, groups]; embeddings as well.
+Small floats have ``scales`` of a byte and no biases.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
+
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.importer import Config, Importer, group_size, number, option
 from npu_compiler.frontend.checkpoints.packing import words
+from npu_compiler.frontend.checkpoints.small_floats import E2M1, powers_of_two, scales_over_one
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 
 __all__ = ["Mlx"]
 
 _BITS = (2, 3, 4, 5, 6, 8)
+_FLOATS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and group of each
 _SCALES = ("float16", "bfloat16", "float32")
 
 
@@ -30,9 +35,13 @@ class Mlx(Importer):
 
     @staticmethod
     def _check(config: Config) -> None:
-        option(config, "mode", ("affine",), "affine")
+        mode = option(config, "mode", ("affine", *_FLOATS), "affine")
         option(config, "bits", _BITS)
         number(config, "group_size", 1, 1 << 20)
+        if mode in _FLOATS and (config["bits"], config["group_size"]) != _FLOATS[mode]:
+            bits, group = _FLOATS[mode]
+            given = f"{config['bits']} bits in groups of {config['group_size']}"
+            raise ExtractionError(f"given {given} for '{mode}', expected {bits} and {group}")
 
     def matrix(self, module: str, shape: tuple[int, int], tensors: Tensors) -> CodedMatrix | None:
         name = f"{module}.weight"
@@ -46,10 +55,16 @@ class Mlx(Importer):
         bits, (rows, columns) = int(config["bits"]), shape
         group = group_size(name, config["group_size"], columns)
         sizes = (rows, columns // group)
+        codes = words(tensors.take(name, (rows, columns * bits // 32), ("uint32", "int32")))
+        if config.get("mode", "affine") != "affine":
+            own = tensors.take(f"{module}.scales", sizes, ("uint8",))
+            scales = scales_over_one(name, own) if config["mode"] == "nvfp4" else powers_of_two(own)
+            codes, book = (codes, E2M1) if bits == 4 else (codes.view(ml_dtypes.float8_e4m3fn), None)
+            return CodedMatrix(shape, bits, codes, columns, scales, group, codebook=book)
         return CodedMatrix(
             shape,
             bits,
-            words(tensors.take(name, (rows, columns * bits // 32), ("uint32", "int32"))),
+            codes,
             columns,
             tensors.take(f"{module}.scales", sizes, _SCALES),
             group,

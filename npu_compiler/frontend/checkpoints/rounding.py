@@ -37,12 +37,30 @@ class Rounded(NamedTuple):
         scales: [rows, groups].
         zeros: uint8 [rows, groups]; None where the zero is in the middle.
         error: The squared error, summed.
+        bits: Of a code.
     """
 
     codes: Array
     scales: Array
     zeros: Array | None
     error: float
+    bits: int = 8
+
+    def numbers(self, codebook: Array | None = None) -> Array:
+        """What the codes stand for, float32 [rows, columns].
+
+        Args:
+            codebook: See `round_to_codebook`.
+        """
+        rows, columns = self.codes.shape
+        made = codebook[self.codes] if codebook is not None else self.codes.astype(np.float32)
+        made = made.reshape(rows, self.scales.shape[1], -1)
+        if self.zeros is not None:
+            made = made - self.zeros[..., None]
+        elif self.codes.dtype == np.uint8 and codebook is None:
+            made = made - np.float32(1 << (self.bits - 1))
+        result: Array = (made * self.scales.astype(np.float32)[..., None]).reshape(rows, columns)
+        return result
 
 
 def _chunks(weight: Array, group: int) -> Iterator[tuple[slice, Array]]:
@@ -61,7 +79,15 @@ def _usable(scales: Array, kind: np.dtype) -> Array:
     return made
 
 
-def round_to_integers(weight: Array, bits: int, group: int, kind: np.dtype, symmetric: bool) -> Rounded:
+def round_to_integers(
+    weight: Array,
+    bits: int,
+    group: int,
+    kind: np.dtype,
+    symmetric: bool,
+    importance: Array | None = None,
+    fits: bool = True,
+) -> Rounded:
     """Rounds a matrix to integers.
 
     Args:
@@ -70,6 +96,8 @@ def round_to_integers(weight: Array, bits: int, group: int, kind: np.dtype, symm
         group: Columns that share a scale, a divisor of them.
         kind: Half precision of the scales.
         symmetric: Whether zero is the middle of the range; else each group has a zero point of its own.
+        importance: [columns]: how much a squared error counts when the range of a group is chosen; None for all alike.
+        fits: Whether parts of the range are tried, or the whole is taken.
     """
     rows, columns = weight.shape
     top, middle = (1 << bits) - 1, 1 << (bits - 1)
@@ -77,30 +105,34 @@ def round_to_integers(weight: Array, bits: int, group: int, kind: np.dtype, symm
     scales = np.empty((rows, columns // group), kind)
     zeros = np.empty(scales.shape, np.uint8)
     total = 0.0
+    counts = None if importance is None else importance.astype(np.float32).reshape(1, -1, group)
     for part, groups in _chunks(weight, group):
+        least = np.full(groups.shape[:2], np.inf, np.float32)
         low, high = groups.min(-1).clip(max=0), groups.max(-1).clip(min=0)
         if symmetric:
             high = np.maximum(-low, high)
             low = -high
         best = np.full(low.shape, np.inf, np.float32)
-        for size in _RANGES:
+        for size in _RANGES if fits else _RANGES[:1]:
             scale = _usable((high - low) * np.float32(size / (top - 1 if symmetric else top)), kind)
             wide = scale.astype(np.float32)[..., None]
             zero = np.full(low.shape, middle, np.float32)
             if not symmetric:
                 zero = np.rint(-low * np.float32(size) / wide[..., 0]).clip(0, top)
             made = (np.rint(groups / wide) + zero[..., None]).clip(0, top)
-            error = np.square((made - zero[..., None]) * wide - groups).sum(-1)
-            better = error < best
-            best = np.where(better, error, best)
+            squares = np.square((made - zero[..., None]) * wide - groups)
+            error = squares.sum(-1)
+            counted = error if counts is None else (squares * counts).sum(-1)
+            better = counted < least
+            least, best = np.where(better, counted, least), np.where(better, error, best)
             scales[part] = np.where(better, scale, scales[part])
             zeros[part] = np.where(better, zero, zeros[part])
             own = codes[part].reshape(groups.shape)
             codes[part] = np.where(better[..., None], made, own).astype(np.uint8).reshape(-1, columns)
         total += float(best.sum(dtype=np.float64))
     if not symmetric:
-        return Rounded(codes, scales, zeros, total)
-    return Rounded((codes ^ np.uint8(128)).view(np.int8) if bits == 8 else codes, scales, None, total)
+        return Rounded(codes, scales, zeros, total, bits)
+    return Rounded((codes ^ np.uint8(128)).view(np.int8) if bits == 8 else codes, scales, None, total, bits)
 
 
 def round_to_floats(weight: Array, kind: np.dtype) -> Rounded:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +18,13 @@ __all__ = ["SafetensorsFolder", "Tensors"]
 
 
 class Tensors(ABC):
-    """Tensors by name; it remembers which were taken."""
+    """Tensors by name; it remembers which were taken.
+
+    Attributes:
+        metadata: What the files say beside their tensors, as texts by name.
+    """
+
+    metadata: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -89,7 +96,7 @@ class SafetensorsFolder(Tensors):
         from safetensors import SafetensorError, safe_open
 
         self._files: dict[str, Any] = {}
-        self.metadata: dict[str, str] = {}
+        metadata: dict[str, str] = {}
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise ExtractionError(
@@ -100,8 +107,9 @@ class SafetensorsFolder(Tensors):
                 file: Any = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ExtractionError(f"'{path}' is no whole safetensors file ({error}); download it again") from error
-            self.metadata |= file.metadata() or {}
+            metadata |= file.metadata() or {}
             self._files.update(dict.fromkeys(file.keys(), file))
+        self.metadata = metadata
 
     def names(self) -> Iterator[str]:
         return iter(self._files)

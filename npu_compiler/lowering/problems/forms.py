@@ -112,8 +112,8 @@ class Dequantised(Operand):
 class GroupedCodes(Operand):
     """An operand of a product in codes of a few bits: ``(number of a code - zero) * scale + bias``.
 
-    Its tensor is that of the codes. Its view has the shape of the operand, [..., k, n] of a right matrix and [..., m, k]
-    of a left one; strides and offset count bytes. Along k codes are packed, one behind another, the lowest bits of a
+    Its tensor is that of the codes. Its view has the operand's shape, [..., k, n] of a right matrix, [..., m, k] of a
+    left one; strides and offset count bytes. Along k codes are packed, one behind another, the lowest bits of a
     byte first, and the stride there is 1; each row, which is what lies along k, begins with a byte of its own. What is
     the same for `group` neighbours along k, and for `rows` neighbouring rows, are operands of the same rank, whose
     dimensions are those of this one divided so, rounded up; strides of 0 are usual.

@@ -1,0 +1,264 @@
+// Draws a token of each row by probability: a threadgroup a row. An entry is a token's place in the order, its logit turned
+// around ahead of its number; its weight is a count of units of 2^-40, so that sums depend on no order.
+//
+// The tokens are counted and weighed in bins along the order. What is looked for, a number of tokens or a weight, lies in one
+// bin: its tokens are put in order, or, where they are too many, are divided among bins in turn.
+// Grid: rows in x. Block: THREADS.
+METAL_FUNC void sort_list(int total, int thread_number, threadgroup Memory& memory)
+{
+    for (int size = 2; size <= total; size *= 2) {
+        for (int stride = size / 2; stride > 0; stride /= 2) {
+            for (int pair = thread_number; pair < total / 2; pair += THREADS) {
+                int low = pair * 2 - (pair & (stride - 1));
+                int high = stride * 2 == size ? (low | (size - 1)) - (low & (size - 1)) : low + stride;
+                ulong a = memory.list[low];
+                ulong b = memory.list[high];
+                if (b < a) {
+                    memory.list[low] = b;
+                    memory.list[high] = a;
+                }
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+    }
+}
+
+// Puts the tokens of bins `first` to `last` in order; there are no more of them than the list holds.
+METAL_FUNC Window list_bins(
+    int first, int last, thread const Range& range, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
+{
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (row.thread_number == 0) {
+        atomic_store_explicit(&memory.taken, 0u, memory_order_relaxed);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int token = row.thread_number; token < row.length; token += THREADS) {
+        float value = float(logits[token * row.column]);
+        ulong entry = entry_of(value, token);
+        int bin = bin_of(exponent_of(value, row), entry, range);
+        if (bin >= first && bin <= last) {
+            memory.list[atomic_fetch_add_explicit(&memory.taken, 1u, memory_order_relaxed)] = entry;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    int taken = int(atomic_load_explicit(&memory.taken, memory_order_relaxed));
+    int total = 2;
+    while (total < taken) {
+        total *= 2;
+    }
+    for (int at = taken + row.thread_number; at < total; at += THREADS) {
+        memory.list[at] = ~0ul;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sort_list(total, row.thread_number, memory);
+    Window window;
+    window.mass_before = mass_at(first - 1, memory);
+    window.mass_end = mass_at(last, memory);
+    window.count_before = count_at(first - 1, memory);
+    window.count_end = count_at(last, memory);
+    return window;
+}
+
+// The token of the window at `target`.
+METAL_FUNC Found find_in(
+    thread const Window& window, ulong target, bool by_count, thread const Row& row, threadgroup Memory& memory)
+{
+    int taken = int(window.count_end - window.count_before);
+    int first = row.thread_number * OWN_ENTRIES;
+    ulong mass = 0ul;
+    uint number = 0u;
+    for (int at = first; at < min(first + OWN_ENTRIES, taken); ++at) {
+        mass += weight_of(exponent_of(value_of(memory.list[at]), row));
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum_before(mass, number, row.thread_number, memory);
+    ulong end = window.mass_before + mass;
+    for (int at = first; at < min(first + OWN_ENTRIES, taken); ++at) {
+        ulong begin = end;
+        end += weight_of(exponent_of(value_of(memory.list[at]), row));
+        if (by_count ? ulong(window.count_before) + ulong(at) == target : begin <= target && target < end) {
+            memory.entry = memory.list[at];
+            memory.mass = end;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    Found found;
+    found.entry = memory.entry;
+    found.mass = memory.mass;
+    found.is_there = true;
+    return found;
+}
+
+// The token at `target`, which lies in a bin of too many tokens; the bins are divided in turn.
+METAL_FUNC Found find_deep(
+    int bin, ulong target, bool by_count, Range range, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
+{
+    ulong mass = 0ul;
+    uint count = 0u;
+    Window window;
+    while (true) {
+        uint taken = count_at(bin, memory) - count_at(bin - 1, memory);
+        if (taken <= uint(CAPACITY)) {
+            window = list_bins(bin, bin, range, row, logits, memory);
+            break;
+        }
+        ulong mass_before = mass_at(bin - 1, memory);
+        uint count_before = count_at(bin - 1, memory);
+        mass += mass_before;
+        count += count_before;
+        target -= by_count ? ulong(count_before) : mass_before;
+        ulong first = ~0ul;
+        ulong behind = ~0ul; // the last one, turned around
+        for (int token = row.thread_number; token < row.length; token += THREADS) {
+            float value = float(logits[token * row.column]);
+            ulong entry = entry_of(value, token);
+            if (bin_of(exponent_of(value, row), entry, range) == bin) {
+                first = min(first, entry);
+                behind = min(behind, ~entry);
+            }
+        }
+        range.first = least_of(first, row.thread_number, memory);
+        range.last = ~least_of(behind, row.thread_number, memory);
+        range.shift = 0;
+        range.bins = BINS;
+        while (((range.last - range.first) >> uint(range.shift)) >= ulong(BINS)) {
+            ++range.shift;
+        }
+        ulong likely;
+        fill_bins(likely, range, row, logits, memory);
+        bin = bin_with(target, by_count, row.thread_number, memory);
+    }
+    Found found = find_in(window, target, by_count, row, memory);
+    found.mass += mass;
+    return found;
+}
+
+// The token that has `target` tokens before it, or before whose end a weight of `target` lies. Keeps the window for later.
+METAL_FUNC Found find(
+    ulong target, bool by_count, thread Range& range, thread Window& window, thread const Row& row,
+    device const a_t* logits, threadgroup Memory& memory)
+{
+    ulong begin = by_count ? ulong(window.count_before) : window.mass_before;
+    ulong end = by_count ? ulong(window.count_end) : window.mass_end;
+    if (begin <= target && target < end) {
+        return find_in(window, target, by_count, row, memory);
+    }
+    ulong likely;
+    int bin = bin_with(target, by_count, row.thread_number, memory);
+    if (bin == BINS && range.bins < BINS) {
+        range.bins = BINS;
+        fill_bins(likely, range, row, logits, memory);
+        bin = bin_with(target, by_count, row.thread_number, memory);
+    }
+    Found found;
+    found.is_there = bin < BINS;
+    if (bin == BINS) {
+        return found;
+    }
+    if (count_at(bin, memory) - count_at(bin - 1, memory) > uint(CAPACITY)) {
+        found = find_deep(bin, target, by_count, range, row, logits, memory);
+        fill_bins(likely, range, row, logits, memory);
+        window.count_end = window.count_before; // the list has others now
+        window.mass_end = window.mass_before;
+        return found;
+    }
+    int first = count_at(bin, memory) <= uint(CAPACITY) ? 0 : bin;
+    int last = bin_with(ulong(count_at(first - 1, memory)) + ulong(CAPACITY), true, row.thread_number, memory);
+    window = list_bins(first, max(bin, min(last, range.bins) - 1), range, row, logits, memory);
+    return find_in(window, target, by_count, row, memory);
+}
+
+// A weight times a word, over 2^32, rounded down.
+METAL_FUNC ulong share_of(ulong mass, uint word)
+{
+    return (mass >> 32) * ulong(word) + (((mass & 0xfffffffful) * ulong(word)) >> 32);
+}
+
+// A weight times a number of two words, over 2^64, rounded down.
+METAL_FUNC ulong share_of(ulong mass, uint high, uint low)
+{
+    return (mass >> 32) * ulong(high) + (((mass & 0xfffffffful) * ulong(high) + share_of(mass, low)) >> 32);
+}
+
+METAL_FUNC long drawn(
+    int number, thread Row& row, float top_p, float min_p, long top_k, uint high, uint low, device const a_t* logits,
+    threadgroup Memory& memory)
+{
+    ulong own = ~0ul;
+    for (int token = number; token < row.length; token += THREADS) {
+        own = min(own, entry_of(float(logits[token * row.column]), token));
+    }
+    ulong best = least_of(own, number, memory);
+    row.highest = value_of(best);
+    if (uint(best >> 32) == 0u || !(row.highest - row.highest == 0.0f)) {
+        return -1l;
+    }
+    if (row.scale == 0.0f) {
+        return long(best & 0xfffffffful);
+    }
+    row.least = min_p > 0.0f ? ulong(min(min_p, 1.0f) * ONE) : 0ul;
+    Range range;
+    range.first = 0ul;
+    range.last = 0ul;
+    range.shift = -1;
+    range.bins = NEAR;
+    Window window;
+    window.mass_before = 0ul;
+    window.mass_end = 0ul;
+    window.count_before = 0u;
+    window.count_end = 0u;
+    if (top_k > 0l) {
+        // so many of the threads' best tokens are in the first bins, and with them all that are likelier
+        clear_bins(number, memory);
+        int bin = own == ~0ul ? BINS : bin_of(exponent_of(value_of(own), row), own, range);
+        if (bin < BINS) {
+            add(bin, 0ul, memory);
+        }
+        add_up_bins(number, memory);
+        range.bins = min(BINS, bin_with(ulong(top_k - 1l), true, number, memory) + 1);
+    }
+    ulong likely;
+    ulong mass = fill_bins(likely, range, row, logits, memory);
+    if (top_k > 0l) {
+        Found last = find(ulong(top_k - 1l), true, range, window, row, logits, memory);
+        mass = last.is_there ? last.mass : mass;
+    }
+    if (top_p < 1.0f) {
+        ulong wanted = max(share_of(mass, uint(top_p * 4294967296.0f)), 1ul);
+        mass = find(wanted - 1ul, false, range, window, row, logits, memory).mass;
+    }
+    mass = min(mass, likely);
+    return long(find(share_of(mass, high, low), false, range, window, row, logits, memory).entry & 0xfffffffful);
+}
+
+kernel void draw(
+    device const a_t* logits [[buffer(0)]],
+    device const float* limits [[buffer(1)]],
+    device const long* top_k [[buffer(2)]],
+    device const long* words [[buffer(3)]],
+    device out_t* out [[buffer(OUT_BUFFER)]],
+    EPILOGUE_BUFFERS
+    constant Params& p [[buffer(PARAMS_BUFFER)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]])
+{
+    threadgroup Memory memory;
+    int at = int(group.x);
+    device const float* limit = limits + at * p.limits_row;
+    device const long* word = words + at * p.words_row;
+    Row row;
+    row.thread_number = int(thread_index);
+    row.length = p.length;
+    row.column = p.logits_column;
+    row.highest = 0.0f;
+    row.scale = limit[0];
+    row.least = 0ul;
+    long token = drawn(
+        int(thread_index), row, limit[p.limits_column], limit[2 * p.limits_column], top_k[at * p.top_k_row],
+        uint(word[0]), uint(word[p.words_column]), logits + at * p.logits_row, memory);
+    if (thread_index == 0) {
+        out[output_index(0, 0, at, p)] = out_t(epilogue(token, 0, 0, at, EPILOGUE_ARGUMENTS p));
+    }
+}

@@ -1,0 +1,233 @@
+// Tokens of a row, counted and weighed in bins along their order (see `draw`).
+constant constexpr int BINS = 1344;
+constant constexpr float DEPTH = 28.0f; // of exponents that have a weight
+constant constexpr float PER_UNIT = 48.0f; // bins
+constant constexpr int NEAR = 432; // bins that most of the weight lies in
+constant constexpr float ONE = 1099511627776.0f; // the greatest weight
+constant constexpr int OWN_BINS = (BINS + THREADS - 1) / THREADS;
+constant constexpr int OWN_ENTRIES = CAPACITY / THREADS;
+
+struct Memory {
+    atomic_uint counts[BINS];
+    atomic_uint lows[BINS];
+    atomic_uint highs[BINS];
+    ulong list[CAPACITY];
+    ulong masses[THREADS];
+    uint numbers[THREADS];
+    atomic_uint taken;
+    int place;
+    ulong entry;
+    ulong mass;
+};
+
+struct Row {
+    int thread_number;
+    int length;
+    int column;
+    float highest;
+    float scale;
+    ulong least; // weight that is not below the share of the likeliest
+};
+
+// Which tokens are in bins: those by their exponent, or those of a part of the order, its entries divided by 2^shift.
+struct Range {
+    ulong first;
+    ulong last;
+    int shift; // -1: by exponent
+    int bins;
+};
+
+// Tokens in order in the list, and what lies before and up to the end of them.
+struct Window {
+    ulong mass_before;
+    ulong mass_end;
+    uint count_before;
+    uint count_end;
+};
+
+struct Found {
+    ulong entry;
+    ulong mass; // up to the end of it
+    bool is_there;
+};
+
+METAL_FUNC ulong entry_of(float value, int token)
+{
+    uint bits = as_type<uint>(value + 0.0f);
+    uint key = bits >> 31 != 0u ? bits : ~(bits | 0x80000000u);
+    return (ulong(value != value ? 0u : key) << 32) | ulong(uint(token));
+}
+
+METAL_FUNC float value_of(ulong entry)
+{
+    uint key = uint(entry >> 32);
+    return as_type<float>(key >> 31 != 0u ? key : ~key & 0x7fffffffu);
+}
+
+METAL_FUNC float exponent_of(float value, thread const Row& row) { return (value - row.highest) * row.scale; }
+
+METAL_FUNC ulong weight_of(float exponent) { return ulong(precise::exp(exponent) * ONE); }
+
+METAL_FUNC int bin_of(float exponent, ulong entry, thread const Range& range)
+{
+    if (range.shift < 0) {
+        return exponent > -DEPTH ? int(-exponent * PER_UNIT) : BINS;
+    }
+    return exponent > -DEPTH && entry >= range.first && entry <= range.last
+        ? int((entry - range.first) >> uint(range.shift))
+        : BINS;
+}
+
+METAL_FUNC uint count_at(int bin, threadgroup Memory& memory)
+{
+    return bin < 0 ? 0u : atomic_load_explicit(&memory.counts[bin], memory_order_relaxed);
+}
+
+METAL_FUNC ulong mass_at(int bin, threadgroup Memory& memory)
+{
+    if (bin < 0) {
+        return 0ul;
+    }
+    ulong high = ulong(atomic_load_explicit(&memory.highs[bin], memory_order_relaxed));
+    return (high << 32) + ulong(atomic_load_explicit(&memory.lows[bin], memory_order_relaxed));
+}
+
+METAL_FUNC void put(int bin, uint count, ulong mass, threadgroup Memory& memory)
+{
+    atomic_store_explicit(&memory.counts[bin], count, memory_order_relaxed);
+    atomic_store_explicit(&memory.lows[bin], uint(mass), memory_order_relaxed);
+    atomic_store_explicit(&memory.highs[bin], uint(mass >> 32), memory_order_relaxed);
+}
+
+METAL_FUNC void add(int bin, ulong mass, threadgroup Memory& memory)
+{
+    uint low = uint(mass);
+    atomic_fetch_add_explicit(&memory.counts[bin], 1u, memory_order_relaxed);
+    uint before = atomic_fetch_add_explicit(&memory.lows[bin], low, memory_order_relaxed);
+    uint high = uint(mass >> 32) + (before + low < low ? 1u : 0u);
+    if (high != 0u) {
+        atomic_fetch_add_explicit(&memory.highs[bin], high, memory_order_relaxed);
+    }
+}
+
+// What the threads before this one have; all of it stands behind the last one.
+METAL_FUNC void sum_before(thread ulong& mass, thread uint& number, int thread_number, threadgroup Memory& memory)
+{
+    memory.masses[thread_number] = mass;
+    memory.numbers[thread_number] = number;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int distance = 1; distance < THREADS; distance *= 2) {
+        ulong mass_before = thread_number >= distance ? memory.masses[thread_number - distance] : 0ul;
+        uint number_before = thread_number >= distance ? memory.numbers[thread_number - distance] : 0u;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        memory.masses[thread_number] += mass_before;
+        memory.numbers[thread_number] += number_before;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    mass = memory.masses[thread_number] - mass;
+    number = memory.numbers[thread_number] - number;
+}
+
+METAL_FUNC ulong sum_of(ulong mass, int thread_number, threadgroup Memory& memory)
+{
+    uint number = 0u;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum_before(mass, number, thread_number, memory);
+    ulong sum = memory.masses[THREADS - 1];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return sum;
+}
+
+METAL_FUNC ulong least_of(ulong entry, int thread_number, threadgroup Memory& memory)
+{
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    memory.masses[thread_number] = entry;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int distance = THREADS / 2; distance > 0; distance /= 2) {
+        if (thread_number < distance) {
+            memory.masses[thread_number] = min(memory.masses[thread_number], memory.masses[thread_number + distance]);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    ulong least = memory.masses[0];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return least;
+}
+
+METAL_FUNC void clear_bins(int thread_number, threadgroup Memory& memory)
+{
+    for (int bin = thread_number; bin < BINS; bin += THREADS) {
+        put(bin, 0u, 0ul, memory);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Each bin then has what it and all before it have.
+METAL_FUNC void add_up_bins(int thread_number, threadgroup Memory& memory)
+{
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    int first = thread_number * OWN_BINS;
+    ulong mass = 0ul;
+    uint count = 0u;
+    for (int bin = first; bin < min(first + OWN_BINS, BINS); ++bin) {
+        mass += mass_at(bin, memory);
+        count += count_at(bin, memory);
+    }
+    sum_before(mass, count, thread_number, memory);
+    for (int bin = first; bin < min(first + OWN_BINS, BINS); ++bin) {
+        mass += mass_at(bin, memory);
+        count += count_at(bin, memory);
+        put(bin, count, mass, memory);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Fills the bins with the tokens of a range; those behind its last bin are weighed together. Gives what all of them weigh,
+// and those that are no less likely than a share of the likeliest.
+METAL_FUNC ulong fill_bins(
+    thread ulong& likely, thread const Range& range, thread const Row& row, device const a_t* logits,
+    threadgroup Memory& memory)
+{
+    clear_bins(row.thread_number, memory);
+    ulong all = 0ul;
+    ulong enough = 0ul;
+    for (int token = row.thread_number; token < row.length; token += THREADS) {
+        float value = float(logits[token * row.column]);
+        float exponent = exponent_of(value, row);
+        int bin = bin_of(exponent, entry_of(value, token), range);
+        if (bin < BINS) {
+            ulong weight = weight_of(exponent);
+            all += weight;
+            enough += weight >= row.least ? weight : 0ul;
+            if (bin < range.bins) {
+                add(bin, weight, memory);
+            }
+        }
+    }
+    add_up_bins(row.thread_number, memory);
+    likely = sum_of(enough, row.thread_number, memory);
+    return sum_of(all, row.thread_number, memory);
+}
+
+METAL_FUNC bool is_behind(int bin, ulong target, bool by_count, threadgroup Memory& memory)
+{
+    return by_count ? ulong(count_at(bin, memory)) > target : mass_at(bin, memory) > target;
+}
+
+// The first bin behind whose end `target` lies not; BINS where there is none.
+METAL_FUNC int bin_with(ulong target, bool by_count, int thread_number, threadgroup Memory& memory)
+{
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_number == 0) {
+        memory.place = BINS;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int bin = thread_number; bin < BINS; bin += THREADS) {
+        if (is_behind(bin, target, by_count, memory)
+            && (bin == 0 || !is_behind(bin - 1, target, by_count, memory))) {
+            memory.place = bin;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return memory.place;
+}

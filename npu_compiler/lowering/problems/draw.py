@@ -1,0 +1,72 @@
+"""Draws of tokens by probability, as every target's lowering sees them before it divides the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Self
+
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.tensor.trace import Anchor, TracedTensor
+
+__all__ = ["Draw"]
+
+_NAMES = ("logits", "limits", "top_k", "words")
+_PASSES = 4  # over a row: its highest logit, sums, and the tokens near what is looked for
+_WEIGHT_FLOPS = 8  # of a weight
+
+
+@dataclass(frozen=True)
+class Draw(Problem):
+    """A token of each row, drawn by probability: int64 [R]; `npu_compiler.ops.drawing.draw` says which.
+
+    Attributes:
+        logits: [R, V].
+        limits: float32 [R, 3].
+        top_k: int64 [R].
+        words: int64 [R, 2].
+    """
+
+    kind = "draw"
+
+    logits: Operand
+    limits: Operand
+    top_k: Operand
+    words: Operand
+
+    @classmethod
+    def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Draw:
+        return cls(result, *operands)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return self.logits, self.limits, self.top_k, self.words
+
+    def with_operand(self, position: int, operand: Operand) -> Self:
+        changed: dict[str, Any] = {_NAMES[position]: operand}
+        return replace(self, **changed)
+
+    @property
+    def rows(self) -> int:
+        return self.logits.shape[0]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes, and where rows lie, by the names of kernels' parameters."""
+        return {
+            "length": self.logits.shape[1],
+            **self.logits.named_strides("logits", ("row", "column")),
+            **self.limits.named_strides("limits", ("row", "column")),
+            "top_k_row": self.top_k.strides[0],
+            **self.words.named_strides("words", ("row", "column")),
+        }
+
+    @property
+    def dims(self) -> Dims:
+        return (), (), (0,)
+
+    @property
+    def flops(self) -> int:
+        return _PASSES * _WEIGHT_FLOPS * prod(self.logits.shape)

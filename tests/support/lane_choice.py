@@ -1,0 +1,147 @@
+"""How the tokens of a batch are to be chosen, in numpy and float64: what `lane_tokens` is compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.integers import ceil_div
+from npu_text.batching.engine import LaneSampling
+
+__all__ = ["Wanted", "allowed_bits", "philox", "probabilities", "random_words", "wanted"]
+
+_WORD = (1 << 32) - 1
+_ONE = 1 << 40
+_DEPTH = 28.0
+
+
+class Wanted(NamedTuple):
+    """A choice.
+
+    Attributes:
+        token: Which.
+        margin: By what share of all weight the random number is away from another token.
+        limit_margin: By what share of all weight the last token that is kept is away from not being, or the next from
+            being so.
+    """
+
+    token: int
+    margin: float
+    limit_margin: float
+
+
+def philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 of four words and two, with arithmetic of any width."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        products = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [
+            products[1] >> 32 ^ c[1] ^ k[0],
+            products[1] & _WORD,
+            products[0] >> 32 ^ c[3] ^ k[1],
+            products[0] & _WORD,
+        ]
+        k = [(word + step) & _WORD for word, step in zip(k, (0x9E3779B9, 0xBB67AE85), strict=True)]
+    return c[0], c[1], c[2], c[3]
+
+
+def random_words(seed: int, position: int) -> tuple[int, int]:
+    """Those of `npu_tokens.random_words`."""
+    words = philox((position & _WORD, position >> 32 & _WORD, 0, 0), (seed & _WORD, seed >> 32 & _WORD))
+    return words[0], words[1]
+
+
+def allowed_bits(allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """The mask [ceil(V / 32)] of tokens [V]."""
+    padded = np.zeros(ceil_div(len(allowed), 32) * 32, np.uint8)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").view(np.uint32)
+
+
+def _adjusted(
+    logits: NDArray[Any], sampling: LaneSampling, prompt: Sequence[int], text: Sequence[int], mask: NDArray[Any] | None
+) -> NDArray[np.float64]:
+    """Logits with bias, mask and penalties."""
+    result = logits.astype(np.float64)
+    for token, bias in sampling.logit_bias.items():
+        result[token] += np.float32(bias)
+    if mask is not None:
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(result)]
+        result[bits == 0] = -np.inf
+    known = sorted({*prompt, *text})
+    repetition = float(np.float32(sampling.repetition_penalty))
+    result[known] = np.where(result[known] > 0, result[known] / repetition, result[known] * repetition)
+    for token, count in Counter(text).items():
+        result[token] -= float(np.float32(sampling.presence_penalty))
+        result[token] -= count * float(np.float32(sampling.frequency_penalty))
+    return result
+
+
+class _Order(NamedTuple):
+    """Tokens by their logits, of equal ones the first before the others.
+
+    Attributes:
+        tokens: All of them.
+        ends: What each and those before it weigh.
+        kept: What those that the limits allow weigh.
+    """
+
+    tokens: NDArray[np.intp]
+    ends: list[int]
+    kept: int
+
+
+def _ordered(logits: NDArray[np.float64], sampling: LaneSampling) -> _Order:
+    exponents = (logits - logits.max()) / sampling.temperature
+    shares = np.where(exponents > -_DEPTH, np.exp(exponents), 0.0)
+    tokens = np.argsort(-logits, kind="stable")
+    weights = np.floor(shares[tokens] * _ONE).astype(np.int64)
+    ends = weights.cumsum().tolist()
+    kept = ends[min(sampling.top_k or len(ends), len(ends)) - 1]
+    if sampling.top_p < 1:
+        wanted = max(kept * int(np.float64(np.float32(sampling.top_p)) * 2.0**32) >> 32, 1)
+        kept = ends[int(np.searchsorted(ends, wanted))]
+    if sampling.min_p > 0:
+        least = int(np.float64(np.float32(sampling.min_p)) * _ONE)
+        kept = min(kept, int(weights[weights >= least].sum()))
+    return _Order(tokens, ends, kept)
+
+
+def probabilities(logits: NDArray[Any], sampling: LaneSampling) -> NDArray[np.float64]:
+    """How likely each token is to be chosen, without bias, mask and penalties."""
+    order = _ordered(logits.astype(np.float64), sampling)
+    ends = np.minimum(np.array(order.ends, np.float64), order.kept)
+    result = np.zeros(len(logits))
+    result[order.tokens] = np.diff(ends, prepend=0.0) / order.kept
+    return result
+
+
+def wanted(
+    logits: NDArray[Any],
+    sampling: LaneSampling,
+    position: int,
+    prompt: Sequence[int] = (),
+    text: Sequence[int] = (),
+    mask: NDArray[Any] | None = None,
+) -> Wanted:
+    """The choice for logits [V]; its token is -1 where the highest is no finite number."""
+    adjusted = _adjusted(logits, sampling, prompt, text, mask)
+    highest = adjusted.max()
+    if not np.isfinite(highest):
+        return Wanted(-1, 1.0, 1.0)
+    if sampling.temperature == 0:
+        second = np.partition(adjusted, -2)[-2] if len(adjusted) > 1 else -np.inf
+        return Wanted(int(adjusted.argmax()), 1.0 if second in (highest, -np.inf) else float(highest - second), 1.0)
+    order = _ordered(adjusted, sampling)
+    high, low = random_words(sampling.seed, position)
+    target = order.kept * (high << 32 | low) >> 64
+    place = int(np.searchsorted(order.ends, target, "right"))
+    before = order.ends[place - 1] if place else 0
+    whole = float(order.ends[-1])
+    margin = min(target - before if place else whole, order.ends[place] - target) / whole
+    steps = [abs(order.kept * sampling.top_p - end) for end in order.ends] if sampling.top_p < 1 else [whole]
+    return Wanted(int(order.tokens[place]), margin, min(steps) / whole)
