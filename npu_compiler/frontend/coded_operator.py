@@ -1,6 +1,7 @@
-"""The operator ``npu_codes::dequantize`` in PyTorch: what `npu_compiler.ops.codes` defines for the compiler, computed.
+"""The operators ``npu_codes::dequantize`` and ``npu_codes::quantize`` in PyTorch: what `npu_compiler.ops.codes` and
+`row_codes` define for the compiler, computed.
 
-Importing it makes the operator known, as a model's export and its parts on the CPU need it.
+Importing it makes the operators known, as a model's export and its parts on the CPU need them.
 """
 
 from __future__ import annotations
