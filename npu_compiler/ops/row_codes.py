@@ -6,6 +6,7 @@ from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8, INT32
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.ops.reduction import greatest
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Work
 from npu_compiler.tensor.expr import Call, Const
 from npu_compiler.tensor.reducing import reduce
@@ -21,7 +22,11 @@ LEAST_SCALE = 1e-12
 _MAGNITUDE = Const(0x7FFF_FFFF, INT32)
 
 
-@op("npu_codes.quantize.default", work=Work.ROWS, counts=True)
+def _rows_of_input(call: RowCall) -> Passage | None:
+    return Passage({"input": call.dim}) if call.dim < call.rank - 1 else None
+
+
+@op("npu_codes.quantize.default", work=Work.ROWS, rows=_rows_of_input, counts=True)
 def quantize(input: Tensor, dtype: object) -> tuple[Tensor, Tensor]:
     """``input / scale`` as codes, rounded to nearest, where the scale makes the largest of each row the largest code.
 
