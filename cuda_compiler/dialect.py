@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.lowering.dialect import Dialect
 
-__all__ = ["CUDA"]
+__all__ = ["CUDA", "FLOAT8_CODE"]
+
+FLOAT8_CODE = "float8_e4m3_code"
+"""The function that makes codes of 8-bit floats (float8_codes.cuh)."""
 
 CUDA = Dialect(
     storage={
@@ -28,4 +32,5 @@ CUDA = Dialect(
     infinity="__int_as_float(0x7f800000)",
     nan="__int_as_float(0x7fffffff)",
     inline="__device__ __forceinline__",
+    encoders={FLOAT8_E4M3FN: f"{FLOAT8_CODE}({{0}})"},
 )

@@ -12,7 +12,7 @@ from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import PackedLoad, pack_size, packed_loads, with_packs
 from cuda_compiler.skeleton import KERNELS
 from cuda_compiler.states import ROWS, identity, numbers, reduction_of, state_functions, state_type, value_of
-from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.grouping import Group
@@ -24,7 +24,7 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.tensor.expr import reductions
 
-__all__ = ["ROW_KERNEL", "lower_rows", "vector_prologue"]
+__all__ = ["ROW_KERNEL", "SCALED_ROWS", "lower_rows", "vector_prologue"]
 
 ROW_KERNEL = KernelTemplate(
     "rows",
@@ -32,6 +32,14 @@ ROW_KERNEL = KernelTemplate(
     macros="ROW_THREADS BLOCK_THREADS",
     threads=lambda macros: macros["BLOCK_THREADS"],
     before="row_reductions.cuh",
+)
+SCALED_ROWS = KernelTemplate(
+    "scaled_rows",
+    params=ROW_KERNEL.params,
+    macros=f"{ROW_KERNEL.macros} BESIDE_T",
+    inputs="beside",
+    threads=ROW_KERNEL.threads,
+    before=ROW_KERNEL.before,
 )
 
 _MAX_THREADS = 512
@@ -67,7 +75,7 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     """A warp or a block a row, or several rows a thread where neighbouring rows, not columns, lie side by side."""
     operands = row_operands(group, lowering.tensors, (*AXES[1:], "c"))
     if rows_side_by_side(group, operands):
-        return lower_columns(group, lowering)
+        return [call for part in group.apart() for call in lower_columns(part, lowering)]
     rows = prod(operands.sizes[:-1])
     shape = _shape(group, operands, rows)
     loads = packed_loads(operands, [group.expr], shape.size)
@@ -77,11 +85,18 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
     statements = unpack("row", axes, operands.sizes[:-1])
     found = Positions(packed, tuple(statements), {"rows": rows}, "c")
     fused = Epilogue(group, found, _compute_row(group, found, program, loads, shape), map_macros(group, operands))
+    macros: dict[str, object] = {"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block}
+    inputs = {}
+    if group.beside is not None:
+        stored, _ = group.beside
+        macros["BESIDE_T"] = CUDA.storage[stored.dtype.name]
+        inputs["beside"] = Argument(stored.index, writes=True)
     launch = Launch(
-        ROW_KERNEL,
+        ROW_KERNEL if group.beside is None else SCALED_ROWS,
         grid=(ceil_div(rows, shape.rows_per_block), 1, 1),
         values={"rows": rows},
-        macros={"ROW_THREADS": shape.threads, "BLOCK_THREADS": shape.block},
+        macros=macros,
+        inputs=inputs,
     )
     return [KERNELS.launch(launch, fused, lowering)]
 
@@ -152,7 +167,7 @@ def _compute_row(
     inside = [] if shape.items else packs
     lines = [
         *state_functions(program.phases, ROWS),
-        f"__device__ __forceinline__ void compute_row(int row, int lane, {storage}* out, "
+        f"__device__ __forceinline__ void compute_row(int row, int lane, {_beside_parameter(group)}{storage}* out, "
         f"{pointer_parameters(found.operands, CUDA)}const Params& p)",
         "{",
         *found.statements,
@@ -161,10 +176,22 @@ def _compute_row(
     ]
     for number, phase in enumerate(program.phases):
         lines += _phase(phase, number, shape, inside)
+    lines += _store_beside(program)
     packed = shape.size > 1 and program.width == program.phases[0].extent
     lines += _packed_results(found, program, inside, shape, storage) if packed else _results(program, shape, storage)
     lines.append("}")
     return "\n".join(lines)
+
+
+def _beside_parameter(group: Group) -> str:
+    return "" if group.beside is None else f"{CUDA.storage[group.beside[0].dtype.name]}* beside, "
+
+
+def _store_beside(program: RowProgram) -> list[str]:
+    """The statement by which one thread stores what belongs to the whole row."""
+    if not program.beside:
+        return []
+    return ["    if (lane == 0) {", *program.beside_body, f"        beside[row] = {program.beside};", "    }"]
 
 
 def _results(program: RowProgram, shape: _Shape, storage: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cuda_compiler.dialect import FLOAT8_CODE
 from cuda_compiler.early_launches import EarlyLaunch, kernel_number
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
@@ -28,7 +29,8 @@ class _CUDAKernels(KernelWriter):
         if fused is not None:
             macros = {**fused.macros, **macros}
             own = [fused.text, *(own or ([""] if fused.group.problem is not None else []))]
-        checks = ["checks.cuh"] if any(CHECK in text for text in own) else []
+        called = {CHECK: "checks.cuh", FLOAT8_CODE: "float8_codes.cuh"}
+        checks = [file for name, file in called.items() if any(name in text for text in own)]
         after = (*template.files.split(), *launch.files, f"{template.entry}.cuh")
         return KernelSource(
             template.entry,

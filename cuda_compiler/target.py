@@ -14,9 +14,11 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution, multiplies_codes
 from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.maps import lower_elementwise
+from cuda_compiler.products.byte_products import loads_bytes
 from cuda_compiler.products.grouped_matvec import loads_grouped_codes
 from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
+from cuda_compiler.products.packed import loads_packed
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.scatter import loads_values
 from cuda_compiler.shared import lower_shared
@@ -52,7 +54,7 @@ class CUDATarget(CodegenTarget):
         return channels_last(shape, shape[1]) if role == "image" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        products = loads_vector, loads_grouped_codes, loads_codes
+        products = loads_vector, loads_grouped_codes, loads_packed, loads_codes, loads_bytes
         forms = *products, loads_fresh, loads_pages, loads_convolution, loads_element, loads_values
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 

@@ -105,6 +105,11 @@ def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--guess", type=_positive, default=1, metavar="K", help="check so many tokens at once; default: 1"
     )
+    parser.add_argument(
+        "--activations",
+        choices=("fp8", "int8", "16"),
+        help="what linears multiply 8-bit weights of that type by; default: what the checkpoint says, else 16 bits",
+    )
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import TensorMap
@@ -13,14 +14,16 @@ from cuda_compiler.products.product import are_along_k, fits_tiles
 from cuda_compiler.tiles.tiling import Asked
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
+from npu_compiler.dtypes import DType
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.lowering.problems.product import Matrix, Product
+from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["MATMUL_BULK", "bulk_options"]
+__all__ = ["MATMUL_BULK", "bulk_epilogue", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
+__all__ += ["suits_bulk"]
 
 _ROWS = 65  # fewer are what one warpgroup multiplies at a time
 _GROUP = 32  # columns whose lines are ordered together
@@ -40,56 +43,76 @@ def bulk_options(
     found: Product, asked: Asked, group: Group, lowering: Lowering, positions: Positions
 ) -> list[CallOption]:
     """The ways to compute a product that are worth trying, the best first; none where the copy engine cannot."""
-    if not _suits(found):
+    if not fits_tiles(found) or not suits_bulk(found):
         return []
-    fused = anchor_epilogue(
-        group, positions, min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
-    )
+    fused = bulk_epilogue(group, positions)
+    kind = found.a.dtype
     return [
-        CallOption(WARPGROUPS, (_lower_bulk(found, fused, lowering, tiling),))
+        CallOption(WARPGROUPS, (lower_bulk(found, fused, lowering, tiling, kind, kind.name),))
         for tiling in bulk_tilings(asked, lowering.device)
     ]
 
 
-def _suits(found: Product) -> bool:
-    whole = fits_tiles(found) and are_along_k(found) and found.batches == 1
+def bulk_epilogue(group: Group, positions: Positions) -> Epilogue:
+    """What such kernels do with their results."""
+    size = min(_TAKEN // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
+    return anchor_epilogue(group, positions, size)
+
+
+def suits_bulk(found: Product) -> bool:
+    """Whether the copy engine brings the operands, if they are read 16 bytes at a time."""
+    whole = are_along_k(found) and found.batches == 1
     return whole and found.m >= _ROWS and found.n % _GROUP == 0 and min(found.a.along, found.b.along) > 0
 
 
-def _lower_bulk(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTiling) -> KernelCall:
-    """The launch of one tiling."""
+def lower_bulk(
+    found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTiling, unit: DType, multiplied: str
+) -> KernelCall:
+    """The launch of one tiling.
+
+    Args:
+        found: The product, in elements of 16 bits.
+        fused: What follows it.
+        lowering: Where the trace's tensors are.
+        tiling: The tiling.
+        unit: A data type of such elements.
+        multiplied: What tensor cores see in them, see `warpgroup_product`.
+    """
     tiles_m, tiles_n = tiling.tiles(found.m, found.n)
     launch = Launch(
         MATMUL_BULK,
         grid=(tiling.blocks(tiles_m * tiles_n, lowering.device), tiling.splits, 1),
-        values={"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n},
+        values=bulk_values(found, tiling),
         macros={**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)},
-        inputs={"a": _rows_argument(found, tiling), "b": _columns_argument(found, tiling)},
-        flops=found.flops,
-        text=warpgroup_product(tiling.columns, found.a.dtype.name),
+        inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
+        flops=2 * prod(found.shape) * found.a.operand.shape[-1],
+        text=warpgroup_product(tiling.columns, multiplied),
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
     return anchor_launch(launch, fused, lowering)
 
 
-def _rows_argument(found: Product, tiling: BulkTiling) -> Argument:
-    a, row = found.a, _line_stride(found.a)
+def bulk_values(found: Product, tiling: BulkTiling) -> dict[str, int]:
+    """The sizes that kernels of such tiles have as parameters."""
+    tiles_m, tiles_n = tiling.tiles(found.m, found.n)
+    return {"m": found.m, "n": found.n, "k": found.k, "tiles_m": tiles_m, "tiles_n": tiles_n}
+
+
+def rows_argument(found: Product, tiling: BulkTiling, unit: DType) -> Argument:
+    """How the copy engine sees the left matrix."""
+    a, row = found.a, found.a.along * unit.size
     box = LINE, tiling.rows
-    return replace(a.argument, extension=TensorMap(a.dtype, (found.k, found.m), (row,), box))
+    return replace(a.argument, extension=TensorMap(unit, (found.k, found.m), (row,), box))
 
 
-def _columns_argument(found: Product, tiling: BulkTiling) -> Argument:
+def _columns_argument(found: Product, tiling: BulkTiling, unit: DType) -> Argument:
     """The lines of `b` in groups of 32, ordered so that a thread's results, 2 of every 8 columns, are neighbours.
 
     Line ``8 * block + 2 * thread + i`` of a group in shared memory is line ``8 * thread + 2 * block + i`` of `b`.
     """
-    b, row = found.b, _line_stride(found.b)
+    b, row = found.b, found.b.along * unit.size
     sizes = found.k, 2, 4, 4, found.n // _GROUP
     strides = row, 8 * row, 2 * row, _GROUP * row
     box = LINE, 2, 4, 4, tiling.columns // _GROUP
-    return replace(b.argument, extension=TensorMap(b.dtype, sizes, strides, box))
-
-
-def _line_stride(operand: Matrix) -> int:
-    return operand.along * operand.dtype.size
+    return replace(b.argument, extension=TensorMap(unit, sizes, strides, box))

@@ -129,13 +129,23 @@ def bulk_tilings(asked: Asked, device: DeviceModel) -> tuple[BulkTiling, ...]:
     return tuple(candidate.sizes for candidate in best)
 
 
-def bulk_clocks(tiling: BulkTiling, costs: BulkCosts, asked: Asked, device: DeviceModel) -> float:
-    """Clocks that a product takes: rounds of tiles, bound by shared memory or products, and their stores."""
+def bulk_clocks(
+    tiling: BulkTiling, costs: BulkCosts, asked: Asked, device: DeviceModel, least_step: float = 0.0
+) -> float:
+    """Clocks that a product takes: rounds of tiles, bound by shared memory or products, and their stores.
+
+    Args:
+        tiling: How it is cut up.
+        costs: The family's constants.
+        asked: The product.
+        device: The device.
+        least_step: Clocks that a step along k takes at the least, where more than copies has to be done for it.
+    """
     cores = cluster_cores(device)[tiling.splits] if tiling.splits > 1 else device.cores
     average = max(1.0, asked.tiles(tiling.rows, tiling.columns) * tiling.splits / cores)
     rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
-    products = costs.launch + rounds * ceil(ceil(asked.k / LINE) / tiling.splits) * _step(tiling)
+    products = costs.launch + rounds * ceil(ceil(asked.k / LINE) / tiling.splits) * max(_step(tiling), least_step)
     if tiling.turns:
         return products + 2 * costs.store * results  # the last tile's alone, by half of the warps
     added = costs.add + costs.add_result * results if tiling.splits > 1 else 0

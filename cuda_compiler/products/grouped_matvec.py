@@ -26,6 +26,7 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_vectors"]
+__all__ += ["argument_of", "part_macros", "part_strides", "suits_codes"]
 
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
@@ -137,10 +138,10 @@ def loads_grouped_codes(group: Group, position: int, operand: Operand) -> bool:
     found = problem.with_operand(position, operand)
     vector_fits = found.a.dtype in (FLOAT16, BFLOAT16) and found.a.k == 1
     few = 0 < found.m <= MAX_ROWS and found.batches == 1 and found.k > 0
-    return few and vector_fits and _suits(operand) and _geometry(found, operand) is not None
+    return few and vector_fits and suits_codes(operand) and _geometry(found, operand) is not None
 
 
-def _suits(codes: GroupedCodes) -> bool:
+def suits_codes(codes: GroupedCodes) -> bool:
     """Whether the kernel makes numbers of such codes, exactly but for the rounding of 8-bit floats' and codebooks'."""
     parts = [part for part in (codes.scale, codes.bias, codes.codebook) if part is not None]
     if any(part.dtype not in _SCALES for part in parts):
@@ -205,7 +206,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     hurries = is_constant and blocks <= device.cores
     one_group = codes.group >= found.k and codes.bias is None
     macros: dict[str, object] = {
-        **_part_macros(codes, vector.dtype),
+        **part_macros(codes, vector.dtype),
         "vector_t": CUDA.storage[vector.dtype.name],
         "COMMON": found.k,
         "VECTORS": found.m,
@@ -245,9 +246,9 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         inputs={
             "matrix": codes.argument,
             "scales": codes.scale.argument,
-            "zeros": _argument(codes.zeros, codes),
-            "biases": _argument(codes.bias, codes),
-            "entries": _argument(codes.codebook, codes),
+            "zeros": argument_of(codes.zeros, codes),
+            "biases": argument_of(codes.bias, codes),
+            "entries": argument_of(codes.codebook, codes),
             **vector_input,
         },
         flops=found.flops,
@@ -258,12 +259,18 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
 
 
-def _argument(part: Operand | None, codes: GroupedCodes) -> Argument:
+def argument_of(part: Operand | None, codes: GroupedCodes) -> Argument:
     """What is bound for a part; the codes, which nobody reads there, where there is none."""
     return codes.argument if part is None else part.argument
 
 
-def _part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
+def part_strides(name: str, part: Operand | None) -> dict[str, int]:
+    """Elements of a part from one row of codes to the next, and from one group, as parameters of a kernel."""
+    group, row = (0, 0) if part is None else part.strides[-2:]
+    return {f"{name}_row": row, f"{name}_group": group}
+
+
+def part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
     """What the kernel's file needs to be told of codes and of what belongs to them."""
     coding = codes.number.coding
     mantissa, scale = 0, 0

@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL
+from cuda_compiler.artifact.vocabulary import LIBRARY, LIBRARY_MATMUL, WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.packing import pack_size
-from cuda_compiler.products.bulk import bulk_options
+from cuda_compiler.products.bulk import bulk_epilogue, bulk_options, lower_bulk, suits_bulk
+from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
-from cuda_compiler.products.grouped_matvec import lower_grouped_vectors
+from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
+from cuda_compiler.products.packed import packed_options
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
+from npu_compiler.dtypes import FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.device_model import DeviceModel
@@ -75,8 +78,17 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         OpRefusal: A tensor that the epilogue reads is too large.
     """
     positions = epilogue_positions(group, lowering, "sum")
+    kind = bytes_of(found)
+    if kind is not None:
+        return choice_of(_byte_options(found, kind, group, lowering, positions))
     if isinstance(found.b.operand, GroupedCodes):
-        return [lower_grouped_vectors(found, group, lowering, positions)]
+        if found.m <= MAX_ROWS:
+            return [lower_grouped_vectors(found, group, lowering, positions)]
+
+        def of_numbers(made: Product) -> list[CallOption]:
+            return _options(made, group, lowering, positions)
+
+        return choice_of(packed_options(found, group, lowering, positions, of_numbers))
     vectors = as_vectors(found, group)
     if vectors is not None:
         return [lower_vectors(vectors, found, group, lowering, positions)]
@@ -84,6 +96,11 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         return choice_of(_coded_options(found, group, lowering, positions))
     if not fits_tiles(found):
         return [_lower_plain(found, group, lowering, positions)]
+    return choice_of(_options(found, group, lowering, positions))
+
+
+def _options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The launches worth trying where both operands are numbers in memory; the last one is for any device."""
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
     tilings = close_tilings(asked, lowering.device, are_along_k(found))
     options = bulk_options(found, asked, group, lowering, positions)
@@ -94,7 +111,7 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         tilings = (*by_warpgroups, next(tiling for tiling in tilings if not tiling.requires))
     fused = _fused(group, positions)
     options += [option_of(_lower_tiled(found, fused, lowering, tiling), tiling) for tiling in tilings]
-    return choice_of(options)
+    return options
 
 
 def _coded_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
@@ -102,6 +119,26 @@ def _coded_options(found: Product, group: Group, lowering: Lowering, positions: 
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
     tilings = close_tilings(asked, lowering.device, False)
     return [option_of(_lower_tiled(found, _fused(group, positions), lowering, tiling), tiling) for tiling in tilings]
+
+
+def _byte_options(
+    found: Product, kind: Bytes, group: Group, lowering: Lowering, positions: Positions
+) -> list[CallOption]:
+    """The launches worth trying where codes are multiplied by codes; the last one is for any device."""
+    pairs, sums = in_pairs(found), kind.with_sums(group)
+    whole = sums is not group
+    asked = Asked(pairs.m, pairs.n, pairs.k, 1, bytes_of_a_result(found, group, lowering))
+    options = []
+    if suits_bulk(pairs):
+        fused = bulk_epilogue(sums, epilogue_positions(sums, lowering, "sum") if whole else positions)
+        for tiling in bulk_byte_tilings(asked, lowering.device, whole):
+            launch = lower_bulk(pairs, fused, lowering, tiling, FLOAT16, kind.kind.name)
+            options.append(CallOption(WARPGROUPS, (launch,)))
+    tilings = close_tilings(asked, lowering.device, False)
+    fused = _fused(group, positions)
+    for by_warps in tilings[:1] if options else tilings:
+        options.append(option_of(_lower_tiled(pairs, fused, lowering, by_warps, kind), by_warps))
+    return options
 
 
 def _fused(group: Group, positions: Positions) -> Epilogue:
@@ -196,7 +233,9 @@ def _strides(found: Product) -> dict[str, int]:
     }
 
 
-def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling) -> KernelCall:
+def _lower_tiled(
+    found: Product, fused: Epilogue, lowering: Lowering, tiling: Tiling, kind: Bytes | None = None
+) -> KernelCall:
     tiles_m, tiles_n = ceil_div(found.m, tiling.rows), ceil_div(found.n, tiling.columns)
     tiles = tiles_m * tiles_n * found.batches
     codes = code_function(found, lowering)
@@ -204,12 +243,12 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
     macros = {
         **codes.macros,
         **tiling.macros(tiles, ceil_div(found.k, tiling.depth), tiling.panel(tiles_m, tiles_n, lowering.device)),
-        "tile_t": CUDA.storage[found.a.dtype.name],
+        "tile_t": kind.pair if kind else CUDA.storage[found.a.dtype.name],
         "A_ALONG_K": int(found.a.k == 1),
         "B_ALONG_K": int(found.b.k == 1),
         "B_CONSTANT": int(is_constant),
     }
-    files = tiling.files
+    files = tiling.files if kind is None else (tiling.files[0], kind.file, *tiling.files[1:])
     if codes.prologues:
         macros["code_t"], files = CUDA.storage[found.b.dtype.name], (*files, "tile_codes.cuh")
     launch = Launch(
@@ -222,7 +261,7 @@ def _lower_tiled(found: Product, fused: Epilogue, lowering: Lowering, tiling: Ti
             "b": found.b.argument,
             "partial": partial_argument(tiling, tiles, found.b.argument, lowering),
         },
-        flops=found.flops,
+        flops=found.flops * (2 if kind else 1),
         text="\n".join((codes.text, _offsets(found), tiling.functions(found.a.dtype.name))),
         files=files,
         prologues=codes.prologues,

@@ -27,6 +27,7 @@ def execute(args: argparse.Namespace) -> int:
 
     options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
     options["batch"] = batch
+    options["activations"] = args.activations
     with waiting("extracting the model"):
         spec, seconds = timed(lambda: extract_language_model(args.model, args.output, **options))
     weights = format_bytes((args.output / spec.weights).stat().st_size)

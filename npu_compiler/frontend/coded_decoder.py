@@ -19,13 +19,19 @@ from npu_compiler.frontend.checkpoints.importer import Importer
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.frontend.coded_layers import CodedEmbedding, CodedLinear, CodedWeight, as_tensor
 
-__all__ = ["coded_decoder"]
+__all__ = ["ACTIVATIONS", "coded_decoder"]
 
 _MOST_LISTED = 4
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # which models make of their configuration
 
 
-def coded_decoder(config: Any, importer: Importer, tensors: Tensors, dtype: torch.dtype) -> Any:
+ACTIVATIONS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "16": None}
+"""What inputs of linears may be rounded to, by the names of the option."""
+
+
+def coded_decoder(
+    config: Any, importer: Importer, tensors: Tensors, dtype: torch.dtype, activations: str | None = None
+) -> Any:
     """A causal language model in eval mode whose linears and embeddings are codes where the checkpoint has them.
 
     Args:
@@ -33,22 +39,44 @@ def coded_decoder(config: Any, importer: Importer, tensors: Tensors, dtype: torc
         importer: Of the checkpoint's format.
         tensors: The checkpoint's.
         dtype: What the model computes in.
+        activations: What inputs of linears are rounded to, ``fp8`` or ``int8``, where their weights are of that type
+            with a scale for each row; ``16`` for nowhere; where the checkpoint says so when None.
 
     Raises:
-        ExtractionError: Tensors are missing, of another shape, hold what they must not, or are left over.
+        ExtractionError: Tensors are missing, of another shape, hold what they must not, or are left over; or no weight
+            is of the type that activations are to be rounded to.
     """
     with no_init_weights():  # nothing touches the memory of its weights, which only takes addresses
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    head, rounded = model.get_output_embeddings(), 0
     for name, module in list(_matrices(model)):
         size = (int(module.weight.shape[0]), int(module.weight.shape[1]))
         coded = importer.matrix(name, size, tensors)
         if coded is not None:
             _check_alone(name, coded, tensors)
-            model.set_submodule(name, _layer(name, module, coded.check(name), tensors, dtype))
+            layer = _layer(name, module, coded.check(name), tensors, dtype)
+            asked = importer.activations(name) if activations is None else activations
+            if asked is not None and module is not head and isinstance(layer, CodedLinear):
+                layer.activations = _fitting(coded, ACTIVATIONS[asked])
+                rounded += layer.activations is not None
+            model.set_submodule(name, layer)
+    if activations not in (None, "16") and not rounded:
+        raise ExtractionError(
+            f"given activations='{activations}' for weights of which none are of that type with one scale for a row; "
+            "expected such weights, as npu quantize makes them, or other activations"
+        )
     _fill(model, tensors, dtype)
     _tie(model, config)
     _check_all_taken(tensors)
     return model
+
+
+def _fitting(coded: CodedMatrix, kind: torch.dtype | None) -> torch.dtype | None:
+    """The type of codes that an input is rounded to, where the weight is of that type, with a scale for each row."""
+    if kind is None or coded.codes.dtype.name != str(kind).removeprefix("torch."):
+        return None
+    plain = coded.zeros is None and coded.biases is None and coded.codebook is None and not coded.zero
+    return kind if plain and coded.group == coded.columns == coded.shape[1] else None
 
 
 def _matrices(model: Any) -> Iterator[tuple[str, Any]]:

@@ -85,17 +85,32 @@ class CodedWeight(torch.nn.Module):
         return None if part is None else part[rows]
 
 
+def _through_codes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    codes, scales = torch.ops.npu_codes.quantize(x, dtype)
+    width = x.shape[-1]
+    made: torch.Tensor = torch.ops.npu_codes.dequantize(codes, scales, None, None, None, 8, width, width, 1, 0, x.dtype)
+    return made
+
+
 class CodedLinear(torch.nn.Module):
-    """A linear whose weight is codes; `matrix` may be shared with an embedding."""
+    """A linear whose weight is codes; `matrix` may be shared with an embedding.
+
+    Attributes:
+        activations: The type of codes that its input is rounded to, by a scale for each row; None where it is not.
+    """
 
     permutation: torch.Tensor | None
     bias: torch.Tensor | None
 
     def __init__(
-        self, matrix: CodedWeight, permutation: torch.Tensor | None = None, bias: torch.Tensor | None = None
+        self,
+        matrix: CodedWeight,
+        permutation: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        activations: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.matrix = matrix
+        self.matrix, self.activations = matrix, activations
         self.out_features, self.in_features = matrix._shape
         self.register_buffer("permutation", permutation)
         self.register_buffer("bias", bias)
@@ -103,6 +118,8 @@ class CodedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.permutation is not None:
             x = torch.index_select(x, -1, self.permutation)
+        if self.activations is not None:
+            x = _through_codes(x, self.activations)
         return F.linear(x, self.matrix(), self.bias)
 
 

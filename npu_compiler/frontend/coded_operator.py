@@ -1,6 +1,7 @@
-"""The operator ``npu_codes::dequantize`` in PyTorch: what `npu_compiler.ops.codes` defines for the compiler, computed.
+"""The operators ``npu_codes::dequantize`` and ``npu_codes::quantize`` in PyTorch: what `npu_compiler.ops.codes` and
+`row_codes` define for the compiler, computed.
 
-Importing it makes the operator known, as a model's export and its parts on the CPU need it.
+Importing it makes the operators known, as a model's export and its parts on the CPU need them.
 """
 
 from __future__ import annotations
@@ -97,3 +98,24 @@ def _numbers(codes: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     word = codes[..., byte].to(torch.int32)
     word |= codes[..., (byte + 1).clamp(max=codes.shape[-1] - 1)].to(torch.int32) << 8
     return (word >> (first & 7)) & ((1 << bits) - 1)
+
+
+torch.library.define("npu_codes::quantize", "(Tensor input, ScalarType dtype) -> (Tensor, Tensor)")
+
+
+@torch.library.impl("npu_codes::quantize", "CompositeExplicitAutograd")
+def _quantize(input: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `npu_compiler.ops.row_codes.quantize`; in float64 where the input is."""
+    exact = torch.promote_types(input.dtype, torch.float32)
+    most = torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max
+    scales = (input.to(exact).abs().amax(-1, keepdim=True) * (1 / most)).clamp(min=1e-12)
+    codes = input.to(exact) * (1 / scales)
+    return (codes.round() if dtype == torch.int8 else codes.clamp(-most, most)).to(dtype), scales
+
+
+def _quantized(input: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    exact = torch.promote_types(input.dtype, torch.float32)
+    return input.new_empty(input.shape, dtype=dtype), input.new_empty((*input.shape[:-1], 1), dtype=exact)
+
+
+torch.library.register_fake("npu_codes::quantize", _quantized)

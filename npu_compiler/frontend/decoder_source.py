@@ -14,7 +14,7 @@ from npu_compiler.frontend.checkpoints.formats import importer_of
 from npu_compiler.frontend.checkpoints.gguf import Gguf, GgufFile
 from npu_compiler.frontend.checkpoints.importer import Importer
 from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder, Tensors
-from npu_compiler.frontend.coded_decoder import coded_decoder
+from npu_compiler.frontend.coded_decoder import ACTIVATIONS, coded_decoder
 from npu_compiler.frontend.decoder_request import GGUF, configuration
 
 __all__ = ["load_decoder"]
@@ -27,7 +27,7 @@ _GAIN = 1.2  # deviation of what a matrix makes of numbers of deviation 1
 _ROW_SPREAD = 0.15  # deviation of the logarithm of the lengths of output rows
 
 
-def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
+def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | None = None) -> Any:
     """A causal language model in eval mode, in half precision; its buffers stay in the precision the model gives them.
 
     Args:
@@ -35,15 +35,23 @@ def load_decoder(source: Path, dtype: str | None, seed: int) -> Any:
             seeded ones.
         dtype: ``bfloat16`` or ``float16``; the checkpoint's own where that is one of them, else bfloat16, when None.
         seed: Of weights that no file gives.
+        activations: See `coded_decoder`.
 
     Raises:
-        ExtractionError: Nothing of the kind is there, or transformers cannot load it as a causal language model.
+        ExtractionError: Nothing of the kind is there, or transformers cannot load it as a causal language model; or its
+            weights are not of the type that activations are to be rounded to.
     """
     if dtype not in (None, *_HALF):
         raise ExtractionError(f"given dtype='{dtype}', expected one of {', '.join(_HALF)}")
-    quantised = _quantised(source, dtype)
+    if activations not in (None, *ACTIVATIONS):
+        raise ExtractionError(f"given activations='{activations}', expected one of {', '.join(ACTIVATIONS)}")
+    quantised = _quantised(source, dtype, activations)
     if quantised is not None:
         return quantised
+    if activations not in (None, "16"):
+        raise ExtractionError(
+            f"given activations='{activations}' for '{source}', whose weights are not quantised; run npu quantize first"
+        )
     has_weights = source.is_dir() and _has_weights(source)
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
@@ -65,7 +73,7 @@ def _has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) is not None for pattern in _WEIGHT_FILES)
 
 
-def _quantised(source: Path, dtype: str | None) -> Any:
+def _quantised(source: Path, dtype: str | None, activations: str | None) -> Any:
     """The model of a quantised checkpoint; None where there is none, or where its weights are to be seeded."""
     tensors: Tensors
     importer: Importer | None
@@ -89,7 +97,7 @@ def _quantised(source: Path, dtype: str | None) -> Any:
             delattr(config, name)
     own = str(config.dtype).removeprefix("torch.")
     kind = dtype or (own if own in _HALF else importer.default_dtype)
-    return coded_decoder(config, importer, tensors, getattr(torch, kind))
+    return coded_decoder(config, importer, tensors, getattr(torch, kind), activations)
 
 
 def _refused(source: Path, error: Exception) -> ExtractionError:

@@ -42,6 +42,7 @@ def extract_language_model(
     dtype: str | None = None,
     seed: int = 0,
     batch: BatchRequest | None = None,
+    activations: str | None = None,
 ) -> GenerationSpec:
     """Writes a decoder-only language model as IR, with one file of weights that all its functions share.
 
@@ -57,13 +58,15 @@ def extract_language_model(
         dtype: Of weights and caches; `decoder_source.load_decoder` says what None means.
         seed: Of the weights, where the source has none.
         batch: What is wanted for many texts at once; None for nothing.
+        activations: What inputs of quantised linears are rounded to: ``fp8``, ``int8``, or ``16`` for nothing; what the
+            checkpoint says when None.
 
     Raises:
         ExtractionError: The source is no language model that keeps plain keys and values, an argument does not fit it,
             or the folder cannot be written.
     """
     check_request(Path(source), Path(folder), cache_length, prefill, seed, batch)
-    model = load_decoder(Path(source), dtype, seed)
+    model = load_decoder(Path(source), dtype, seed, activations)
     length = _checked_length(model.config, cache_length)
     lengths = prefill_lengths(prefill, length)
     caches = _empty_caches(model, length)

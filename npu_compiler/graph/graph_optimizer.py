@@ -21,6 +21,7 @@ from npu_compiler.graph.fusion_patterns import PairsColumns, fuse_attention, mer
 from npu_compiler.graph.linear_spelling import spell_linears
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.graph.row_pushdown import push_down_selections
+from npu_compiler.graph.shared_codes import share_codes
 from npu_compiler.graph.windowed_attention import fuse_windowed_attention, leave_scales_to_scores
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.indexing import picked
@@ -55,6 +56,7 @@ def optimize(
         fuse_windowed_attention,
         *(() if multiplies_codes is None else (partial(convolve_codes, multiplies=multiplies_codes),)),
         fold_constants,
+        share_codes,
         spell_linears,
         fold_batch_norms,
         fuse_attention,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from npu_compiler.dtypes import BOOL, INT64, DType
+from npu_compiler.tensor.coded import encoded_number
 from npu_compiler.tensor.expr import FUNCTIONS, Call, Checked, Const, Expr, Iota, Load, children
 
 __all__ = ["CHECK", "Dialect", "LeafNames", "Printer", "is_small"]
@@ -22,6 +23,7 @@ class Dialect:
     Attributes:
         storage: Name of each data type in device memory.
         functions: Texts that differ from those of `FUNCTIONS`.
+        encoders: By data types with a coding: the text that makes codes of numbers by an instruction.
         infinity, nan: Literals.
         pointer: Type of a read-only device pointer, with ``{type}``.
         faults: Type of the pointer to the record of faults.
@@ -37,6 +39,7 @@ class Dialect:
     nan: str = "NAN"
     inline: str = "inline"
     params: str = "const Params& p"
+    encoders: Mapping[DType, str] = field(default_factory=dict)
 
     def pointer_to(self, dtype: DType | None) -> str:
         """Type of a pointer that an expression reads through; without a data type, to the record of faults."""
@@ -145,14 +148,14 @@ class Printer:
                 continue
             if node not in choices:
                 choices[node] = self._is_guarded_choice(node)
-            first = children(node)[:1] if choices[node] else children(node)
+            first = children(node)[:1] if choices[node] else self._parts(node)
             missing = [child for child in first if self._at_hand(child) is None]
             if missing:
                 stack.extend(reversed(missing))
             elif choices[node]:
                 self._choose(stack.pop())
             else:
-                self._name(node, self._text(node, [self._operand(child) for child in children(node)]))
+                self._name(node, self._text(node, [self._operand(child) for child in self._parts(node)]))
                 stack.pop()
         return self._operand(expr)
 
@@ -165,7 +168,20 @@ class Printer:
     def inline(self, expr: Expr) -> str:
         """Text that evaluates `expr`, which `is_small`, in place: a side of it that is not taken reads no memory."""
         known = self._at_hand(expr)
-        return self._text(expr, [self.inline(child) for child in children(expr)]) if known is None else known
+        return self._text(expr, [self.inline(child) for child in self._parts(expr)]) if known is None else known
+
+    def _parts(self, expr: Expr) -> tuple[Expr, ...]:
+        """What the text of `expr` is made of."""
+        encoding = self._encoding(expr)
+        return children(expr) if encoding is None else (encoding[0],)
+
+    def _encoding(self, expr: Expr) -> tuple[Expr, str] | None:
+        """The number of which `expr` is the code, and the text that makes it, where the language has one."""
+        for kind, text in self.dialect.encoders.items():
+            number = encoded_number(expr, kind)
+            if number is not None:
+                return number, text
+        return None
 
     def _at_hand(self, expr: Expr) -> str | None:
         """The literal or the variable that `expr` is, if it is one already."""
@@ -208,7 +224,8 @@ class Printer:
 
     def _text(self, expr: Expr, args: list[str]) -> str:
         if isinstance(expr, Call):
-            return self.dialect.call(expr.fn, args, expr.dtype)
+            encoding = self._encoding(expr)
+            return self.dialect.call(expr.fn, args, expr.dtype) if encoding is None else encoding[1].format(*args)
         if isinstance(expr, Iota):
             return f"{self.dialect.register(expr.dtype)}({self.names.iotas[expr]})"
         if isinstance(expr, Load):

@@ -47,6 +47,7 @@ class Group:
         nodes: Names of the IR's nodes that it computes.
         index: For a scatter, over `shape`: the value goes `index * index_stride` elements behind its place in `view`.
         added: Another problem of the same shape, whose result is added to that of `problem` before `expr`.
+        beside: Another tensor that it stores, [..., 1], and its expression, the same all along a row of `shape`.
     """
 
     output: TracedTensor
@@ -58,6 +59,7 @@ class Group:
     index: Expr | None = None
     index_stride: int = 0
     added: Added | None = None
+    beside: tuple[TracedTensor, Expr] | None = None
 
     @cached_property
     def pairs(self) -> int:
@@ -84,6 +86,17 @@ class Group:
             problem.check()
         if problems and self.output.layout.size >= MAX_ELEMENTS:
             raise OpRefusal(f"the result has {self.output.layout.size} elements, more than kernels address (2^31)")
+
+    def apart(self) -> tuple[Group, ...]:
+        """Groups that store one tensor each: this one, and what it stores beside its own."""
+        if self.beside is None:
+            return (self,)
+        stored, expr = self.beside
+        shape = (*self.shape[:-1], 1)
+        view = stored.view.reshape(shape)
+        assert view is not None
+        alone = replace(self, output=stored, expr=expr, shape=shape, view=view, beside=None)
+        return replace(self, beside=None), alone
 
     def reads(self) -> tuple[int, ...]:
         """Indices of the tensors it reads from memory, each once."""

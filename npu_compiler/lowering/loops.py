@@ -148,6 +148,7 @@ class RowProgram:
         value: The result of each column.
         place: Where it is stored.
         width: Columns of the result.
+        beside, beside_body: What the group stores for each row, and the statements that compute it; else empty.
     """
 
     head: str
@@ -156,6 +157,8 @@ class RowProgram:
     value: str
     place: Place
     width: int
+    beside: str = ""
+    beside_body: tuple[str, ...] = ()
 
 
 def row_operands(group: Group, tensors: Sequence[TracedTensor], positions: Sequence[str], prefix: str = "") -> Operands:
@@ -197,7 +200,12 @@ def row_program(group: Group, operands: Operands, dialect: Dialect, *, hoisting:
     value = inner.value(group.expr)
     place = scatter_place(group, operands.output, inner)
     head, body = "\n".join(printer.lines), "\n".join(inner.lines)
-    return RowProgram(head, tuple(phases.values()), body, value, place, group.shape[-1])
+    found = tuple(phases.values())
+    if group.beside is None:
+        return RowProgram(head, found, body, value, place, group.shape[-1])
+    alone = printer.scope("        ")
+    beside = alone.value(group.beside[1])
+    return RowProgram(head, found, body, value, place, group.shape[-1], beside, tuple(alone.lines))
 
 
 def _uniform_checks(group: Group, operands: Operands) -> list[Checked]:

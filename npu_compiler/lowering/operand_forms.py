@@ -100,8 +100,12 @@ def _with_codes(
 
     They come first: where a matrix lies as it is stored decides what a kernel can compute ahead of the product.
     """
+    operands = group.problem.operands if isinstance(group.problem, Product) else ()
+    both = _with_both_codes(group, groups, tensors, loads) if len(operands) == 2 else None
+    if both is not None:
+        return both
     nodes: list[str] = []
-    for position, operand in enumerate(group.problem.operands if isinstance(group.problem, Product) else ()):
+    for position, operand in enumerate(operands):
         makers = groups.get(operand.tensor.index, [])
         made = _form(operand, makers[0], False) if len(makers) == 1 else None
         if not isinstance(made, Computed) or group.problem is None:
@@ -129,6 +133,27 @@ def _forms(
     form = _form(operand, made, is_output)
     if form is not None:
         yield form
+
+
+def _with_both_codes(
+    group: Group, groups: Mapping[int, list[Group]], tensors: Sequence[TracedTensor], loads: Loads
+) -> tuple[Group, list[str]] | None:
+    """The same for a product of codes by codes, if the target multiplies these; it is asked for the right matrix, a
+    weight, first.
+    """
+    assert group.problem is not None
+    nodes: list[str] = []
+    for position, operand in reversed([*enumerate(group.problem.operands)]):
+        makers = groups.get(operand.tensor.index, [])
+        made = _form(operand, makers[0], False) if len(makers) == 1 else None
+        codes = as_codes(made, position, tensors) if isinstance(made, Computed) else None
+        if codes is None or not loads(group, position, codes):
+            return None
+        scaled = with_scale_behind(group, position, codes)
+        if scaled is None:
+            return None
+        group, nodes = scaled, [*nodes, *makers[0].nodes]
+    return group, nodes
 
 
 def _form(operand: Operand, made: Group, is_output: bool) -> Operand | None:

@@ -11,6 +11,7 @@ from npu_compiler.dtypes import DType
 from npu_compiler.errors import UnsupportedOpError
 from npu_compiler.graph.tracing import makers_of_numbers, trace_graph
 from npu_compiler.ir import IRGraph
+from npu_compiler.lowering.activation_codes import keep_codes, with_scales_beside
 from npu_compiler.lowering.dequantisation import note_of_stored
 from npu_compiler.lowering.grouping import Group, group
 from npu_compiler.lowering.loops import in_memory_order
@@ -50,7 +51,9 @@ def plan_graph(
     first_weight = len(graph.inputs)
     weights = dict(enumerate(graph.weights, first_weight))
     in_place = find_in_place(trace, range(first_weight), weights, stored)
-    groups = group(trace, stored, in_place.aliases, target.loads)
+    kept = keep_codes(trace, target.loads)
+    groups = group(trace, [*stored, *(scales.codes for scales in kept)], in_place.aliases, target.loads)
+    groups = with_scales_beside(groups, kept, trace.tensors)
     groups = with_operand_forms(groups, trace.tensors, stored, target.loads)
     groups = with_added_anchors(groups, stored, target.loads)
     numbers = note_of_stored(groups, stored, makers_of_numbers(graph), target.name)

@@ -12,6 +12,7 @@ from npu_compiler.dtypes import FLOAT32, INT32, UINT8
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.integers import ceil_div
 from npu_compiler.ops.registry import op
+from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Term, Work
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, arange
 
@@ -20,9 +21,18 @@ __all__ = ["dequantize", "group_of", "picked"]
 _SHIFT = 32  # of a quotient by a product: exact for numbers whose product with the divisor is below two to this power
 
 
+def _rows_of_codes(call: RowCall) -> Passage | None:
+    """Rows of codes, with their scales, where each row has its own."""
+    if call.dim >= call.rank - 1 or call.node.attrs.get("rows") != 1:
+        return None
+    parts = ("codes", "scales", "zeros", "biases")
+    return Passage({part: call.dim for part in parts if part in call.node.inputs})
+
+
 @op(
     "npu_codes.dequantize.default",
     work=Work.ELEMENTWISE,
+    rows=_rows_of_codes,
     makes_numbers=True,
     term=Term("coded", ("codes", "scales", "zeros", "biases", "codebook")),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npu_compiler.dtypes import BOOL, FLOAT32, INT32, DType
-from npu_compiler.tensor.expr import Call, Const, Expr
+from npu_compiler.tensor.expr import Call, Const, Expr, walk
 
-__all__ = ["decoded", "encoded"]
+__all__ = ["decoded", "encoded", "encoded_number"]
 
 
 def decoded(code: Expr, kind: DType) -> Expr:
@@ -26,6 +26,14 @@ def encoded(number: Expr, kind: DType) -> Expr:
     """The code, as `kind.stored`, of the number of a data type with a coding that is nearest to a float32."""
     assert kind.coding is not None
     return Call("cast", (_expr(kind.coding.encode(_Number(number), _Arithmetic()), INT32),), kind.stored)
+
+
+def encoded_number(code: Expr, kind: DType) -> Expr | None:
+    """The number that an expression is the code of, by `encoded`; None where it is no such expression."""
+    if not isinstance(code, Call) or code.fn != "cast" or code.dtype != kind.stored:
+        return None
+    numbers = (node.args[0] for node in walk(code) if isinstance(node, Call) and node.fn == "bits")
+    return next((number for number in numbers if encoded(number, kind) == code), None)
 
 
 def _expr(value: object, dtype: DType) -> Expr:

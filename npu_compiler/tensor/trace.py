@@ -16,7 +16,7 @@ from npu_compiler.tensor.expr import Expr, Ref, leaves
 from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.view import View
 
-__all__ = ["MAX_HEAD_SIZE", "Anchor", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
+__all__ = ["MAX_HEAD_SIZE", "Anchor", "Beside", "LayoutRule", "Map", "Scatter", "Source", "TracedTensor"]
 
 MAX_HEAD_SIZE = 256
 """Of the heads of an attention that is one anchor; of larger ones products and softmax are written out."""
@@ -72,7 +72,18 @@ class Scatter:
     index_stride: int
 
 
-Source = Map | Anchor | Scatter
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the kernel of another tensor stores as well: a number for each of its rows.
+
+    Attributes:
+        of: The other tensor, whole.
+    """
+
+    of: Ref
+
+
+Source = Map | Anchor | Scatter | Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,8 @@ class TracedTensor:
         elif isinstance(self.source, Scatter):
             yield self.source.into
             yield from (load.ref for expr in (self.source.expr, self.source.index) for load in leaves(expr))
+        elif isinstance(self.source, Beside):
+            yield self.source.of
 
     @property
     def view(self) -> View:

@@ -70,12 +70,15 @@ class ReferenceTarget(CodegenTarget):
         return True
 
     def lower(self, group: Group, lowering: Lowering) -> list[Any]:
+        return [self._lower(part, lowering) for part in group.apart()]
+
+    def _lower(self, group: Group, lowering: Lowering) -> KernelCall:
         self.tensors = lowering.tensors
         reads = tuple(dict.fromkeys((group.output.index, *group.reads())))
         self.groups.append((group, reads))
         args = tuple(Argument(index, writes=index == group.output.index) for index in reads)
         kernel = lowering.kernel(KernelSource("reference", str(len(self.groups) - 1)))
-        return [KernelCall(" + ".join(group.nodes), kernel, args, b"", (1, 1, 1), (1, 1, 1))]
+        return KernelCall(" + ".join(group.nodes), kernel, args, b"", (1, 1, 1), (1, 1, 1))
 
 
 class Planned:

@@ -81,6 +81,14 @@ class CompressedTensors(Importer):
             scales_name=scale,
         )
 
+    def activations(self, module: str) -> str | None:
+        found = (self._group_of(module) or {}).get("input_activations")
+        if not isinstance(found, dict) or found.get("dynamic") is not True or found.get("strategy") != "token":
+            return None
+        if found.get("num_bits") != 8 or found.get("symmetric") is not True:
+            return None
+        return "fp8" if found.get("type") == "float" else "int8"
+
     def _of_bytes(self, module: str, shape: tuple[int, int], weights: Config, tensors: Tensors) -> CodedMatrix:
         """Weights of a byte each: integers, or 8-bit floats."""
         name, scale, (rows, columns) = f"{module}.weight", f"{module}.weight_scale", shape
@@ -117,18 +125,22 @@ class CompressedTensors(Importer):
             raise ExtractionError(
                 f"'{module}': given codes and scales for a module that 'ignore' lists, expected plain weights"
             )
-        found = None
-        for group in self._groups:
-            targets = [str(target) for target in group.get("targets") or ()]
-            if skips(target for target in targets if target not in _CLASSES)(module):
-                found = group
-                break
-            if found is None and any(target in _CLASSES for target in targets):
-                found = group
+        found = self._group_of(module)
         weights = None if found is None else found.get("weights")
         if not isinstance(weights, dict):
             raise ExtractionError(f"'{module}': given codes, expected a group of 'config_groups' that describes them")
         return weights
+
+    def _group_of(self, module: str) -> dict[str, Any] | None:
+        """The group of layers that a module belongs to."""
+        found = None
+        for group in self._groups:
+            targets = [str(target) for target in group.get("targets") or ()]
+            if skips(target for target in targets if target not in _CLASSES)(module):
+                return group
+            if found is None and any(target in _CLASSES for target in targets):
+                found = group
+        return found
 
 
 def _of_small_floats(module: str, shape: tuple[int, int], weights: Config, tensors: Tensors) -> CodedMatrix:

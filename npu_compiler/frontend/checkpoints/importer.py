@@ -46,6 +46,10 @@ class Importer(ABC):
             ExtractionError: Tensors are missing or do not fit; it names the tensor, what was found and expected.
         """
 
+    def activations(self, module: str) -> str | None:
+        """What the input of a linear is rounded to while the model runs: ``fp8`` or ``int8``; None for nothing."""
+        return None
+
 
 def option(config: Config, key: str, allowed: Iterable[Any], default: Any = None) -> Any:
     """A value of the configuration that must be one of a few."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from npu_compiler.dtypes import DType
+from npu_compiler.dtypes import ALL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Problem
 from npu_compiler.lowering.problems.product import Product
-from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
+from npu_compiler.tensor.coded import decoded
+from npu_compiler.tensor.expr import Call, Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
@@ -81,6 +82,13 @@ class Dequantised(Operand):
     @property
     def in_memory(self) -> Operand:
         return self
+
+    @property
+    def kind(self) -> DType | None:
+        """The data type whose codes they are, but for the scale; None where more is done to them, or less is known."""
+        if self.expr == Call("cast", (self.code,), FLOAT32):
+            return self.code.dtype
+        return next((kind for kind in ALL if kind.coding and self.expr == decoded(self.code, kind)), None)
 
     def reads(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys((self.tensor.index, *(load.ref.tensor for load in leaves(self.expr)))))

@@ -1,0 +1,160 @@
+"""Products of many rows by packed codes on CUDA: that kernels compile, and on a device what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import npu_compiler
+import npu_compiler.frontend.coded_layers
+from cuda_compiler.devices import DEVICES
+from cuda_compiler.products import packed
+from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs
+from cuda_compiler.tiles.tiling import Asked
+from npu_compiler.compiled_program import CompiledProgram
+from npu_runtime import Device, load
+from tests.cuda.kernels import check_plan_compiles, kernels_for
+
+MODEL = DEVICES.named("sm_90", "cuda")
+TILINGS = [BulkTiling.of(tile, MODEL) for tile in bulk_costs(MODEL).tiles if tile.splits == 1]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How codes are stored."""
+
+    bits: int = 4
+    group: int = 64
+    zeros: bool = False
+    biases: bool = False
+    codebook: bool = False
+    scale: torch.dtype = torch.bfloat16
+    kind: torch.dtype = torch.uint8
+
+
+FORMS = {
+    "int4": Form(),
+    "int4 with zeros": Form(zeros=True, group=32),
+    "int4 with biases": Form(biases=True, group=128),
+    "int4 of float32 scales": Form(scale=torch.float32),
+    "nf4": Form(codebook=True),
+    "int8": Form(bits=8, kind=torch.int8, group=128),
+    "fp8": Form(bits=8, kind=torch.float8_e4m3fn, group=128, scale=torch.float32),
+}
+
+
+class PackedProduct(torch.nn.Module):
+    """``silu(x @ numbers(codes).T)``."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, n: int, k: int, form: Form, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.form, self.dtype, self.columns = form, dtype, k
+        random = torch.Generator().manual_seed(n + k)
+        groups = k // form.group
+
+        def numbers(*shape: int) -> Tensor:
+            return torch.rand(*shape, generator=random)
+
+        def integers(*shape: int) -> Tensor:
+            return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+
+        codes = integers(n, k * form.bits // 8)
+        if form.kind == torch.float8_e4m3fn:
+            codes = (codes.view(torch.int8).float() / 16).to(form.kind)
+        scale = form.scale if form.scale == torch.float32 else dtype
+        self.register_buffer("codes", codes if codes.dtype == form.kind else codes.view(form.kind))
+        self.register_buffer("scales", (numbers(n, groups) / 64 + 0.01).to(scale))
+        if form.zeros:
+            self.register_buffer("zeros", integers(n, (groups * form.bits + 7) // 8))
+        if form.biases:
+            self.register_buffer("biases", (numbers(n, groups) / 8).to(dtype))
+        if form.codebook:
+            self.register_buffer("entries", torch.randn(16, generator=random))
+
+    def inputs(self, m: int) -> Tensor:
+        return torch.randn(m, self.columns, generator=torch.Generator().manual_seed(m)).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = x.dtype == torch.float64
+        scales = self.scales.double() if exact else self.scales
+        plain = self.form.codebook or self.form.kind != torch.uint8
+        parts = (getattr(self, name, None) for name in ("zeros", "biases", "entries"))
+        made = torch.ops.npu_codes.dequantize(
+            *(self.codes, scales, *parts, self.form.bits, self.columns, self.form.group),
+            *(1, 0 if plain else 8, x.dtype),
+        )
+        return F.silu(F.linear(x, made))
+
+    def compiled(self, m: int) -> CompiledProgram:
+        return npu_compiler.compile(npu_compiler.extract(self.eval(), (self.inputs(m),)), target="cuda")
+
+
+Force = Callable[[BulkTiling], None]
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Force:
+    """Lets every product take a tiling."""
+
+    def use(tiling: BulkTiling) -> None:
+        chosen = packed.RankedTilings((tiling,), True)
+        monkeypatch.setattr(packed, "packed_tilings", lambda asked, code_bytes, device: chosen)
+
+    return use
+
+
+def check(model: PackedProduct, m: int, device: Device) -> None:
+    """Compares with float64: what is left is the rounding of each number, of the sums and of the result."""
+    x = model.inputs(m)
+    given = load(model.compiled(m), model.state_dict(), device)(x)
+    result = torch.as_tensor(given[0] if isinstance(given, tuple) else given).double()
+    expected = model(x.double())
+    assert (result - expected).norm() <= 1.5 * torch.finfo(x.dtype).eps * expected.norm()
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_numbers_are_made_while_tiles_are_brought(form: Form) -> None:
+    plan = PackedProduct(160, 384, form).compiled(130).main
+    assert "matmul_packed" in {kernel.entry for kernel in kernels_for(plan, 90)}
+    assert {kernel.entry for kernel in kernels_for(plan, 80)} == {"elementwise", "matmul"}
+    check_plan_compiles(plan, 90)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 160, 384), (130, 161, 384), (130, 160, 416)])
+def test_what_the_kernel_cannot_bring_goes_another_way(m: int, n: int, k: int) -> None:
+    model = PackedProduct(n, k, replace(FORMS["int4"], group=52 if k == 416 else 64))
+    assert "matmul_packed" not in {kernel.entry for kernel in model.compiled(m).main.kernels}
+
+
+def test_numbers_are_made_ahead_where_many_rows_read_them() -> None:
+    """As found on an H200: of 2048 rows by the matrices of Qwen2.5-1.5B, making numbers in each tile takes longer."""
+    for n, k in ((17920, 1536), (1536, 8960), (2048, 1536)):
+        assert not packed.packed_tilings(Asked(2048, n, k), 0.5, MODEL).are_best
+        assert packed.packed_tilings(Asked(2048, n, k), 0.5, MODEL).tilings
+
+
+@pytest.mark.parametrize("architecture", [70, 80])
+def test_other_devices_make_numbers_first(architecture: int) -> None:
+    dtype = torch.float16 if architecture == 70 else torch.bfloat16
+    check_plan_compiles(PackedProduct(160, 384, FORMS["int4"], dtype).compiled(130).main, architecture)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("m", "n", "k"), [(66, 32, 128), (300, 800, 1536), (130, 1536, 8960)])
+def test_equals_float64(form: Form, m: int, n: int, k: int, device: Device) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        check(PackedProduct(n, k, form, dtype), m, device)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=repr)
+def test_every_tiling_equals_float64(tiling: BulkTiling, force: Force, device: Device) -> None:
+    force(tiling)
+    check(PackedProduct(608, 1536, FORMS["int4"]), 517, device)
