@@ -125,8 +125,8 @@ def _decoded(kind: type[T], content: dict[str, Any], where: str) -> T:
 
 def _check(spec: GenerationSpec, path: Path) -> None:
     """Refuses what contradicts itself, and files outside the folder."""
-    batched = {} if spec.batch is None else spec.batch.functions
-    for name in (spec.weights, *(step.ir for step in (*spec.functions.values(), *batched.values()))):
+    batched = () if spec.batch is None else (step.ir for step in spec.batch.functions.values())
+    for name in (spec.weights, *(step.ir for step in spec.functions.values()), *batched):
         if Path(name).name != name:
             raise IRError(f"'{path}' names the file '{name}', expected one beside it; extract the model again")
     lengths = sorted(step.length for step in spec.functions.values())
