@@ -43,16 +43,16 @@ __device__ __forceinline__ void load_unit(Unit& unit, const Matrix& b, int numbe
         unit.word[part * 4 + 2] = four.z, unit.word[part * 4 + 3] = four.w;
     }
     int shared_row = row / ROWS, group = first / GROUP;
-    unit.scale = b.scales[(long long)shared_row * p.scale_row + group * p.scale_group];
+    unit.scale = b.scales[(long long)shared_row * p.scale_row + group * SCALE_GROUP];
     unit.zero = ZERO;
     if (ZEROS) {
         const zero_t* zeros = b.zeros + (long long)shared_row * p.zero_row;
         int bit = group * ZERO_BITS;
-        unit.zero = ZERO_BITS < 8 ? float(int(zeros[bit / 8 * p.zero_group]) >> bit % 8 & (1 << ZERO_BITS) - 1)
-                                  : float(zeros[group * p.zero_group]);
+        unit.zero = ZERO_BITS < 8 ? float(int(zeros[bit / 8 * ZERO_GROUP]) >> bit % 8 & (1 << ZERO_BITS) - 1)
+                                  : float(zeros[group * ZERO_GROUP]);
     }
     if (BIASES) {
-        unit.bias = b.biases[(long long)shared_row * p.bias_row + group * p.bias_group];
+        unit.bias = b.biases[(long long)shared_row * p.bias_row + group * BIAS_GROUP];
     }
 }
 

@@ -26,7 +26,7 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_vectors"]
-__all__ += ["argument_of", "part_macros", "part_strides", "suits_codes"]
+__all__ += ["argument_of", "part_macros", "part_rows", "suits_codes"]
 
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
@@ -230,9 +230,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "tiles": tiles,
         "matrix_row": found.b.along,
         "vector_row": vector.along,
-        "scale_row": codes.scale.strides[-1],
-        "zero_row": 0 if codes.zeros is None else codes.zeros.strides[-1],
-        "bias_row": 0 if codes.bias is None else codes.bias.strides[-1],
+        **part_rows(codes),
     }
     vector_input, prologues = {"vector": vector.argument}, {}
     if computed is not None:
@@ -264,10 +262,10 @@ def argument_of(part: Operand | None, codes: GroupedCodes) -> Argument:
     return codes.argument if part is None else part.argument
 
 
-def part_strides(name: str, part: Operand | None) -> dict[str, int]:
-    """Elements of a part from one row of codes to the next, and from one group, as parameters of a kernel."""
-    group, row = (0, 0) if part is None else part.strides[-2:]
-    return {f"{name}_row": row, f"{name}_group": group}
+def part_rows(codes: GroupedCodes) -> dict[str, int]:
+    """Elements of scales, zero points and biases from one row to the next, as parameters of a kernel."""
+    parts = {"scale": codes.scale, "zero": codes.zeros, "bias": codes.bias}
+    return {f"{name}_row": 0 if part is None else part.strides[-1] for name, part in parts.items()}
 
 
 def part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:

@@ -16,7 +16,7 @@ from cuda_compiler.products.grouped_matvec import (
     MAX_ROWS,
     argument_of,
     part_macros,
-    part_strides,
+    part_rows,
     suits_codes,
 )
 from cuda_compiler.products.product import are_along_k
@@ -47,10 +47,10 @@ _UNIT, _ACCESS = 32, 16  # codes that a thread has of a line, and bytes that it 
 
 MATMUL_PACKED = KernelTemplate(
     "matmul_packed",
-    params=(f"{MATMUL_BULK.params}, matrix_row, scale_row, scale_group, zero_row, zero_group, bias_row, bias_group"),
+    params=f"{MATMUL_BULK.params}, matrix_row, scale_row, zero_row, bias_row",
     macros=(
-        "TILE_M TILE_N STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS CODE_KIND "
-        "FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
+        "TILE_M TILE_N STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS SCALE_GROUP "
+        "ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
     ),
     inputs="a matrix scales zeros biases entries",
     shared_bytes=None,
@@ -167,13 +167,7 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
     launch = Launch(
         MATMUL_PACKED,
         grid=(tiling.blocks(values["tiles_m"] * values["tiles_n"], lowering.device), 1, 1),
-        values={
-            **values,
-            "matrix_row": found.b.along,
-            **part_strides("scale", codes.scale),
-            **part_strides("zero", codes.zeros),
-            **part_strides("bias", codes.bias),
-        },
+        values={**values, "matrix_row": found.b.along, **part_rows(codes)},
         macros={
             **tiling.macros(),
             **part_macros(codes, found.a.dtype),

@@ -25,6 +25,7 @@ from tests.ops import recurrent_cases
 from tests.ops.cases import case, floats
 from tests.ops.collected import COMPUTED
 from tests.ops.test_experts import grouped_rows
+from tests.support.ir_builder import IRBuilder
 
 DRAW = lane_tokens_ir((2, 1, 40), "float16", 2, {Feature.DRAWN})
 TARGETS = {"metal": "metal_compiler", "cuda": "cuda_compiler"}
@@ -103,6 +104,16 @@ class Block(torch.nn.Module):
         return self.linear(self.norm(x)), torch.relu(self.first(image) + self.second(image.relu()))
 
 
+def coded_linear(rows: int) -> dict[str, Any]:
+    """A linear whose weight is codes of four bits in groups of 64."""
+    builder = IRBuilder()
+    codes = builder.weight("codes", (96, 128), torch.uint8)
+    scales, x = builder.weight("scales", (96, 4), torch.float16), builder.input("x", (rows, 256), torch.float16)
+    options = (4, 256, 64, 1, 8, torch.float16)
+    weight = builder.call("npu_codes.dequantize.default", codes, scales, None, None, None, *options)
+    return builder.build(builder.call("aten.linear.default", x, weight))
+
+
 def samples() -> list[dict[str, Any]]:
     """Graphs that need every kernel of both targets."""
     first = {each.op: each for each in reversed(COMPUTED)}
@@ -120,7 +131,7 @@ def samples() -> list[dict[str, Any]]:
     paged = npu_compiler.extract(
         test_paged_attention.Step(pages).eval(), test_paged_attention.tensors(pages, torch.float16, [0, 0])
     )
-    steps_of_decoders = step.ir, paged.ir
+    steps_of_decoders = step.ir, paged.ir, *map(coded_linear, (1, 40))
     return [
         *(each.ir(torch.float32) for each in cases),
         block.ir,
