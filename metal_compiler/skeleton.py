@@ -27,9 +27,11 @@ class _MetalKernels(KernelWriter):
             parts = ["", declaration, Template(self.file(name)).substitute(blanks)]
         else:
             defined = {**launch.macros, **(_stored(launch) if fused is None else _told(launch, fused))}
-            own = [launch.text, *(prologue.text for prologue in launch.prologues.values())]
+            prologues = launch.prologues.values()
+            own = [launch.text, *(prologue.text for prologue in prologues)]
             functions = [*(() if fused is None else (fused.text,)), *filter(None, own)]
-            parts = [definitions(defined), declaration, *functions, *map(self.file, (*template.files.split(), name))]
+            files = (*(file for prologue in prologues for file in prologue.files), *template.files.split(), name)
+            parts = [definitions(defined), declaration, *functions, *map(self.file, files)]
         checks = ["checks.metal"] if any(CHECK in part for part in parts) else []
         return KernelSource(template.entry, *map(self.file, ("common.metal", *checks)), *parts)
 

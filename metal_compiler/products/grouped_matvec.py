@@ -5,7 +5,6 @@ from __future__ import annotations
 from metal_compiler.anchors import anchor_epilogue, anchor_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
-from metal_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, INT8
 from npu_compiler.integers import ceil_div
@@ -104,7 +103,7 @@ def _unit(codes: GroupedCodes, k: int) -> int:
 
 
 def group_prologue(codes: GroupedCodes, unit: int, k: int) -> Prologue:
-    """What makes numbers of codes in a kernel: the text of ``grouped_codes.metal``, and what that is told.
+    """What makes numbers of codes in a kernel: ``grouped_codes.metal``, and what that is told.
 
     Args:
         codes: The operand, the right matrix of a product.
@@ -136,7 +135,7 @@ def group_prologue(codes: GroupedCodes, unit: int, k: int) -> Prologue:
     for name, part in (("scale", codes.scale), ("zero", codes.zeros), ("bias", codes.bias)):
         along_groups, along_rows = (0, 0) if part is None else part.strides[-2:]
         values |= {f"{name}_row": along_rows, f"{name}_group": along_groups}
-    return Prologue((operands,), values, macros, KERNELS.file("grouped_codes.metal"))
+    return Prologue((operands,), values, macros, files=("grouped_codes.metal",))
 
 
 def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering) -> list[KernelCall]:

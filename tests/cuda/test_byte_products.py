@@ -58,9 +58,11 @@ def check(model: ByteProduct, m: int, device: Device) -> CompiledProgram:
     given = load(program, model.state_dict(), device)(x, residual)
     result = torch.as_tensor(given[0] if isinstance(given, tuple) else given).double()
     expected = model.exact(x, residual)
-    bound = torch.finfo(x.dtype).eps * expected.abs() + 2e-3 * expected.abs().max()
-    assert ((result - expected).abs() <= bound).all()
-    assert (result - expected).norm() <= 2e-3 * expected.norm() + torch.finfo(x.dtype).eps * expected.norm()
+    # tensor cores of 9.0 add products of fp8 with fewer bits than float32 has; those of int8 are exact
+    largest, typical = (8e-3, 3e-3) if model.kind.is_floating_point else (2e-3, 2e-3)
+    eps = torch.finfo(x.dtype).eps
+    assert ((result - expected).abs() <= eps * expected.abs() + largest * expected.abs().max()).all()
+    assert (result - expected).norm() <= (typical + eps) * expected.norm()
     return program
 
 
