@@ -95,6 +95,7 @@ def make_app(
 
 def _add_texts(app: FastAPI, service: Service, options: AppOptions) -> None:
     events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+    page = (files("npu_text.serving") / "page.html").read_text(encoding="utf-8")
 
     async def answer(what: Chat | Completion, stream: bool | None, request: Request) -> Response:
         if not stream:
@@ -127,6 +128,10 @@ def _add_texts(app: FastAPI, service: Service, options: AppOptions) -> None:
     async def status() -> dict[str, Any]:
         return service.core.driver.status()._asdict()
 
+    @app.get("/", include_in_schema=False)
+    async def home() -> Response:
+        return HTMLResponse(page)
+
 
 def _add_embeddings(app: FastAPI, embedder: Embedder) -> None:
     @app.post("/v1/embeddings")
@@ -154,7 +159,6 @@ def _add_rest(app: FastAPI, service: Service | None, embedder: Embedder | None, 
     created = int(time.time())
     names = [model.name for model in (service, embedder) if model is not None]
     models = {name: {"id": name, "object": "model", "created": created, "owned_by": "npu"} for name in names}
-    page = (files("npu_text.serving") / "page.html").read_text(encoding="utf-8")
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -175,10 +179,6 @@ def _add_rest(app: FastAPI, service: Service | None, embedder: Embedder | None, 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def all_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/", include_in_schema=False)
-    async def home() -> Response:
-        return HTMLResponse(page)
 
 
 def _unknown_model(model: str, names: list[str]) -> APIError:
