@@ -139,7 +139,7 @@ def test_calls_among_text_are_told_apart() -> None:
 def test_bad_requests_get_errors_of_the_api(
     server: Server, method: str, path: str, content: bytes, status: int
 ) -> None:
-    answer = httpx.request(method, server.url + path, content=content)
+    answer = httpx.request(method, server.url + path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status
     error = answer.json()["error"]
     assert error["message"]
