@@ -36,8 +36,8 @@ def measure(requests: int, checkpoints: int = 5) -> dict[str, Any]:
         checkpoints: After how many equal parts of them everything is let to end and is counted.
 
     Returns:
-        `seconds` in all; `answered`, and `cancelled` by how clients left; `held` before the first request and after each
-        part, as `tests.support.served_process` tells it, with the number of `requests` before; `threads_left`.
+        `seconds` in all; `answered`, and `cancelled` by how clients left; `held` before the first request and after
+        each part, as `tests.support.served_process` tells it, with the number of `requests` before; `threads_left`.
     """
     command = [sys.executable, "-m", "tests.support.served_process"]
     root = Path(__file__).parents[1]
