@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import FastAPI, Request
@@ -39,6 +41,8 @@ from npu_text.serving.service import Service, refuse_unsupported
 
 __all__ = ["AppOptions", "make_app"]
 
+_Read = TypeVar("_Read")
+_LARGE = 16 << 10  # bytes of a request whose tokens and forms may take longer than others should wait
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 500, 503)
 }
@@ -71,6 +75,7 @@ def make_app(
         options: How it behaves.
     """
     options = options or AppOptions()
+    reader = _Reader()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -80,21 +85,43 @@ def make_app(
         yield
         if service is not None:
             await service.core.stop(options.leave)
+        reader.stop()
 
     app = FastAPI(title="npu serve", version=__version__, lifespan=lifespan, responses=_REFUSALS)
     _add_errors(app)
     if service is not None:
-        _add_texts(app, service, options)
+        _add_texts(app, service, reader, options)
     if embedder is not None:
-        _add_embeddings(app, embedder)
+        _add_embeddings(app, embedder, reader)
     _add_rest(app, service, embedder, metrics)
     _forget_other_refusals(app)
     everywhere = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     return Guard(everywhere, options.guard)
 
 
-def _add_texts(app: FastAPI, service: Service, options: AppOptions) -> None:
+class _Reader:
+    """Makes of requests what answers them; of large ones in a thread, so that they hold up nobody but each other.
+
+    One thread: tokenizers keep words for each thread that asks them.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "large-requests")
+
+    async def read(self, request: Request, make: Callable[[], _Read]) -> _Read:
+        """What `make` gives."""
+        if len(await request.body()) < _LARGE:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+
+    def stop(self) -> None:
+        """Ends the thread; what waits for it is not read any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _add_texts(app: FastAPI, service: Service, reader: _Reader, options: AppOptions) -> None:
     events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+    page = (files("npu_text.serving") / "page.html").read_text(encoding="utf-8")
 
     async def answer(what: Chat | Completion, stream: bool | None, request: Request) -> Response:
         if not stream:
@@ -104,37 +131,44 @@ def _add_texts(app: FastAPI, service: Service, options: AppOptions) -> None:
 
     @app.post("/v1/chat/completions", responses=events)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(Chat(service, body), body.stream, request)
+        return await answer(await reader.read(request, lambda: Chat(service, body)), body.stream, request)
 
     @app.post("/v1/completions", responses=events)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer(Completion(service, body), body.stream, request)
+        return await answer(await reader.read(request, lambda: Completion(service, body)), body.stream, request)
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        if (body.prompt is None) == (body.messages is None):
-            raise APIError("given neither or both of prompt and messages, expected one", param="prompt")
-        if body.messages is not None:
-            tokens = conversation(service, body.messages, [], None)
-        else:
-            try:
-                tokens = service.vocabulary.encode(body.prompt or "", special=body.add_special_tokens is not False)
-            except InputError as error:
-                raise APIError(str(error), param="prompt") from error
+    async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+        tokens = await reader.read(request, lambda: _tokens(service, body))
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.core.engine.context}
 
     @app.get("/status", include_in_schema=False)
     async def status() -> dict[str, Any]:
         return service.core.driver.status()._asdict()
 
+    @app.get("/", include_in_schema=False)
+    async def home() -> Response:
+        return HTMLResponse(page)
 
-def _add_embeddings(app: FastAPI, embedder: Embedder) -> None:
+
+def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise APIError("given neither or both of prompt and messages, expected one", param="prompt")
+    if body.messages is not None:
+        return conversation(service, body.messages, [], None)
+    try:
+        return service.vocabulary.encode(body.prompt or "", special=body.add_special_tokens is not False)
+    except InputError as error:
+        raise APIError(str(error), param="prompt") from error
+
+
+def _add_embeddings(app: FastAPI, embedder: Embedder, reader: _Reader) -> None:
     @app.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingRequest) -> dict[str, Any]:
+    async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
         refuse_unsupported(body.model_extra)
         if body.model != embedder.name:
             raise _unknown_model(body.model, [embedder.name])
-        texts = embedder.tokens(body.input)
+        texts = await reader.read(request, lambda: embedder.tokens(body.input))
         vectors = await embedder.embed(texts)
         as_text = body.encoding_format == "base64"
         data = [
@@ -154,7 +188,6 @@ def _add_rest(app: FastAPI, service: Service | None, embedder: Embedder | None, 
     created = int(time.time())
     names = [model.name for model in (service, embedder) if model is not None]
     models = {name: {"id": name, "object": "model", "created": created, "owned_by": "npu"} for name in names}
-    page = (files("npu_text.serving") / "page.html").read_text(encoding="utf-8")
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -175,10 +208,6 @@ def _add_rest(app: FastAPI, service: Service | None, embedder: Embedder | None, 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def all_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/", include_in_schema=False)
-    async def home() -> Response:
-        return HTMLResponse(page)
 
 
 def _unknown_model(model: str, names: list[str]) -> APIError:

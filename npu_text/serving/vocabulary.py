@@ -14,6 +14,7 @@ from npu_text.tokenizer import load_tokenizer
 __all__ = ["Vocabulary"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_LONG = 8192  # characters from which a text goes to the call that lets other threads of Python run meanwhile
 _WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes the space before a word
 
 
@@ -61,8 +62,11 @@ class Vocabulary:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"given {text!r:.80}, which is no Unicode text ({error.reason})") from error
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
-        return ids
+        if len(text) < _LONG:
+            short: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
+            return short
+        long: list[int] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        return long
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, those left out that are no text."""

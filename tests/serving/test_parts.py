@@ -165,3 +165,9 @@ def test_masks_follow_a_schema(vocabulary: Vocabulary) -> None:
         grammar.take(token)
     with pytest.raises(InputError, match="nothing can be written"):
         grammars.make(json_grammar({"type": "nothing"}))
+
+
+def test_long_texts_become_the_tokens_of_short_ones(vocabulary: Vocabulary) -> None:
+    """They go another way, on which other threads run meanwhile."""
+    part = "한글 and <|im_start|> words "
+    assert vocabulary.encode(part * 1000, special=False) == vocabulary.encode(part, special=False) * 1000

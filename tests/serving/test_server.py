@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -139,7 +140,7 @@ def test_calls_among_text_are_told_apart() -> None:
 def test_bad_requests_get_errors_of_the_api(
     server: Server, method: str, path: str, content: bytes, status: int
 ) -> None:
-    answer = httpx.request(method, server.url + path, content=content)
+    answer = httpx.request(method, server.url + path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status
     error = answer.json()["error"]
     assert error["message"]
@@ -211,6 +212,35 @@ def test_a_client_that_leaves_the_queue_is_never_started() -> None:
             wait_until(lambda: own.service.core.driver.status().waiting == 0)
             assert own.engine.calls[0] == 2
         wait_until(lambda: is_free(own))
+
+
+def test_a_large_request_holds_up_nobody() -> None:
+    """Millions of characters take seconds to become tokens."""
+    with serve() as own:
+        reading, may_end, encode = threading.Event(), threading.Event(), own.service.vocabulary.encode
+
+        def slow(text: str, special: bool) -> Any:
+            if len(text) > 100_000:
+                reading.set()
+                assert may_end.wait(20)
+            return encode(text, special)
+
+        own.service.vocabulary.encode = slow
+        large = CHAT | {"messages": [{"role": "user", "content": "x" * 200_000}]}
+        answers: list[Any] = []
+        client = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{own.url}/v1/chat/completions", json=large, timeout=30))
+        )
+        client.start()
+        try:
+            assert reading.wait(10)
+            assert httpx.post(f"{own.url}/v1/chat/completions", json=CHAT | {"max_tokens": 3}).is_success
+            assert httpx.get(f"{own.url}/health").is_success
+        finally:
+            may_end.set()
+            client.join()
+        assert answers[0].status_code == 400
+        assert answers[0].json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_a_full_queue_and_a_long_wait_are_told() -> None:
