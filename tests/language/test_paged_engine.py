@@ -15,6 +15,7 @@ from npu_compiler.artifact.batch_spec import BatchSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
 from npu_compiler.errors import ExtractionError, InputError, IRError
 from npu_compiler.frontend.decoder_request import BatchRequest, check_request
+from npu_compiler.integers import ceil_div
 from npu_runtime import Device
 from npu_text.batching.engine import LaneSampling, LaneStep, Prefill
 from npu_text.batching.paged_engine import PagedEngine
@@ -55,7 +56,7 @@ class Text:
         for at in range(start, len(self.prompt), longest):
             part = self.prompt[at : at + longest]
             end = at + len(part)
-            pages = self.pages[: -(-end // self.engine.page_tokens)]
+            pages = self.pages[: ceil_div(end, self.engine.page_tokens)]
             given = self.engine.prefill(Prefill(self.lane, part, at, pages, choose=end == len(self.prompt)))()
         assert given.chosen is not None
         self.tokens = [given.chosen.token]
