@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.importer import Importer
@@ -25,7 +26,7 @@ _MOST_LISTED = 4
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # which models make of their configuration
 
 
-ACTIVATIONS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "16": None}
+ACTIVATIONS = {"fp8": getattr(torch, FLOAT8_E4M3FN.name), "int8": torch.int8, "16": None}
 """What inputs of linears may be rounded to, by the names of the option."""
 
 

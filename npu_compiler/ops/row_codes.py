@@ -32,7 +32,7 @@ def quantize(input: Tensor, dtype: object) -> tuple[Tensor, Tensor]:
 
     Args:
         input: [..., K], floating point.
-        dtype: Of the codes: int8 or float8_e4m3fn.
+        dtype: Of the codes: one of `LARGEST`.
 
     Returns:
         The codes, [..., K], and the scales, [..., 1] of float32.
@@ -40,8 +40,8 @@ def quantize(input: Tensor, dtype: object) -> tuple[Tensor, Tensor]:
     kind = data_type(dtype)
     if kind not in LARGEST or not input.dtype.is_float or not input.shape:
         raise OpRefusal(
-            f"given dtype={dtype} for {input.dtype}{list(input.shape)}, expected rows of floating point as int8 or "
-            "float8_e4m3fn"
+            f"given dtype={dtype} for {input.dtype}{list(input.shape)}, expected rows of floating point as "
+            f"{' or '.join(map(str, LARGEST))}"
         )
     most = LARGEST[kind]
     numbers = input.cast(FLOAT32)

@@ -72,8 +72,8 @@ def test_rows_that_an_index_names_are_read_in_packs(width: int) -> None:
 
 def test_rows_that_are_combined_are_computed_where_they_are_read() -> None:
     builder = IRBuilder()
-    rows, weights = builder.input("rows", (4096, 512)), builder.input("weights", (4096, 1))
-    index = builder.input("index", (4096,), torch.int64)
+    rows, weights = builder.input("rows", (2048, 512)), builder.input("weights", (2048, 1))
+    index = builder.input("index", (2048,), torch.int64)
     base = builder.call("aten.full.default", [2048, 512], 0.0, device=torch.device("meta"))
     scaled = builder.call("aten.mul.Tensor", rows, weights)
     program = npu_compiler.compile(

@@ -13,6 +13,7 @@ import metal_compiler
 import npu_compiler
 from npu_compiler.errors import DeviceError
 from software_gpu.library import compile_library
+from tests.compiler.test_templates import DRAW, coded_linear
 from tests.ops.cases import case, floats, values
 from tests.ops.collected import COMPUTED
 from tests.software_gpu.harness import HEAD, Array, pipeline, read_kernels, run, uints
@@ -87,7 +88,7 @@ def compiled_kernels() -> dict[str, str]:
     grouped = case("_grouped_mm.default", floats(16, 64), floats(2, 64, 48), ends, None, None)
     cases = [*first.values(), *vectors, *long_rows, long_cache]
     models = [*(each.ir(torch.float32) for each in cases), grouped.ir(torch.bfloat16)]
-    programs = [npu_compiler.compile(model, "metal") for model in models]
+    programs = [npu_compiler.compile(model, "metal") for model in (*models, DRAW, coded_linear(1))]
     return {kernel.entry: kernel.text for program in programs for kernel in program.main.kernels}
 
 
