@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["CacheLayer", "CachedDecoder", "cache_shapes"]
+__all__ = ["CacheLayer", "CachedDecoder", "cache_shapes", "run_decoder"]
 
 
 class CachedDecoder(torch.nn.Module):
@@ -43,20 +44,44 @@ class CachedDecoder(torch.nn.Module):
         """
         layers = [_FunctionalLayer(caches[i], caches[i + 1], positions) for i in range(0, len(caches), 2)]
         visible = torch.arange(caches[0].shape[2]) <= positions[:, None]
-        handle = self.model.get_output_embeddings().register_forward_pre_hook(
-            lambda _, hidden: hidden if last is None else torch.index_select(hidden[0], 1, last)
+        return run_decoder(self.model, layers, last, tokens, visible[None, None], positions[None])
+
+
+def run_decoder(
+    model: Any,
+    layers: Sequence[CacheLayer],
+    last: torch.Tensor | None,
+    tokens: torch.Tensor,
+    visible: torch.Tensor,
+    positions: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Runs a decoder of transformers over caches of ours.
+
+    Args:
+        model: One of transformers' `AutoModelForCausalLM`.
+        layers: The caches, which the run updates.
+        last: int64 [1], the index of the token whose logits are wanted, of a single text; None for those of all.
+        tokens: int64 [B, N].
+        visible: Booleans [B, 1, N, L]: which places of the caches each token sees.
+        positions: int64 [B, N].
+
+    Returns:
+        The logits, and the new caches, of each layer its keys and its values.
+    """
+    handle = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, hidden: hidden if last is None else torch.index_select(hidden[0], 1, last)
+    )
+    try:
+        output = model(
+            input_ids=tokens,
+            attention_mask=visible,
+            position_ids=positions,
+            past_key_values=Cache(layers=list(layers)),
+            use_cache=True,
         )
-        try:
-            output = self.model(
-                input_ids=tokens,
-                attention_mask=visible[None, None],
-                position_ids=positions[None],
-                past_key_values=Cache(layers=list(layers)),
-                use_cache=True,
-            )
-        finally:
-            handle.remove()
-        return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
+    finally:
+        handle.remove()
+    return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
 
 
 def cache_shapes(model: Any, length: int) -> list[tuple[int, ...]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
 
-from npu_compiler.frontend.cached_decoder import CacheLayer
+from npu_compiler.frontend.cached_decoder import CacheLayer, run_decoder
 
 __all__ = ["PagedDecoder"]
 
@@ -50,20 +49,7 @@ class PagedDecoder(torch.nn.Module):
         pages = _Pages(positions, tables, *(pools[0].shape[i] for i in (0, 2)))
         layers = [_PagedLayer(pools[i], pools[i + 1], pages) for i in range(0, len(pools), 2)]
         visible = torch.arange(pages.length) <= positions[..., None]
-        handle = self.model.get_output_embeddings().register_forward_pre_hook(
-            lambda _, hidden: hidden if last is None else torch.index_select(hidden[0], 1, last)
-        )
-        try:
-            output = self.model(
-                input_ids=tokens,
-                attention_mask=visible[:, None],
-                position_ids=positions.clamp(min=0),
-                past_key_values=Cache(layers=list(layers)),
-                use_cache=True,
-            )
-        finally:
-            handle.remove()
-        return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
+        return run_decoder(self.model, layers, last, tokens, visible[:, None], positions.clamp(min=0))
 
 
 class _Pages:
