@@ -94,4 +94,4 @@ def test_a_program_calls_once_for_each_text(calls: list[str]) -> None:
         assert calls.count("compile") == calls.count("link") == len(texts)
         assert calls.count("macros") <= len(texts)
         assert calls.count("headers") == 1
-        assert calls.count("translate") == 0
+        assert calls.count("translate") <= len(texts)  # where the processor does not convert half

@@ -25,8 +25,8 @@ class Wanted(NamedTuple):
     Attributes:
         token: Which.
         margin: By what share of all weight the random number is away from another token.
-        limit_margin: By what share of all weight the last token that is kept is away from not being, or the next from
-            being so.
+        limit_margin: By what share a limit is away from one that keeps another number of tokens: of all weight, or,
+            where it is one of a token's weight, of the likeliest's.
     """
 
     token: int
@@ -88,11 +88,13 @@ class _Order(NamedTuple):
         tokens: All of them.
         ends: What each and those before it weigh.
         kept: What those that the limits allow weigh.
+        limit_margin: As in `Wanted`.
     """
 
     tokens: NDArray[np.intp]
     ends: list[int]
     kept: int
+    limit_margin: float
 
 
 def _ordered(logits: NDArray[np.float64], sampling: LaneSampling) -> _Order:
@@ -101,14 +103,17 @@ def _ordered(logits: NDArray[np.float64], sampling: LaneSampling) -> _Order:
     tokens = np.argsort(-logits, kind="stable")
     weights = np.floor(shares[tokens] * _ONE).astype(np.int64)
     ends = weights.cumsum().tolist()
-    kept = ends[min(sampling.top_k or len(ends), len(ends)) - 1]
+    kept, margins = ends[min(sampling.top_k or len(ends), len(ends)) - 1], [1.0]
     if sampling.top_p < 1:
         wanted = max(kept * int(np.float64(np.float32(sampling.top_p)) * 2.0**32) >> 32, 1)
         kept = ends[int(np.searchsorted(ends, wanted))]
+        margins += [abs(wanted - end) / ends[-1] for end in ends]
     if sampling.min_p > 0:
         least = int(np.float64(np.float32(sampling.min_p)) * _ONE)
         kept = min(kept, int(weights[weights >= least].sum()))
-    return _Order(tokens, ends, kept)
+        # Those of the highest logit weigh exactly one, however an exponential rounds.
+        margins += (np.abs(weights - least)[logits[tokens] < logits.max()] / _ONE).tolist()
+    return _Order(tokens, ends, kept, min(margins))
 
 
 def probabilities(logits: NDArray[Any], sampling: LaneSampling) -> NDArray[np.float64]:
@@ -143,5 +148,4 @@ def wanted(
     before = order.ends[place - 1] if place else 0
     whole = float(order.ends[-1])
     margin = min(target - before if place else whole, order.ends[place] - target) / whole
-    steps = [abs(order.kept * sampling.top_p - end) for end in order.ends] if sampling.top_p < 1 else [whole]
-    return Wanted(int(order.tokens[place]), margin, min(steps) / whole)
+    return Wanted(int(order.tokens[place]), margin, order.limit_margin)
