@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import InputError
+from npu_compiler.ir import TensorSpec
 from npu_model.model import load
 from npu_runtime.device import Device
 
@@ -67,7 +68,7 @@ class ModelBatches:
             batch: Columns of equal length; those of the inputs have rows of the inputs' shapes, without their batch.
 
         Returns:
-            The outputs, row by row, beside the columns that are not inputs.
+            The outputs, row by row, beside the columns that are not inputs; bfloat16 as float32.
 
         Raises:
             InputError: A column is missing, or its rows have another shape or dtype.
@@ -89,7 +90,7 @@ class ModelBatches:
     def _run(self, inputs: Mapping[str, _Array], start: int, count: int) -> list[_Array]:
         rows = np.minimum(np.arange(start, start + self._batch), start + count - 1)
         result = self._model({name: values[rows] for name, values in inputs.items()})
-        return [np.asarray(tensor)[:count] for tensor in _tensors(result)]
+        return [_storable(np.asarray(tensor))[:count] for tensor in _tensors(result)]
 
 
 def _stacked(column: Any) -> _Array:
@@ -109,5 +110,10 @@ def _tensors(result: Any) -> Iterator[Any]:
         yield result
 
 
-def _nothing(spec: Any) -> _Array:
-    return np.zeros((0, *spec.shape[1:]), spec.dtype.name)
+def _storable(values: _Array) -> _Array:
+    """Values as a column takes them, which knows numpy's own data types."""
+    return values if values.dtype.kind in "biuf" else values.astype(np.float32)
+
+
+def _nothing(spec: TensorSpec) -> _Array:
+    return _storable(np.zeros((0, *spec.shape[1:]), spec.dtype.numpy))
