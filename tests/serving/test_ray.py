@@ -26,14 +26,14 @@ _MEMORY = 80 << 20  # bytes of Ray's store of objects
 pytestmark = pytest.mark.filterwarnings("default")  # of Ray, when it starts and ends
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the page has made. Its processes end with the tests, also with those that are killed."""
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """What the page has made. Its processes end with the test, and within two minutes with one that is killed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else it keeps a key in the home folder
         patch.setenv("RAY_raylet_start_wait_time_s", "120")
-        patch.chdir(tmp_path_factory.mktemp("page"))
+        patch.chdir(tmp_path)
         try:
             ray.init(num_cpus=2, include_dashboard=False, object_store_memory=_MEMORY, log_to_driver=False)
             names = run_page(PAGE)
@@ -51,7 +51,7 @@ def alone(prompt: str) -> str:
     return str(asyncio.run(batches({"prompt": [prompt]}))["answer"][0])
 
 
-def test_each_row_has_the_text_that_its_prompt_has_alone(page: dict[str, Any]) -> None:
+def each_row_has_the_text_that_its_prompt_has_alone(page: dict[str, Any]) -> None:
     rows = page["texts"]
     assert [row["prompt"] for row in rows] == [f"Text {number}" for number in range(12)] + ["long" * 100]
     assert [row["answer"] for row in rows[:12:5]] == [alone(row["prompt"]) for row in rows[:12:5]]
@@ -62,7 +62,7 @@ def test_each_row_has_the_text_that_its_prompt_has_alone(page: dict[str, Any]) -
     assert "at most 128 tokens" in rows[12]["answer_error"]
 
 
-def test_each_image_has_the_scores_that_pytorch_gives(page: dict[str, Any]) -> None:
+def each_image_has_the_scores_that_pytorch_gives(page: dict[str, Any]) -> None:
     from npu_cli.images import PHOTOGRAPHS, load_image, photograph, preprocess
 
     rows = {Path(row["path"]).name: row["scores"] for row in page["images"]}
@@ -74,7 +74,7 @@ def test_each_image_has_the_scores_that_pytorch_gives(page: dict[str, Any]) -> N
         assert np.corrcoef(scores, wanted)[0, 1] > 0.999
 
 
-def test_replicas_give_what_each_text_is_alone(page: dict[str, Any]) -> None:
+def replicas_give_what_each_text_is_alone(page: dict[str, Any]) -> None:
     (deployment,) = page["serve"].status().applications["default"].deployments.values()
     assert deployment.replica_states["RUNNING"] == 2
 
@@ -87,7 +87,7 @@ def test_replicas_give_what_each_text_is_alone(page: dict[str, Any]) -> None:
     assert together == [row["answer"] for row in page["texts"][:12]]
 
 
-def test_errors_are_those_of_the_api(page: dict[str, Any]) -> None:
+def errors_are_those_of_the_api(page: dict[str, Any]) -> None:
     import openai
 
     with pytest.raises(openai.NotFoundError, match="this server has qwen"):
@@ -96,7 +96,7 @@ def test_errors_are_those_of_the_api(page: dict[str, Any]) -> None:
         page["client"].completions.create(model="qwen", prompt="long" * 100)
 
 
-def test_a_client_that_leaves_frees_its_lane(page: dict[str, Any]) -> None:
+def a_client_that_leaves_frees_its_lane(page: dict[str, Any]) -> None:
     options = {"model": "qwen", "prompt": "Hello", "extra_body": {"ignore_eos": True}}
     with page["client"].completions.create(**options, max_tokens=120, stream=True) as stream:
         next(iter(stream))
@@ -105,3 +105,12 @@ def test_a_client_that_leaves_frees_its_lane(page: dict[str, Any]) -> None:
         with urlopen(f"http://127.0.0.1:{page['port']}/status") as answer:
             idle = 0 if any(json.load(answer)["lanes"]) else idle + 1
     assert idle == 10
+
+
+def test_the_page_and_what_it_started(page: dict[str, Any]) -> None:
+    """One test: several might be shared out among processes, each of which would start a Ray."""
+    each_row_has_the_text_that_its_prompt_has_alone(page)
+    each_image_has_the_scores_that_pytorch_gives(page)
+    replicas_give_what_each_text_is_alone(page)
+    errors_are_those_of_the_api(page)
+    a_client_that_leaves_frees_its_lane(page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from npu_cli.extras import import_torchvision
 from npu_cli.main import main
@@ -19,10 +20,10 @@ def fences(path: Path) -> list[tuple[str, str]]:
     return FENCE.findall(path.read_text(encoding="utf-8"))
 
 
-def run_page(path: Path) -> dict[str, object]:
+def run_page(path: Path) -> dict[str, Any]:
     """Runs a page's Python and its `npu` commands, in order, in the current folder; gives the names that it made."""
     import_torchvision()  # also beside a build of torch that it does not fit
-    namespace: dict[str, object] = {}
+    namespace: dict[str, Any] = {}
     for language, text in fences(path):
         if language == "python":
             exec(compile(text, path.name, "exec"), namespace)
