@@ -43,10 +43,11 @@ class LLMServer:
     """
 
     def __init__(self, llm_config: Any) -> None:
-        """A server whose model is not open yet.
+        """Opens the model; where the replica runs.
 
         Raises:
             InputError: The configuration asks for what is not supported.
+            NPUError: As `open_model`.
         """
         _check(llm_config)
         self._config = llm_config
@@ -214,6 +215,9 @@ def _check(config: Any) -> None:
     wrong = next((name for name in config.engine_kwargs if name not in _OF_THE_ENGINE), None)
     if wrong is not None:
         raise InputError(f"given engine_kwargs with '{wrong}', expected some of {', '.join(sorted(_OF_THE_ENGINE))}")
+    source = config.model_loading_config.model_source
+    if source is not None and not isinstance(source, str):
+        raise InputError(f"given a {type(source).__name__} as model_source, expected the path of a folder")
     for name in ("lora_config", "placement_group_config"):
         if getattr(config, name) is not None:
             raise InputError(f"given {name}, which this engine has no use for; leave it out")

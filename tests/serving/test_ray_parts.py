@@ -216,6 +216,7 @@ def test_what_a_deployment_asks_of_the_cluster(config: Config) -> None:
     [
         ({"engine_kwargs": {"tensor_parallel_size": 2}}, "'tensor_parallel_size'.*device"),
         ({"lora_config": {}}, "lora_config"),
+        ({"model_loading_config": {"model_id": MODEL, "model_source": {"bucket_uri": "s3://a/b"}}}, "path of a folder"),
         ({"placement_group_config": {"bundles": [{"CPU": 1}]}}, "placement_group_config"),
     ],
 )
