@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from npu_compiler import errors
+from npu_compiler.partitioning.plan import PartitionPlan
 from tests.support.pages import FENCE, fences, run_page
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +71,9 @@ def test_korean_pages_are_of_one_style(path: Path) -> None:
 def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a page's Python and its `npu` commands, in order, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    run_page(path)
+    plan = run_page(path).get("plan")
+    if isinstance(plan, PartitionPlan):
+        assert not all(part.on_device for part in plan.partitions), "what it divides lowers whole"
 
 
 @pytest.mark.parametrize("generator", ["generate_ops", "generate_figures", "generate_models"])
