@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from npu_cli.main import main
 from npu_runtime import Device
-from tests.support.decoders import Decoder, config, import_transformers
+from tests.support.decoders import Decoder, config, dtype_errors, import_transformers
 from tests.support.serving import CHAT, make_tokenizer, running
 
 openai = pytest.importorskip("openai")
@@ -130,6 +131,26 @@ def test_many_clients_get_what_each_gets_alone_and_three_times_as_fast(client: A
             ratios.append(one_by_one / (time.perf_counter() - started))
         assert together == alone
     assert max(ratios) >= 3, ratios
+
+
+def test_echo_with_logprobs_is_pytorchs(client: Any, qwen: Decoder) -> None:
+    """What evaluations read: whole prompts with the log-probability of each token, many at once."""
+    prompts = [prompt(number) for number in range(0, 60, 12)]
+    options: Any = {"model": "qwen", "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 1}
+    choices = client.completions.create(**options).choices
+    for tokens, choice in zip(prompts, choices, strict=True):
+        told, expected = choice.logprobs, torch.log_softmax(qwen.logits(tokens).double(), -1)
+        errors = 4 * dtype_errors(qwen, tokens) + 1e-5
+        assert told.token_logprobs[0] is None
+        assert len(told.token_logprobs) == len(tokens)
+        for place, logprob in enumerate(told.token_logprobs[1:]):
+            assert abs(logprob - float(expected[place, tokens[place + 1]])) <= errors[place]
+            (best,) = told.top_logprobs[place + 1].values()
+            assert abs(best - float(expected[place].max())) <= errors[place]
+    (one,) = client.completions.create(**options | {"prompt": prompts[1], "max_tokens": 5, "temperature": 0}).choices
+    assert one.logprobs.token_logprobs[: len(prompts[1])] == choices[1].logprobs.token_logprobs
+    assert one.text.startswith(choices[1].text)
+    assert len(one.logprobs.tokens) == len(prompts[1]) + 5
 
 
 def test_ways_of_choosing_alone_and_in_company(client: Any) -> None:
