@@ -54,9 +54,9 @@ def client(qwen: Decoder) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(folder: Path, device: str = "software-metal") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`npu serve` as users start it, and its address."""
-    command = [sys.executable, "-m", "npu_cli", "serve", str(folder), "--port", "0", "--device", "software-metal"]
+    command = [sys.executable, "-m", "npu_cli", "serve", str(folder), "--port", "0", "--device", device]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -79,6 +79,22 @@ def test_a_server_that_was_killed_starts_again_and_stops_when_told(qwen: Decoder
                     assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("stop", "length")
             assert server.wait(60) == (0 if signal_ == signal.SIGTERM else -signal.SIGKILL)
     assert texts[0] == texts[1]
+
+
+def test_two_devices_behind_one_server(qwen: Decoder) -> None:
+    pytest.importorskip("aiohttp")
+    with process(qwen.folder, "software-metal,software-metal") as (server, url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
+            options: Any = {"model": "model", "prompt": "Hello", "temperature": 0, "extra_body": {"ignore_eos": True}}
+            with ThreadPoolExecutor(8) as pool:
+                count = 20
+                answers = pool.map(lambda _: client.completions.create(**options, max_tokens=count), range(8))
+                assert len({answer.choices[0].text for answer in answers}) == 1
+            stream = client.completions.create(**options, max_tokens=100, stream=True)
+            next(iter(stream))
+            server.send_signal(signal.SIGINT)
+            assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert server.wait(60) == 0
 
 
 def test_chat_on_a_terminal(qwen: Decoder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from npu_text.batching.texts import Limits
 from tests.support.simulated_engine import SimulatedEngine
 
-__all__ = ["CHAT", "END", "MODEL", "Server", "make_tokenizer", "running", "serve"]
+__all__ = ["CHAT", "END", "MODEL", "Server", "make_tokenizer", "running", "serve", "simulated_app"]
 
 MODEL, END = "tiny", 256
 CHAT = (
@@ -53,9 +53,11 @@ class Server:
     service: Any
 
 
-@contextmanager
-def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Server]:
-    """A server on a free port; `options` are those of `AppOptions`, and `service` those of `ServiceOptions`."""
+def simulated_app(
+    engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any
+) -> tuple[Any, SimulatedEngine, Any]:
+    """An application, its engine and its service; `options` are those of `AppOptions`, and `service` those of
+    `ServiceOptions`."""
     for module in ("fastapi", "uvicorn", "llguidance", "prometheus_client", "jinja2"):
         pytest.importorskip(module)
     from npu_text.serving.app import AppOptions, make_app
@@ -81,7 +83,14 @@ def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, *
         ServiceOptions(**options.pop("service", {})),
     )
     embedder = options.pop("embedder", None)
-    with running(make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options))) as url:
+    return make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options)), engine, service
+
+
+@contextmanager
+def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Server]:
+    """A server on a free port; the arguments are those of `simulated_app`."""
+    app, engine, service = simulated_app(engine, limits, **options)
+    with running(app) as url:
         yield Server(url, engine, service)
 
 
