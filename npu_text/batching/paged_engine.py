@@ -327,7 +327,7 @@ class _Turn:
         return self._pending
 
     def score(self, tokens: Sequence[int], best: int) -> _Result:
-        """Asks for the call, and for the scores of tokens by the first rows of its logits; gives what waits for them."""
+        """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
         if self._scoring is None:
             self._scoring = self._scene.record_scores(self._buffers)
         self._scoring.scores.put(tokens, best)

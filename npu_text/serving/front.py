@@ -202,9 +202,7 @@ class _Relay:
         self._since = math.inf
 
 
-def _kept(
-    headers: Sequence[tuple[bytes, bytes]], without: frozenset[bytes] = _NOT_ASKED
-) -> list[tuple[bytes, bytes]]:
+def _kept(headers: Sequence[tuple[bytes, bytes]], without: frozenset[bytes] = _NOT_ASKED) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in headers if name.lower() not in without]
 
 

@@ -244,10 +244,9 @@ def _end_with_parent() -> None:
 
 
 async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    found = loop.create_future()
-    loop.add_reader(descriptor, lambda: found.done() or found.set_result(None))
+    loop, found = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, found.set)
     try:
-        await found
+        await found.wait()
     finally:
         loop.remove_reader(descriptor)

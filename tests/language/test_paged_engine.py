@@ -18,7 +18,7 @@ from npu_compiler.errors import ExtractionError, InputError, IRError
 from npu_compiler.frontend.decoder_request import BatchRequest, check_request
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device
-from npu_text.batching.engine import LaneSampling, LaneStep, Prefill
+from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill
 from npu_text.batching.paged_engine import PagedEngine
 from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, dtype_errors, greedy, make_decoder
 
@@ -145,7 +145,8 @@ def test_a_page_that_there_is_none_of(page: int, engine: PagedEngine, decoder: D
 def test_scores_of_a_prompt_are_pytorchs(choose: bool, engine: PagedEngine, decoder: Decoder) -> None:
     """By parts that are no multiple of the lanes; what is chosen behind them, too; and a text beside is left alone."""
     other = Text(engine, 3, prompt(20, 1), [0]).fill()
-    tokens, pages, scores = prompt(75, 4), [9, 2, 5], []
+    tokens, pages = prompt(75, 4), [9, 2, 5]
+    scores: list[Chosen] = []
     engine.begin(1, LaneSampling(best=2), tokens)
     for start, end in ((0, 1), (1, 34), (34, 75)):
         ends = end == len(tokens)

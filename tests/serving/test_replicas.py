@@ -155,7 +155,9 @@ def test_a_replica_whose_device_failed_is_replaced(two: Front, tmp_path_factory:
     failing.touch()
     assert post(two, LONG | {"stream": False, "max_tokens": 5}).status_code in (500, 503)
     failing.unlink()
-    wait_until(lambda: post(two, LONG | {"stream": False, "max_tokens": 5}).status_code == 200 and replica.pid != before)
+    wait_until(
+        lambda: post(two, LONG | {"stream": False, "max_tokens": 5}).status_code == 200 and replica.pid != before
+    )
     wait_until(lambda: get(two, "/health").json()["ready"] == 2)
 
 
