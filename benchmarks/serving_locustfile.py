@@ -26,7 +26,7 @@ _NUMBERS = count()
 _HEADERS = {"content-type": "application/json"}
 
 
-class Client(User):  # type: ignore[misc]
+class Client(User):
     """One client."""
 
     def on_start(self) -> None:

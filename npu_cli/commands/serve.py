@@ -9,8 +9,8 @@ from npu_cli.progress import PREPARING, waiting
 from npu_compiler.errors import InputError
 from npu_runtime import Device
 from npu_text.batching.texts import Limits
-from npu_text.serving.replicas import open_front
 from npu_text.serving.server import ServerOptions, open_app, run
+from npu_text.serving.several import open_front
 
 __all__ = ["execute"]
 

@@ -116,7 +116,7 @@ class _Front:
     async def _ask(self, number: int, scope: Scope, body: bytes, relay: _Relay) -> None:
         query = scope["query_string"]
         path = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
-        url = URL(f"http://replica{path.decode('latin-1')}", encoded=True)
+        url = URL(f"http://replica/{path.decode('latin-1').removeprefix('/')}", encoded=True)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _kept(scope["headers"])]
         async with self._sessions[number].request(
             scope["method"], url, data=body or None, headers=headers, allow_redirects=False

@@ -10,19 +10,15 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from npu_compiler.errors import DeviceError, NPUError
-from npu_runtime.device import Device
-from npu_text.serving.server import ServerOptions, needing_extra, open_app, run_at
+from npu_text.serving.server import run_at
 
-__all__ = ["Replica", "Replicas", "open_front"]
+__all__ = ["Replica", "Replicas"]
 
 _log = logging.getLogger("uvicorn.error")  # where the server that they stand behind tells of its troubles
 _SPAWN = multiprocessing.get_context("spawn")  # a fork would share a device that is open
@@ -65,8 +61,12 @@ class Replica:
             if self._stopped:
                 raise DeviceError(f"{self.name} was told to stop")
             arguments = (self._make, str(self.path), its)
-            self._process = process = _SPAWN.Process(target=_serve, args=arguments, name=self.name, daemon=True)
-            process.start()
+            process = _SPAWN.Process(target=_serve, args=arguments, name=self.name, daemon=True)
+            try:
+                process.start()
+            except OSError as error:
+                raise DeviceError(f"{self.name} does not start: {error}") from error
+            self._process = process
         its.close()
         try:
             trouble = ours.recv()
@@ -192,36 +192,6 @@ class Replicas:
         for replica in self.all:
             replica.end(_END_SECONDS)
         self._folder.cleanup()
-
-
-@contextmanager
-def open_front(folder: Path, devices: Sequence[str], options: ServerOptions) -> Iterator[Any]:
-    """The application before processes that serve a folder, one on each of some devices; they end with the context.
-
-    Args:
-        folder: As for `open_app`.
-        devices: Their names; one that is named twice gets two processes.
-        options: As for `open_app`.
-
-    Raises:
-        MissingDependencyError: The extra ``serve`` is not installed.
-        DeviceError: A process does not start.
-    """
-    with needing_extra():
-        from npu_text.serving.front import make_front
-        from npu_text.serving.guard import GuardOptions
-    own = replace(options, keys=())  # who stands before them checks these
-    replicas = Replicas([(f"the server on {device}", partial(_open, folder, device, own)) for device in devices])
-    replicas.start()
-    try:
-        guard = GuardOptions(keys=options.keys, body=options.body)
-        yield make_front(replicas, replace(guard, requests=guard.requests * len(devices)))
-    finally:
-        replicas.stop()
-
-
-def _open(folder: Path, device: str, options: ServerOptions) -> Any:
-    return open_app(folder, Device(device), options)
 
 
 def _serve(make: Callable[[], Any], path: str, told: Connection) -> None:

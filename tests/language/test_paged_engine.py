@@ -166,9 +166,8 @@ def test_scores_of_a_prompt_are_pytorchs(choose: bool, engine: PagedEngine, deco
     if choose:
         assert given.chosen is not None
         check_greedy(decoder, tokens, [given.chosen.token])
-        logprob = given.chosen.logprob
-        assert logprob is not None
-        assert abs(logprob - float(expected[-1, given.chosen.token])) <= 2 * error[-1]
+        assert given.chosen.logprob is not None
+        assert abs(given.chosen.logprob - float(expected[-1, given.chosen.token])) <= 2 * error[-1]
     go_on([other], 3)
     check_greedy(decoder, other.prompt, other.tokens)
 
