@@ -34,7 +34,7 @@ def encode(value: Any) -> Any:
         return value
     if kind in (tuple, list):
         return [encode(item) for item in value]
-    if dataclasses.is_dataclass(kind) and kind is not DType:
+    if dataclasses.is_dataclass(value) and kind is not DType:
         return _dataclass_encoder(kind)(value)
     if isinstance(value, Mapping):
         return {key: encode(value[key]) for key in sorted(value)}
@@ -72,7 +72,7 @@ def _field_encoder(hint: Any) -> Callable[[Any], Any] | None:
     numbers = {alternative: number for number, alternative in enumerate(_alternatives(element))}
     if not numbers:
         return encode
-    return lambda items: [[numbers[type(item)], _dataclass_encoder(type(item))(item)] for item in items]
+    return lambda items: [[numbers[type(item)], encode(item)] for item in items]
 
 
 def decode(kind: Any, data: Any, path: str = "program") -> Any:
