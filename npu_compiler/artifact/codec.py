@@ -30,21 +30,25 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 def encode(value: Any) -> Any:
     """`value` as msgpack can hold it: dataclasses, enums, data types, tuples, mappings and scalars."""
     kind: Any = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind in (tuple, list):
-        return [encode(item) for item in value]
-    if dataclasses.is_dataclass(value) and kind is not DType:
-        return _dataclass_encoder(kind)(value)
-    if isinstance(value, Mapping):
-        return {key: encode(value[key]) for key in sorted(value)}
-    if kind is DType:
-        return value.name
-    return value.value if isinstance(value, Enum) else value
+    encoder = _encoder(kind)
+    return value if encoder is None else encoder(value)
 
 
 @cache
-def _dataclass_encoder(kind: type) -> Callable[[Any], list[Any]]:
+def _encoder(kind: Any) -> Callable[[Any], Any] | None:
+    """The encoder of a type, if it needs one."""
+    if kind is DType:
+        return attrgetter("name")
+    if kind in (tuple, list):
+        return lambda value: [encode(item) for item in value]
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_encoder(kind)
+    if issubclass(kind, Mapping):
+        return lambda value: {key: encode(value[key]) for key in sorted(value)}
+    return attrgetter("value") if issubclass(kind, Enum) else None
+
+
+def _dataclass_encoder(kind: Any) -> Callable[[Any], list[Any]]:
     """The encoder of a dataclass: of all its fields, those that are plain by their annotation stay as they are."""
     names = [field.name for field in dataclasses.fields(kind)]
     encoders = [_field_encoder(_hints(kind)[name]) for name in names]
