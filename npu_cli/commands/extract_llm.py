@@ -18,7 +18,8 @@ __all__ = ["execute"]
 def execute(args: argparse.Namespace) -> int:
     wanted = (args.lanes, args.page_tokens, args.pages, args.chunks, args.guess)
     batch = None if args.lanes is None else BatchRequest(*wanted)
-    check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch)  # before large imports
+    # before large imports
+    check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch, args.kv_cache_dtype)
     for module in ("torch", "torch_ir", "transformers"):
         import_extra(module, "llm")
     with suppress(MissingDependencyError):  # transformers imports it where it is there, and needs not have it
@@ -27,7 +28,7 @@ def execute(args: argparse.Namespace) -> int:
 
     options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
     options["batch"] = batch
-    options["activations"] = args.activations
+    options["activations"], options["kv_cache_dtype"] = args.activations, args.kv_cache_dtype
     with waiting("extracting the model"):
         spec, seconds = timed(lambda: extract_language_model(args.model, args.output, **options))
     weights = format_bytes((args.output / spec.weights).stat().st_size)

@@ -14,6 +14,7 @@ from npu_compiler.artifact.batch_spec import BatchSpec, BatchStepSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec, StepSpec
 from npu_compiler.artifact.output_file import write_file
 from npu_compiler.errors import ExtractionError, IRError
+from npu_compiler.frontend.cache_forms import RowForm, row_form
 from npu_compiler.frontend.cached_decoder import CachedDecoder, cache_shapes
 from npu_compiler.frontend.decoder_request import (
     WEIGHTS,
@@ -43,6 +44,7 @@ def extract_language_model(
     seed: int = 0,
     batch: BatchRequest | None = None,
     activations: str | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> GenerationSpec:
     """Writes a decoder-only language model as IR, with one file of weights that all its functions share.
 
@@ -60,17 +62,20 @@ def extract_language_model(
         batch: What is wanted for many texts at once; None for nothing.
         activations: What inputs of quantised linears are rounded to: ``fp8``, ``int8``, or ``16`` for nothing; what the
             checkpoint says when None.
+        kv_cache_dtype: What the cache holds: ``int8`` or ``fp8`` for codes with a scale for each head and token, ``16``
+            for keys and values as they are, as when None.
 
     Raises:
         ExtractionError: The source is no language model that keeps plain keys and values, an argument does not fit it,
             or the folder cannot be written.
     """
-    check_request(Path(source), Path(folder), cache_length, prefill, seed, batch)
+    check_request(Path(source), Path(folder), cache_length, prefill, seed, batch, kv_cache_dtype)
     model = load_decoder(Path(source), dtype, seed, activations)
     length = _checked_length(model.config, cache_length)
     lengths = prefill_lengths(prefill, length)
-    caches = _empty_caches(model, length)
-    decoder = CachedDecoder(model)
+    form = row_form(kv_cache_dtype, model.dtype)
+    caches = _empty_caches(model, length, form)
+    decoder = CachedDecoder(model, form)
     _check_same_results(decoder, caches)
     target = Path(folder)
     try:
@@ -94,6 +99,7 @@ def extract_language_model(
         vocabulary=int(model.get_output_embeddings().out_features),
         cache_length=length,
         cache_shapes=tuple(tuple(cache.shape) for cache in caches),
+        cache_dtypes=tuple(str(cache.dtype).removeprefix("torch.") for cache in caches),
         stop_ids=_stop_ids(model),
         weights=WEIGHTS,
         functions=steps,
@@ -152,7 +158,7 @@ def _remove_functions(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _empty_caches(model: Any, length: int) -> tuple[torch.Tensor, ...]:
+def _empty_caches(model: Any, length: int, form: RowForm) -> tuple[torch.Tensor, ...]:
     """Caches of zeros for each layer's keys and values."""
     try:
         shapes = cache_shapes(model, length)
@@ -161,7 +167,7 @@ def _empty_caches(model: Any, length: int) -> tuple[torch.Tensor, ...]:
             f"{type(model).__name__} does not run with a cache of plain keys and values for each layer "
             f"({type(error).__name__}: {error}); expected a decoder-only transformer"
         ) from error
-    return tuple(torch.zeros(shape, dtype=model.dtype) for shape in shapes)
+    return tuple(torch.zeros(held, dtype=kind) for shape in shapes for held, kind in form.empty(shape))
 
 
 def _example(count: int, caches: tuple[torch.Tensor, ...]) -> dict[str, Any]:
