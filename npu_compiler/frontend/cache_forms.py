@@ -11,7 +11,7 @@ import npu_compiler.frontend.coded_operator  # noqa: F401: the operators that it
 from npu_compiler.dtypes import FLOAT8_E4M3FN, INT8
 from npu_compiler.errors import ExtractionError
 
-__all__ = ["CodedRows", "PlainRows", "RowForm", "copied", "row_form"]
+__all__ = ["PlainRows", "RowForm", "RowsInCodes", "copied", "row_form"]
 
 _CODES = {"int8": getattr(torch, INT8.name), "fp8": getattr(torch, FLOAT8_E4M3FN.name)}  # by the names of the option
 
@@ -38,7 +38,7 @@ class PlainRows:
 
 
 @dataclass(frozen=True)
-class CodedRows:
+class RowsInCodes:
     """Rows in codes with a scale each, by which the largest number of a row is the largest code: two tensors.
 
     The scales [..., 1] are float32, as rounding to codes makes them: half of that would save 1.6 % of the cache at a
@@ -72,7 +72,7 @@ class CodedRows:
         return made
 
 
-RowForm = PlainRows | CodedRows
+RowForm = PlainRows | RowsInCodes
 
 
 def row_form(name: str | None, dtype: torch.dtype) -> RowForm:
@@ -89,7 +89,7 @@ def row_form(name: str | None, dtype: torch.dtype) -> RowForm:
         return PlainRows(dtype)
     if name not in _CODES:
         raise ExtractionError(f"given kv_cache_dtype='{name}', expected one of {', '.join((*_CODES, '16'))}")
-    return CodedRows(_CODES[name], dtype)
+    return RowsInCodes(_CODES[name], dtype)
 
 
 def copied(cache: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
