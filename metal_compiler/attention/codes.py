@@ -6,7 +6,7 @@ from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
 from npu_compiler.lowering.anchors import function
-from npu_compiler.lowering.cache_codes import number_of_code, value_unit
+from npu_compiler.lowering.cache_codes import number_of_code, scale_macros, value_unit
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows
@@ -15,15 +15,15 @@ from npu_compiler.lowering.problems.operand import Operand
 __all__ = ["CODE_MACROS", "code_inputs", "code_macros", "code_text", "loads_coded_rows"]
 
 CODE_MACROS = (
-    "CODES? VALUE_UNIT? K_SCALES_AT? V_SCALES_AT? k_scale_t? v_scale_t? K_SCALE_BATCH? K_SCALE_HEAD? K_SCALE_ROW? V_SCALE_BATCH? "
-    "V_SCALE_HEAD? V_SCALE_ROW?"
+    "CODES? VALUE_UNIT? K_SCALES_AT? V_SCALES_AT? k_scale_t? v_scale_t? K_SCALE_BATCH? K_SCALE_HEAD? K_SCALE_ROW? "
+    "V_SCALE_BATCH? V_SCALE_HEAD? V_SCALE_ROW?"
 )
 """What `code_macros` defines for a kernel's file."""
 
 
 def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
     """Whether keys or values are codes that `attention.metal` reads."""
-    return isinstance(operand, CodedRows) and operand.kind in (INT8, FLOAT8_E4M3FN)
+    return isinstance(operand, CodedRows) and operand.kind in (INT8, FLOAT8_E4M3FN) and operand.fresh is None
 
 
 def code_macros(problem: Attention) -> dict[str, object]:
@@ -37,11 +37,7 @@ def code_macros(problem: Attention) -> dict[str, object]:
         "K_SCALES_AT": first,
         "V_SCALES_AT": first + 1,
     }
-    for name, operand in (("k", problem.k), ("v", problem.v)):
-        macros[f"{name}_scale_t"] = METAL.storage[operand.scale.dtype.name]
-        for dim, stride in zip(("BATCH", "HEAD", "ROW"), operand.scale.strides, strict=False):
-            macros[f"{name.upper()}_SCALE_{dim}"] = stride
-    return macros
+    return {**macros, **scale_macros(problem.k, problem.v, METAL)}
 
 
 def code_inputs(problem: Attention) -> dict[str, Argument]:

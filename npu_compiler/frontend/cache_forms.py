@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-import npu_compiler.frontend.coded_operator  # noqa: F401: the operators that it makes known
+import npu_compiler.frontend.coded_operator  # noqa: F401 - makes its operators known
 from npu_compiler.dtypes import FLOAT8_E4M3FN, INT8
 from npu_compiler.errors import ExtractionError
 

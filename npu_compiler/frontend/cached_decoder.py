@@ -21,7 +21,7 @@ class CachedDecoder(torch.nn.Module):
     """
 
     def __init__(self, model: Any, form: RowForm | None = None) -> None:
-        """Wraps `model`, one of transformers' `AutoModelForCausalLM`; `form` says what caches hold, if not its numbers."""
+        """Wraps `model`, one of transformers' `AutoModelForCausalLM`; `form` says what caches hold, if not numbers."""
         super().__init__()
         self.model = model
         self._form: RowForm = form or PlainRows(model.dtype)

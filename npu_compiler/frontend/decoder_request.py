@@ -106,8 +106,8 @@ def check_request(
         batch.context(length)
         if kv_cache_dtype not in (None, "16"):
             raise ExtractionError(
-                f"given kv_cache_dtype='{kv_cache_dtype}' with functions for many texts at once, whose pages hold keys and "
-                "values in 16 bits; leave one of them out"
+                f"given kv_cache_dtype='{kv_cache_dtype}' with functions for many texts at once, whose pages hold keys "
+                "and values in 16 bits; leave one of them out"
             )
     if not 0 <= seed < _SEEDS:
         raise ExtractionError(f"given the seed {seed}, expected 0 to {_SEEDS - 1}")

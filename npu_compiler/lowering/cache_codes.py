@@ -12,7 +12,7 @@ from npu_compiler.tensor.coded import decoded
 from npu_compiler.tensor.expr import Call, Expr, Load, Ref
 from npu_compiler.tensor.view import View
 
-__all__ = ["number_of_code", "value_unit", "without_unlike_codes"]
+__all__ = ["number_of_code", "scale_macros", "value_unit", "without_unlike_codes"]
 
 
 def number_of_code(kind: DType, dialect: Dialect) -> tuple[tuple[str, ...], str]:
@@ -28,6 +28,16 @@ def number_of_code(kind: DType, dialect: Dialect) -> tuple[tuple[str, ...], str]
     printer.define(code, "code")
     value = printer.value(expr)
     return tuple(printer.lines), value
+
+
+def scale_macros(k: CodedRows, v: CodedRows, dialect: Dialect) -> dict[str, object]:
+    """Types of the scales of keys and values, and elements from one to the next, as kernels' files are told of them."""
+    macros: dict[str, object] = {}
+    for name, operand in (("k", k), ("v", v)):
+        macros[f"{name}_scale_t"] = dialect.storage[operand.scale.dtype.name]
+        for dim, stride in zip(("BATCH", "HEAD", "ROW"), operand.scale.strides, strict=False):
+            macros[f"{name.upper()}_SCALE_{dim}"] = stride
+    return macros
 
 
 def value_unit(kind: DType) -> float:

@@ -12,6 +12,7 @@ from math import prod
 
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.dequantisation import as_coded_rows, as_codes, with_scale_behind
+from npu_compiler.lowering.fresh_codes import with_fresh_codes
 from npu_compiler.lowering.grouped_codes import as_grouped_codes
 from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
 from npu_compiler.lowering.paging import as_pages, with_fresh_rows
@@ -83,6 +84,16 @@ def with_operand_forms(
                 current = replace(current, problem=problem)
                 nodes += makers[0].nodes
                 del result[index]
+                if isinstance(form, CodedRows):
+                    rounded = with_fresh_codes(form, groups, readers, outputs)
+                    if rounded is not None and loads(current, position, rounded[0]):
+                        problem = problem.with_operand(position, rounded[0])
+                        current = replace(current, problem=problem)
+                        assert rounded[0].fresh is not None
+                        nodes += rounded[0].fresh.nodes
+                        for taken in rounded[1]:
+                            del result[taken]
+                    continue
                 pool = form.tensor.index
                 writers = groups.get(pool, [])
                 fresh = with_fresh_rows(form, writers[0], tensors) if len(writers) == readers.get(pool) == 1 else None

@@ -17,7 +17,7 @@ from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
 __all__ = ["Computed", "Dequantised", "GroupedCodes", "Paged", "Scattered", "is_vector"]
-__all__ += ["CodedRows", "kind_of_codes"]
+__all__ += ["CodedRows", "FreshCodes", "kind_of_codes"]
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,32 @@ class GroupedCodes(Operand):
 
 
 @dataclass(frozen=True)
+class FreshCodes:
+    """New rows among keys or values in codes, rounded as `npu_codes.quantize` does by the launch that reads them.
+
+    Attributes:
+        numbers: What is rounded, over the shape of `codes`.
+        codes, scales: What would store the codes and the scales of their rows, each at the same positions.
+        stages: All that would be launched ahead, each stage after the one before: `codes` and `scales` are the last.
+    """
+
+    numbers: Expr
+    codes: Group
+    scales: Group
+    stages: tuple[tuple[Group, ...], ...]
+
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the tensors that numbers and places are made of."""
+        assert self.codes.index is not None
+        return tuple(load.ref.tensor for expr in (self.numbers, self.codes.index) for load in leaves(expr))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the IR's nodes that it covers."""
+        return tuple(dict.fromkeys(node for stage in self.stages for group in stage for node in group.nodes))
+
+
+@dataclass(frozen=True)
 class CodedRows(Operand):
     """Keys or values of attention in codes of a byte, with a scale for each row: that of a head and a position.
 
@@ -178,11 +204,13 @@ class CodedRows(Operand):
         kind: The data type whose codes they are.
         scale: Over the same shape, floating point, the same all along a row.
         numbers: The same operand as numbers that are computed, for launches that read these.
+        fresh: Rows that are new, stored by the launch that reads the operand; None where another launch stores them.
     """
 
     kind: DType
     scale: Operand
     numbers: Computed
+    fresh: FreshCodes | None = None
 
     @property
     def number_type(self) -> DType:
@@ -198,7 +226,8 @@ class CodedRows(Operand):
         return self.numbers.made
 
     def reads(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys((self.tensor.index, self.scale.tensor.index)))
+        stored = (self.tensor.index, self.scale.tensor.index) if self.fresh is None else self.fresh.reads()
+        return tuple(dict.fromkeys(stored))
 
 
 @dataclass(frozen=True)

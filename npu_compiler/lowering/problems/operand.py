@@ -49,7 +49,7 @@ class Operand:
 
     @property
     def number_type(self) -> DType:
-        """Data type of the numbers that a problem computes with: that of the tensor, but of codes that of what they are."""
+        """Data type of the numbers that a problem computes with: that of the tensor, or of what its codes stand for."""
         return self.dtype
 
     @property
