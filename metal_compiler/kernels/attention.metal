@@ -299,9 +299,10 @@ kernel void attention(
                         for (int s = 0; s < STRIPES; ++s) {
                             float weight = precise::exp(own_scores[s] - reference);
 #ifdef CODES
-                            own_total += weight;
                             int scaled_at = min(block + s * 32 + lane, end - 1); // its weight is zero where that is another
-                            weight *= float(value_scales[scaled_at * V_SCALE_ROW]) * VALUE_UNIT;
+                            float factor = float(value_scales[scaled_at * V_SCALE_ROW]) * VALUE_UNIT;
+                            own_total += factor == 0.0f ? weight : float(tile_t(weight * factor)) / factor;
+                            weight *= factor;
 #else
                             own_total += float(tile_t(weight));
 #endif

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-import npu_compiler.frontend.coded_operator  # noqa: F401 - makes its operators known
+import npu_compiler.frontend.coded_operator  # noqa: F401, defines the operators
 from npu_compiler.dtypes import FLOAT8_E4M3FN, INT8
 from npu_compiler.errors import ExtractionError
 
-__all__ = ["PlainRows", "RowForm", "RowsInCodes", "copied", "row_form"]
+__all__ = ["PlainRows", "RowForm", "RowsInCodes", "row_form"]
 
 _CODES = {"int8": getattr(torch, INT8.name), "fp8": getattr(torch, FLOAT8_E4M3FN.name)}  # by the names of the option
 
@@ -35,6 +35,10 @@ class PlainRows:
     def numbers(self, held: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The rows that a cache holds."""
         return held[0]
+
+    def put(self, cache: torch.Tensor, positions: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        """A tensor of a cache [1, G, L, D] with what was packed of rows [1, G, N, D] at positions [N]."""
+        return torch.index_copy(cache, 2, positions, packed)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,13 @@ class RowsInCodes:
         made: torch.Tensor = torch.ops.npu_codes.dequantize(codes, scales, None, None, None, *options)
         return made
 
+    def put(self, cache: torch.Tensor, positions: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        """As `PlainRows.put`; codes and scales by the same operation, so that their places are one expression."""
+        if self.codes.is_floating_point:  # which PyTorch's index_copy does not take on the CPU
+            filled: torch.Tensor = torch.ops.aten.index_put(cache, (None, None, positions), packed)
+            return filled
+        return torch.index_copy(cache, 2, positions, packed)
+
 
 RowForm = PlainRows | RowsInCodes
 
@@ -90,11 +101,3 @@ def row_form(name: str | None, dtype: torch.dtype) -> RowForm:
     if name not in _CODES:
         raise ExtractionError(f"given kv_cache_dtype='{name}', expected one of {', '.join((*_CODES, '16'))}")
     return RowsInCodes(_CODES[name], dtype)
-
-
-def copied(cache: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """A cache [1, G, L, D] with rows [1, G, N, D] at positions [N]."""
-    if cache.dtype.is_floating_point and cache.element_size() == 1:  # which PyTorch's index_copy does not take
-        put: torch.Tensor = torch.ops.aten.index_put(cache, (None, None, positions), rows)
-        return put
-    return torch.index_copy(cache, 2, positions, rows)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from npu_compiler.frontend.cache_forms import PlainRows, RowForm, copied
+from npu_compiler.frontend.cache_forms import PlainRows, RowForm
 
 __all__ = ["CacheLayer", "CachedDecoder", "cache_shapes", "run_decoder"]
 
@@ -149,5 +149,5 @@ class _FunctionalLayer(CacheLayer):
         form = self._form
         rows = (*form.pack(key_states), *form.pack(value_states))
         pairs = zip(self.tensors, rows, strict=True)
-        self.tensors = tuple(copied(cache, self._positions, new) for cache, new in pairs)
+        self.tensors = tuple(form.put(cache, self._positions, new) for cache, new in pairs)
         return form.numbers(self.tensors[: form.tensors]), form.numbers(self.tensors[form.tensors :])
