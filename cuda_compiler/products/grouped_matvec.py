@@ -271,6 +271,7 @@ def part_rows(codes: GroupedCodes) -> dict[str, int]:
 
 def part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
     """What the kernel's file needs to be told of codes and of what belongs to them."""
+
     def storage(part: Operand | None) -> str:
         return CUDA.storage[(UINT8 if part is None else part.dtype).name]
 

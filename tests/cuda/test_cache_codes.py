@@ -1,4 +1,4 @@
-"""Attention over keys and values in codes: which plans read the codes, that the kernels compile, and what they compute."""
+"""Attention over keys and values in codes: which plans read the codes, that kernels compile, what they compute."""
 
 from __future__ import annotations
 
