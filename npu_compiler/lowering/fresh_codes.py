@@ -54,7 +54,8 @@ def with_fresh_codes(
     if made is not None and made.output.index not in outputs and made.is_elementwise and made.index is None:
         seen = reindex(made.expr, made.shape, loads[0].ref.steps) if made.shape == made.output.shape else None
         if seen is not None:
-            numbers = substitute(numbers, {loads[0]: seen}.get)
+            in_place: dict[Expr, Expr] = {loads[0]: seen}
+            numbers = substitute(numbers, in_place.get)
             stages.insert(0, (made,))
             taken.append(made.output.index)
     fresh = FreshCodes(numbers, codes, scales, tuple(stages))

@@ -100,9 +100,10 @@ def error_of_step(step: CodedStep, position: int, device: Device) -> float:
     parts = [torch.from_numpy(part) for part in held]
     if step.form.tensors == 2:
         parts = [parts[0] * parts[1], parts[2] * parts[3]]
+    keys, values = parts
     queries, turn = given[0].double(), given[3].double()
     seen = torch.arange(step.sizes.length) <= given[4][:, None]
-    wanted = F.scaled_dot_product_attention(queries * turn, *parts, seen, enable_gqa=True)
+    wanted = F.scaled_dot_product_attention(queries * turn, keys, values, seen, enable_gqa=True)
     return float(np.sqrt(np.mean((result - wanted.numpy()) ** 2)))
 
 
