@@ -31,9 +31,9 @@ each_kind = pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize(
     ("sizes", "positions"),
     [
-        (Sizes(300), [150]),
+        (Sizes(300, groups=4, shared=8), [150]),
         (Sizes(2100, size=32, shared=1), [2050]),  # parts of the positions, which a second launch puts together
-        (Sizes(130, size=20), [100]),  # rows of no whole chunks
+        (Sizes(130, size=20, groups=4, shared=8), [120]),  # rows of no whole chunks
         (Sizes(130, rows=40), [90]),
     ],
     ids=str,
@@ -46,7 +46,7 @@ def test_attention_over_codes_errs_as_over_16_bits(
 
 @each_kind
 def test_bfloat16(kind: str, device: Device) -> None:
-    check_step(Sizes(200), kind, torch.bfloat16, [150], device)
+    check_step(Sizes(200, groups=4, shared=8), kind, torch.bfloat16, [150], device)
 
 
 @each_kind
