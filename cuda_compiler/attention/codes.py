@@ -35,7 +35,7 @@ from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows, Computed
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.ops.row_codes import LARGEST, LEAST_SCALE
+from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
 from npu_compiler.tensor.expr import Expr, Load
 from npu_compiler.tensor.view import View
 
@@ -45,6 +45,7 @@ _MAX_SIZE = 128  # of a head: a lane holds its part of two pieces
 _STEP = 32
 _CHUNK = 16  # codes that a thread reads at a time
 _MAX_ROWS = 16
+_MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
 
 ATTENTION_CODES = replace(
     ATTENTION_DECODE,
@@ -78,7 +79,7 @@ def _are_fresh(operand: CodedRows) -> bool:
     """Whether codes and scales of whole rows of all heads are replaced."""
     fresh = operand.fresh
     assert fresh is not None
-    whole = operand.view.same_elements(operand.tensor.view) and fresh.codes.shape[2] <= _MAX_ROWS
+    whole = operand.view.same_elements(operand.tensor.view) and fresh.codes.shape[2] <= _MAX_FRESH
     scales, tensor = fresh.scales, operand.scale.tensor
     seen = operand.scale.view.same_elements(tensor.view.expand(operand.shape))
     strides = tensor.layout.strides

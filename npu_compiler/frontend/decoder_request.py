@@ -12,7 +12,16 @@ from npu_compiler.artifact.output_file import check_output, same_file
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.gguf import GgufFile
 
-__all__ = ["GGUF", "WEIGHTS", "BatchRequest", "allowed_length", "check_request", "configuration", "prefill_lengths"]
+__all__ = [
+    "GGUF",
+    "WEIGHTS",
+    "BatchRequest",
+    "CacheRequest",
+    "allowed_length",
+    "check_request",
+    "configuration",
+    "prefill_lengths",
+]
 
 WEIGHTS = "model.safetensors"
 GGUF = ".gguf"  # the ending of files that hold both a configuration and weights
@@ -25,6 +34,20 @@ _CHUNKS = (128, 512, 2048)
 _PAGE_STEP = 32  # tokens: the kernels for attention read blocks of positions, none of which lies in two pages
 _MOST_LANES = 1024
 _MOST_GUESSED = 16
+
+
+@dataclass(frozen=True)
+class CacheRequest:
+    """The cache of a text.
+
+    Attributes:
+        length: The most tokens; 2048 when None, or as many positions as the model knows.
+        dtype: What keys and values are held in: ``int8`` or ``fp8`` for codes with a scale for each head and token,
+            ``16`` for themselves, as when None.
+    """
+
+    length: int | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from npu_compiler.lowering.dialect import Dialect, LeafNames, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows
-from npu_compiler.ops.row_codes import LARGEST
-from npu_compiler.tensor.coded import decoded
+from npu_compiler.tensor.coded import LARGEST, decoded
 from npu_compiler.tensor.expr import Call, Expr, Load, Ref
 from npu_compiler.tensor.view import View
 

@@ -9,8 +9,7 @@ from npu_compiler.dtypes import FLOAT32, INT32
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import unnumbered
 from npu_compiler.lowering.problems.forms import CodedRows, FreshCodes
-from npu_compiler.ops.row_codes import LARGEST, LEAST_SCALE
-from npu_compiler.tensor.coded import encoded_number
+from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE, encoded_number
 from npu_compiler.tensor.expr import Call, Const, Expr, Load, Reduce, leaves, reindex, substitute
 
 __all__ = ["with_fresh_codes"]
