@@ -52,7 +52,7 @@ ATTENTION_CODES = replace(
     entry="attention_codes",
     macros=(
         f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT')} vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
-        "CODEBOOK ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE k_scale_t v_scale_t K_SCALE_BATCH K_SCALE_HEAD "
+        "CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE k_scale_t v_scale_t K_SCALE_BATCH K_SCALE_HEAD "
         "K_SCALE_ROW V_SCALE_BATCH V_SCALE_HEAD V_SCALE_ROW"
     ),
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
@@ -177,6 +177,7 @@ def _macros(division: Division, functions: Functions, k: CodedRows, v: CodedRows
         "vector_t": given["tile_t"],
         "BITS": 8,
         "CODEBOOK": 0,
+        "codebook_t": "uint8",  # of none
         "ZEROS": 0,
         "ZERO": 0,
         "VALUE_UNIT": CUDA.literal(value_unit(v.kind), FLOAT32),
