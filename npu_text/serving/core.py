@@ -156,4 +156,4 @@ class Core:
 
     def _observe(self, turn: Turn, seconds: float) -> None:
         self._learn(turn, seconds)
-        self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.steps))
+        self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.running))

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from npu_compiler.errors import InputError
@@ -155,13 +156,18 @@ def test_masks_follow_a_schema(vocabulary: Vocabulary) -> None:
 
     grammars = Grammars(vocabulary, 320, [END])
     grammar = grammars.make(json_grammar({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}))
+    other = grammars.make(json_grammar(None))
     for letter in '{"a"':
         (token,) = vocabulary.encode(letter, special=False)
-        mask = grammar.mask()
-        assert mask is not None
-        assert mask.shape == (10,)
-        assert is_allowed(mask, token)
-        assert not is_allowed(mask, END)
+        masks = np.zeros((3, 10), np.uint32)
+        grammar.write_masks([(grammar, 1)], masks)
+        assert is_allowed(masks[1], token)
+        assert not is_allowed(masks[1], END)
+        assert not masks[[0, 2]].any()
+        both = np.zeros_like(masks)
+        grammar.write_masks([(grammar, 1), (other, 2)], both)
+        assert (both[1] == masks[1]).all()
+        assert is_allowed(both[2], *vocabulary.encode("{", special=False))
         grammar.take(token)
     with pytest.raises(InputError, match="nothing can be written"):
         grammars.make(json_grammar({"type": "nothing"}))
