@@ -1,4 +1,7 @@
-"""An engine of a batch whose keys and values lie in pages: a step is one launch on the device."""
+"""An engine of a batch whose keys and values lie in pages: a step is one launch on the device.
+
+Where masks say which tokens may be chosen it is two: they are made while the layers run, ahead of the choice.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
 from npu_runtime.weight_loader import Weights
-from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted
-from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
+from npu_text.batching.bound_choice import BoundChoice, LaneGroup
+from npu_text.batching.choosing import LaneChooser, accepted
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill, Prefilled, Stepped
 from npu_text.batching.lane_sampling import check_sampling
 from npu_text.step_functions import ProgramFunctions, open_program
 
@@ -79,6 +83,8 @@ class PagedEngine:
             for name, executor in executors.items()
         }
         self._copy = _PageCopy(self, pools)
+        self._tables = _LaneTables(self.lanes, batch.context // batch.page_tokens, batch.pages)
+        self._group: LaneGroup | None = None  # of the last step
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         """As `BatchEngine.check`."""
@@ -91,6 +97,7 @@ class PagedEngine:
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """As `BatchEngine.begin`."""
+        self._group = None
         self.chooser.begin(lane, sampling, tokens)
 
     def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
@@ -101,47 +108,78 @@ class PagedEngine:
             given = f"{count} tokens of lane {part.lane}{', to be scored' if part.scored is not None else ''}"
             raise InputError(f"given {given}, expected 1 to {self.chunks[-1]}, of which none is scored")
         turn = self._functions[self._chunk[length]].turn()
-        turn.put(0, part.tokens, part.position, part.pages)
-        turn.set_last(count - 1)
-        rows = [LaneRow(part.lane, part.position + count, part.mask)] if part.choose else []
-        wait = turn.launch(rows)
-        return lambda: Prefilled(next(iter(wait()), None))
+        turn.put_part(part)
+        masks = [(part.mask, 0)] if part.choose and part.mask is not None else []
+        lanes, positions = np.array([part.lane]), np.array([part.position + count])
+        result = turn.launch(self.chooser.group(lanes) if part.choose else None, positions, masks)
+        return lambda: Prefilled(_first(result()) if part.choose else None)
 
-    def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
+    def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         """As `BatchEngine.step`."""
-        length = max((len(step.tokens) for step in steps), default=0)
+        count, length = len(steps.lanes), 1 + max(map(len, steps.guesses), default=0)
         fitting = self._decode if length == 1 else self._check
-        name = next((name for lanes, name in fitting.items() if lanes >= len(steps)), None)
-        if name is None or not 1 <= length <= self.guess:
-            given = f"{len(steps)} lanes with up to {length} tokens"
+        name = next((name for lanes, name in fitting.items() if lanes >= count), None)
+        if name is None or not 1 <= length <= self.guess or not count:
+            given = f"{count} lanes with up to {length} tokens"
             raise InputError(f"given {given}, expected 1 to {self.lanes} with up to {self.guess}")
         turn = self._functions[name].turn()
+        self._tables.put(steps.lanes, steps.pages)
+        turn.put(steps, self._tables.content)
         if length == 1:
-            turn.put_all(steps)
-            wait = turn.launch([LaneRow(step.lane, step.position + 1, step.mask) for step in steps])
-            return lambda: [(choice,) for choice in wait()]
-        for row, step in enumerate(steps):
-            turn.put(row, step.tokens, step.position, step.pages)
-        turn.leave_idle(len(steps))
-        rows = [row for step in steps for row in _rows(step, self.guess, self.lanes)]
-        wait = turn.launch(rows)
-        return lambda: _accepted(steps, wait(), self.guess)
+            if self._group is None or self._group.lanes is not steps.lanes:
+                self._group = self.chooser.group(steps.lanes)
+            return turn.launch(self._group, steps.positions + 1, steps.masks)
+        lanes = np.where(turn.positions[:count] < 0, self.lanes, steps.lanes[:, None]).reshape(-1)  # or nobody's
+        masks = [(source, place * self.guess) for source, place in steps.masks]
+        result = turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks)
+        return lambda: _accepted(steps, result(), self.guess)
 
     def copy_page(self, source: int, target: int) -> None:
         """As `BatchEngine.copy_page`."""
         self._copy(source, target)
 
 
-def _rows(step: LaneStep, count: int, nobody: int) -> list[LaneRow]:
-    """For whom the `count` rows of a lane choose; those behind its tokens are nobody's."""
-    behind = [LaneRow(nobody, 0)] * (count - len(step.tokens))
-    own = (LaneRow(step.lane, step.position + 1 + i, None if i else step.mask) for i in range(len(step.tokens)))
-    return [*own, *behind]
+def _first(stepped: Stepped) -> Chosen:
+    return stepped.chosen(0)[0]
 
 
-def _accepted(steps: Sequence[LaneStep], chosen: Sequence[Chosen], count: int) -> list[tuple[Chosen, ...]]:
-    """What a step with guesses adds to each text."""
-    return [accepted(step.tokens, chosen[row * count :][: len(step.tokens)]) for row, step in enumerate(steps)]
+def _accepted(steps: LaneSteps, rows: Stepped, count: int) -> Stepped:
+    """What a step with guesses adds to each text, of what the `count` rows of each lane chose."""
+    chosen = rows.tokens.reshape(-1, count)
+    guessed, told = {}, {}
+    for place, (token, guess, found) in enumerate(
+        zip(steps.tokens.tolist(), steps.guesses, chosen.tolist(), strict=True)
+    ):
+        right = accepted([token, *guess], found)
+        if right > 1:
+            guessed[place] = found[1:right]
+        if place * count in rows.told:
+            told[place] = tuple(one for row in range(place * count, place * count + right) for one in rows.told[row])
+    return Stepped(chosen[:, 0], guessed, told)
+
+
+class _LaneTables:
+    """The pages of each lane.
+
+    Attributes:
+        content: int32 [lanes, pages of a text]; behind a lane's last page the one that nobody reads.
+    """
+
+    def __init__(self, lanes: int, most: int, idle: int) -> None:
+        self.content = np.full((lanes, most), idle, np.int32)
+        self._idle = idle
+        self._known: list[tuple[int, ...]] = [()] * lanes
+        self._last: tuple[object, object] = (None, None)
+
+    def put(self, lanes: NDArray[np.int64], pages: Sequence[tuple[int, ...]]) -> None:
+        """Writes the tables of lanes that have other pages than before."""
+        if self._last[0] is lanes and self._last[1] is pages:
+            return
+        for lane, own in zip(lanes.tolist(), pages, strict=True):
+            if own is not self._known[lane]:
+                self.content[lane, : len(own)], self.content[lane, len(own) :] = own, self._idle
+                self._known[lane] = own
+        self._last = lanes, pages
 
 
 def _pools(batch: BatchSpec, executor: Executor, device: Device) -> list[NPUBuffer]:
@@ -182,23 +220,28 @@ class _Scene:
         self._function = executor.bind(inputs, {step.logits: self._logits}, weights)
 
     def record(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
-        """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None."""
+        """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None.
+
+        Where there are masks, the choice is asked for by itself.
+        """
         given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
         plans = [self._staging.bind(given, there), self._function]
         choice = None if features is None else self._chooser.bind(self._logits, features)
-        return _Call(self.device.backend.record([*plans, *(choice.plans if choice else ())]), choice)
-
-    def features(self, rows: Sequence[LaneRow]) -> frozenset[Feature] | None:
-        """What a choice for rows has to do; None where there are none."""
-        return self._chooser.features(rows) if rows else None
+        record = self.device.backend.record
+        if choice is None or features is None:
+            return _Call(record(plans), None, None)
+        if Feature.MASK in features:
+            return _Call(record(plans), choice, record(choice.plans))
+        return _Call(record([*plans, *choice.plans]), choice, None)
 
 
 class _Call(NamedTuple):
-    """A function and the choice behind it, ready to launch."""
+    """A function and the choice behind it, ready to launch; `late` is the choice where it is a launch of its own."""
 
     recording: Recording
     choice: BoundChoice | None
+    late: Recording | None
 
 
 def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
@@ -226,13 +269,12 @@ class _Turn:
     def __init__(self, scene: _Scene) -> None:
         self._scene = scene
         arrays, self._buffers = zip(*(_visible(scene.device, spec) for spec in scene.staged), strict=True)
-        self._tokens, self._positions, self._tables, *last = arrays
+        self._tokens, self.positions, self._tables, *last = arrays
         self._last = last[0] if last else None
-        self._pages: list[list[int]] = [[]] * scene.step.lanes
         self._used = 0  # lanes of the last call
         self._tables[...] = scene.idle
         self._tokens[...] = 0
-        self._positions[...] = _NOBODY
+        self.positions[...] = _NOBODY
         self._calls: dict[frozenset[Feature] | None, _Call] = {}
         self._pending: _Result | None = None
 
@@ -242,78 +284,82 @@ class _Turn:
             self._pending.settle()
             self._pending = None
 
-    def put(self, row: int, tokens: Sequence[int], position: int, pages: Sequence[int]) -> None:
-        """Gives a lane's tokens, the first of them at a position, and its pages."""
-        count = len(tokens)
-        self._tokens[row, :count], self._tokens[row, count:] = tokens, 0
-        self._positions[row, :count] = np.arange(position, position + count)
-        self._positions[row, count:] = _NOBODY
-        if pages != self._pages[row]:
-            self._put_pages(row, pages)
+    def put_part(self, part: Prefill) -> None:
+        """Gives the tokens of a prompt, for the function that fills a cache."""
+        count, pages = len(part.tokens), len(part.pages)
+        self._tokens[0, :count], self._tokens[0, count:] = part.tokens, 0
+        self.positions[0, :count] = np.arange(part.position, part.position + count)
+        self.positions[0, count:] = _NOBODY
+        self._tables[0, :pages], self._tables[0, pages:] = part.pages, self._scene.idle
+        if self._last is not None:
+            self._last[0] = count - 1
 
-    def put_all(self, steps: Sequence[LaneStep]) -> None:
-        """Gives all lanes their tokens, one each; for the function that takes so many. A call for each lane is slow."""
-        self._tokens[: len(steps), 0] = [step.tokens[0] for step in steps]
-        self._positions[: len(steps), 0] = [step.position for step in steps]
-        for row, (step, pages) in enumerate(zip(steps, self._pages, strict=False)):
-            if step.pages != pages:
-                self._put_pages(row, step.pages)
-        self.leave_idle(len(steps))
+    def put(self, steps: LaneSteps, tables: NDArray[np.int32]) -> None:
+        """Gives the tokens of lanes, and their rows of the tables of all lanes; other rows are nobody's."""
+        count = len(steps.lanes)
+        self._tokens[:count, 0], self.positions[:count, 0] = steps.tokens, steps.positions
+        np.take(tables, steps.lanes, 0, out=self._tables[:count], mode="clip")
+        if count < self._used:
+            self.positions[count : self._used] = _NOBODY
+            self._tables[count : self._used] = self._scene.idle
+        self._used = count
+        if self._tokens.shape[1] > 1:
+            self.positions[:count, 1:] = _NOBODY
+            for row, guess in enumerate(steps.guesses):
+                end = 1 + len(guess)
+                self._tokens[row, 1:end] = guess
+                self.positions[row, 1:end] = np.arange(1, end) + steps.positions[row]
 
-    def _put_pages(self, row: int, pages: Sequence[int]) -> None:
-        """Writes a lane's table, whose places behind the last page name the one that nobody reads."""
-        table, count = self._tables[row], len(pages)
-        table[:count] = pages
-        table[count : len(self._pages[row])] = self._scene.idle
-        self._pages[row] = list(pages)
+    def launch(
+        self, group: LaneGroup | None, positions: NDArray[np.int64], masks: Sequence[tuple[MaskSource, int]]
+    ) -> _Result:
+        """Asks for the call, and for choices from the first rows of its logits.
 
-    def leave_idle(self, first: int) -> None:
-        """Leaves the lanes from one on out of the call."""
-        if first < self._used:
-            self._positions[first : self._used] = _NOBODY
-            self._tables[first : self._used] = self._scene.idle
-            self._pages[first : self._used] = [[]] * (self._used - first)
-        self._used = first
+        Args:
+            group: For whom to choose; None for no choice.
+            positions: int64 [R], of the chosen tokens.
+            masks: Who tells which tokens may be chosen, each with its row; they are asked while the call runs.
 
-    def set_last(self, last: int) -> None:
-        """Says which token's logits are wanted."""
-        assert self._last is not None
-        self._last[0] = last
-
-    def launch(self, rows: Sequence[LaneRow]) -> _Result:
-        """Asks for the call, and for choices from the first rows of its logits; gives what waits for these."""
-        features = self._scene.features(rows)
+        Returns:
+            What waits for the choices.
+        """
+        features = None if group is None else group.features(bool(masks))
         call = self._calls.get(features)
         if call is None:
             call = self._calls[features] = self._scene.record(self._buffers, features)
-        if call.choice is not None:
-            call.choice.put(rows)
-        self._pending = _Result(call.recording.launch(), call.choice)
+        if group is not None and call.choice is not None:
+            call.choice.put(group, positions)
+        waits = [call.recording.launch()]
+        if call.choice is not None and call.late is not None:
+            with call.choice.masks() as content:
+                masks[0][0].write_masks(masks, content)
+            waits.append(call.late.launch())
+        self._pending = _Result(waits, call.choice)
         return self._pending
 
 
 class _Result:
     """What a call gives, once it has been waited for."""
 
-    def __init__(self, wait: Callable[[], None], choice: BoundChoice | None) -> None:
-        self._wait: Callable[[], None] | None = wait
-        self._choice = choice
-        self._chosen: tuple[Chosen, ...] = ()
+    def __init__(self, waits: Sequence[Callable[[], None]], choice: BoundChoice | None) -> None:
+        self._waits, self._choice = waits, choice
+        self._chosen: Stepped | None = None
         self._error: NPUError | None = None
 
     def settle(self) -> None:
         """Waits; an error is kept for `__call__`."""
-        if self._wait is None:
-            return
-        wait, self._wait = self._wait, None
+        waits, self._waits = self._waits, ()
         try:
-            wait()
-            self._chosen = () if self._choice is None else self._choice.read()
+            for wait in reversed(waits):  # the last one tells when all have run
+                wait()
+            if waits and self._choice is not None:
+                tokens, told = self._choice.read()
+                self._chosen = Stepped(tokens, told={place: (one,) for place, one in told.items()})
         except NPUError as error:
             self._error = error
 
-    def __call__(self) -> tuple[Chosen, ...]:
-        """The choices, in the order of the rows.
+    def __call__(self) -> Stepped:
+        """The choices, in the order of the rows; none where none was asked for.
 
         Raises:
             InputError: A table names a page that there is none of.
@@ -322,7 +368,7 @@ class _Result:
         self.settle()
         if self._error is not None:
             raise self._error
-        return self._chosen
+        return self._chosen or Stepped(np.empty(0, np.int64))
 
 
 class _PageCopy:

@@ -158,9 +158,7 @@ class Scheduler:
         """
         news = News() if stepped is None else self._after_step(turn, stepped)
         events = [
-            self._after_fill(text, result)
-            for text, result in zip(turn.filling, filled, strict=True)
-            if not text.finish
+            self._after_fill(text, result) for text, result in zip(turn.filling, filled, strict=True) if not text.finish
         ]
         joined = [event.text for event in events if event.chosen and not event.finish]
         if joined:
@@ -233,9 +231,7 @@ class Scheduler:
     def _guesses(self) -> Sequence[Sequence[int]]:
         """How each text may go on, with room for it; nothing where nobody guesses."""
         running, guesses = self._running, []
-        for text, position, last in zip(
-            running.texts, running.positions.tolist(), running.last.tolist(), strict=True
-        ):
+        for text, position, last in zip(running.texts, running.positions.tolist(), running.last.tolist(), strict=True):
             guess: Sequence[int] = ()
             request, most = text.request, min(self._engine.guess - 1, last - position)
             if most > 0 and request.grammar is None and request.guesser is not None:
