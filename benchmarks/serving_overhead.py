@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,15 +28,18 @@ from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
 from npu_runtime.backend import BoundPlan, Recording
 from npu_text.batching.driver import Driver
-from npu_text.batching.engine import LaneSampling
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.paged_engine import PagedEngine
-from npu_text.batching.texts import TextRequest
+from npu_text.batching.texts import TextRequest, Turn
+from tests.support.decoders import make_decoder
+from tests.support.serving import MODEL, serve
 
 __all__ = ["main"]
 
 _LANES = (1, 8, 64, 256)
 _PAGE, _CONTEXT = 128, 2048
-_PROMPT, _ANSWER, _ROUNDS = 500, 256, 3
+_PROMPT, _ANSWER = 500, 300
+_TOKENS = 256  # of a stream
 
 
 class _Times(Recording):
@@ -57,29 +59,30 @@ class _Times(Recording):
 
 
 def steps(lanes: int, engine: PagedEngine, sampling: LaneSampling) -> dict[str, Any]:
-    """Microseconds of a step with so many texts, which begin and end all the while; half of the engine's own."""
-    taken, ended = _Times.taken, threading.Event()
-    count = lanes * _ROUNDS
+    """Microseconds of a step with so many texts, while none begins."""
+    taken, turns, ended = _Times.taken, [], threading.Event()
+    count = lanes
 
     def deliver(events: Sequence[Any]) -> None:
         nonlocal count
         count -= sum(bool(event.finish) for event in events)
-        if count <= 0:
+        if count == 0:
             ended.set()
 
-    driver = Driver(engine, deliver)
-    for number in range(count):
-        prompt = (number % 300, *range(_PROMPT - number % 7))
-        driver.submit(TextRequest(tuple(t % 300 for t in prompt), _ANSWER, sampling, frozenset({301})))
+    def observe(turn: Turn, seconds: float) -> None:
+        if not turn.fills and len(turn.running) == lanes:
+            before, last = taken[-2:]
+            turns.append((last[0] - before[3], last[2] - last[1], last[3] - before[3]))
+        del taken[:-1]
+
     taken.clear()
+    driver = Driver(engine, deliver, observe=observe)
+    for number in range(count):
+        prompt = [token % 300 for token in (number, *range(_PROMPT - number % _PAGE))]
+        driver.submit(TextRequest(tuple(prompt), _ANSWER + 2 * lanes, sampling, frozenset({301})))
     driver.start()
     ended.wait()
     driver.stop()
-    turns = [
-        (after[0] - before[3], before[2] - before[1], after[0] - before[0])
-        for before, after in zip(taken, taken[1:], strict=False)
-        if before[3] < after[0]
-    ]
     ahead, beside, whole = ([1e6 * value for value in column] for column in zip(*turns, strict=True))
     return {
         "lanes": lanes,
@@ -93,20 +96,132 @@ def steps(lanes: int, engine: PagedEngine, sampling: LaneSampling) -> dict[str, 
 
 def make_engine(folder: Path, lanes: Sequence[int]) -> PagedEngine:
     """A real engine of a small model, whose launches are not run."""
-    from tests.support.decoders import make_decoder
-
     pages = max(lanes) * (_CONTEXT // _PAGE)
     request = BatchRequest(tuple(lanes), _PAGE, pages=pages, chunks=(512,))
     decoder = make_decoder(folder, "Qwen2", _CONTEXT, batch=request, max_position_embeddings=_CONTEXT)
     device: Any = Device("software-metal")
-    device.backend.record = lambda bound: _Times(bound)
+    device.backend.record = _Times
     return PagedEngine(decoder.folder, device)
 
 
+class _Letters:
+    """A `BatchEngine` that gives letters at a pace."""
+
+    lanes, page_tokens, pages, context, vocabulary, chunks, guess = 256, 128, 4096, 2048, 320, (512,), 1
+    seconds = 0.0
+
+    def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None: ...
+
+    def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None: ...
+
+    def copy_page(self, source: int, target: int) -> None: ...
+
+    def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
+        return lambda: Prefilled(Chosen(70))
+
+    def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
+        until = time.perf_counter() + self.seconds
+
+        def wait() -> Stepped:
+            time.sleep(max(0.0, until - time.perf_counter()))
+            return Stepped(60 + (steps.lanes + steps.positions) % 20)
+
+        return wait
+
+
+def serve_letters(seconds: float) -> None:
+    """A server whose steps take so long; for each line that it reads it prints seconds of its threads so far."""
+    engine: Any = _Letters()
+    engine.seconds = seconds
+    with serve(engine) as server:
+        print(server.url, flush=True)
+        for _ in sys.stdin:
+            names = {thread.name: thread.ident for thread in threading.enumerate() if thread.ident is not None}
+            clocks = {name: time.clock_gettime(time.pthread_getcpuclockid(ident)) for name, ident in names.items()}
+            print(json.dumps(clocks), flush=True)
+
+
+def stream(clients: int, kind: str, seconds: float) -> dict[str, Any]:
+    """Microseconds of the server's threads, requests included, with so many clients that read streams."""
+    command = [sys.executable, "-m", "benchmarks.serving_overhead", "--serve", str(seconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            host, _, port = server.stdout.readline().strip().removeprefix("http://").partition(":")
+            told = []
+            for _ in range(3):  # the first time warms up
+                events = asyncio.run(_read_all(host, int(port), clients, kind))
+                server.stdin.write("\n")
+                server.stdin.flush()
+                told.append(json.loads(server.stdout.readline()))
+            server.stdin.close()
+        finally:
+            server.kill()
+    used = {name: 1e6 * (taken - told[1].get(name, 0)) for name, taken in told[2].items()}
+    engine = used.pop("engine") / (clients * _TOKENS)
+    return {
+        "clients": clients,
+        "kind": kind,
+        "tokens of an event": round(clients * _TOKENS / events, 2),
+        "event loop, of an event": round(sum(used.values()) / events, 1),
+        "engine, of a token": round(engine, 1),
+    }
+
+
+async def _read_all(host: str, port: int, clients: int, kind: str) -> int:
+    return sum(await asyncio.gather(*(_read(host, port, kind) for _ in range(clients))))
+
+
+async def _read(host: str, port: int, kind: str) -> int:
+    """Reads one stream; gives how many events it had."""
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": _TOKENS, "stream": True, "ignore_eos": True}
+    if kind == "chat":
+        body |= {"messages": [{"role": "user", "content": "hello"}]}
+    else:
+        body |= {"prompt": "hello"}
+    content = json.dumps(body).encode()
+    path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+    answer = await reader.read(-1)
+    writer.close()
+    if b"[DONE]" not in answer:
+        raise SystemExit(f"the server answered {answer[:500]!r}")
+    return answer.count(b"data: ") - 1
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--only", choices=("step", "stream"), help="measure this alone")
+    parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step, for streams")
+    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        serve_letters(options.serve)
+        return
+    figures: dict[str, list[dict[str, Any]]] = {}
+    if options.only != "stream":
+        figures["step"] = []
+        with tempfile.TemporaryDirectory() as folder:
+            engine = make_engine(Path(folder), _LANES)
+            for name, sampling in {"highest": LaneSampling(), "drawn": LaneSampling(0.7, top_p=0.9, seed=3)}.items():
+                for lanes in _LANES:
+                    engine.lanes = lanes
+                    figures["step"].append({"sampling": name} | steps(lanes, engine, sampling))
+                    print(figures["step"][-1], flush=True)
+    if options.only != "step":
+        figures["stream"] = []
+        for kind in ("completion", "chat"):
+            for clients in (1, 64):
+                figures["stream"].append(stream(clients, kind, options.pace))
+                print(figures["stream"][-1], flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(Path(folder), _LANES)
-        for sampling in (LaneSampling(), LaneSampling(0.7, top_p=0.9, seed=3)):
-            for lanes in _LANES:
-                engine.lanes = lanes
-                print(steps(lanes, engine, sampling))
+    main()
