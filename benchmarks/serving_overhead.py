@@ -26,7 +26,7 @@ from typing import Any
 
 from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
-from npu_runtime.backend import BoundPlan, Recording
+from npu_runtime.backend import Recording
 from npu_text.batching.driver import Driver
 from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.paged_engine import PagedEngine
@@ -39,7 +39,7 @@ __all__ = ["main"]
 _LANES = (1, 8, 64, 256)
 _PAGE, _CONTEXT = 128, 2048
 _PROMPT, _ANSWER = 500, 300
-_TOKENS = 256  # of a stream
+_SHORT, _LONG = 50, 450  # tokens of a stream
 
 
 class _Times(Recording):
@@ -142,40 +142,43 @@ def serve_letters(seconds: float) -> None:
 
 
 def stream(clients: int, kind: str, seconds: float) -> dict[str, Any]:
-    """Microseconds of the server's threads, requests included, with so many clients that read streams."""
+    """Microseconds of the server's threads for what long streams have more than short ones, of so many clients."""
     command = [sys.executable, "-m", "benchmarks.serving_overhead", "--serve", str(seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         try:
             host, _, port = server.stdout.readline().strip().removeprefix("http://").partition(":")
-            told = []
-            for _ in range(3):  # the first time warms up
-                events = asyncio.run(_read_all(host, int(port), clients, kind))
+            told, events = [], []
+            for tokens in (_SHORT, _SHORT, _LONG):  # the first time warms up
+                events.append(asyncio.run(_read_all(host, int(port), clients, kind, tokens)))
                 server.stdin.write("\n")
                 server.stdin.flush()
                 told.append(json.loads(server.stdout.readline()))
             server.stdin.close()
         finally:
             server.kill()
-    used = {name: 1e6 * (taken - told[1].get(name, 0)) for name, taken in told[2].items()}
-    engine = used.pop("engine") / (clients * _TOKENS)
+    used = [{"engine": 0.0, "all": 0.0} | now | {"all": sum(now.values())} for now in told]
+    engine, all_threads = (
+        (used[2][name] - used[1][name]) - (used[1][name] - used[0][name]) for name in ("engine", "all")
+    )
+    tokens, more = clients * (_LONG - _SHORT), events[2] - events[1]
     return {
         "clients": clients,
         "kind": kind,
-        "tokens of an event": round(clients * _TOKENS / events, 2),
-        "event loop, of an event": round(sum(used.values()) / events, 1),
-        "engine, of a token": round(engine, 1),
+        "tokens of an event": round(tokens / more, 2),
+        "event loop, of an event": round(1e6 * (all_threads - engine) / more, 1),
+        "engine, of a token": round(1e6 * engine / tokens, 1),
     }
 
 
-async def _read_all(host: str, port: int, clients: int, kind: str) -> int:
-    return sum(await asyncio.gather(*(_read(host, port, kind) for _ in range(clients))))
+async def _read_all(host: str, port: int, clients: int, kind: str, tokens: int) -> int:
+    return sum(await asyncio.gather(*(_read(host, port, kind, tokens) for _ in range(clients))))
 
 
-async def _read(host: str, port: int, kind: str) -> int:
+async def _read(host: str, port: int, kind: str, tokens: int) -> int:
     """Reads one stream; gives how many events it had."""
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": _TOKENS, "stream": True, "ignore_eos": True}
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     if kind == "chat":
         body |= {"messages": [{"role": "user", "content": "hello"}]}
     else:

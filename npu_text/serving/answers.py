@@ -92,6 +92,7 @@ class Answer:
         """
         self.text, self.tokens, self.finished = text, 0, False
         self._stream, self._stop, self._places = TextStream(vocabulary.tokenizer), StopStrings(stop), places
+        self._is_plain = not (stop or places or text.request.scored is not None)
         self._length = 0  # characters that tokens stand for so far
         self._news: list[Event] = []
 
@@ -109,6 +110,9 @@ class Answer:
             return None
         chosen, finish = [one for event in news for one in event.chosen], news[-1].finish
         self.tokens += len(chosen)
+        if self._is_plain and not finish:
+            text = self._stream.push(*[one.token for one in chosen])
+            return Piece(text) if text else None
         if finish == "stop":
             chosen.pop()  # a token that ends texts is none of the text
         elif finish == "complete":
