@@ -13,6 +13,7 @@ import yaml
 from npu_cli.extras import import_torchvision
 from npu_cli.main import main
 from npu_compiler import errors
+from npu_compiler.partitioning.plan import PartitionPlan
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -83,6 +84,9 @@ def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for line in text.splitlines() if language == "console" else ():
             if line.startswith("$ npu "):
                 assert main(shlex.split(line)[2:]) == 0, line
+    plan = namespace.get("plan")
+    if isinstance(plan, PartitionPlan):
+        assert not all(part.on_device for part in plan.partitions), "what it divides lowers whole"
 
 
 @pytest.mark.parametrize("generator", ["generate_ops", "generate_figures", "generate_models"])
