@@ -32,6 +32,7 @@ class RunningTexts:
         self.guided: list[int] = []
         self._page_tokens = page_tokens
         self._due = _NONE  # positions from which on a text needs another page
+        self._ahead = -1  # steps for which there are pages, beside the next one
 
     def add(self, texts: Sequence[Text]) -> None:
         """Takes texts of which the first token was chosen."""
@@ -42,6 +43,7 @@ class RunningTexts:
         self.positions = _and(self.positions, positions)
         self.last = _and(self.last, [len(text.request.prompt) + text.request.limit - 2 for text in texts])
         self._due = _and(self._due, positions)
+        self._ahead = -1
         self._look()
 
     def drop_ended(self) -> None:
@@ -60,11 +62,15 @@ class RunningTexts:
             more: Places that got more than one token, each with how many more.
         """
         self.tokens, self.positions = tokens, self.positions + 1
+        self._ahead = -1 if more else self._ahead - 1
         for place, count in more:
             self.positions[place] += count
 
     def make_room(self, ahead: int) -> None:
-        """Has pages for the tokens of the step that comes in `ahead` steps, and tells which pages are full by then."""
+        """Has pages for the next step and `ahead` more, and tells which pages are full by then."""
+        if ahead <= self._ahead:
+            return
+        self._ahead = ahead
         positions = np.minimum(self.positions + ahead, self.last)
         due = np.flatnonzero(positions >= self._due)
         if not len(due):

@@ -257,6 +257,44 @@ def test_a_failed_device_ends_everything() -> None:
     simulation.check_all_free()
 
 
+def test_the_next_step_is_ready_while_one_runs() -> None:
+    """A page that a text may not need any more is not drawn; one that it does need is, ahead of its turn."""
+    simulation = Simulation(SimulatedEngine(page_tokens=8))
+    long = simulation.scheduler.submit(TextRequest(tuple(range(5)), 20), 0)
+    short = simulation.scheduler.submit(TextRequest(tuple(range(50, 55)), 4), 0)
+    simulation.turn()
+    for length in (6, 7, 8):
+        assert [len(text.tokens) for text in (long, short)] == [length] * 2
+        _, absorb = simulation.launch()
+        assert long.table is not None
+        assert short.table is not None
+        assert len(long.table.pages) == 1 + (length == 8)  # for the token at position 8
+        assert len(short.table.pages) == 1
+        absorb()
+    assert short.finish == "length"
+    simulation.run()
+    simulation.check_all_free()
+
+
+def test_a_text_that_is_cancelled_while_a_step_runs_gets_no_more() -> None:
+    simulation = Simulation(SimulatedEngine(page_tokens=8))
+    texts = [simulation.scheduler.submit(TextRequest((number,) * 8, 20), 0) for number in range(3)]
+    for _ in range(7):
+        simulation.turn()
+    _, absorb = simulation.launch()
+    simulation.scheduler.cancel(texts[1])
+    before = len(texts[1].tokens)
+    simulation.events.clear()
+    absorb()
+    assert len(texts[1].tokens) == before
+    assert [event.text for event in simulation.events] == [texts[0], texts[2]]
+    simulation.scheduler.cancel(texts[0])  # between two turns
+    turn = simulation.turn()
+    assert list(turn.running) == [texts[2]]
+    simulation.run()
+    simulation.check_all_free()
+
+
 def test_least_recently_used_pages_go_first() -> None:
     pool = PagePool(4, 2)
 
