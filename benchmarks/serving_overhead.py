@@ -39,6 +39,7 @@ __all__ = ["main"]
 _LANES = (1, 8, 64, 256)
 _PAGE, _CONTEXT = 128, 2048
 _PROMPT, _ANSWER = 500, 300
+_CLIENTS = 64
 _SHORT, _LONG = 50, 450  # tokens of a stream
 
 
@@ -219,9 +220,8 @@ def main() -> None:
     if options.only != "step":
         figures["stream"] = []
         for kind in ("completion", "chat"):
-            for clients in (1, 64):
-                figures["stream"].append(stream(clients, kind, options.pace))
-                print(figures["stream"][-1], flush=True)
+            figures["stream"].append(stream(_CLIENTS, kind, options.pace))
+            print(figures["stream"][-1], flush=True)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

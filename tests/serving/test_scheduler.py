@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -293,6 +295,47 @@ def test_a_text_that_is_cancelled_while_a_step_runs_gets_no_more() -> None:
     assert list(turn.running) == [texts[2]]
     simulation.run()
     simulation.check_all_free()
+
+
+def _calls(run: Callable[[], object]) -> int:
+    """How many functions of Python are called."""
+    count = 0
+
+    def seen(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_step_takes_no_more_calls_for_more_texts() -> None:
+    """Between two launches nothing is done text by text but a look at each token."""
+    counts = []
+    for lanes in (2, 16):
+        engine = SimulatedEngine(lanes=lanes, pages=10 * lanes)
+        scheduler = Scheduler(engine)
+        for number in range(lanes):
+            scheduler.submit(TextRequest((number,), 60), 0)
+        for _ in range(3 * lanes):
+            turn = scheduler.next_turn(0)
+            for begin in turn.begins:
+                engine.begin(*begin)
+            filled = [engine.prefill(part)() for _, part in turn.fills]
+            stepped = engine.step(turn.steps)() if turn.steps else None
+            scheduler.prepare()
+            scheduler.absorb(turn, filled, stepped)
+        turn = scheduler.next_turn(0)
+        assert turn.steps is not None
+        stepped = engine.step(turn.steps)()
+        scheduler.prepare()
+        count = _calls(partial(scheduler.absorb, turn, (), stepped))
+        counts.append(count + _calls(partial(scheduler.next_turn, 0)))
+    assert counts[0] == counts[1] < 40
 
 
 def test_least_recently_used_pages_go_first() -> None:

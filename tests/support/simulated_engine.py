@@ -111,7 +111,7 @@ class SimulatedEngine:
             return None
         masks = np.zeros((1, (self.vocabulary + 31) // 32), np.uint32)
         source.write_masks([(source, 0)], masks)
-        return masks[0]
+        return masks.reshape(-1)
 
     def copy_page(self, source: int, target: int) -> None:
         assert source != target
