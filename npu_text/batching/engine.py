@@ -87,7 +87,8 @@ class Prefill:
         pages: Of the lane, in order, those included that these tokens are written to.
         choose: Whether the token that follows is to be chosen, as behind a prompt's last part.
         mask: Tells the tokens that may be chosen; None for all.
-        scored: As `LaneSampling.best`, for each of `tokens` as what follows those before it; None for none.
+        scored: As `LaneSampling.best`, for the tokens that follow each of `tokens` in the prompt; None for none.
+        following: The prompt's token behind these; None at its end. Of those that are scored.
     """
 
     lane: int
@@ -97,6 +98,7 @@ class Prefill:
     choose: bool = True
     mask: MaskSource | None = None
     scored: int | None = None
+    following: int | None = None
 
 
 class Prefilled(NamedTuple):
@@ -104,11 +106,11 @@ class Prefilled(NamedTuple):
 
     Attributes:
         chosen: The token that follows, if asked for.
-        scores: For each token but a text's first, if asked for.
+        scores: For each token the one that follows in the prompt, if asked for; the prompt's last has none.
     """
 
     chosen: Chosen | None
-    scores: tuple[Chosen | None, ...] = ()
+    scores: tuple[Chosen, ...] = ()
 
 
 class LaneSteps(NamedTuple):

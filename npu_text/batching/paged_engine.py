@@ -5,9 +5,10 @@ Where masks say which tokens may be chosen it is two: they are made while the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,12 @@ from npu_text.batching.bound_choice import BoundChoice, LaneGroup
 from npu_text.batching.choosing import LaneChooser, accepted
 from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill, Prefilled, Stepped
 from npu_text.batching.lane_sampling import check_sampling
+from npu_text.batching.scoring import BoundScores, TokenScorer
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]
 
+_Given = TypeVar("_Given")
 _TURNS = 2  # calls of a function that may be on their way at a time
 _NOBODY = -1  # the position of what is nobody's
 
@@ -47,6 +50,7 @@ class PagedEngine:
         spec: What the functions take and give.
         device: Where they run.
         chooser: What chooses tokens.
+        scorer: What scores those of prompts.
         lanes, page_tokens, pages, context, vocabulary, chunks, guess: As `BatchEngine` says.
     """
 
@@ -73,6 +77,7 @@ class PagedEngine:
         self.context, self.vocabulary, self.chunks = batch.context, spec.vocabulary, tuple(self._chunk)
         self.guess = batch.guess
         self.chooser = LaneChooser(device, spec.vocabulary, spec.dtype, self.lanes)
+        self.scorer = TokenScorer(device, spec.dtype)
         irs = {name: step.ir for name, step in batch.functions.items()}
         program = program or open_program(folder, irs, device.target, "batch")
         functions = ProgramFunctions(program, folder / spec.weights, device)
@@ -89,11 +94,7 @@ class PagedEngine:
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         """As `BatchEngine.check`."""
         check_sampling(sampling, self.vocabulary)
-        if scored is not None:
-            raise InputError(
-                "given a prompt to be scored: functions for many texts give the logits of a prompt's last token alone; "
-                "leave out echo or logprobs"
-            )
+        check_sampling(LaneSampling(best=scored), self.vocabulary)
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """As `BatchEngine.begin`."""
@@ -104,9 +105,10 @@ class PagedEngine:
         """As `BatchEngine.prefill`."""
         count = len(part.tokens)
         length = next((n for n in self.chunks if n >= count), 0)
-        if not count or not length or part.scored is not None:
-            given = f"{count} tokens of lane {part.lane}{', to be scored' if part.scored is not None else ''}"
-            raise InputError(f"given {given}, expected 1 to {self.chunks[-1]}, of which none is scored")
+        if not count or not length:
+            raise InputError(f"given {count} tokens of lane {part.lane}, expected 1 to {self.chunks[-1]}")
+        if part.scored is not None:
+            return self._scored(part, part.scored)
         turn = self._functions[self._chunk[length]].turn()
         turn.put_part(part)
         masks = [(part.mask, 0)] if part.choose and part.mask is not None else []
@@ -114,17 +116,36 @@ class PagedEngine:
         result = turn.launch(self.chooser.group(lanes) if part.choose else None, positions, masks)
         return lambda: Prefilled(_first(result()) if part.choose else None)
 
+    def _scored(self, part: Prefill, best: int) -> Callable[[], Prefilled]:
+        """Tokens of one text as the lanes of decode steps, for chunks give the logits of their last token alone.
+
+        All lanes of a step write their keys before any reads, so each token sees those before it.
+        """
+        count = len(part.tokens)
+        tokens, positions = np.array(part.tokens, np.int64), np.arange(part.position, part.position + count)
+        lanes, pages = np.full(count, part.lane), [tuple(part.pages)] * count
+        following = [*part.tokens[1:], *([] if part.following is None else [part.following])]
+        end, waits = count - part.choose, []
+        for start in range(0, end, self.lanes):
+            some = slice(start, min(start + self.lanes, end))
+            steps = LaneSteps(lanes[some], tokens[some], positions[some], pages[some])
+            turn = self._turn(len(steps.lanes), self._decode, steps)
+            waits.append(turn.score(following[some], best))
+        chosen: Callable[[], Stepped] | None = None
+        if part.choose:
+            masks = [] if part.mask is None else [(part.mask, 0)]
+            chosen = self.step(LaneSteps(lanes[end:], tokens[end:], positions[end:], pages[end:], masks=masks))
+        return lambda: Prefilled(
+            None if chosen is None else _first(chosen()), tuple(score for wait in waits for score in wait())
+        )
+
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         """As `BatchEngine.step`."""
         count, length = len(steps.lanes), 1 + max(map(len, steps.guesses), default=0)
-        fitting = self._decode if length == 1 else self._check
-        name = next((name for lanes, name in fitting.items() if lanes >= count), None)
-        if name is None or not 1 <= length <= self.guess or not count:
+        if not 1 <= count <= self.lanes or length > self.guess:
             given = f"{count} lanes with up to {length} tokens"
             raise InputError(f"given {given}, expected 1 to {self.lanes} with up to {self.guess}")
-        turn = self._functions[name].turn()
-        self._tables.put(steps.lanes, steps.pages)
-        turn.put(steps, self._tables.content)
+        turn = self._turn(count, self._decode if length == 1 else self._check, steps)
         if length == 1:
             if self._group is None or self._group.lanes is not steps.lanes:
                 self._group = self.chooser.group(steps.lanes)
@@ -133,6 +154,13 @@ class PagedEngine:
         masks = [(source, place * self.guess) for source, place in steps.masks]
         result = turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks)
         return lambda: _accepted(steps, result(), self.guess)
+
+    def _turn(self, lanes: int, functions: Mapping[int, str], steps: LaneSteps) -> _Turn:
+        """The next turn of the function for the fewest lanes that hold these, with their step."""
+        turn = self._functions[next(name for most, name in functions.items() if most >= lanes)].turn()
+        self._tables.put(steps.lanes, steps.pages)
+        turn.put(steps, self._tables.content)
+        return turn
 
     def copy_page(self, source: int, target: int) -> None:
         """As `BatchEngine.copy_page`."""
@@ -212,7 +240,7 @@ class _Scene:
         given = [(f"input_{i}", spec.shape, str(spec.host_dtype)) for i, spec in enumerate(self.staged)]
         self._staging = Executor(compile(staging_ir(given), device.target, engine.spec.dtype), device)
         self._there = [device_buffer(device, spec) for spec in self.staged]
-        self._chooser = engine.chooser
+        self._chooser, self._scorer = engine.chooser, engine.scorer
         logits = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
         self._logits = device_buffer(device, logits)
         inputs = dict(zip(self._names, self._there, strict=True))
@@ -224,16 +252,22 @@ class _Scene:
 
         Where there are masks, the choice is asked for by itself.
         """
+        choice = None if features is None else self._chooser.bind(self._logits, features)
+        if choice is None or features is None:
+            return _Call(self._recorded(inputs), None, None)
+        if Feature.MASK in features:
+            return _Call(self._recorded(inputs), choice, self.device.backend.record(choice.plans))
+        return _Call(self._recorded(inputs, choice.plans), choice, None)
+
+    def record_scores(self, inputs: Sequence[NPUBuffer]) -> _ScoringCall:
+        """A call of the function, from staged inputs to scores."""
+        scores = self._scorer.bind(self._logits)
+        return _ScoringCall(self._recorded(inputs, [scores.plan]), scores)
+
+    def _recorded(self, inputs: Sequence[NPUBuffer], behind: Sequence[BoundPlan] = ()) -> Recording:
         given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
-        plans = [self._staging.bind(given, there), self._function]
-        choice = None if features is None else self._chooser.bind(self._logits, features)
-        record = self.device.backend.record
-        if choice is None or features is None:
-            return _Call(record(plans), None, None)
-        if Feature.MASK in features:
-            return _Call(record(plans), choice, record(choice.plans))
-        return _Call(record([*plans, *choice.plans]), choice, None)
+        return self.device.backend.record([self._staging.bind(given, there), self._function, *behind])
 
 
 class _Call(NamedTuple):
@@ -242,6 +276,13 @@ class _Call(NamedTuple):
     recording: Recording
     choice: BoundChoice | None
     late: Recording | None
+
+
+class _ScoringCall(NamedTuple):
+    """A function and the scores behind it, ready to launch."""
+
+    recording: Recording
+    scores: BoundScores
 
 
 def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
@@ -276,7 +317,8 @@ class _Turn:
         self._tokens[...] = 0
         self.positions[...] = _NOBODY
         self._calls: dict[frozenset[Feature] | None, _Call] = {}
-        self._pending: _Result | None = None
+        self._scoring: _ScoringCall | None = None
+        self._pending: _Result[Any] | None = None
 
     def free(self) -> None:
         """Waits for the last call; what it gave is kept for whoever asks for it."""
@@ -312,7 +354,7 @@ class _Turn:
 
     def launch(
         self, group: LaneGroup | None, positions: NDArray[np.int64], masks: Sequence[tuple[MaskSource, int]]
-    ) -> _Result:
+    ) -> _Result[Stepped]:
         """Asks for the call, and for choices from the first rows of its logits.
 
         Args:
@@ -334,32 +376,52 @@ class _Turn:
             with call.choice.masks() as content:
                 masks[0][0].write_masks(masks, content)
             waits.append(call.late.launch())
-        self._pending = _Result(waits, call.choice)
-        return self._pending
+        result = _Result(waits, _nothing if call.choice is None else partial(_stepped, call.choice))
+        self._pending = result
+        return result
+
+    def score(self, tokens: Sequence[int], best: int) -> _Result[tuple[Chosen, ...]]:
+        """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
+        if self._scoring is None:
+            self._scoring = self._scene.record_scores(self._buffers)
+        self._scoring.scores.put(tokens, best)
+        result = _Result([self._scoring.recording.launch()], self._scoring.scores.read)
+        self._pending = result
+        return result
 
 
-class _Result:
+def _nothing() -> Stepped:
+    return Stepped(np.empty(0, np.int64))
+
+
+def _stepped(choice: BoundChoice) -> Stepped:
+    tokens, told = choice.read()
+    return Stepped(tokens, told={place: (one,) for place, one in told.items()})
+
+
+class _Result(Generic[_Given]):
     """What a call gives, once it has been waited for."""
 
-    def __init__(self, waits: Sequence[Callable[[], None]], choice: BoundChoice | None) -> None:
-        self._waits, self._choice = waits, choice
-        self._chosen: Stepped | None = None
+    def __init__(self, waits: Sequence[Callable[[], None]], read: Callable[[], _Given]) -> None:
+        """Takes what waits for the launches of a call, in order, and what reads its results then."""
+        self._waits, self._read = waits, read
+        self._given: list[_Given] = []
         self._error: NPUError | None = None
 
     def settle(self) -> None:
         """Waits; an error is kept for `__call__`."""
         waits, self._waits = self._waits, ()
+        if not waits:
+            return
         try:
             for wait in reversed(waits):  # the last one tells when all have run
                 wait()
-            if waits and self._choice is not None:
-                tokens, told = self._choice.read()
-                self._chosen = Stepped(tokens, told={place: (one,) for place, one in told.items()})
+            self._given.append(self._read())
         except NPUError as error:
             self._error = error
 
-    def __call__(self) -> Stepped:
-        """The choices, in the order of the rows; none where none was asked for.
+    def __call__(self) -> _Given:
+        """The results.
 
         Raises:
             InputError: A table names a page that there is none of.
@@ -368,7 +430,7 @@ class _Result:
         self.settle()
         if self._error is not None:
             raise self._error
-        return self._chosen or Stepped(np.empty(0, np.int64))
+        return self._given[0]
 
 
 class _PageCopy:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from npu_compiler.errors import BusyError, InputError
-from npu_text.batching.engine import BatchEngine, LaneSteps, Prefill, Prefilled, Stepped
+from npu_text.batching.engine import BatchEngine, Chosen, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.pages import PagePool, PageTable
 from npu_text.batching.running import RunningTexts
 from npu_text.batching.texts import Counters, Event, Limits, News, Text, TextRequest, Turn
@@ -157,9 +157,12 @@ class Scheduler:
             filled, stepped: What the engine gave for its fills and steps.
         """
         news = News() if stepped is None else self._after_step(turn, stepped)
-        events = [
-            self._after_fill(text, result) for text, result in zip(turn.filling, filled, strict=True) if not text.finish
-        ]
+        events = []
+        for text, (_, part), result in zip(turn.filling, turn.fills, filled, strict=True):
+            if not text.finish:
+                is_first = part.scored is not None and part.position == 0
+                scores = (None, *result.scores) if is_first else result.scores
+                events.append(self._after_fill(text, result.chosen, scores))
         joined = [event.text for event in events if event.chosen and not event.finish]
         if joined:
             self._running.add(joined)
@@ -189,9 +192,10 @@ class Scheduler:
             heapq.heappop(self._waiting)
 
     def _function(self, text: Text) -> int:
-        """How many tokens the function takes that takes the next part of a prompt."""
+        """How many tokens the function takes that takes the next part of a prompt; scored parts are the shortest."""
         left = len(text.request.prompt) - text.filled
-        return next((chunk for chunk in self._chunks if chunk >= left), self._chunks[-1])
+        chunks = self._chunks if text.request.scored is None else self._chunks[:1]  # they take longer than others
+        return next((chunk for chunk in chunks if chunk >= left), chunks[-1])
 
     def _begin(self, text: Text) -> list[tuple[int, int]]:
         """Takes what others computed; gives the pages to copy."""
@@ -205,7 +209,7 @@ class Scheduler:
     def _part(self, text: Text) -> Prefill:
         """The next part of a prompt."""
         table, request, start = _table(text), text.request, text.filled
-        end = min(start + self._chunks[-1], len(request.prompt))
+        end = min(start + self._function(text), len(request.prompt))
         table.room(end)
         pages = table.pages  # those to write to: some may turn out to be known, and be others' from then on
         text.filled = end
@@ -219,6 +223,7 @@ class Scheduler:
             choose=choose,
             mask=request.grammar if choose else None,
             scored=request.scored,
+            following=None if end == len(request.prompt) else request.prompt[end],
         )
 
     def _steps(self) -> LaneSteps:
@@ -243,19 +248,19 @@ class Scheduler:
         running.look_at_pages()
         return guesses
 
-    def _after_fill(self, text: Text, result: Prefilled) -> Event:
+    def _after_fill(self, text: Text, chosen: Chosen | None, scores: tuple[Chosen | None, ...]) -> Event:
         if text.filled < len(text.request.prompt):
-            return Event(text, scores=result.scores)
-        if result.chosen is None:
+            return Event(text, scores=scores)
+        if chosen is None:
             self._end(text, "length")
-            return Event(text, finish="length", scores=result.scores)
-        finish = self._add(text, result.chosen.token)
+            return Event(text, finish="length", scores=scores)
+        finish = self._add(text, chosen.token)
         self.counters.added_tokens += 1
         if finish:
             self._end(text, finish)
         else:
             self._filling.remove(text)
-        return Event(text, (result.chosen,), finish, result.scores)
+        return Event(text, (chosen,), finish, scores)
 
     def _after_step(self, turn: Turn, stepped: Stepped) -> News:
         running, texts, tokens = self._running, turn.running, stepped.tokens

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from npu_text.serving.guard import DIRECT_SEND
 
-__all__ = ["EventStream", "unless_gone"]
+__all__ = ["EventStream", "first_of", "unless_gone"]
 
 _LOOK_SECONDS = 1.0  # between two looks at a reader that may be stuck
 _HEADERS = [
@@ -32,7 +32,7 @@ async def unless_gone(answer: Awaitable[Mapping[str, Any]], request: Request) ->
         ClientDisconnect: It left.
     """
     working = asyncio.ensure_future(answer)
-    await _first_of(working, request.receive)
+    await first_of(working, request.receive)
     if working.cancelled():
         raise ClientDisconnect
     return working.result()
@@ -59,7 +59,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         working = asyncio.ensure_future(self._send(send, scope.get(DIRECT_SEND, send)))
-        await _first_of(working, receive, self._is_stuck)
+        await first_of(working, receive, self._is_stuck)
         with suppress(OSError, asyncio.CancelledError):  # nobody is there to be told
             working.result()
 
@@ -83,7 +83,7 @@ def _part(event: str) -> Message:
     return {"type": "http.response.body", "body": event.encode(), "more_body": True}
 
 
-async def _first_of(
+async def first_of(
     working: asyncio.Future[Any], receive: Receive, is_stuck: Callable[[], bool] = lambda: False
 ) -> None:
     """Waits until something is done, and stops it when the client leaves before, or is stuck."""

@@ -18,7 +18,17 @@ from npu_text.batching.engine import BatchEngine
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.batching.texts import Limits
 
-__all__ = ["Served", "ServerOptions", "app_of", "open_app", "open_model", "run", "switch_often"]
+__all__ = [
+    "Served",
+    "ServerOptions",
+    "app_of",
+    "needing_extra",
+    "open_app",
+    "open_model",
+    "run",
+    "run_at",
+    "switch_often",
+]
 
 _SWITCH_SECONDS = 0.0005
 _LEAVE_SECONDS = 30  # for texts to end when the server is told to stop
@@ -68,9 +78,25 @@ class Served(NamedTuple):
             raise DeviceError(failure)
 
 
+@contextmanager
+def needing_extra() -> Iterator[None]:
+    """Imports of what serving needs.
+
+    Raises:
+        MissingDependencyError: The extra ``serve`` is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"serving needs the package '{error.name}', which is not installed; install the extra that has it: "
+            "pip install 'npu-compiler[serve]'"
+        ) from error
+
+
 def open_app(folder: Path, device: Device, options: ServerOptions, engine: BatchEngine | None = None) -> Any:
     """The application that serves a folder: `app_of` what `open_model` gives."""
-    with _extra():
+    with needing_extra():
         import_module("npu_text.serving.app")  # what is missing is told before the model is compiled
     return app_of(open_model(folder, device, options, engine), options)
 
@@ -90,7 +116,7 @@ def open_model(folder: Path, device: Device, options: ServerOptions, engine: Bat
     """
     if not folder.is_dir():
         raise InputError(f"'{folder}' is no folder; give what `npu extract-llm --lanes` made")
-    with _extra():
+    with needing_extra():
         from npu_text.serving.chat_template import ChatTemplate
         from npu_text.serving.core import Core
         from npu_text.serving.encoder import open_encoder
@@ -122,22 +148,11 @@ def app_of(model: Served, options: ServerOptions) -> Any:
     Raises:
         MissingDependencyError: The extra ``serve`` is not installed.
     """
-    with _extra():
+    with needing_extra():
         from npu_text.serving.app import AppOptions, make_app
         from npu_text.serving.guard import GuardOptions
     guard = GuardOptions(keys=options.keys, body=options.body)
     return make_app(model.service, model.embedder, model.metrics, AppOptions(guard=guard))
-
-
-@contextmanager
-def _extra() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"serving needs the package '{error.name}', which is not installed; install the extra that has it: "
-            "pip install 'npu-compiler[serve]'"
-        ) from error
 
 
 def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
@@ -151,13 +166,41 @@ def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
     Raises:
         InputError: Nothing can listen there.
     """
+    config = _config(app, host=host, port=port)
+    try:
+        _listen(config, lambda bound: ready(f"http://{host}:{bound[1]}"), signal.SIGINT, signal.SIGTERM)
+    except SystemExit as error:  # uvicorn has told on standard error what it was
+        raise InputError(f"nothing can listen on {host}:{port}; choose another with --host and --port") from error
+
+
+def run_at(app: Any, path: str, ready: Callable[[], None]) -> None:
+    """Serves at a socket that other processes of this machine find by its path, until SIGTERM.
+
+    Args:
+        app: What `open_app` gave.
+        path: Of the socket.
+        ready: Is called when clients may come.
+    """
+    _listen(_config(app, uds=path), lambda _: ready(), signal.SIGTERM)
+
+
+def _config(app: Any, **place: Any) -> Any:
+    import uvicorn
+
+    return uvicorn.Config(
+        app, **place, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=_LEAVE_SECONDS
+    )
+
+
+def _listen(config: Any, ready: Callable[[Any], None], *signals: signal.Signals) -> None:
+    """Serves until one of the signals; tells the address when clients may come."""
     import uvicorn
 
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             """As the class does, but a server that was told to stop has not failed."""
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, self.handle_exit) for number in signals}
             try:
                 yield
             finally:
@@ -167,17 +210,10 @@ def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                address = self.servers[0].sockets[0].getsockname()
-                ready(f"http://{host}:{address[1]}")
+                ready(self.servers[0].sockets[0].getsockname())
 
     switch_often()
-    config = uvicorn.Config(
-        app, host, port, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=_LEAVE_SECONDS
-    )
-    try:
-        Server(config).run()
-    except SystemExit as error:  # uvicorn has told on standard error what it was
-        raise InputError(f"nothing can listen on {host}:{port}; choose another with --host and --port") from error
+    Server(config).run()
 
 
 def switch_often() -> None:

@@ -15,7 +15,7 @@ import pytest
 from npu_text.batching.texts import Limits
 from tests.support.simulated_engine import SimulatedEngine
 
-__all__ = ["CHAT", "END", "MODEL", "Server", "make_service", "make_tokenizer", "running", "serve"]
+__all__ = ["CHAT", "END", "MODEL", "Server", "make_service", "make_tokenizer", "running", "serve", "simulated_app"]
 
 MODEL, END = "tiny", 256
 CHAT = (
@@ -80,9 +80,10 @@ def make_service(
     )
 
 
-@contextmanager
-def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Server]:
-    """A server on a free port; `options` are those of `AppOptions`, and `service` those of `ServiceOptions`."""
+def simulated_app(
+    engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """An application and its service; `options` are those of `AppOptions`, and `service` those of `ServiceOptions`."""
     pytest.importorskip("prometheus_client")
     pytest.importorskip("fastapi")
     from npu_text.serving.app import AppOptions, make_app
@@ -91,7 +92,14 @@ def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, *
     metrics = Metrics()
     service = make_service(engine, limits, metrics, **options.pop("service", {}))
     embedder = options.pop("embedder", None)
-    with running(make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options))) as url:
+    return make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options)), service
+
+
+@contextmanager
+def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Server]:
+    """A server on a free port; the arguments are those of `simulated_app`."""
+    app, service = simulated_app(engine, limits, **options)
+    with running(app) as url:
         yield Server(url, service.core.engine, service)
 
 
