@@ -79,6 +79,9 @@ class LaneChooser:
     and biases, a row of the vocabulary for each lane, are on the device, from the first text on that has penalties or
     biases. (A bias is a dense row, because the pass that adds it also masks and penalises: a list of pairs would
     need a pass of its own over the logits, and a bound on their number.)
+
+    Attributes:
+        device, vocabulary, kind, lanes: As they were given.
     """
 
     def __init__(self, device: Device, vocabulary: int, kind: str, lanes: int) -> None:
@@ -91,7 +94,7 @@ class LaneChooser:
             lanes: How many texts there are at once, at most.
         """
         self.device, self.vocabulary, self.lanes = device, vocabulary, lanes
-        self._kind = kind
+        self.kind = kind
         self._lanes = [LaneText() for _ in range(lanes + 1)]  # the last one is nobody's: that of rows without a text
         self._memory: dict[str, NPUBuffer] = {}
         self._views: dict[str, NDArray[Any]] = {}
@@ -207,7 +210,7 @@ class LaneChooser:
         return finish
 
     def _choice(self, shape: tuple[int, ...], features: frozenset[Feature]) -> Executor:
-        return self._prepared((shape, features), partial(lane_tokens_ir, shape, self._kind, self.lanes + 1, features))
+        return self._prepared((shape, features), partial(lane_tokens_ir, shape, self.kind, self.lanes + 1, features))
 
     def _rows(self, rows: int, features: frozenset[Feature]) -> Executor:
         asked = features & _NEED_ROWS
