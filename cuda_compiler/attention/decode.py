@@ -193,9 +193,7 @@ def lower_decode(
         macros={**division_macros(division), **operand_macros(functions, fresh), "EARLY": int(early)},
         inputs={**inputs, **caches},
         flops=problem.flops,
-        prologues={
-            "fresh": functions.prologue,
-        },
+        prologues={"fresh": functions.prologue},
         shared_bytes=division.shared_bytes,
         extension=cluster_along_x(division.cluster),
         hurries=early,
