@@ -210,22 +210,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         pages[threadIdx.x] = number * PAGE < LENGTH ? int(page_of(0, 0, batch, number, PAGE_ARGUMENTS p)) : 0;
     }
     for (int tile = int(threadIdx.x); tile < PARTS * PART_TILES; tile += THREADS) {
-        bool any = tile < TILES, all = (tile + 1) * BLOCK <= LENGTH && (!MASK || MASK_STATES);
-#if MASK && MASK_STATES
-        any = false;
-        #pragma unroll
-        for (int head = 0; head < MASK_HEADS; ++head) {
-            int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
-            int state = tile < TILES ? states[(long long)number * TILES + tile] : 0;
-            any |= state != 0;
-            all &= state == 2;
-        }
-#endif
-        known[tile] = any ? all ? 2 : 1 : 0;
+        known[tile] = (unsigned char)state_of<TILES>(tile, states, batch, group, p);
     }
-    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
-        reinterpret_cast<uint*>(queries)[index] = 0; // rows and columns that there are none of
-    }
+    clear_queries(queries);
     __syncthreads();
     int parts = 0; // that are open
     for (int base = 0; base < PARTS; base += 32) {
@@ -295,25 +282,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         ahead[index] = tile_t(fresh_value(fresh[index / NEW].token, group, index % NEW, OPERAND_ARGUMENTS p));
     }
 #endif
-    #pragma unroll
-    for (int first = 0; first < ROWS * HEAD_SIZE; first += THREADS) {
-        int index = min(first + int(threadIdx.x), ROWS * HEAD_SIZE - 1), row = index / HEAD_SIZE;
-        int head = group * SHARED + row / OWN_ROWS;
-        queries[row * Q_PITCH + index % HEAD_SIZE] =
-            tile_t(query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p));
-    }
+    compute_queries(queries, batch, group, OPERAND_ARGUMENTS p);
     __syncthreads();
-    Rows rows = {};
+    Rows rows;
     Queries query;
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        rows.top[set][0] = rows.top[set][1] = CLOSED;
-        #pragma unroll
-        for (int d = 0; d < QK_WIDTH / 8; ++d) {
-            const tile_t* source = queries + (set * 8 + lane / 4) * Q_PITCH + d * 8 + lane % 4 * 2;
-            query[set][d / 2][d % 2] = *reinterpret_cast<const uint*>(source);
-        }
-    }
+    begin_rows(rows);
+    load_queries(query, queries);
     for (int turn = 0; warp + turn * WARPS < pieces; ++turn) {
         Scores score;
         wait_for_copies<DEPTH - 1>();
@@ -333,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     wait_for_copies<0>();
     int busy = min(pieces, WARPS);
     if (warp < busy) {
-        leave_rows(rows, ring, sums);
+        leave_rows(rows, ring, sums, 1.0f, lane_column);
     }
     __syncthreads();
     float weight[WARPS];
