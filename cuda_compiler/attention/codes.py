@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.decode import (
     ATTENTION_DECODE,
     Division,
@@ -19,6 +20,7 @@ from cuda_compiler.attention.decode import (
 )
 from cuda_compiler.attention.mask import MaskBlocks
 from cuda_compiler.attention.sizes import bindings, operand_values
+from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
@@ -62,10 +64,12 @@ ATTENTION_CODES = replace(
 )
 
 
-def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
-    """Whether the kernel reads keys or values as codes, and rounds what is new among them."""
+def loads_coded_rows(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
+    """Whether the device's kernel reads keys or values as codes, and rounds what is new among them."""
     problem = group.problem
     if not isinstance(operand, CodedRows) or not isinstance(problem, Attention) or problem.causal:
+        return False
+    if not offers(device, CLUSTERS):
         return False
     size = operand.shape[3]
     fits = size % _STEP == 0 and size <= _MAX_SIZE and problem.shared * problem.rows <= _MAX_ROWS
