@@ -63,7 +63,8 @@ ATTENTION_DECODE = KernelTemplate(
     threads=32 * _WARPS,
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh attention_cluster.cuh"
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
+        "attention_cluster.cuh"
     ),
     computed="fresh",
 )

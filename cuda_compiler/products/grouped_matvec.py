@@ -47,7 +47,7 @@ GROUPED_MATVEC = KernelTemplate(
         "VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros biases entries vector",
-    files="tensor_cores.cuh grouped_codes.cuh",
+    files="tensor_cores.cuh grouped_codes.cuh streamed_loads.cuh",
     threads=32 * _WARPS,
     shared_bytes=None,
     computed="vector",
