@@ -32,6 +32,8 @@ _STATEMENTS = {
     r'asm\("sub\.f16x2 .*?;"[^;]*;': "result = pairwise(b, 0xbc00bc00u, a, true);",
     r'asm\("mul\.f16x2 .*?;"[^;]*;': "result = pairwise(a, b, 0x80008000u, true);",
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
+    r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
+    r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
     r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
 }
 _FUNCTIONS = {
@@ -57,7 +59,6 @@ _FUNCTIONS = {
         "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
     ),
 }
-_MULTIPLY = re.compile(r"(struct TensorCores<(\w+)> \{.*?static void multiply\([^)]*\)\n    \{\n).*?\n    \}\n(.*?)\n\};", re.S)
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 _RUN = r"""
 static void** bound;
@@ -154,9 +155,6 @@ def _translated(text: str, entry: str, count: int) -> str:
         text = re.sub(pattern, statement, text, flags=re.S)
     for name, function in _FUNCTIONS.items():
         text = re.sub(_FUNCTION.format(name), lambda _, made=function: made, text, flags=re.S)
-    text = _MULTIPLY.sub(
-        lambda found: f"{found[1]}        host_multiply(sum, a, b0, b1, {str(found[2] == 'half').lower()});\n    }}\n}};", text
-    )
     text = re.sub(
         r"inline void store_in_cluster\(.*?float value\)\n\{.*?\n\}\n",
         "inline void store_in_cluster(const void* target, int rank, float value) "
