@@ -68,6 +68,9 @@ class _Costs:
     Attributes:
         latency: From the request of bytes to their arrival, while memory is busy.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
+        core_bytes: Bytes that a multiprocessor gets a clock at the most.
+        chain: Clocks from an octet to the next one of the same warp, whose sums wait for each other.
+        issued: Instructions of a multiprocessor a clock, while few warps wait for each other's.
         octet: Instructions of a warp for eight codes of a lane: to make them numbers.
         product: For eight numbers of a lane and eight columns: two products, and the load of the vectors' part.
         group: For a lane's row of a group: its scale and zero point.
@@ -78,6 +81,9 @@ class _Costs:
 
     latency: float
     memory: float
+    core_bytes: float
+    chain: float
+    issued: float
     octet: float
     product: float
     group: float
@@ -265,12 +271,15 @@ def _clocks(sizes: FewRows, work: Work, costs: _Costs, device: DeviceModel) -> f
     clocks = 0.0
     for times, blocks in parts:
         on_their_way = blocks * _WARPS * sizes.depth * span_bytes / costs.latency
+        pace = min(fastest, on_their_way, min(blocks, device.cores) * costs.core_bytes)
         moved = blocks * _WARPS * spans * span_bytes
         busiest = ceil_div(blocks, device.cores)
-        issued = busiest * _WARPS * spans * _span_instructions(sizes, work, costs) / 4
-        clocks += times * max(moved / min(fastest, on_their_way), issued, costs.tile)
+        issued = busiest * _WARPS * spans * _span_instructions(sizes, work, costs) / costs.issued
+        chained = spans * work.chunk // 8 * costs.chain
+        clocks += times * max(moved / pace, issued, chained, costs.tile)
     staged = running * work.rows * sizes.vector_spans(work) * _QUAD * work.chunk * 2 / device.cache_a_clock
-    ending = costs.tile + (costs.share if sizes.cluster > 1 else 0)
+    late = _WARPS * sizes.depth * _span_instructions(sizes, work, costs) / costs.issued / 2  # of what is on its way, half
+    ending = late + costs.tile + (costs.share if sizes.cluster > 1 else 0)
     return costs.start + costs.latency + staged + clocks + ending
 
 
@@ -283,11 +292,12 @@ def _span_instructions(sizes: FewRows, work: Work, costs: _Costs) -> float:
 
 
 def suits_few_rows(found: Product, device: DeviceModel) -> bool:
-    """Whether the kernel is worth trying: of one row where others leave a part of the device idle."""
+    """Whether the kernel is worth trying; of one row where tiles leave a part of the device idle, else others read it."""
     ranked = ranked_few_rows(found, device)
     if found.m > 1:
         return bool(ranked)
-    return isinstance(found.b.operand, GroupedCodes) and bool(ranked) and ranked[0].sizes.cluster > 1
+    idle = ceil_div(found.n, 16) < device.cores
+    return bool(ranked) and idle and isinstance(found.b.operand, GroupedCodes) and offers(device, CLUSTERS)
 
 
 def few_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:

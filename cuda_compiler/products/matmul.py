@@ -95,6 +95,8 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         others = _any_rows(stored, replace(group, problem=stored), lowering, positions)
         return choice_of([*few, *(replace(option, calls=(*ahead, *option.calls)) for option in others)])
     others = _any_rows(found, group, lowering, positions)
+    if found.m == 1 and ranked_few_rows(found, lowering.device)[0].sizes.cluster == 1:
+        return choice_of([*others, *few])
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
     if as_vectors(found, group) is None and fits_tiles(found):
         in_tiles = tiles_microseconds(asked, lowering.device, are_along_k(found))
