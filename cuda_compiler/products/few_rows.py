@@ -13,7 +13,7 @@ from math import gcd
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
-from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
+from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES
 from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
@@ -40,7 +40,6 @@ _MAX_ROWS, _MAX_COMPUTED_ROWS = 32, 16
 _WARPS, _QUAD = 8, 4
 _THREADS = 32 * _WARPS
 _PREFIX, _FAMILY = "v", "few_rows"
-_ANY = architecture(80)  # tensor cores for all 16-bit types
 _SHARED_BYTES = 96 * 1024  # of a block, which every device from there on has
 _COMPUTED_BYTES = 64 * 1024  # of rows that each block computes
 _KEPT = Kept(close=1.15, most=2)
@@ -311,13 +310,13 @@ def few_rows_options(found: Product, group: Group, lowering: Lowering, positions
     """
     ranked = ranked_few_rows(found, lowering.device)
     return [
-        CallOption(each.requires or _ANY, (_lower(found, group, lowering, positions, each.sizes),)) for each in ranked
+        CallOption(each.requires or TENSOR_CORES, (_lower(found, group, lowering, positions, each.sizes),)) for each in ranked
     ]
 
 
 def ranked_few_rows(found: Product, device: DeviceModel) -> tuple[Candidate[FewRows], ...]:
     """The candidates that are worth timing, the best by the model of their cost first; none where it does not suit."""
-    work = work_of(found)
+    work = work_of(found) if offers(device, TENSOR_CORES) else None
     if work is None:
         return ()
     candidates = [*few_rows_candidates(work, device)]
