@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
@@ -43,6 +44,8 @@ _PREFIX, _FAMILY = "v", "few_rows"
 _SHARED_BYTES = 96 * 1024  # of a block, which every device from there on has
 _COMPUTED_BYTES = 64 * 1024  # of rows that each block computes
 _KEPT = Kept(close=1.15, most=2)
+_CODE_REGISTERS = {16: 0, 8: 12, 4: 26}  # of a thread, for what makes codes numbers, by their bits
+_ROW_REGISTERS = 40  # for the rows that it computes
 
 FEW_ROWS = KernelTemplate(
     "few_rows",
@@ -184,8 +187,9 @@ def loads_rows(group: Group, position: int, operand: Operand, device: DeviceMode
     if not 1 < found.m <= _MAX_COMPUTED_ROWS or not offers(device, CLUSTERS):
         return False
     work = work_of(found)
-    few = [] if work is None else [each for each in few_rows_candidates(work, device) if not each.requires]
-    return any(each.sizes.shared_bytes(work, 2) <= _COMPUTED_BYTES for each in few if work is not None)
+    if work is None or not _ranked(work, device):
+        return False
+    return all(each.sizes.shared_bytes(work, 2) <= _COMPUTED_BYTES for each in _ranked(work, device))
 
 
 def work_of(found: Product) -> Work | None:
@@ -228,25 +232,32 @@ def few_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[F
     """All ways to share the work that fit, with what each should take; those with clusters require them."""
     costs = device.constants(_FAMILY, _Costs)
     clusters = [n for n in (1, 2, 4, 8) if n == 1 or (offers(device, CLUSTERS) and not work.is_computed)]
-    for cluster in clusters:
+    shares = [(cluster, warps_k) for cluster in clusters for warps_k in ((8,) if cluster > 1 else (8, 4, 2, 1))]
+    for cluster, warps_k in shares:
         for tiles in (1, 2, 3, 4):
-            for warps_k in (8,) if cluster > 1 else (8, 4, 2, 1):
-                for resident in (2, 1):
-                    sizes = _sized(tiles, warps_k, cluster, resident, work, device)
-                    if sizes is not None:
-                        microseconds = device.microseconds(_clocks(sizes, work, costs, device))
-                        yield Candidate(_FAMILY, sizes, microseconds, CLUSTERS if cluster > 1 else "")
+            for sizes in _residents(tiles, warps_k, cluster, work, device):
+                microseconds = device.microseconds(_clocks(sizes, work, costs, device))
+                yield Candidate(_FAMILY, sizes, microseconds, CLUSTERS if cluster > 1 else "")
 
 
-def _sized(
-    tiles: int, warps_k: int, cluster: int, resident: int, work: Work, device: DeviceModel
-) -> FewRows | None:
+def _residents(tiles: int, warps_k: int, cluster: int, work: Work, device: DeviceModel) -> Iterator[FewRows]:
+    """Two blocks of a multiprocessor, and one where the launch is then another."""
+    two, one = (_sized(tiles, warps_k, cluster, resident, work, device) for resident in (2, 1))
+    if two is not None:
+        yield two
+    if one is not None:
+        same = two is not None and one.depth == two.depth and one.clusters(work, device) == two.clusters(work, device)
+        if not same:
+            yield one
+
+
+def _sized(tiles: int, warps_k: int, cluster: int, resident: int, work: Work, device: DeviceModel) -> FewRows | None:
     """The sizes with as much on its way as registers hold; None where these, or shared memory, do not suffice."""
     sizes = FewRows(tiles, warps_k, cluster, 1, resident)
-    spans, sums = sizes.spans_each(work), tiles * work.blocks * 4
-    if tiles * work.blocks > 4 or 2 * work.spans <= warps_k * cluster:  # at least half of the warps have something
+    spans, columns = sizes.spans_each(work), tiles * work.blocks
+    if columns > 4 or 2 * work.spans <= warps_k * cluster:  # at least half of the warps have something
         return None
-    others = 36 + 4 * work.blocks + sums * (2 if work.group else 1) + (16 * tiles if work.bits < 16 else 0)
+    others = 56 + 4 * columns + 6 * (work.blocks - 1) + _CODE_REGISTERS[work.bits] + _ROW_REGISTERS * work.is_computed
     span_words = 2 * tiles * work.words
     most = (65536 // (_THREADS * resident) - others) // span_words
     span = _QUAD * work.chunk
@@ -277,7 +288,9 @@ def _clocks(sizes: FewRows, work: Work, costs: _Costs, device: DeviceModel) -> f
         chained = spans * work.chunk // 8 * costs.chain
         clocks += times * max(moved / pace, issued, chained, costs.tile)
     staged = running * work.rows * sizes.vector_spans(work) * _QUAD * work.chunk * 2 / device.cache_a_clock
-    late = _WARPS * sizes.depth * _span_instructions(sizes, work, costs) / costs.issued / 2  # of what is on its way, half
+    late = (
+        _WARPS * sizes.depth * _span_instructions(sizes, work, costs) / costs.issued / 2
+    )  # half of what is on its way
     ending = late + costs.tile + (costs.share if sizes.cluster > 1 else 0)
     return costs.start + costs.latency + staged + clocks + ending
 
@@ -310,17 +323,21 @@ def few_rows_options(found: Product, group: Group, lowering: Lowering, positions
     """
     ranked = ranked_few_rows(found, lowering.device)
     return [
-        CallOption(each.requires or TENSOR_CORES, (_lower(found, group, lowering, positions, each.sizes),)) for each in ranked
+        CallOption(each.requires or TENSOR_CORES, (_lower(found, group, lowering, positions, each.sizes),))
+        for each in ranked
     ]
 
 
 def ranked_few_rows(found: Product, device: DeviceModel) -> tuple[Candidate[FewRows], ...]:
     """The candidates that are worth timing, the best by the model of their cost first; none where it does not suit."""
     work = work_of(found) if offers(device, TENSOR_CORES) else None
-    if work is None:
-        return ()
+    return () if work is None else _ranked(work, device)
+
+
+@lru_cache(maxsize=1024)  # a model has the same product in many layers
+def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[FewRows], ...]:
     candidates = [*few_rows_candidates(work, device)]
-    return best_candidates([lambda asked, device: candidates], work, device, _KEPT) if candidates else ()
+    return best_candidates([lambda work, device: candidates], work, device, _KEPT) if candidates else ()
 
 
 def _lower(found: Product, group: Group, lowering: Lowering, positions: Positions, sizes: FewRows) -> KernelCall:

@@ -79,17 +79,20 @@ FORCED: list[tuple[Plain | Coded, torch.dtype, FewRows]] = [
 
 
 @pytest.fixture
-def force(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes sizes the only candidate, and three clusters all that a launch has."""
+def force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes sizes the only candidate, and two clusters all that a launch has."""
 
     def forced(sizes: FewRows) -> None:
+        few_rows._ranked.cache_clear()
+
         def only(work: Work, device: DeviceModel) -> Iterator[Candidate[FewRows]]:
             yield Candidate("few_rows", sizes, 1.0, "sm_90" if sizes.cluster > 1 else "")
 
         monkeypatch.setattr(few_rows, "few_rows_candidates", only)
         monkeypatch.setattr(FewRows, "clusters", lambda self, work, device: min(2, self.results(work)))
 
-    return forced
+    yield forced
+    few_rows._ranked.cache_clear()
 
 
 def launch_of(plan: ExecutionPlan) -> KernelCall:
@@ -124,8 +127,8 @@ def _inputs(case: Plain | Coded, dtype: torch.dtype) -> tuple[torch.Tensor, ...]
 
 @pytest.mark.parametrize("architecture", [70, 80, 90])
 def test_kernels_compile(architecture: int, force: Any) -> None:
-    kernels = []
-    for case, dtype, sizes in FORCED[architecture // 10 % 3 :: 2]:
+    kernels, chosen = [], FORCED[architecture // 10 % 3 :: 2] if architecture >= 80 else FORCED[5:6]
+    for case, dtype, sizes in chosen:  # without tensor cores, which no plan asks of it, they take NVRTC long
         if architecture >= 90 or sizes.cluster == 1:
             force(sizes)
             plan = case.program(HALF if architecture == 70 else dtype).main
