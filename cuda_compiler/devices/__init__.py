@@ -2,7 +2,8 @@
 
 A file is what `npu_compiler.lowering.device_model` says. Instructions are ``tensor_cores`` (products of a warp, of all
 16-bit types), ``clusters`` (blocks that reach each other's shared memory), ``warpgroups`` (products of 128 threads
-straight from there) and ``tensor_maps`` (tiles that the copy engine brings). ``benchmarks/tile_costs`` measures and fits the constants of tiles.
+straight from there) and ``tensor_maps`` (tiles that the copy engine brings). ``benchmarks/tile_costs`` measures and
+fits the constants of tiles.
 """
 
 from __future__ import annotations

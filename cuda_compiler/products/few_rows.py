@@ -1,5 +1,4 @@
-"""Lowers products of a few rows by a matrix that is read once, as numbers or as packed codes: tensor cores, whose 16-row
-operand the matrix is.
+"""Lowers products of a few rows by a matrix of numbers or packed codes, the operand of 16 rows of tensor cores.
 
 A product of so few rows takes as long as its matrix takes to arrive. So nothing lies between memory and the registers
 that tensor cores read, and where the matrix has too few rows for all multiprocessors, clusters of blocks share these.
@@ -35,7 +34,7 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["FEW_ROWS", "FewRows", "Work", "few_rows_candidates", "few_rows_options", "loads_rows", "ranked_few_rows"]
-__all__ += ["suits_few_rows", "work_of"]
+__all__ += ["is_quicker", "suits_few_rows", "work_of"]
 
 _MAX_ROWS, _MAX_COMPUTED_ROWS = 32, 16
 _WARPS, _QUAD = 8, 4
@@ -79,6 +78,7 @@ class _Costs:
         tile: To put the parts of a block's warps together, and store them.
         share: To put those of a cluster's blocks together, beside that.
         start: From the start of a launch to its first request, and from its last result to the next launch.
+        in_tiles: The part of the memory's bandwidth that kernels of tiles get, whose models have matrices in the cache.
     """
 
     latency: float
@@ -92,6 +92,7 @@ class _Costs:
     tile: float
     share: float
     start: float
+    in_tiles: float
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def work_of(found: Product) -> Work | None:
     """A product as this kernel sees it; None where it does not suit."""
     left, right = found.a, found.b
     few = 0 < found.m <= _MAX_ROWS and found.batches == 1 and found.k > 0 and found.n > 0
-    if not few or left.k != 1 and not isinstance(left.operand, Computed) or left.dtype not in (FLOAT16, BFLOAT16):
+    if not few or (left.k != 1 and not isinstance(left.operand, Computed)) or left.dtype not in (FLOAT16, BFLOAT16):
         return None
     if isinstance(left.operand, Dequantised | GroupedCodes) or isinstance(right.operand, Dequantised):
         return None
@@ -304,12 +305,25 @@ def _span_instructions(sizes: FewRows, work: Work, costs: _Costs) -> float:
 
 
 def suits_few_rows(found: Product, device: DeviceModel) -> bool:
-    """Whether the kernel is worth trying; of one row where tiles leave a part of the device idle, else others read it."""
+    """Whether the kernel is worth trying: of one row where tiles of others leave a part of the device idle."""
     ranked = ranked_few_rows(found, device)
     if found.m > 1:
         return bool(ranked)
     idle = ceil_div(found.n, 16) < device.cores
     return bool(ranked) and idle and isinstance(found.b.operand, GroupedCodes) and offers(device, CLUSTERS)
+
+
+def is_quicker(found: Product, in_tiles: float, device: DeviceModel) -> bool:
+    """Whether the best candidate should be quicker than tiles, which take so many microseconds once operands are near.
+
+    Args:
+        found: A product that the kernel suits.
+        in_tiles: What the model of tiles says.
+        device: The device.
+    """
+    pace = device.memory_a_clock * device.constants(_FAMILY, _Costs).in_tiles
+    arriving = device.microseconds(found.n * found.k * found.b.dtype.size / pace)
+    return ranked_few_rows(found, device)[0].microseconds <= max(in_tiles, arriving)
 
 
 def few_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:

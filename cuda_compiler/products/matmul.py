@@ -13,7 +13,7 @@ from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_epilogue, bulk_options, lower_bulk, suits_bulk
 from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
-from cuda_compiler.products.few_rows import few_rows_options, ranked_few_rows, suits_few_rows
+from cuda_compiler.products.few_rows import few_rows_options, is_quicker, ranked_few_rows, suits_few_rows
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.packed import packed_options
@@ -100,7 +100,7 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
     if as_vectors(found, group) is None and fits_tiles(found):
         in_tiles = tiles_microseconds(asked, lowering.device, are_along_k(found))
-        if in_tiles < ranked_few_rows(found, lowering.device)[0].microseconds:
+        if not is_quicker(found, in_tiles, lowering.device):
             return choice_of([*others[:-1], *few, others[-1]])
     return choice_of([*few, *others])
 

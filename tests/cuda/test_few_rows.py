@@ -1,4 +1,4 @@
-"""Products of a few rows on tensor cores: which sizes are candidates, what they compute, and what is computed with them.
+"""Products of a few rows on tensor cores: which sizes are candidates, and what they compute.
 
 What a kernel computes is seen on this machine's processor, thread by thread, and where there is a GPU on that.
 """
@@ -122,7 +122,7 @@ def test_threads_on_the_processor_give_the_product(
 
 
 def _inputs(case: Plain | Coded, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    return inputs_of_codes(case, dtype)  # type: ignore[arg-type]
+    return inputs_of_codes(case, dtype)
 
 
 @pytest.mark.parametrize("architecture", [70, 80, 90])

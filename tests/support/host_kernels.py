@@ -46,7 +46,8 @@ _FUNCTIONS = {
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
     ),
     "load_bits": (
-        "inline void load_bits(uint* word, const uint8* source, bool valid) { host_load<BYTES>(word, source, valid); }\n"
+        "inline void load_bits(uint* word, const uint8* source, bool valid)\n{\n"
+        "    host_load<BYTES>(word, source, valid);\n}\n"
     ),
     "load_element": (
         "inline void load_element(uint& bits, const T* source, bool valid)\n{\n"
@@ -154,7 +155,7 @@ def _translated(text: str, entry: str, count: int) -> str:
     for pattern, statement in _STATEMENTS.items():
         text = re.sub(pattern, statement, text, flags=re.S)
     for name, function in _FUNCTIONS.items():
-        text = re.sub(_FUNCTION.format(name), lambda _, made=function: made, text, flags=re.S)
+        text = re.sub(_FUNCTION.format(name), function.replace("\\", "\\\\"), text, flags=re.S)
     text = re.sub(
         r"inline void store_in_cluster\(.*?float value\)\n\{.*?\n\}\n",
         "inline void store_in_cluster(const void* target, int rank, float value) "
