@@ -6,15 +6,27 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import epilogue
 from cuda_compiler.skeleton import KERNELS
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Launch
 
-__all__ = ["anchor_epilogue", "anchor_launch"]
+__all__ = ["anchor_epilogue", "anchor_launch", "single_launch"]
 
 _POSITIONS, _NAMES = "int batch, int row, int col, ", "batch, row, col, "
 
 anchor_launch = KERNELS.launch
+
+
+def single_launch(launch: Launch, group: Group, lowering: Lowering) -> KernelCall:
+    """A launch that computes a group around a problem, one result a time.
+
+    Raises:
+        OpRefusal: A tensor that the epilogue reads is too large.
+    """
+    return anchor_launch(launch, anchor_epilogue(group, epilogue_positions(group, lowering, "sum"), 1), lowering)
 
 
 def anchor_epilogue(group: Group, found: Positions, size: int) -> Epilogue:

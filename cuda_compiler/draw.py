@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import single_launch
 from cuda_compiler.dialect import CUDA
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.draw import Draw
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -46,11 +45,7 @@ def lower_draw(draw: Draw, group: Group, lowering: Lowering) -> list[KernelCall]
             "CAPACITY": _CAPACITY,
             "CHUNK": chunk if logits.has_chunks(chunk) else 1,
         },
-        inputs={
-            name: operand.argument
-            for name, operand in zip(("logits", "limits", "top_k", "words"), draw.operands, strict=True)
-        },
+        inputs=draw.arguments,
         flops=draw.flops,
     )
-    fused = anchor_epilogue(group, epilogue_positions(group, lowering, "sum"), 1)
-    return [anchor_launch(launch, fused, lowering)]
+    return [single_launch(launch, group, lowering)]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import single_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.element import ELEMENT_MACROS
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.scan import Scan
 from npu_compiler.lowering.scan_steps import ScanKernels, scan_calls
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["SCAN", "SCAN_TOTALS", "lower_scan"]
 
@@ -36,15 +35,12 @@ SCAN = KernelTemplate(
     threads=SCAN_TOTALS.threads,
     files="scan_states.cuh",
 )
-_KERNELS = ScanKernels(SCAN, SCAN_TOTALS, KERNELS, CUDA, most_slices=512, several=128, items=8, few_items=4)
+_KERNELS = ScanKernels(
+    SCAN, SCAN_TOTALS, KERNELS, CUDA, single_launch, most_slices=512, several=128, items=8, few_items=4
+)
 
 
 @lowering_of(Scan)
 def lower_scan(scan: Scan, group: Group, lowering: Lowering) -> list[KernelCall]:
     """As `scan_calls`."""
-
-    def finish(launch: Launch) -> KernelCall:
-        fused = anchor_epilogue(group, epilogue_positions(group, lowering, "sum"), 1)
-        return anchor_launch(launch, fused, lowering)
-
-    return scan_calls(scan, lowering, _KERNELS, finish)
+    return scan_calls(scan, group, lowering, _KERNELS)

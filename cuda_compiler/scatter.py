@@ -44,7 +44,6 @@ _FEW = 8192  # rows of which each block may compute where they go
 _MOST_SUMS = 32  # numbers that a thread holds
 _COMBINE = {"sum": "combine_sum", "mean": "combine_sum", "prod": "combine_prod", "amax": "combine_max"}
 _COMBINE |= {"amin": "combine_min"}
-_NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
 
 _INDEX_MACROS = "INDEX_PARAMETERS INDEX_ARGUMENTS"
 _RESULT_MACROS = "b_t VALUE_T VALUES_PARAMETERS VALUES_ARGUMENTS LANES COMBINE NEUTRAL MEAN INCLUDED HAS_BASE FILL"
@@ -102,11 +101,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
         "b_t": CUDA.storage[(base or scatter.result).dtype.name],
         "LANES": lanes,
         "COMBINE": _COMBINE[scatter.how],
-        "NEUTRAL": CUDA.literal(_NEUTRAL.get(scatter.how, 0.0), scatter.result.dtype),
-        "MEAN": int(scatter.how == "mean"),
-        "INCLUDED": int(scatter.include_self),
-        "HAS_BASE": int(base is not None),
-        "FILL": CUDA.literal(scatter.fill, scatter.result.dtype),
+        **scatter.macros(CUDA),
     }
     calls = []
     if slab:

@@ -6,83 +6,37 @@ Where no more than a part of a segment is wanted, each segment keeps that, and w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import single_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div, power_of_two
-from npu_compiler.lowering.element import ELEMENT_MACROS, element_prologue
+from npu_compiler.lowering.element import ELEMENT_MACROS
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.problems.forms import Computed
 from npu_compiler.lowering.problems.sort import Sort
-from npu_compiler.lowering.sort_steps import Sorting, SortKernels
+from npu_compiler.lowering.sort_steps import Sorting, SortKernels, sort_template
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.lowering.templates import Launch
 
 __all__ = ["SORT", "SORT_MERGE", "SORT_PLACES", "SORT_SEGMENT", "SORT_SELECT", "lower_sort"]
 
 _ENTRY_MACROS = "WIDE PACKED key_t? DESCENDING THREADS"
 _ENTRIES, _NETWORK = "sort_entries.cuh", "sort_network.cuh"
-_SEGMENT_MACROS = f"{_ENTRY_MACROS} ITEMS SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
-_SEGMENT_FILES = f"{_NETWORK} sort_registers.cuh sort_segments.cuh"
-
-
-def _threads(macros: Mapping[str, object]) -> int:
-    return int(str(macros["THREADS"]))
-
-
-SORT = KernelTemplate(
-    "sort",
-    params="int rows, inner, length, count",
-    macros=_SEGMENT_MACROS,
-    inputs="source? runs?",
-    computed="source",
-    threads=_threads,
-    before=_ENTRIES,
-    files=_SEGMENT_FILES,
-)
-SORT_SEGMENT = KernelTemplate(
-    "sort_segment",
-    params="int rows, inner, length",
-    macros=_SEGMENT_MACROS,
-    inputs="source? runs?",
-    outputs="kept",
-    computed="source",
-    threads=_threads,
-    before=_ENTRIES,
-    files=_SEGMENT_FILES,
-)
-SORT_SELECT = KernelTemplate(
-    "sort_select",
-    params="int inner, length",
-    macros=f"{_ENTRY_MACROS} RUN ITEMS {ELEMENT_MACROS}",
-    inputs="source",
-    outputs="kept",
-    computed="source",
-    threads=_threads,
-    before=_ENTRIES,
-    files=_NETWORK,
-)
-SORT_MERGE = KernelTemplate(
-    "sort_merge",
-    params="int length, run",
-    macros=f"{_ENTRY_MACROS} ITEMS",
-    inputs="runs",
-    outputs="merged",
-    threads=_threads,
+_sorts = partial(
+    sort_template,
+    macros=f"{_ENTRY_MACROS} ITEMS SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?",
+    files=f"{_NETWORK} sort_registers.cuh sort_segments.cuh",
     before=_ENTRIES,
 )
-SORT_PLACES = KernelTemplate(
-    "sort_places",
-    params="int rows, inner, length, count",
-    macros=_ENTRY_MACROS,
-    inputs="runs",
-    threads=_threads,
-    before=_ENTRIES,
-)
+SORT = _sorts("sort")
+SORT_SEGMENT = _sorts("sort_segment")
+SORT_SELECT = sort_template("sort_select", f"{_ENTRY_MACROS} RUN ITEMS {ELEMENT_MACROS}", _NETWORK, _ENTRIES)
+SORT_MERGE = sort_template("sort_merge", f"{_ENTRY_MACROS} ITEMS", "", _ENTRIES)
+SORT_PLACES = sort_template("sort_places", _ENTRY_MACROS, "", _ENTRIES)
 _ITEMS = 8  # entries of a thread that sorts them
 _PACKED_LENGTH = 1 << 16  # the longest rows whose entries have 32 bits
 _THREADS = 512
@@ -94,6 +48,8 @@ _KERNELS = SortKernels(
     merge=SORT_MERGE,
     places=SORT_PLACES,
     writer=KERNELS,
+    dialect=CUDA,
+    finish=single_launch,
     shared_bytes=1 << 15,
     least=1024,
     merge_threads=256,
@@ -128,13 +84,6 @@ class _Sorting(Sorting):
 
     def together(self, segment: int) -> int:
         return max(1, 32 // segment, min(self.kernels.least // segment, power_of_two(self.sort.rows)))
-
-    def source(self) -> Prologue:
-        return element_prologue(self.sort.source, self.lowering, CUDA)
-
-    def finish(self, launch: Launch) -> None:
-        fused = anchor_epilogue(self.group, epilogue_positions(self.group, self.lowering, "sum"), 1)
-        self.calls.append(anchor_launch(launch, fused, self.lowering))
 
     def keep_less(self, most: int) -> None:
         """Where what may be wanted is little, by a bound for it."""

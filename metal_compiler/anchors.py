@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import KERNELS
+from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.anchors import Epilogue, function, pointer_parameters
 from npu_compiler.lowering.dialect import Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import epilogue_positions
 from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Launch
 
-__all__ = ["anchor_epilogue", "anchor_launch"]
+__all__ = ["anchor_epilogue", "anchor_launch", "single_launch"]
 
 anchor_launch = KERNELS.launch
+
+
+def single_launch(launch: Launch, group: Group, lowering: Lowering) -> KernelCall:
+    """A launch that computes a group around a problem.
+
+    Raises:
+        OpRefusal: A tensor that the epilogue reads is too large.
+    """
+    return anchor_launch(launch, anchor_epilogue(group, lowering), lowering)
 
 
 def anchor_epilogue(group: Group, lowering: Lowering) -> Epilogue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.grouping import Group
@@ -36,10 +36,7 @@ def lower_draw(draw: Draw, group: Group, lowering: Lowering) -> list[KernelCall]
         grid=(draw.rows, 1, 1),
         values=draw.sizes,
         macros={"a_t": METAL.storage[draw.logits.dtype.name], "THREADS": _THREADS, "CAPACITY": _CAPACITY},
-        inputs={
-            name: operand.argument
-            for name, operand in zip(("logits", "limits", "top_k", "words"), draw.operands, strict=True)
-        },
+        inputs=draw.arguments,
         flops=draw.flops,
     )
-    return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
+    return [single_launch(launch, group, lowering)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
@@ -11,7 +11,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.scan import Scan
 from npu_compiler.lowering.scan_steps import ScanKernels, scan_calls
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["SCAN", "SCAN_TOTALS", "lower_scan"]
 
@@ -35,14 +35,12 @@ SCAN = KernelTemplate(
     threads=SCAN_TOTALS.threads,
     files="scan_states.metal",
 )
-_KERNELS = ScanKernels(SCAN, SCAN_TOTALS, KERNELS, METAL, most_slices=256, several=32, items=4, few_items=4)
+_KERNELS = ScanKernels(
+    SCAN, SCAN_TOTALS, KERNELS, METAL, single_launch, most_slices=256, several=32, items=4, few_items=4
+)
 
 
 @lowering_of(Scan)
 def lower_scan(scan: Scan, group: Group, lowering: Lowering) -> list[KernelCall]:
     """As `scan_calls`."""
-
-    def finish(launch: Launch) -> KernelCall:
-        return anchor_launch(launch, anchor_epilogue(group, lowering), lowering)
-
-    return scan_calls(scan, lowering, _KERNELS, finish)
+    return scan_calls(scan, group, lowering, _KERNELS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.tiles.tiling import GROUP
 from npu_compiler.artifact.plan import KernelCall
@@ -17,7 +17,6 @@ __all__ = ["SCATTER_ROWS", "lower_scatter_rows"]
 _THREADS = 64
 _CHUNK = 1024  # indices that a threadgroup looks through at a time
 _COMBINE = {"sum": "added", "mean": "added", "prod": "multiplied", "amax": "greatest", "amin": "least"}
-_NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
 
 SCATTER_ROWS = KernelTemplate(
     "scatter_rows",
@@ -55,11 +54,7 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
             "LANES": lanes,
             "COLUMNS": columns,
             "COMBINE": _COMBINE[scatter.how],
-            "NEUTRAL": METAL.literal(_NEUTRAL.get(scatter.how, 0.0), scatter.result.dtype),
-            "MEAN": int(scatter.how == "mean"),
-            "INCLUDED": int(scatter.include_self),
-            "HAS_BASE": int(base is not None),
-            "FILL": METAL.literal(scatter.fill, scatter.result.dtype),
+            **scatter.macros(METAL),
             "CHUNK": _CHUNK,
         },
         inputs={
@@ -69,4 +64,4 @@ def lower_scatter_rows(scatter: ScatterRows, group: Group, lowering: Lowering) -
         },
         flops=scatter.flops,
     )
-    return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
+    return [single_launch(launch, group, lowering)]

@@ -6,68 +6,32 @@ Where no more than a part of a segment is wanted, each segment keeps that, and w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import power_of_two
-from npu_compiler.lowering.element import element_prologue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.sort import Sort
-from npu_compiler.lowering.sort_steps import Sorting, SortKernels
+from npu_compiler.lowering.sort_steps import Sorting, SortKernels, sort_template
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 
 __all__ = ["SORT", "SORT_MERGE", "SORT_PLACES", "SORT_SEGMENT", "lower_sort"]
 
 _ENTRY_MACROS = "WIDE DESCENDING"
-_ENTRIES, _NETWORK = "sort_entries.metal", "sort_network.metal"
-_SEGMENT_MACROS = f"{_ENTRY_MACROS} THREADS SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?"
-_SEGMENT_FILES = f"{_ENTRIES} {_NETWORK} sort_segments.metal"
-
-
-def _threads(macros: Mapping[str, object]) -> int:
-    return int(str(macros["THREADS"]))
-
-
+_ENTRIES = "sort_entries.metal"
+_sorts = partial(
+    sort_template,
+    macros=f"{_ENTRY_MACROS} THREADS SEGMENT SEGMENTS RUN FROM_RUNS SOURCE_PARAMETERS? SOURCE_ARGUMENTS?",
+    files=f"{_ENTRIES} sort_network.metal sort_segments.metal",
+)
 _PLACES_THREADS = 256
-SORT = KernelTemplate(
-    "sort",
-    params="int rows, inner, length, count",
-    macros=_SEGMENT_MACROS,
-    inputs="runs? source?",
-    computed="source",
-    threads=_threads,
-    files=_SEGMENT_FILES,
-)
-SORT_SEGMENT = KernelTemplate(
-    "sort_segment",
-    params="int rows, inner, length",
-    macros=_SEGMENT_MACROS,
-    inputs="runs? source?",
-    outputs="kept",
-    computed="source",
-    threads=_threads,
-    files=_SEGMENT_FILES,
-)
-SORT_MERGE = KernelTemplate(
-    "sort_merge",
-    params="int length, run",
-    macros=f"{_ENTRY_MACROS} THREADS ITEMS",
-    inputs="runs",
-    outputs="merged",
-    threads=_threads,
-    files=_ENTRIES,
-)
-SORT_PLACES = KernelTemplate(
-    "sort_places",
-    params="int rows, inner, length, count",
-    macros=_ENTRY_MACROS,
-    inputs="runs",
-    threads=_PLACES_THREADS,
-    files=_ENTRIES,
-)
+SORT = _sorts("sort")
+SORT_SEGMENT = _sorts("sort_segment")
+SORT_MERGE = sort_template("sort_merge", f"{_ENTRY_MACROS} THREADS ITEMS", _ENTRIES)
+SORT_PLACES = sort_template("sort_places", _ENTRY_MACROS, _ENTRIES, threads=_PLACES_THREADS)
 _THREADS = 256
 _KERNELS = SortKernels(
     rows=SORT,
@@ -75,6 +39,8 @@ _KERNELS = SortKernels(
     merge=SORT_MERGE,
     places=SORT_PLACES,
     writer=KERNELS,
+    dialect=METAL,
+    finish=single_launch,
     shared_bytes=1 << 14,
     least=512,
     merge_threads=256,
@@ -99,12 +65,6 @@ class _Sorting(Sorting):
 
     def together(self, segment: int) -> int:
         return max(1, min(self.kernels.least // segment, power_of_two(self.sort.rows)))
-
-    def source(self) -> Prologue:
-        return element_prologue(self.sort.source, self.lowering, METAL)
-
-    def finish(self, launch: Launch) -> None:
-        self.calls.append(anchor_launch(launch, anchor_epilogue(self.group, self.lowering), self.lowering))
 
 
 @lowering_of(Sort)

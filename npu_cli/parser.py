@@ -170,7 +170,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", type=_number, default=1.0, help="where a request names none; default: 1, as the API has it"
     )
-    parser.add_argument("--device", help=_DEVICE_HELP)
+    parser.add_argument("--device", help=f"{_DEVICE_HELP}; a process on each of several, with commas between them")
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:

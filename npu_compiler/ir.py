@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from npu_compiler.artifact.output_structure import Structure
@@ -60,7 +61,7 @@ class OpNode:
             key: names.get(value, value) if isinstance(value, str) else tuple(names.get(v, v) for v in value)
             for key, value in self.inputs.items()
         }
-        return replace(self, inputs=inputs)
+        return OpNode(self.name, self.op, inputs, self.attrs, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ class IRGraph:
     compute_dtype: DType | None = None
     notes: tuple[str, ...] = ()
     structure: Structure | None = None
+
+    @cached_property
+    def nodes_by_op(self) -> Mapping[str, list[tuple[int, OpNode]]]:
+        """The nodes of each op, with their places among all."""
+        nodes: dict[str, list[tuple[int, OpNode]]] = {}
+        for place, node in enumerate(self.nodes):
+            nodes.setdefault(node.op, []).append((place, node))
+        return nodes
 
     def users(self) -> dict[str, list[OpNode]]:
         """The nodes that read each tensor, in order; a tensor that nobody reads has no entry."""

@@ -24,7 +24,14 @@ from software_gpu.region_code import region_entry, region_shape
 from software_gpu.source import preprocess
 from software_gpu.statements import UnknownForm
 from software_gpu.toolchain import Toolchain, find_toolchain, toolchain_for
-from software_gpu.translation import PROLOGUE, RED_ZONE, synchronizing_functions, threadgroup_variables, translate
+from software_gpu.translation import (
+    FIBER_PROLOGUE,
+    PROLOGUE,
+    RED_ZONE,
+    synchronizing_functions,
+    threadgroup_variables,
+    translate,
+)
 from software_gpu.vectorization import dependent_functions
 
 __all__ = ["Argument", "CompiledKernel", "CompiledLibrary", "Execution", "compile_for", "compile_library"]
@@ -237,8 +244,9 @@ def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple
         synchronizing, dependent = synchronizing_functions(parsed), dependent_functions(parsed)
     except RecursionError as error:
         raise KernelCompileError("the kernel source holds statements that stand too deep in each other") from error
-    parts = [PROLOGUE + translate(parsed), argument_table(parsed.kernels)]
+    parts = [translate(parsed), argument_table(parsed.kernels)]
     described = []
+    forms: set[str] = set()
     for kernel in parsed.kernels:
         entries = (
             {"fiber": fiber_entry(kernel)}
@@ -246,8 +254,10 @@ def generate(parsed: SourceText, execution: Execution = Execution.FAST) -> tuple
             else _entries(kernel, parsed, synchronizing, dependent)
         )
         parts += entries.values()
+        forms |= entries.keys()
         described.append(_describe(kernel, parsed, list(entries), execution))
-    return "\n".join(parts), described
+    prologue = FIBER_PROLOGUE if forms == {"fiber"} and execution is not Execution.CHECKED else PROLOGUE
+    return prologue + "\n".join(parts), described
 
 
 def _entries(kernel: Kernel, source: SourceText, synchronizing: set[str], dependent: set[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from software_gpu.language import pointer_edits
 from software_gpu.msl_parser import Kernel, SourceText, Token, split_at_commas
 
 __all__ = [
+    "FIBER_PROLOGUE",
     "HEADERS",
     "PROLOGUE",
     "RED_ZONE",
@@ -27,7 +28,11 @@ __all__ = [
 
 RED_ZONE = 32  # bytes between the threadgroup variables of a checked kernel; a multiple of 16, their alignment
 HEADERS = '#include "msl.h"\n'
-PROLOGUE = f'{HEADERS}#line 1 "program_source"\n'
+_FIRST_LINE = '#line 1 "program_source"\n'
+PROLOGUE = HEADERS + _FIRST_LINE
+# Where lanes are to become vectors, or accesses to be looked at, every function must stand in the kernel itself. Fibers
+# call it as any program does: functions that call each other several times would grow with each level.
+FIBER_PROLOGUE = f"{HEADERS}#undef METAL_FUNC\n#define METAL_FUNC inline\n{_FIRST_LINE}"
 _SYNCHRONIZING = re.compile(r"(threadgroup_barrier|simdgroup_\w+|simd_\w+|quad_\w+|make_filled_simdgroup_matrix)\Z")
 
 

@@ -9,16 +9,15 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.recurrence.cluster import RecurrenceCosts, divide, lower_cluster
 from cuda_compiler.skeleton import KERNELS
-from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from npu_compiler.artifact.plan import CallOption, Step, choice_of
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering import recurrence_steps as shared
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
-from npu_compiler.lowering.loops import output_argument, traffic_of
 from npu_compiler.lowering.problems.recurrence import Recurrence
 from npu_compiler.lowering.target import Lowering, lowering_of
-from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["RECURRENCE_STEP", "RECURRENCE_TILE", "lower_recurrence"]
 
@@ -56,59 +55,30 @@ def lower_recurrence(problem: Recurrence, group: Group, lowering: Lowering) -> l
         OpRefusal: Operands differ in their data types.
     """
     shared.check_dtypes(problem)
-    options = [CallOption("", _lower_steps(RECURRENCE_STEP, *_step_form(problem), problem, group, lowering))]
+    given = KERNELS, problem, group, lowering
+    options = [CallOption("", shared.step_calls(RECURRENCE_STEP, _step_form(problem), *given))]
     division = divide(problem, lowering.device)
     if division is not None and division.microseconds(lowering.device) < _steps_microseconds(problem, lowering.device):
         options.insert(0, CallOption(CLUSTERS, (lower_cluster(division, group, lowering),)))
     elif problem.result.dtype in (FLOAT16, BFLOAT16) and shared.are_read_in(_CHUNK, problem):
-        calls = _lower_steps(RECURRENCE_TILE, *_tile_form(problem), problem, group, lowering)
+        calls = shared.step_calls(RECURRENCE_TILE, _tile_form(problem), *given)
         options.insert(0, CallOption(_TENSOR_CORES, calls))
     return [*choice_of(options)]
 
 
-_Form = tuple[dict[str, object], tuple[int, int, int]]  # macros and grid
-
-
-def _step_form(problem: Recurrence) -> _Form:
+def _step_form(problem: Recurrence) -> shared.Form:
     """A warp computes a unit for some rows of the batch."""
     grid = ceil_div(problem.hidden, _WARPS), ceil_div(problem.batch, shared.rows(problem)), problem.directions
-    return {**shared.macros(problem), "WARPS": _WARPS}, grid
+    return {**shared.macros(problem), "WARPS": _WARPS, "a_t": CUDA.storage[problem.result.dtype.name]}, grid
 
 
-def _tile_form(problem: Recurrence) -> _Form:
+def _tile_form(problem: Recurrence) -> shared.Form:
     """A block computes a tile of rows of weights for some tiles of rows of the batch."""
     sets = min(_MOST_SETS, power_of_two(ceil_div(problem.batch, _TILE_ROWS)))
     units = ceil_div(problem.hidden, _TILE_LINES // problem.cell.gates)
-    macros = {**shared.form_macros(problem), "UNITS": problem.hidden, "SETS": sets, "WARPS": _TILE_WARPS}
+    sizes = {"UNITS": problem.hidden, "SETS": sets, "WARPS": _TILE_WARPS}
+    macros = {**shared.form_macros(problem), **sizes, "a_t": CUDA.storage[problem.result.dtype.name]}
     return macros, (units, ceil_div(problem.batch, _TILE_ROWS * sets), problem.directions)
-
-
-def _lower_steps(
-    template: KernelTemplate,
-    macros: dict[str, object],
-    grid: tuple[int, int, int],
-    problem: Recurrence,
-    group: Group,
-    lowering: Lowering,
-) -> tuple[KernelCall, ...]:
-    """A launch for each step."""
-    kept = Argument(lowering.scratch(problem.states * FLOAT32.size), writes=True)
-    macros = {**macros, "a_t": CUDA.storage[problem.result.dtype.name]}
-    nbytes = traffic_of(group, lowering.tensors) // problem.steps
-    parameters = {name for _, name in template.fields}
-    calls = []
-    for step in range(problem.steps):
-        launch = Launch(
-            template,
-            grid=grid,
-            values={name: value for name, value in shared.values(problem, step).items() if name in parameters},
-            macros=macros,
-            inputs=shared.bindings(problem),
-            outputs={"out": output_argument(group), "kept": kept},
-            flops=problem.flops // problem.steps,
-        )
-        calls.append(KERNELS.launch_alone(launch, " + ".join(group.nodes), nbytes, lowering))
-    return tuple(calls)
 
 
 def _steps_microseconds(problem: Recurrence, device: DeviceModel) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_shared
 from metal_compiler.skeleton import KERNELS
@@ -130,7 +130,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         flops=problem.flops,
         prologues=page_prologues(problem, lowering, METAL),
     )
-    return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
+    return [single_launch(launch, group, lowering)]
 
 
 def _divide(problem: Attention, device: DeviceModel) -> _Division:
@@ -275,5 +275,5 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
     )
     return [
         KERNELS.launch_alone(part, " + ".join(group.nodes), traffic_of(group, lowering.tensors), lowering),
-        anchor_launch(combine, anchor_epilogue(group, lowering), lowering),
+        single_launch(combine, group, lowering),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.images.geometry import (
     IMAGE_PARAMS,
@@ -102,7 +102,7 @@ def _tiled(conv: Convolution, row_stride: int, group: Group, lowering: Lowering)
         inputs={"image": image.argument, "weight": weight.argument},
         flops=conv.flops,
     )  # fmt: skip
-    return anchor_launch(launch, anchor_epilogue(group, lowering), lowering)
+    return single_launch(launch, group, lowering)
 
 
 def _direct(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
@@ -128,4 +128,4 @@ def _direct(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall:
         inputs={"image": image.argument, "weight": weight.argument},
         flops=conv.flops,
     )  # fmt: skip
-    return anchor_launch(launch, anchor_epilogue(group, lowering), lowering)
+    return single_launch(launch, group, lowering)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.images.geometry import (
     IMAGE_PARAMS,
@@ -52,4 +52,4 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
         inputs={"image": image.argument},
         flops=pool.flops,
     )  # fmt: skip
-    return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
+    return [single_launch(launch, group, lowering)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.integers import ceil_div
@@ -50,4 +50,4 @@ def lower_grouped(found: GroupedProduct, group: Group, lowering: Lowering) -> li
         inputs={"a": found.rows.argument, "b": found.matrices.argument, "ends": found.ends.argument},
         flops=found.flops,
     )
-    return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
+    return [single_launch(launch, group, lowering)]

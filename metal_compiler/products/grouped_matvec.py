@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metal_compiler.anchors import anchor_epilogue, anchor_launch
+from metal_compiler.anchors import single_launch
 from metal_compiler.dialect import METAL
 from metal_compiler.products.prologue import PROLOGUE_SIMDGROUPS, vector_prologue
 from npu_compiler.artifact.plan import KernelCall
@@ -168,4 +168,4 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering) -> l
         flops=found.flops,
         prologues=prologues,
     )
-    return [anchor_launch(launch, anchor_epilogue(group, lowering), lowering)]
+    return [single_launch(launch, group, lowering)]

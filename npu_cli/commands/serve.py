@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 
 from npu_cli.progress import PREPARING, waiting
 from npu_compiler.errors import InputError
 from npu_runtime import Device
 from npu_text.batching.texts import Limits
 from npu_text.serving.server import ServerOptions, open_app, run
+from npu_text.serving.several import open_front
 
 __all__ = ["execute"]
 
@@ -26,7 +28,12 @@ def execute(args: argparse.Namespace) -> int:
         temperature=args.temperature,
         limits=Limits(waiting=args.queue, chunk=args.chunk),
     )
-    with waiting(PREPARING):
-        app = open_app(args.folder, Device(args.device), options)
-    run(app, args.host, args.port, lambda address: print(f"{address} serves {args.folder}", flush=True))
+    devices = (args.device or "").split(",")
+    with ExitStack() as stack:
+        with waiting(PREPARING):
+            if len(devices) > 1:
+                app = stack.enter_context(open_front(args.folder, devices, options))
+            else:
+                app = open_app(args.folder, Device(args.device), options)
+        run(app, args.host, args.port, lambda address: print(f"{address} serves {args.folder}", flush=True))
     return 0

@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -28,38 +29,54 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 def encode(value: Any) -> Any:
     """`value` as msgpack can hold it: dataclasses, enums, data types, tuples, mappings and scalars."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if dataclasses.is_dataclass(kind) and kind is not DType:
-        return [encode_field(getattr(value, name)) for name, encode_field in _field_encoders(kind)]
-    if kind in (tuple, list):
-        return [encode(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: encode(value[key]) for key in sorted(value)}
-    if kind is DType:
-        return value.name
-    return value.value if isinstance(value, Enum) else value
+    kind: Any = type(value)
+    encoder = _encoder(kind)
+    return value if encoder is None else encoder(value)
 
 
 @cache
-def _field_encoders(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    """How each field of a dataclass is encoded, by its annotation."""
+def _encoder(kind: Any) -> Callable[[Any], Any] | None:
+    """The encoder of a type, if it needs one."""
+    if kind is DType:
+        return attrgetter("name")
+    if kind in (tuple, list):
+        return lambda value: [encode(item) for item in value]
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_encoder(kind)
+    if issubclass(kind, Mapping):
+        return lambda value: {key: encode(value[key]) for key in sorted(value)}
+    return attrgetter("value") if issubclass(kind, Enum) else None
+
+
+def _dataclass_encoder(kind: Any) -> Callable[[Any], list[Any]]:
+    """The encoder of a dataclass: of all its fields, those that are plain by their annotation stay as they are."""
     names = [field.name for field in dataclasses.fields(kind)]
-    return tuple((name, _field_encoder(_hints(kind)[name])) for name in names)
+    encoders = [_field_encoder(_hints(kind)[name]) for name in names]
+    further = [(place, encoder) for place, encoder in enumerate(encoders) if encoder is not None]
+    take = attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
+
+    def run(value: Any) -> list[Any]:
+        fields = list(take(value))
+        for place, encoder in further:
+            fields[place] = encoder(fields[place])
+        return fields
+
+    return run
 
 
-def _field_encoder(hint: Any) -> Callable[[Any], Any]:
-    """The encoder of a field; an element of a union of dataclasses carries its index in the union."""
+def _field_encoder(hint: Any) -> Callable[[Any], Any] | None:
+    """The encoder of a field, if it needs one; an element of a union of dataclasses carries its index in the union."""
     if hint in _PLAIN:
-        return lambda value: value
+        return None
     element = get_args(hint)[0] if get_origin(hint) is tuple else None
     if element is not None and all(argument in (int, str, Ellipsis) for argument in get_args(hint)):
         return list
-    alternatives = _alternatives(element)
-    if not alternatives:
+    if isinstance(element, type) and dataclasses.is_dataclass(element) and get_args(hint)[1:] == (Ellipsis,):
+        return lambda items: [encode(item) for item in items]
+    numbers = {alternative: number for number, alternative in enumerate(_alternatives(element))}
+    if not numbers:
         return encode
-    return lambda items: [[alternatives.index(type(item)), encode(item)] for item in items]
+    return lambda items: [[numbers[type(item)], encode(item)] for item in items]
 
 
 def decode(kind: Any, data: Any, path: str = "program") -> Any:

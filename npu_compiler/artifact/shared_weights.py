@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 from npu_compiler.artifact.plan import Buffer, ExecutionPlan, Role
 from npu_compiler.artifact.recipes import WeightInput, WeightRecipe
 from npu_compiler.errors import CompileError
+from npu_compiler.tensor.layout import BufferSpec
 
 __all__ = ["share_weights"]
 
@@ -25,19 +27,24 @@ def share_weights(planned: Planned) -> tuple[dict[str, ExecutionPlan], tuple[Wei
         CompileError: Two functions expect tensors of different shape or dtype under one name of the weight file.
     """
     _check_inputs(planned)
-    shared: dict[WeightRecipe, str] = {}  # by what is made, without its name
+    shared: dict[object, WeightRecipe] = {}  # by what is made, without its name
     taken: set[str] = set()
     plans = {}
     for function, (plan, recipes) in planned.items():
         names: dict[str, str] = {}
         for recipe in recipes:
-            content = replace(recipe, spec=replace(recipe.spec, name=""))
+            content = _ALL_BUT_SPEC(recipe), _ALL_BUT_NAME(recipe.spec)
             if content not in shared:
-                shared[content] = _unused(recipe.spec.name, taken)
-            names[recipe.spec.name] = shared[content]
+                name = _unused(recipe.spec.name, taken)
+                same = name == recipe.spec.name
+                shared[content] = recipe if same else replace(recipe, spec=replace(recipe.spec, name=name))
+            names[recipe.spec.name] = shared[content].spec.name
         plans[function] = replace(plan, buffers=tuple(_renamed(buffer, names) for buffer in plan.buffers))
-    made = tuple(replace(content, spec=replace(content.spec, name=name)) for content, name in shared.items())
-    return plans, made
+    return plans, tuple(shared.values())
+
+
+_ALL_BUT_SPEC = attrgetter(*(field.name for field in fields(WeightRecipe) if field.name != "spec"))
+_ALL_BUT_NAME = attrgetter(*(field.name for field in fields(BufferSpec) if field.name != "name"))
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -49,7 +56,8 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _renamed(buffer: Buffer, names: Mapping[str, str]) -> Buffer:
-    return replace(buffer, name=names[buffer.name]) if buffer.role is Role.WEIGHT else buffer
+    name = names[buffer.name] if buffer.role is Role.WEIGHT else buffer.name
+    return buffer if name == buffer.name else replace(buffer, name=name)
 
 
 def _check_inputs(planned: Planned) -> None:

@@ -148,9 +148,8 @@ class _NodeReader:
             raise IRError(f"node {index}: given {raw!r:.60}, expected an object; make the IR with npu_compiler.extract")
         name = _field(raw, "name", str, f"node {index}")
         op = canonical(_field(raw, "op_type", str, f"node '{name}'"))
-        operands = [_spec(item, f"node '{name}'") for item in _field(raw, "inputs", list, f"node '{name}'")]
-        self._check_operands(f"node '{name}' ({op})", operands)
-        read = [operand.name for operand in operands]
+        given = _field(raw, "inputs", list, f"node '{name}'")
+        read = [self._operand(item, f"node '{name}'", op) for item in given]
         attrs = _field(raw, "attrs", Mapping, f"node '{name}'")
         outputs = [_spec(item, f"node '{name}'") for item in _field(raw, "outputs", list, f"node '{name}'")]
         bound = bind(name, op, read, attrs, evidence_of(name, op, read, attrs, outputs, self._tensors, self._names))
@@ -165,13 +164,18 @@ class _NodeReader:
         self._names.follow(op, read, made)
         return OpNode(name, op, bound.inputs, bound.attrs, made)
 
-    def _check_operands(self, where: str, operands: Iterable[TensorSpec]) -> None:
-        for operand in operands:
-            declared = self._tensors.get(operand.name)
-            if declared is None:
-                raise IRError(
-                    f"{where} reads the tensor '{operand.name}', which no input, weight or earlier node makes; the IR "
-                    "is damaged or out of order, extract the model again"
-                )
-            if declared.shape != operand.shape or declared.dtype != operand.dtype:
-                raise IRError(f"{where} reads '{operand}', but it was made as '{declared}'; extract the model again")
+    def _operand(self, raw: Any, node: str, op: str) -> str:
+        """The name of a tensor that a node reads, which was made as the node says."""
+        name = raw.get("name") if isinstance(raw, Mapping) else None
+        declared = self._tensors.get(name) if isinstance(name, str) else None
+        if declared is not None and raw.get("dtype") == declared.dtype.name and raw.get("shape") == [*declared.shape]:
+            return declared.name
+        operand, where = _spec(raw, node), f"{node} ({op})"
+        if declared is None:
+            raise IRError(
+                f"{where} reads the tensor '{operand.name}', which no input, weight or earlier node makes; the IR "
+                "is damaged or out of order, extract the model again"
+            )
+        if declared.shape != operand.shape or declared.dtype != operand.dtype:
+            raise IRError(f"{where} reads '{operand}', but it was made as '{declared}'; extract the model again")
+        return operand.name

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgpack  # type: ignore[import-untyped]
+
 from npu_compiler.errors import IRError
 
 __all__ = ["IRObject", "IRSource", "is_ir_source", "load_json", "plain_node"]
@@ -92,13 +94,26 @@ _BY_NAME: Mapping[str, Callable[[Any], str]] = {
 
 def _plain_ir(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same IR with what only Python can hold by its name; where there is nothing of the kind, itself."""
-    specs = {key: _plain(data[key]) for key in _SPECS if key in data}
-    nodes = data.get("nodes")
-    if isinstance(nodes, (list, tuple)):
+    specs = {key: data[key] for key in (*_SPECS, "nodes") if key in data}
+    nodes = specs.pop("nodes", None)
+    if not _is_plain([specs, nodes]):
+        specs = {key: _plain(value) for key, value in specs.items()}
+    elif isinstance(nodes, list):
+        specs["nodes"] = nodes
+    if "nodes" not in specs and isinstance(nodes, (list, tuple)):
         specs["nodes"] = _unchanged_or(nodes, [plain_node(node) for node in nodes])
     if isinstance(data.get("constants"), Mapping):
         specs["constants"] = {key: _plain_constant(value) for key, value in data["constants"].items()}
     return data if all(value is data[key] for key, value in specs.items()) else {**data, **specs}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value has nothing that JSON has not, which msgpack tells many times sooner than a walk in Python."""
+    try:
+        msgpack.packb(value, strict_types=True)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def plain_node(node: Any) -> Any:

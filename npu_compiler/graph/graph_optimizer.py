@@ -262,7 +262,7 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
     exact.update(name for node in graph.nodes if traits_of(node.op).counts for name in node.outputs)
     exact.update(name for name, recipe in graph.weights.items() if recipe.data and _is_beyond(recipe, compute))
     tensors = {
-        name: replace(spec, dtype=compute) if spec.dtype == FLOAT32 and name not in exact else spec
+        name: TensorSpec(name, spec.shape, compute) if spec.dtype == FLOAT32 and name not in exact else spec
         for name, spec in graph.tensors.items()
     }
     return replace(graph, tensors=tensors)

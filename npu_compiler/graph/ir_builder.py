@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from npu_compiler.ops.registry import qualified
+
 __all__ = ["IRBuilder", "IRTensor"]
 
 IRTensor = dict[str, Any]
@@ -33,8 +35,8 @@ class IRBuilder:
 
     def add_all(self, op: str, results: Sequence[IRTensor], *operands: IRTensor, **attrs: Any) -> None:
         """Adds a node with several results; it has the first one's name."""
-        name = op if op.count(".") > 1 else f"aten.{op}"
-        node = {"name": results[0]["name"], "op_type": name, "inputs": list(operands), "outputs": list(results)}
+        own = {"name": results[0]["name"], "op_type": qualified(op)}
+        node = {**own, "inputs": list(operands), "outputs": list(results)}
         self._nodes.append({**node, "attrs": attrs})
 
     def same(self, op: str, tensor: IRTensor, *others: IRTensor, **attrs: Any) -> IRTensor:

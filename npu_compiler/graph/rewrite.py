@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from npu_compiler.artifact.recipes import WeightRecipe
@@ -251,9 +253,11 @@ def find(scene: Scene, patterns: Sequence[Pattern]) -> Iterator[Match]:
     ending: dict[str, list[Pattern]] = {}
     for sought in patterns:
         ending.setdefault(sought.result.name, []).append(sought)
-    for node in scene.graph.nodes:
-        term = traits_of(node.op).term
-        for sought in ending.get(term.name, ()) if term is not None else ():
+    terms_of = {op: traits_of(op).term for op in scene.graph.nodes_by_op}
+    sought_by_op = {op: ending.get(term.name, []) for op, term in terms_of.items() if term is not None}
+    possible = (scene.graph.nodes_by_op[op] for op, patterns in sought_by_op.items() if patterns)
+    for _, node in sorted(chain.from_iterable(possible), key=itemgetter(0)):
+        for sought in sought_by_op[node.op]:
             match = Match(node, form=sought.form)
             if _matches(sought.result, node, match, scene):
                 yield match
@@ -272,7 +276,7 @@ def _matches(sought: Operation, node: OpNode, match: Match, scene: Scene) -> boo
     given = given[: len(sought.operands)]
     orders = [given, given[::-1]] if term.commutes and len(given) == 2 else [given]
     for order in orders:
-        trial = replace(match, nodes=[*match.nodes], values=dict(match.values), shared=[*match.shared])
+        trial = Match(match.root, [*match.nodes], dict(match.values), match.form, [*match.shared])
         (trial.shared if sought.is_shared else trial.nodes).append(node)
         if all(_operand(s, value, trial, scene) for s, value in zip(sought.operands, order, strict=True)):
             match.nodes, match.values, match.shared = trial.nodes, trial.values, trial.shared

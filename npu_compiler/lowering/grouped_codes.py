@@ -43,15 +43,6 @@ def as_grouped_codes(computed: Computed, position: int, tensors: Sequence[Traced
 
 
 @dataclass(frozen=True)
-class _Codes:
-    """Where packed codes are read: the load of the byte that each begins in, and which codes, along k."""
-
-    load: Load
-    bits: int
-    places: _Places
-
-
-@dataclass(frozen=True)
 class _Part:
     """What is the same for a group: the load of a row's first, and which elements, along k and rows."""
 

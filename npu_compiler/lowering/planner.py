@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from npu_compiler.artifact.plan import ExecutionPlan, Step
@@ -17,6 +17,7 @@ from npu_compiler.lowering.grouping import Group, group
 from npu_compiler.lowering.loops import in_memory_order
 from npu_compiler.lowering.operand_forms import with_operand_forms
 from npu_compiler.lowering.placement import Placement
+from npu_compiler.lowering.repeats import Repeats
 from npu_compiler.lowering.schedule import find_in_place, schedule
 from npu_compiler.lowering.sums import with_added_anchors
 from npu_compiler.lowering.target import CodegenTarget, Lowering
@@ -58,11 +59,12 @@ def plan_graph(
     groups = with_added_anchors(groups, stored, target.loads)
     numbers = note_of_stored(groups, stored, makers_of_numbers(graph), target.name)
     lowering = Lowering(trace.tensors, target.device)
-    for groups_ in schedule(groups, stored, target.shared_elements):
-        lowering.steps += _lower(groups_, target, lowering, graph)
+    repeats = Repeats(lowering)
+    for members in schedule(groups, stored, target.shared_elements):
+        lowering.emitted += repeats.lower(members, lambda each: _lower(each, target, lowering, graph))
     names = dict(zip(stored, named_outputs, strict=True))
     placement = Placement(trace.tensors, first_weight, weights, names, in_place.aliases)
-    steps = placement.place(lowering.steps, lowering.scratch_sizes)
+    steps = placement.place(lowering.emitted, lowering.scratch_sizes)
     plan = ExecutionPlan(
         buffers=tuple(placement.buffers),
         kernels=tuple(lowering.kernels),
@@ -111,11 +113,11 @@ def _outputs_in_memory(graph: IRGraph, trace: Trace, env: Mapping[str, Tensor]) 
     return list(taken.items())
 
 
-def _lower(groups: tuple[Group, ...], target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Step]:
+def _lower(groups: Sequence[Group], target: CodegenTarget, lowering: Lowering, graph: IRGraph) -> list[Step]:
     try:
         for member in groups:
             member.check()
-        groups = tuple(map(in_memory_order, groups))
+        groups = [*map(in_memory_order, groups)]
         return target.lower(groups[0], lowering) if len(groups) == 1 else target.lower_shared(groups, lowering)
     except OpRefusal as refusal:
         named = groups[0].anchor.name if groups[0].anchor is not None else groups[0].nodes[-1]

@@ -6,13 +6,20 @@ arithmetic carries (c, and the h of a GRU) stay in float32, beside what the step
 
 from __future__ import annotations
 
-from npu_compiler.artifact.plan import Argument
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.dtypes import FLOAT32
+from npu_compiler.lowering.anchors import KernelWriter
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import output_argument, traffic_of
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.recurrence import Cell, Recurrence
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
 from npu_compiler.tensor.symbolic import OpRefusal
 
 __all__ = ["FORM_MACROS", "INPUTS", "MACROS", "OUTPUTS", "PARAMS", "STRIDES"]
-__all__ += ["are_read_in", "bindings", "check_dtypes", "form_macros", "macros", "rows", "strides", "values"]
+__all__ += ["are_read_in", "bindings", "check_dtypes", "form_macros", "macros", "rows", "step_calls", "strides"]
+__all__ += ["values"]
 
 _STRIDES = {
     "gates0": ("step", "batch", "unit"),
@@ -46,6 +53,33 @@ def check_dtypes(problem: Recurrence) -> None:
     given = {operand.dtype for operand in problem.operands} | {problem.result.dtype}
     if len(given) > 1:
         raise OpRefusal(f"given {', '.join(sorted(map(str, given)))}, expected one data type for all")
+
+
+Form = tuple[dict[str, object], tuple[int, int, int]]
+"""The macros and the grid of a step."""
+
+
+def step_calls(
+    template: KernelTemplate, form: Form, writer: KernelWriter, problem: Recurrence, group: Group, lowering: Lowering
+) -> tuple[KernelCall, ...]:
+    """A launch for each step."""
+    macros, grid = form
+    kept = Argument(lowering.scratch(problem.states * FLOAT32.size), writes=True)
+    nbytes = traffic_of(group, lowering.tensors) // problem.steps
+    launches = (
+        Launch(
+            template,
+            grid=grid,
+            values=template.values_among(values(problem, step)),
+            macros=macros,
+            inputs=bindings(problem),
+            outputs={"out": output_argument(group), "kept": kept},
+            flops=problem.flops // problem.steps,
+        )
+        for step in range(problem.steps)
+    )
+    label = " + ".join(group.nodes)
+    return tuple(writer.launch_alone(launch, label, nbytes, lowering) for launch in launches)
 
 
 def are_read_in(count: int, problem: Recurrence) -> bool:

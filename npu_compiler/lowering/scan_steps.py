@@ -15,6 +15,7 @@ from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.element import element_prologue
+from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.scan import Scan
 from npu_compiler.lowering.scan_text import scan_functions, state_bytes
 from npu_compiler.lowering.target import Lowering
@@ -38,6 +39,7 @@ class ScanKernels:
         totals: Sums up parts of columns.
         writer: Writes them.
         dialect: In which language.
+        finish: Makes a call of a launch, with the epilogue of a scan's group.
         most_slices: Threads of a column, at most.
         several: Threads of a group that has several rows.
         items, few_items: Elements of a thread in a tile; where a state is large.
@@ -47,6 +49,7 @@ class ScanKernels:
     totals: KernelTemplate
     writer: KernelWriter
     dialect: Dialect
+    finish: Callable[[Launch, Group, Lowering], KernelCall]
     most_slices: int
     several: int
     items: int
@@ -74,16 +77,14 @@ class _Division:
     chunks: int
 
 
-def scan_calls(
-    scan: Scan, lowering: Lowering, kernels: ScanKernels, finish: Callable[[Launch], KernelCall]
-) -> list[KernelCall]:
+def scan_calls(scan: Scan, group: Group, lowering: Lowering, kernels: ScanKernels) -> list[KernelCall]:
     """One launch; ahead of it another that sums up chunks, where several groups of threads share a column.
 
     Args:
         scan: The problem.
+        group: What the last launch computes.
         lowering: Where the launches are collected.
         kernels: The target's.
-        finish: Makes a call of the last launch, with the epilogue of the scan's group.
 
     Raises:
         OpRefusal: A tensor that the source or the epilogue reads is too large.
@@ -113,7 +114,7 @@ def scan_calls(
             prologues={"source": prologue},
         )
 
-    calls = [finish(launch(kernels.scan, {"totals": Argument(totals)}, {}))]
+    calls = [kernels.finish(launch(kernels.scan, {"totals": Argument(totals)}, {}), group, lowering)]
     if division.chunks > 1:
         ahead = launch(kernels.totals, {}, {"totals": Argument(totals, writes=True)})
         label = f"totals for {scan.result.name}"

@@ -7,18 +7,45 @@ wanted, or which are merged where that is most of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.integers import ceil_div, power_of_two
 from npu_compiler.lowering.anchors import KernelWriter
+from npu_compiler.lowering.dialect import Dialect
+from npu_compiler.lowering.element import element_prologue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.sort import Sort
 from npu_compiler.lowering.target import Lowering
-from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.lowering.templates import Amount, KernelTemplate, Launch, Prologue
 
-__all__ = ["SortKernels", "Sorting"]
+__all__ = ["SortKernels", "Sorting", "sort_template", "threads_told"]
+
+
+def threads_told(macros: Mapping[str, object]) -> int:
+    """The threads of a group that its kernel is told of."""
+    return int(str(macros["THREADS"]))
+
+
+_LENGTHS = "int rows, inner, length"
+_DECLARED = {
+    "sort": (f"{_LENGTHS}, count", "source? runs?", ""),
+    "sort_segment": (_LENGTHS, "source? runs?", "kept"),
+    "sort_select": ("int inner, length", "source", "kept"),
+    "sort_merge": ("int length, run", "runs", "merged"),
+    "sort_places": (f"{_LENGTHS}, count", "runs", ""),
+}
+"""Parameters, inputs and outputs of each kernel."""
+
+
+def sort_template(
+    entry: str, macros: str, files: str, before: str = "", threads: Amount = threads_told
+) -> KernelTemplate:
+    """A kernel of a sort: what targets share of its declaration, and what is a target's own."""
+    params, inputs, outputs = _DECLARED[entry]
+    computed = "source" if "source" in inputs else ""
+    return KernelTemplate(entry, params, macros, inputs, outputs, threads, 0, files, before, computed)
 
 
 @dataclass(frozen=True)
@@ -31,6 +58,8 @@ class SortKernels:
         merge: Merges pairs of runs.
         places: Gives the places of the first entries of sorted rows.
         writer: Writes them.
+        dialect: In which language.
+        finish: Makes a call of a launch, with the epilogue of a sort's group.
         shared_bytes: Of entries that a group of threads sorts.
         least: Entries of a group that has several rows.
         merge_threads, merge_items: Threads of a group that merges, and entries of each.
@@ -42,6 +71,8 @@ class SortKernels:
     merge: KernelTemplate
     places: KernelTemplate
     writer: KernelWriter
+    dialect: Dialect
+    finish: Callable[[Launch, Group, Lowering], KernelCall]
     shared_bytes: int
     least: int
     merge_threads: int
@@ -92,13 +123,13 @@ class Sorting(ABC):
     def together(self, segment: int) -> int:
         """Rows that a group of threads sorts together, each as a segment of so many entries."""
 
-    @abstractmethod
     def source(self) -> Prologue:
         """The function that gives an element of what is sorted."""
+        return element_prologue(self.sort.source, self.lowering, self.kernels.dialect)
 
-    @abstractmethod
     def finish(self, launch: Launch) -> None:
         """Adds the last launch, which has the group's epilogue."""
+        self.calls.append(self.kernels.finish(launch, self.group, self.lowering))
 
     def lower(self) -> list[KernelCall]:
         """All launches: one for rows that a group of threads holds."""

@@ -36,18 +36,29 @@ class Lowering:
         device: The device that choices are made for.
         scratch_sizes: Bytes of each scratch buffer asked for, by its index.
         common: The scratch buffers that several groups use, by what they hold.
-        steps: What was emitted for the groups ahead.
+        emitted: What was emitted so far.
+        asked: How often a target asked for what depends on the groups ahead.
         kernels: The distinct kernels, with their numbers.
         records: What the target itself remembers while it lowers the function, by kind; see `record`.
+
+    Groups of the same form are lowered once (`repeats`). So of `tensors` a target looks at those that a group names,
+    and of what computes them only at what kind of source that is; and what it records must hold for equal kernels.
     """
 
     tensors: Sequence[TracedTensor]
     device: DeviceModel = GENERIC
     scratch_sizes: dict[int, int] = field(default_factory=dict)
     common: dict[Hashable, int] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    emitted: list[Step] = field(default_factory=list)
+    asked: int = 0
     kernels: dict[KernelSource, int] = field(default_factory=dict)
     records: dict[type, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """What was emitted for the groups ahead."""
+        self.asked += 1
+        return self.emitted
 
     def kernel(self, source: KernelSource) -> int:
         """The number that a `KernelCall` knows a kernel by."""
@@ -66,6 +77,7 @@ class Lowering:
 
     def common_scratch(self, content: Hashable, nbytes: int) -> tuple[int, bool]:
         """A scratch buffer for what several groups need, and whether nobody has asked for it before."""
+        self.asked += 1
         is_new = content not in self.common
         if is_new:
             self.common[content] = self.scratch(nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod, sqrt
 from typing import Any, NamedTuple
 
@@ -36,13 +37,16 @@ def flops(operands: Sequence[tuple[int, ...]], made: int) -> int | None:
     return 2 * (prod(operands[0]) + made) * operands[1][-2] if len(operands) > 2 else None
 
 
-@op(
-    "aten.scaled_dot_product_attention.default",
+_attends = partial(
+    op,
     work=Work.ANCHOR,
     rows=_attended_rows,
     term=Term("attention", ("query", "key", "value", "attn_mask")),
     flops=flops,
 )
+
+
+@_attends("aten.scaled_dot_product_attention.default")
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -66,13 +70,7 @@ def scaled_dot_product_attention(
     return _attention(query, key, value, attn_mask, _Form(is_causal, scale, enable_gqa))
 
 
-@op(
-    "rewritten.capped_attention.default",
-    work=Work.ANCHOR,
-    rows=_attended_rows,
-    term=Term("attention", ("query", "key", "value", "attn_mask")),
-    flops=flops,
-)
+@_attends("rewritten.capped_attention.default")
 def capped_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, scale: Any = None,
     enable_gqa: bool = False, cap: float = 0.0,
@@ -83,13 +81,7 @@ def capped_attention(
     return _attention(query, key, value, attn_mask, _Form(False, scale, enable_gqa, float(cap)))
 
 
-@op(
-    "rewritten.attention_with_sinks.default",
-    work=Work.ANCHOR,
-    rows=_attended_rows,
-    term=Term("attention", ("query", "key", "value", "attn_mask")),
-    flops=flops,
-)
+@_attends("rewritten.attention_with_sinks.default")
 def attention_with_sinks(
     query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, attn_mask: Tensor | None = None, scale: Any = None,
     enable_gqa: bool = False,

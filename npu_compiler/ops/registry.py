@@ -27,6 +27,7 @@ __all__ = [
     "definition",
     "get_supported_ops",
     "is_in_place",
+    "qualified",
     "spelled",
     "terms",
     "traits_of",
@@ -170,6 +171,11 @@ def _plain_name(name: str) -> str:
 def canonical(op_type: str) -> str:
     """The registry's name of an op as pytorch-ir spells it."""
     return "getitem" if "getitem" in op_type else op_type
+
+
+def qualified(name: str) -> str:
+    """The registry's name of an op that is written without its namespace, which then is ATen's."""
+    return name if name.count(".") > 1 else f"aten.{name}"
 
 
 def get_supported_ops() -> tuple[str, ...]:

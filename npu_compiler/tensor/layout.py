@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from npu_compiler.errors import InputError
 
 __all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "channels_last", "dense", "filter_order", "layout_of"]
 
+_KEPT = 4096  # layouts: shapes repeat, and a model has few
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TOO_LARGE_REMEDY = (
     "compile the model with dtype='bfloat16', which holds them, scale the values, or give infinity where that is "
@@ -81,11 +82,13 @@ class Layout:
         return self.view(flat).copy()
 
 
+@lru_cache(_KEPT)
 def dense(shape: tuple[int, ...]) -> Layout:
     """Row-major and without padding."""
     return Layout(shape, shape, tuple(range(len(shape))))
 
 
+@lru_cache(_KEPT)
 def channels_last(shape: tuple[int, ...], channels: int) -> Layout:
     """Images [N, C, ...] with the channels of a pixel side by side, of which there is room for `channels`."""
     return Layout(shape, (shape[0], channels, *shape[2:]), (0, *range(2, len(shape)), 1))

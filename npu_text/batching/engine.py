@@ -74,7 +74,8 @@ class Prefill:
         pages: Of the lane, in order, those included that these tokens are written to.
         choose: Whether the token that follows is to be chosen, as behind a prompt's last part.
         mask: uint32 [ceil(V / 32)], the tokens that may be chosen, bit v % 32 of word v // 32; None for all.
-        scored: As `LaneSampling.best`, for each of `tokens` as what follows those before it; None for none.
+        scored: As `LaneSampling.best`, for the tokens that follow each of `tokens` in the prompt; None for none.
+        following: The prompt's token behind these; None at its end. Of those that are scored.
     """
 
     lane: int
@@ -84,6 +85,7 @@ class Prefill:
     choose: bool = True
     mask: NDArray[np.uint32] | None = None
     scored: int | None = None
+    following: int | None = None
 
 
 class Prefilled(NamedTuple):
@@ -91,11 +93,11 @@ class Prefilled(NamedTuple):
 
     Attributes:
         chosen: The token that follows, if asked for.
-        scores: For each token but a text's first, if asked for.
+        scores: For each token the one that follows in the prompt, if asked for; the prompt's last has none.
     """
 
     chosen: Chosen | None
-    scores: tuple[Chosen | None, ...] = ()
+    scores: tuple[Chosen, ...] = ()
 
 
 @dataclass(frozen=True)

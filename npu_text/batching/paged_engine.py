@@ -25,6 +25,7 @@ from npu_runtime.weight_loader import Weights
 from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted
 from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
 from npu_text.batching.lane_sampling import check_sampling
+from npu_text.batching.scoring import BoundScores, TokenScorer
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]
@@ -43,6 +44,7 @@ class PagedEngine:
         spec: What the functions take and give.
         device: Where they run.
         chooser: What chooses tokens.
+        scorer: What scores those of prompts.
         lanes, page_tokens, pages, context, vocabulary, chunks, guess: As `BatchEngine` says.
     """
 
@@ -69,6 +71,7 @@ class PagedEngine:
         self.context, self.vocabulary, self.chunks = batch.context, spec.vocabulary, tuple(self._chunk)
         self.guess = batch.guess
         self.chooser = LaneChooser(device, spec.vocabulary, spec.dtype, self.lanes)
+        self.scorer = TokenScorer(device, spec.dtype)
         irs = {name: step.ir for name, step in batch.functions.items()}
         program = program or open_program(folder, irs, device.target, "batch")
         functions = ProgramFunctions(program, folder / spec.weights, device)
@@ -83,11 +86,7 @@ class PagedEngine:
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         """As `BatchEngine.check`."""
         check_sampling(sampling, self.vocabulary)
-        if scored is not None:
-            raise InputError(
-                "given a prompt to be scored: functions for many texts give the logits of a prompt's last token alone; "
-                "leave out echo or logprobs"
-            )
+        check_sampling(LaneSampling(best=scored), self.vocabulary)
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """As `BatchEngine.begin`."""
@@ -97,15 +96,36 @@ class PagedEngine:
         """As `BatchEngine.prefill`."""
         count = len(part.tokens)
         length = next((n for n in self.chunks if n >= count), 0)
-        if not count or not length or part.scored is not None:
-            given = f"{count} tokens of lane {part.lane}{', to be scored' if part.scored is not None else ''}"
-            raise InputError(f"given {given}, expected 1 to {self.chunks[-1]}, of which none is scored")
+        if not count or not length:
+            raise InputError(f"given {count} tokens of lane {part.lane}, expected 1 to {self.chunks[-1]}")
+        if part.scored is not None:
+            return self._scored(part, part.scored)
         turn = self._functions[self._chunk[length]].turn()
         turn.put(0, part.tokens, part.position, part.pages)
         turn.set_last(count - 1)
         rows = [LaneRow(part.lane, part.position + count, part.mask)] if part.choose else []
         wait = turn.launch(rows)
         return lambda: Prefilled(next(iter(wait()), None))
+
+    def _scored(self, part: Prefill, best: int) -> Callable[[], Prefilled]:
+        """Tokens of one text as the lanes of decode steps, for chunks give the logits of their last token alone.
+
+        All lanes of a step write their keys before any reads, so each token sees those before it.
+        """
+        steps = [
+            LaneStep(part.lane, (token,), position, part.pages, part.mask)
+            for position, token in enumerate(part.tokens, part.position)
+        ]
+        plain = steps[:-1] if part.choose else steps
+        following = [*part.tokens[1:], *([] if part.following is None else [part.following])]
+        waits = []
+        for start in range(0, len(plain), self.lanes):
+            some = plain[start : start + self.lanes]
+            turn = self._functions[next(name for lanes, name in self._decode.items() if lanes >= len(some))].turn()
+            turn.put_all(some)
+            waits.append(turn.score(following[start : start + len(some)], best))
+        chosen = self.step(steps[-1:]) if part.choose else lambda: ((None,),)
+        return lambda: Prefilled(chosen()[0][0], tuple(score for wait in waits for score in wait()))
 
     def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
         """As `BatchEngine.step`."""
@@ -174,7 +194,7 @@ class _Scene:
         given = [(f"input_{i}", spec.shape, str(spec.host_dtype)) for i, spec in enumerate(self.staged)]
         self._staging = Executor(compile(staging_ir(given), device.target, engine.spec.dtype), device)
         self._there = [device_buffer(device, spec) for spec in self.staged]
-        self._chooser = engine.chooser
+        self._chooser, self._scorer = engine.chooser, engine.scorer
         logits = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
         self._logits = device_buffer(device, logits)
         inputs = dict(zip(self._names, self._there, strict=True))
@@ -183,11 +203,18 @@ class _Scene:
 
     def record(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
         """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None."""
+        choice = None if features is None else self._chooser.bind(self._logits, features)
+        return _Call(self._recorded(inputs, choice.plans if choice else ()), choice)
+
+    def record_scores(self, inputs: Sequence[NPUBuffer]) -> _ScoringCall:
+        """A call of the function, from staged inputs to scores."""
+        scores = self._scorer.bind(self._logits)
+        return _ScoringCall(self._recorded(inputs, [scores.plan]), scores)
+
+    def _recorded(self, inputs: Sequence[NPUBuffer], behind: Sequence[BoundPlan]) -> Recording:
         given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
-        plans = [self._staging.bind(given, there), self._function]
-        choice = None if features is None else self._chooser.bind(self._logits, features)
-        return _Call(self.device.backend.record([*plans, *(choice.plans if choice else ())]), choice)
+        return self.device.backend.record([self._staging.bind(given, there), self._function, *behind])
 
     def features(self, rows: Sequence[LaneRow]) -> frozenset[Feature] | None:
         """What a choice for rows has to do; None where there are none."""
@@ -199,6 +226,13 @@ class _Call(NamedTuple):
 
     recording: Recording
     choice: BoundChoice | None
+
+
+class _ScoringCall(NamedTuple):
+    """A function and the scores behind it, ready to launch."""
+
+    recording: Recording
+    scores: BoundScores
 
 
 def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
@@ -234,6 +268,7 @@ class _Turn:
         self._tokens[...] = 0
         self._positions[...] = _NOBODY
         self._calls: dict[frozenset[Feature] | None, _Call] = {}
+        self._scoring: _ScoringCall | None = None
         self._pending: _Result | None = None
 
     def free(self) -> None:
@@ -291,11 +326,19 @@ class _Turn:
         self._pending = _Result(call.recording.launch(), call.choice)
         return self._pending
 
+    def score(self, tokens: Sequence[int], best: int) -> _Result:
+        """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
+        if self._scoring is None:
+            self._scoring = self._scene.record_scores(self._buffers)
+        self._scoring.scores.put(tokens, best)
+        self._pending = _Result(self._scoring.recording.launch(), self._scoring.scores)
+        return self._pending
+
 
 class _Result:
     """What a call gives, once it has been waited for."""
 
-    def __init__(self, wait: Callable[[], None], choice: BoundChoice | None) -> None:
+    def __init__(self, wait: Callable[[], None], choice: BoundChoice | BoundScores | None) -> None:
         self._wait: Callable[[], None] | None = wait
         self._choice = choice
         self._chosen: tuple[Chosen, ...] = ()

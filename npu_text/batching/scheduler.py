@@ -147,9 +147,11 @@ class Scheduler:
             filled, stepped: What the engine gave for its fills and steps.
         """
         events = []
-        for text, result in zip(turn.filling, filled, strict=True):
+        for text, (_, part), result in zip(turn.filling, turn.fills, filled, strict=True):
             if not text.finish:
-                events.append(self._after_fill(text, result))
+                is_first = part.scored is not None and part.position == 0
+                scores = (None, *result.scores) if is_first else result.scores
+                events.append(self._after_fill(text, result.chosen)._replace(scores=scores))
         for text, step, chosen in zip(turn.running, turn.steps, stepped, strict=True):
             if not text.finish:
                 self._learn(text, len(step.tokens) - 1, len(chosen) - 1)
@@ -186,9 +188,10 @@ class Scheduler:
             heapq.heappop(self._waiting)
 
     def _function(self, text: Text) -> int:
-        """How many tokens the function takes that takes the next part of a prompt."""
+        """How many tokens the function takes that takes the next part of a prompt; scored parts are the shortest."""
         left = len(text.request.prompt) - text.filled
-        return next((chunk for chunk in self._chunks if chunk >= left), self._chunks[-1])
+        chunks = self._chunks if text.request.scored is None else self._chunks[:1]  # they take longer than others
+        return next((chunk for chunk in chunks if chunk >= left), chunks[-1])
 
     def _begin(self, text: Text) -> list[tuple[int, int]]:
         """Takes what others computed; gives the pages to copy."""
@@ -202,7 +205,7 @@ class Scheduler:
     def _part(self, text: Text) -> Prefill:
         """The next part of a prompt."""
         table, request, start = _table(text), text.request, text.filled
-        end = min(start + self._chunks[-1], len(request.prompt))
+        end = min(start + self._function(text), len(request.prompt))
         table.room(end)
         pages = tuple(table.pages)  # those to write to: some may turn out to be known, and be others' from then on
         text.filled = end
@@ -216,6 +219,7 @@ class Scheduler:
             choose=choose,
             mask=request.grammar.mask() if choose and request.grammar else None,
             scored=request.scored,
+            following=None if end == len(request.prompt) else request.prompt[end],
         )
 
     def _step(self, text: Text) -> LaneStep:
@@ -229,15 +233,15 @@ class Scheduler:
         mask = request.grammar.mask() if request.grammar else None
         return LaneStep(_lane(text), (text.tokens[-1], *guess), position, tuple(table.pages), mask)
 
-    def _after_fill(self, text: Text, result: Prefilled) -> Event:
+    def _after_fill(self, text: Text, chosen: Chosen | None) -> Event:
         if text.filled < len(text.request.prompt):
-            return Event(text, scores=result.scores)
+            return Event(text)
         self._filling.remove(text)
         self._running[_lane(text)] = text
-        if result.chosen is None:
+        if chosen is None:
             self._end(text, "length")
-            return Event(text, finish="length", scores=result.scores)
-        return self._after_step(text, (result.chosen,))._replace(scores=result.scores)
+            return Event(text, finish="length")
+        return self._after_step(text, (chosen,))
 
     def _after_step(self, text: Text, chosen: tuple[Chosen, ...]) -> Event:
         request, finish = text.request, ""

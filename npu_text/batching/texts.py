@@ -109,7 +109,7 @@ class Event(NamedTuple):
         text: Which.
         chosen: Tokens that were added.
         finish: As `Text.finish`.
-        scores: Of tokens of the prompt, in order.
+        scores: Of tokens of the prompt, in order; of the first None.
     """
 
     text: Text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, TypeVar
 
-import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -25,8 +23,8 @@ from npu_compiler import __version__
 from npu_compiler.errors import InputError, NPUError
 from npu_text.serving.chat import Chat, conversation
 from npu_text.serving.completions import Completion
-from npu_text.serving.embeddings import Embedder
-from npu_text.serving.errors import APIError, api_error
+from npu_text.serving.embeddings import Embedder, Embeddings
+from npu_text.serving.errors import APIError, api_error, field_error, unknown_model
 from npu_text.serving.guard import Guard, GuardOptions
 from npu_text.serving.metrics import Metrics
 from npu_text.serving.protocol import (
@@ -37,7 +35,7 @@ from npu_text.serving.protocol import (
     TokenizeRequest,
 )
 from npu_text.serving.replies import EventStream, unless_gone
-from npu_text.serving.service import Service, refuse_unsupported
+from npu_text.serving.service import Service
 
 __all__ = ["AppOptions", "make_app"]
 
@@ -165,23 +163,7 @@ def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
 def _add_embeddings(app: FastAPI, embedder: Embedder, reader: _Reader) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
-        refuse_unsupported(body.model_extra)
-        if body.model != embedder.name:
-            raise _unknown_model(body.model, [embedder.name])
-        texts = await reader.read(request, lambda: embedder.tokens(body.input))
-        vectors = await embedder.embed(texts)
-        as_text = body.encoding_format == "base64"
-        data = [
-            {"object": "embedding", "index": number, "embedding": _vector(vector, as_text)}
-            for number, vector in enumerate(vectors)
-        ]
-        count = sum(len(tokens) for tokens in texts)
-        used = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "data": data, "model": embedder.name, "usage": used}
-
-
-def _vector(vector: np.ndarray[Any, np.dtype[np.float32]], as_text: bool) -> Any:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_text else vector.tolist()
+        return await (await reader.read(request, lambda: Embeddings(embedder, body))).whole()
 
 
 def _add_rest(app: FastAPI, service: Service | None, embedder: Embedder | None, metrics: Metrics) -> None:
@@ -196,7 +178,7 @@ def _add_rest(app: FastAPI, service: Service | None, embedder: Embedder | None, 
     @app.get("/v1/models/{model:path}")
     async def one_model(model: str) -> dict[str, Any]:
         if model not in models:
-            raise _unknown_model(model, names)
+            raise unknown_model(model, names)
         return models[model]
 
     @app.get("/health")
@@ -208,15 +190,6 @@ def _add_rest(app: FastAPI, service: Service | None, embedder: Embedder | None, 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def all_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _unknown_model(model: str, names: list[str]) -> APIError:
-    return APIError(
-        f"the model '{model:.80}' is not here; this server has {', '.join(names)}",
-        status=404,
-        param="model",
-        code="model_not_found",
-    )
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -241,11 +214,10 @@ def _add_errors(app: FastAPI) -> None:
 
 def _invalid(error: RequestValidationError) -> APIError:
     """The first thing that is wrong with a body."""
-    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of choices, the one that came the farthest
-    place = [str(part) for part in first["loc"][1:]]
+    (first, *_) = found = error.errors()
     if first["type"] == "json_invalid":
         return APIError(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    return APIError(f"{'.'.join(place) or 'body'}: {first['msg']}", param=place[0] if place else None)
+    return field_error([each | {"loc": each["loc"][1:]} for each in found])
 
 
 def _forget_other_refusals(app: FastAPI) -> None:

@@ -1,8 +1,9 @@
-"""Embeddings of texts, by an encoder."""
+"""POST /v1/embeddings: vectors of texts, by an encoder."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import InputError
-from npu_text.serving.errors import APIError
+from npu_text.serving.errors import APIError, unknown_model
+from npu_text.serving.protocol import EmbeddingRequest
+from npu_text.serving.service import refuse_unsupported
 from npu_text.serving.vocabulary import Vocabulary
 
-__all__ = ["Embedder"]
+__all__ = ["Embedder", "Embeddings"]
 
 
 class Embedder:
@@ -67,3 +70,37 @@ class Embedder:
                 vector = await asyncio.to_thread(self._encode, tokens)
             vectors.append(vector / max(float(np.linalg.norm(vector)), 1e-12))
         return vectors
+
+
+class Embeddings:
+    """A request for embeddings, and its answer."""
+
+    def __init__(self, embedder: Embedder, request: EmbeddingRequest) -> None:
+        """Reads a request.
+
+        Raises:
+            APIError: It cannot be answered.
+        """
+        refuse_unsupported(request.model_extra)
+        if request.model != embedder.name:
+            raise unknown_model(request.model, [embedder.name])
+        self._embedder, self._texts = embedder, embedder.tokens(request.input)
+        self._as_text = request.encoding_format == "base64"
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer.
+
+        Raises:
+            NPUError: As `Embedder.embed`.
+        """
+        vectors = await self._embedder.embed(self._texts)
+        data = [
+            {"object": "embedding", "index": number, "embedding": self._told(vector)}
+            for number, vector in enumerate(vectors)
+        ]
+        count = sum(len(tokens) for tokens in self._texts)
+        used = {"prompt_tokens": count, "total_tokens": count}
+        return {"object": "list", "data": data, "model": self._embedder.name, "usage": used}
+
+    def _told(self, vector: NDArray[np.float32]) -> Any:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode() if self._as_text else vector.tolist()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_compiler.errors import BusyError, InputError, MissingDependencyError, NPUError
 
-__all__ = ["APIError", "api_error"]
+__all__ = ["APIError", "api_error", "field_error", "unknown_model"]
 
 _RETRY_SECONDS = 1
 
@@ -47,3 +48,20 @@ def api_error(error: NPUError) -> APIError:
     if isinstance(error, InputError | MissingDependencyError):
         return APIError(str(error))
     return APIError(str(error), status=503)
+
+
+def field_error(found: Sequence[Mapping[str, Any]]) -> APIError:
+    """The first thing that is wrong with the fields of a request: errors as pydantic lists them, told to a client."""
+    first = max(found, key=lambda each: len(each["loc"]))  # of choices, the one that came the farthest
+    place = [str(part) for part in first["loc"]]
+    return APIError(f"{'.'.join(place) or 'body'}: {first['msg']}", param=place[0] if place else None)
+
+
+def unknown_model(model: str, names: Sequence[str]) -> APIError:
+    """A model is asked for that is none of those with these names."""
+    return APIError(
+        f"the model '{model:.80}' is not here; this server has {', '.join(names)}",
+        status=404,
+        param="model",
+        code="model_not_found",
+    )

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["EventStream", "unless_gone"]
+__all__ = ["EventStream", "first_of", "unless_gone"]
 
 _LOOK_SECONDS = 1.0  # between two looks at a reader that may be stuck
 _HEADERS = [
@@ -30,7 +30,7 @@ async def unless_gone(answer: Awaitable[Mapping[str, Any]], request: Request) ->
         ClientDisconnect: It left.
     """
     working = asyncio.ensure_future(answer)
-    await _first_of(working, request.receive)
+    await first_of(working, request.receive)
     if working.cancelled():
         raise ClientDisconnect
     return working.result()
@@ -57,7 +57,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         working = asyncio.ensure_future(self._send(send))
-        await _first_of(working, receive, self._is_stuck)
+        await first_of(working, receive, self._is_stuck)
         with suppress(OSError, asyncio.CancelledError):  # nobody is there to be told
             working.result()
 
@@ -80,7 +80,7 @@ class EventStream(Response):
         return time.monotonic() - self._since > self._patience
 
 
-async def _first_of(
+async def first_of(
     working: asyncio.Future[Any], receive: Receive, is_stuck: Callable[[], bool] = lambda: False
 ) -> None:
     """Waits until something is done, and stops it when the client leaves before, or is stuck."""

@@ -7,17 +7,28 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
-from npu_compiler.errors import InputError, MissingDependencyError
+from npu_compiler.errors import DeviceError, InputError, MissingDependencyError
 from npu_runtime.device import Device
 from npu_text.batching.engine import BatchEngine
 from npu_text.batching.paged_engine import PagedEngine
 from npu_text.batching.texts import Limits
 
-__all__ = ["ServerOptions", "open_app", "run"]
+__all__ = [
+    "Served",
+    "ServerOptions",
+    "app_of",
+    "needing_extra",
+    "open_app",
+    "open_model",
+    "run",
+    "run_at",
+    "switch_often",
+]
 
 _SWITCH_SECONDS = 0.0005
 _LEAVE_SECONDS = 30  # for texts to end when the server is told to stop
@@ -44,54 +55,80 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-class _Model(NamedTuple):
+class Served(NamedTuple):
+    """A folder's model, ready to answer once its core is started: one for texts, or an encoder.
+
+    Attributes:
+        service: A `Service`; None for an encoder.
+        embedder: An `Embedder`; None for a language model.
+        metrics: The `Metrics` of the one and the other.
+    """
+
     service: Any
     embedder: Any
+    metrics: Any
+
+    def check(self) -> None:
+        """Looks whether it still answers.
+
+        Raises:
+            DeviceError: The device failed; only a new start helps.
+        """
+        if self.service is not None and (failure := self.service.core.driver.status().failure):
+            raise DeviceError(failure)
+
+
+@contextmanager
+def needing_extra() -> Iterator[None]:
+    """Imports of what serving needs.
+
+    Raises:
+        MissingDependencyError: The extra ``serve`` is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"serving needs the package '{error.name}', which is not installed; install the extra that has it: "
+            "pip install 'npu-compiler[serve]'"
+        ) from error
 
 
 def open_app(folder: Path, device: Device, options: ServerOptions, engine: BatchEngine | None = None) -> Any:
-    """The application that serves a folder.
+    """The application that serves a folder: `app_of` what `open_model` gives."""
+    with needing_extra():
+        import_module("npu_text.serving.app")  # what is missing is told before the model is compiled
+    return app_of(open_model(folder, device, options, engine), options)
+
+
+def open_model(folder: Path, device: Device, options: ServerOptions, engine: BatchEngine | None = None) -> Served:
+    """The model of a folder.
 
     Args:
         folder: What ``npu extract-llm --lanes`` made, or an encoder (`encoder.open_encoder`).
         device: Where to run.
-        options: How.
+        options: How it is served.
         engine: Computes; a `PagedEngine` on the device when omitted.
 
     Raises:
         MissingDependencyError: The extra ``serve`` is not installed.
         NPUError: The folder is none of these, incomplete or damaged, or the device cannot run the model.
     """
-    try:
-        from npu_text.serving.app import AppOptions, make_app
-        from npu_text.serving.guard import GuardOptions
-        from npu_text.serving.metrics import Metrics
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"serving needs the package '{error.name}', which is not installed; install the extra that has it: "
-            "pip install 'npu-compiler[serve]'"
-        ) from error
     if not folder.is_dir():
         raise InputError(f"'{folder}' is no folder; give what `npu extract-llm --lanes` made")
-    metrics = Metrics()
-    model = _open(folder, device, options, engine, metrics)
-    return make_app(
-        model.service, model.embedder, metrics, AppOptions(guard=GuardOptions(keys=options.keys, body=options.body))
-    )
+    with needing_extra():
+        from npu_text.serving.chat_template import ChatTemplate
+        from npu_text.serving.core import Core
+        from npu_text.serving.encoder import open_encoder
+        from npu_text.serving.grammars import Grammars
+        from npu_text.serving.metrics import Metrics
+        from npu_text.serving.service import Service, ServiceOptions
+        from npu_text.serving.vocabulary import Vocabulary
 
-
-def _open(folder: Path, device: Device, options: ServerOptions, engine: BatchEngine | None, metrics: Any) -> _Model:
-    from npu_text.serving.chat_template import ChatTemplate
-    from npu_text.serving.core import Core
-    from npu_text.serving.encoder import open_encoder
-    from npu_text.serving.grammars import Grammars
-    from npu_text.serving.service import Service, ServiceOptions
-    from npu_text.serving.vocabulary import Vocabulary
-
-    name = options.name or folder.resolve().name
+    name, metrics = options.name or folder.resolve().name, Metrics()
     vocabulary = Vocabulary.load(folder)
     if not (folder / FILE_NAME).is_file():
-        return _Model(None, open_encoder(name, folder, device, vocabulary))
+        return Served(None, open_encoder(name, folder, device, vocabulary), metrics)
     spec = GenerationSpec.load(folder)
     engine = engine or PagedEngine(folder, device)
     service = Service(
@@ -102,7 +139,20 @@ def _open(folder: Path, device: Device, options: ServerOptions, engine: BatchEng
         Grammars(vocabulary, engine.vocabulary, spec.stop_ids),
         ServiceOptions(patience=options.patience, temperature=options.temperature),
     )
-    return _Model(service, None)
+    return Served(service, None, metrics)
+
+
+def app_of(model: Served, options: ServerOptions) -> Any:
+    """The application that answers for a model.
+
+    Raises:
+        MissingDependencyError: The extra ``serve`` is not installed.
+    """
+    with needing_extra():
+        from npu_text.serving.app import AppOptions, make_app
+        from npu_text.serving.guard import GuardOptions
+    guard = GuardOptions(keys=options.keys, body=options.body)
+    return make_app(model.service, model.embedder, model.metrics, AppOptions(guard=guard))
 
 
 def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
@@ -116,13 +166,41 @@ def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
     Raises:
         InputError: Nothing can listen there.
     """
+    config = _config(app, host=host, port=port)
+    try:
+        _listen(config, lambda bound: ready(f"http://{host}:{bound[1]}"), signal.SIGINT, signal.SIGTERM)
+    except SystemExit as error:  # uvicorn has told on standard error what it was
+        raise InputError(f"nothing can listen on {host}:{port}; choose another with --host and --port") from error
+
+
+def run_at(app: Any, path: str, ready: Callable[[], None]) -> None:
+    """Serves at a socket that other processes of this machine find by its path, until SIGTERM.
+
+    Args:
+        app: What `open_app` gave.
+        path: Of the socket.
+        ready: Is called when clients may come.
+    """
+    _listen(_config(app, uds=path), lambda _: ready(), signal.SIGTERM)
+
+
+def _config(app: Any, **place: Any) -> Any:
+    import uvicorn
+
+    return uvicorn.Config(
+        app, **place, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=_LEAVE_SECONDS
+    )
+
+
+def _listen(config: Any, ready: Callable[[Any], None], *signals: signal.Signals) -> None:
+    """Serves until one of the signals; tells the address when clients may come."""
     import uvicorn
 
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             """As the class does, but a server that was told to stop has not failed."""
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, self.handle_exit) for number in signals}
             try:
                 yield
             finally:
@@ -132,14 +210,12 @@ def run(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                address = self.servers[0].sockets[0].getsockname()
-                ready(f"http://{host}:{address[1]}")
+                ready(self.servers[0].sockets[0].getsockname())
 
-    sys.setswitchinterval(_SWITCH_SECONDS)  # the engine's thread is not to wait for one that writes JSON
-    config = uvicorn.Config(
-        app, host, port, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=_LEAVE_SECONDS
-    )
-    try:
-        Server(config).run()
-    except SystemExit as error:  # uvicorn has told on standard error what it was
-        raise InputError(f"nothing can listen on {host}:{port}; choose another with --host and --port") from error
+    switch_often()
+    Server(config).run()
+
+
+def switch_often() -> None:
+    """Has the threads of this process take turns more often: the engine's is not to wait for one that writes JSON."""
+    sys.setswitchinterval(_SWITCH_SECONDS)

@@ -15,7 +15,7 @@ from npu_text.batching.texts import Grammar, TextRequest
 from npu_text.serving.answers import Answers
 from npu_text.serving.chat_template import ChatTemplate
 from npu_text.serving.core import Core, TextJob
-from npu_text.serving.errors import APIError
+from npu_text.serving.errors import APIError, unknown_model
 from npu_text.serving.grammars import Grammars, json_grammar
 from npu_text.serving.protocol import UNSUPPORTED, ResponseFormat, SamplingFields
 from npu_text.serving.vocabulary import Vocabulary
@@ -80,12 +80,7 @@ class Service:
         """
         refuse_unsupported(request.model_extra)
         if request.model != self.name:
-            raise APIError(
-                f"the model '{request.model:.80}' is not here; this server has '{self.name}'",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(request.model, [self.name])
         if request.stream_options is not None and not request.stream:
             raise APIError("stream_options is only for streams; set stream", param="stream_options")
 

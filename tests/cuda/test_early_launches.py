@@ -19,7 +19,7 @@ def launch(writes: bool = False, kernel: int = PATIENT) -> KernelCall:
 
 
 def is_settled(*steps: Step) -> bool:
-    LOWERING.steps = [*steps]
+    LOWERING.emitted = [*steps]
     return early_launches.is_settled(BUFFER, LOWERING)
 
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import importlib
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
-from npu_cli.extras import import_torchvision
-from npu_cli.main import main
 from npu_compiler import errors
+from npu_compiler.partitioning.plan import PartitionPlan
+from tests.support.pages import FENCE, fences, run_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ENGLISH = sorted(path for path in DOCS.glob("*.md") if not path.name.endswith(".ko.md"))
 PAGES = [*ENGLISH, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 EVERY_PAGE = [*PAGES, *(path.with_suffix(".ko.md") for path in PAGES)]
+ELSEWHERE = {DOCS / "cluster.md"}  # tests/serving/test_ray.py runs it, on a cluster
 
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^(#+) ", re.MULTILINE)
 
 
-def fences(path: Path) -> list[tuple[str, str]]:
-    """Language and text of each code fence of a page."""
-    return _FENCE.findall(path.read_text(encoding="utf-8"))
-
-
 def without_fences(path: Path) -> str:
-    return _FENCE.sub("", path.read_text(encoding="utf-8"))
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
 
 
 def test_navigation_lists_every_page() -> None:
@@ -71,18 +65,15 @@ def test_korean_pages_are_of_one_style(path: Path) -> None:
     assert "행렬 곱" not in text
 
 
-@pytest.mark.parametrize("path", [page for page in PAGES[:-1] if fences(page)], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES[:-1] if fences(page) and page not in ELSEWHERE], ids=lambda path: path.name
+)
 def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a page's Python and its `npu` commands, in order, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    import_torchvision()  # also beside a build of torch that it does not fit
-    namespace: dict[str, object] = {}
-    for language, text in fences(path):
-        if language == "python":
-            exec(compile(text, path.name, "exec"), namespace)
-        for line in text.splitlines() if language == "console" else ():
-            if line.startswith("$ npu "):
-                assert main(shlex.split(line)[2:]) == 0, line
+    plan = run_page(path).get("plan")
+    if isinstance(plan, PartitionPlan):
+        assert not all(part.on_device for part in plan.partitions), "what it divides lowers whole"
 
 
 @pytest.mark.parametrize("generator", ["generate_ops", "generate_figures", "generate_models"])

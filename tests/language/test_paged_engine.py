@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from npu_compiler.artifact.batch_spec import BatchSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
@@ -17,9 +18,9 @@ from npu_compiler.errors import ExtractionError, InputError, IRError
 from npu_compiler.frontend.decoder_request import BatchRequest, check_request
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device
-from npu_text.batching.engine import LaneSampling, LaneStep, Prefill
+from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill
 from npu_text.batching.paged_engine import PagedEngine
-from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, greedy, make_decoder
+from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, dtype_errors, greedy, make_decoder
 
 REQUEST = BatchRequest((1, 4), 32, pages=14, chunks=(16, 64), guess=4)
 
@@ -140,6 +141,37 @@ def test_a_page_that_there_is_none_of(page: int, engine: PagedEngine, decoder: D
     check_greedy(decoder, text.prompt, text.tokens)
 
 
+@pytest.mark.parametrize("choose", [True, False])
+def test_scores_of_a_prompt_are_pytorchs(choose: bool, engine: PagedEngine, decoder: Decoder) -> None:
+    """By parts that are no multiple of the lanes; what is chosen behind them, too; and a text beside is left alone."""
+    other = Text(engine, 3, prompt(20, 1), [0]).fill()
+    tokens, pages = prompt(75, 4), [9, 2, 5]
+    scores: list[Chosen] = []
+    engine.begin(1, LaneSampling(best=2), tokens)
+    for start, end in ((0, 1), (1, 34), (34, 75)):
+        ends = end == len(tokens)
+        part = Prefill(1, tokens[start:end], start, pages[: ceil_div(end, 32)], choose=choose and ends, scored=3)
+        given = engine.prefill(replace(part, following=None if ends else tokens[end]))()
+        scores += given.scores
+    logits = decoder.logits(tokens)
+    expected, error = torch.log_softmax(logits.double(), -1), 2 * dtype_errors(decoder, tokens).double() + 1e-5
+    assert [score.token for score in scores] == tokens[1:]
+    for place, score in enumerate(scores):
+        assert score.logprob is not None
+        assert abs(score.logprob - float(expected[place, score.token])) <= 2 * error[place]
+        best = expected[place].topk(3).values.tolist()
+        np.testing.assert_allclose([logprob for _, logprob in score.best], best, atol=float(2 * error[place]))
+        for token, logprob in score.best:
+            assert abs(logprob - float(expected[place, token])) <= 2 * error[place]
+    if choose:
+        assert given.chosen is not None
+        check_greedy(decoder, tokens, [given.chosen.token])
+        assert given.chosen.logprob is not None
+        assert abs(given.chosen.logprob - float(expected[-1, given.chosen.token])) <= 2 * error[-1]
+    go_on([other], 3)
+    check_greedy(decoder, other.prompt, other.tokens)
+
+
 def test_what_the_engine_does_not_do_is_refused(engine: PagedEngine) -> None:
     with pytest.raises(InputError, match="expected 1 to 4"):
         engine.step([LaneStep(lane, [1], 0, [lane]) for lane in range(5)])
@@ -147,8 +179,8 @@ def test_what_the_engine_does_not_do_is_refused(engine: PagedEngine) -> None:
         engine.step([LaneStep(0, [1, 2, 3, 4, 5], 0, [0])])
     with pytest.raises(InputError, match="65 tokens"):
         engine.prefill(Prefill(0, [1] * 65, 0, [0, 1, 2]))
-    with pytest.raises(InputError, match="to be scored"):
-        engine.prefill(Prefill(0, [1] * 5, 0, [0], scored=1))
+    with pytest.raises(InputError, match="best=21"):
+        engine.check(LaneSampling(), 21, False)
     with pytest.raises(InputError, match="temperature"):
         engine.begin(0, LaneSampling(temperature=-1.0), [])
 

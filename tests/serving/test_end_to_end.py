@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from npu_cli.main import main
 from npu_runtime import Device
-from tests.support.decoders import Decoder, config, import_transformers
+from tests.support.decoders import Decoder, config, dtype_errors, import_transformers
 from tests.support.serving import CHAT, make_tokenizer, running
 
 openai = pytest.importorskip("openai")
@@ -53,9 +54,9 @@ def client(qwen: Decoder) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(folder: Path, device: str = "software-metal") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`npu serve` as users start it, and its address."""
-    command = [sys.executable, "-m", "npu_cli", "serve", str(folder), "--port", "0", "--device", "software-metal"]
+    command = [sys.executable, "-m", "npu_cli", "serve", str(folder), "--port", "0", "--device", device]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -78,6 +79,22 @@ def test_a_server_that_was_killed_starts_again_and_stops_when_told(qwen: Decoder
                     assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("stop", "length")
             assert server.wait(60) == (0 if signal_ == signal.SIGTERM else -signal.SIGKILL)
     assert texts[0] == texts[1]
+
+
+def test_two_devices_behind_one_server(qwen: Decoder) -> None:
+    pytest.importorskip("aiohttp")
+    with process(qwen.folder, "software-metal,software-metal") as (server, url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
+            options: Any = {"model": "model", "prompt": "Hello", "temperature": 0, "extra_body": {"ignore_eos": True}}
+            with ThreadPoolExecutor(8) as pool:
+                count = 20
+                answers = pool.map(lambda _: client.completions.create(**options, max_tokens=count), range(8))
+                assert len({answer.choices[0].text for answer in answers}) == 1
+            stream = client.completions.create(**options, max_tokens=100, stream=True)
+            next(iter(stream))
+            server.send_signal(signal.SIGINT)
+            assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert server.wait(60) == 0
 
 
 def test_chat_on_a_terminal(qwen: Decoder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +147,26 @@ def test_many_clients_get_what_each_gets_alone_and_three_times_as_fast(client: A
             ratios.append(one_by_one / (time.perf_counter() - started))
         assert together == alone
     assert max(ratios) >= 3, ratios
+
+
+def test_echo_with_logprobs_is_pytorchs(client: Any, qwen: Decoder) -> None:
+    """What evaluations read: whole prompts with the log-probability of each token, many at once."""
+    prompts = [prompt(number) for number in range(0, 60, 12)]
+    options: Any = {"model": "qwen", "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 1}
+    choices = client.completions.create(**options).choices
+    for tokens, choice in zip(prompts, choices, strict=True):
+        told, expected = choice.logprobs, torch.log_softmax(qwen.logits(tokens).double(), -1)
+        errors = 4 * dtype_errors(qwen, tokens) + 1e-5
+        assert told.token_logprobs[0] is None
+        assert len(told.token_logprobs) == len(tokens)
+        for place, logprob in enumerate(told.token_logprobs[1:]):
+            assert abs(logprob - float(expected[place, tokens[place + 1]])) <= errors[place]
+            (best,) = told.top_logprobs[place + 1].values()
+            assert abs(best - float(expected[place].max())) <= errors[place]
+    (one,) = client.completions.create(**options | {"prompt": prompts[1], "max_tokens": 5, "temperature": 0}).choices
+    assert one.logprobs.token_logprobs[: len(prompts[1])] == choices[1].logprobs.token_logprobs
+    assert one.text.startswith(choices[1].text)
+    assert len(one.logprobs.tokens) == len(prompts[1]) + 5
 
 
 def test_ways_of_choosing_alone_and_in_company(client: Any) -> None:

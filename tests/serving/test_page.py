@@ -90,9 +90,11 @@ def test_an_answer_streams_in_as_text_and_lanes_and_pages_are_live(browser: Brow
             "window.seen = [], new MutationObserver(() => seen.push(document.querySelector('#talk .assistant')"
             "?.textContent)).observe(document.getElementById('talk'), {childList: true, subtree: true})"
         )
+        usual, server.engine.seconds = server.engine.seconds, 0.5  # so that it lasts until the page has looked
         ask(tab, "Hallo <i>du</i>")
         tab.wait(f"{BARS}.some((width) => width > 0) && {COUNT.format('used')} > 0")
         assert tab.value("document.getElementById('pages').value") > 0
+        server.engine.seconds = usual
         tab.wait(IDLE)
         assert tab.value(TALK) == [["user", "Hallo <i>du</i>"], ["assistant", HOSTILE]]
         seen = list(dict.fromkeys(filter(None, tab.value("seen"))))

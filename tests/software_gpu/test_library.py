@@ -154,3 +154,21 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_source_that_is_not_understood(text: str) -> None:
     assert REFUSED[text] in compile_error(HEAD + text)
+
+
+def test_functions_on_fibers_are_compiled_once_however_often_they_are_called(empty_cache: Path) -> None:
+    """Each of four calls the one before four times: copied into each other they would be 256 bodies."""
+    functions = (
+        "METAL_FUNC float f0(threadgroup float* v, uint i) "
+        "{ threadgroup_barrier(mem_flags::mem_threadgroup); return v[31 - i]; }\n"
+    )
+    for level in range(1, 5):
+        calls = " + ".join(f"f{level - 1}(v, (i + {at}) & 31)" for at in range(4))
+        functions += f"METAL_FUNC float f{level}(threadgroup float* v, uint i) {{ return {calls}; }}\n"
+    kernel = (
+        "kernel void deep(device float* y [[buffer(0)]], uint i [[thread_position_in_threadgroup]]) "
+        "{ threadgroup float v[32]; v[i] = y[i]; y[i] = f4(v, i); }"
+    )
+    compile_library(HEAD + functions + kernel, {}, execution=library.Execution.FIBERS)
+    (entry,) = entries(empty_cache)
+    assert entry.stat().st_size < 40_000

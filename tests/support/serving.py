@@ -15,7 +15,7 @@ import pytest
 from npu_text.batching.texts import Limits
 from tests.support.simulated_engine import SimulatedEngine
 
-__all__ = ["CHAT", "END", "MODEL", "Server", "make_tokenizer", "running", "serve"]
+__all__ = ["CHAT", "END", "MODEL", "Server", "make_service", "make_tokenizer", "running", "serve", "simulated_app"]
 
 MODEL, END = "tiny", 256
 CHAT = (
@@ -53,16 +53,15 @@ class Server:
     service: Any
 
 
-@contextmanager
-def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Server]:
-    """A server on a free port; `options` are those of `AppOptions`, and `service` those of `ServiceOptions`."""
+def make_service(
+    engine: SimulatedEngine | None = None, limits: Limits | None = None, metrics: Any = None, **options: Any
+) -> Any:
+    """A `Service` on a simulated device; `options` are those of `ServiceOptions`."""
     for module in ("fastapi", "uvicorn", "llguidance", "prometheus_client", "jinja2"):
         pytest.importorskip(module)
-    from npu_text.serving.app import AppOptions, make_app
     from npu_text.serving.chat_template import ChatTemplate
     from npu_text.serving.core import Core
     from npu_text.serving.grammars import Grammars
-    from npu_text.serving.metrics import Metrics
     from npu_text.serving.service import Service, ServiceOptions
     from npu_text.serving.vocabulary import Vocabulary
 
@@ -70,19 +69,38 @@ def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, *
         engine = SimulatedEngine(lanes=4, pages=400, page_tokens=16, context=1024)
         engine.chunks, engine.ending = (32, 128, 512), END
     tokenizer = make_tokenizer()
-    vocabulary, metrics = Vocabulary(tokenizer.to_str(), tokenizer), Metrics()
-    core = Core(engine, vocabulary, limits, metrics)
-    service = Service(
+    vocabulary = Vocabulary(tokenizer.to_str(), tokenizer)
+    return Service(
         MODEL,
-        core,
+        Core(engine, vocabulary, limits, metrics),
         frozenset({END}),
         ChatTemplate(CHAT, {}),
         Grammars(vocabulary, engine.vocabulary, [END]),
-        ServiceOptions(**options.pop("service", {})),
+        ServiceOptions(**options),
     )
+
+
+def simulated_app(
+    engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """An application and its service; `options` are those of `AppOptions`, and `service` those of `ServiceOptions`."""
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("fastapi")
+    from npu_text.serving.app import AppOptions, make_app
+    from npu_text.serving.metrics import Metrics
+
+    metrics = Metrics()
+    service = make_service(engine, limits, metrics, **options.pop("service", {}))
     embedder = options.pop("embedder", None)
-    with running(make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options))) as url:
-        yield Server(url, engine, service)
+    return make_app(service, embedder, metrics, AppOptions(**{"leave": 1} | options)), service
+
+
+@contextmanager
+def serve(engine: SimulatedEngine | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Server]:
+    """A server on a free port; the arguments are those of `simulated_app`."""
+    app, service = simulated_app(engine, limits, **options)
+    with running(app) as url:
+        yield Server(url, service.core.engine, service)
 
 
 @contextmanager

@@ -68,9 +68,12 @@ class SimulatedEngine:
         self._write(part.pages, part.position, part.tokens)
         self._check_text(part.lane, part.pages, end)
         chosen = self._choose(part.lane, end, part.mask) if part.choose else None
-        scores: tuple[Chosen | None, ...] = ()
+        scores: tuple[Chosen, ...] = ()
         if part.scored is not None:
-            scores = tuple(self._score(text, at, part.scored) for at in range(part.position, end))
+            prompt = text[: self._prompts[part.lane]]
+            assert part.following == (prompt[end] if end < len(prompt) else None), "another token than the next one"
+            places = range(part.position + 1, min(end + 1, len(prompt)))
+            scores = tuple(_told(self.logits(prompt[:at]), prompt[at], part.scored) for at in places)
         return self._later(Prefilled(chosen, scores))
 
     def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
@@ -156,9 +159,6 @@ class SimulatedEngine:
         weights[weights < sampling.min_p * weights[0]] = 0
         at = np.random.default_rng([sampling.seed, end]).random() * weights.sum()
         return int(order[min(int(np.searchsorted(weights.cumsum(), at, "right")), len(weights) - 1)])
-
-    def _score(self, text: list[int], at: int, best: int) -> Chosen | None:
-        return _told(self.logits(text[:at]), text[at], best) if at else None
 
     def _check_call(self, lane: int) -> None:
         assert 0 <= lane < self.lanes

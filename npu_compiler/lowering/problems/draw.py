@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self
 
+from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
 from npu_compiler.tensor.trace import Anchor, TracedTensor
@@ -62,6 +63,11 @@ class Draw(Problem):
             "top_k_row": self.top_k.strides[0],
             **self.words.named_strides("words", ("row", "column")),
         }
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """What kernels bind, by their names for it."""
+        return {name: operand.argument for name, operand in zip(_NAMES, self.operands, strict=True)}
 
     @property
     def dims(self) -> Dims:

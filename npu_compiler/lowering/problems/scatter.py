@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self
 
+from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
 from npu_compiler.tensor.trace import Anchor, TracedTensor
@@ -14,6 +15,7 @@ from npu_compiler.tensor.trace import Anchor, TracedTensor
 __all__ = ["HOW", "ScatterRows"]
 
 HOW = ("sum", "mean", "prod", "amax", "amin")
+_NEUTRAL = {"prod": 1.0, "amax": float("-inf"), "amin": float("inf")}
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,16 @@ class ScatterRows(Problem):
     @property
     def flops(self) -> int:
         return prod(self.values.shape)
+
+    def macros(self, dialect: Dialect) -> dict[str, object]:
+        """What kernels in a language are told of how values are combined, but for by what function."""
+        return {
+            "NEUTRAL": dialect.literal(_NEUTRAL.get(self.how, 0.0), self.result.dtype),
+            "MEAN": int(self.how == "mean"),
+            "INCLUDED": int(self.include_self),
+            "HAS_BASE": int(self.base is not None),
+            "FILL": dialect.literal(self.fill, self.result.dtype),
+        }
 
     @property
     def sizes(self) -> dict[str, int]:

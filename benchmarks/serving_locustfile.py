@@ -1,0 +1,85 @@
+"""What each client of `benchmarks.serving_load` does; locust runs it.
+
+A client asks for a text, reads it as it streams, waits where the load has a rate, and asks again. Each answer becomes
+a line of JSON in the file ``records`` with the process's number behind its name. What to ask for is in the variable
+NPU_LOAD of the environment, as JSON.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from locust import User, task
+
+__all__ = ["Client"]
+
+_LOAD: dict[str, Any] = json.loads(os.environ["NPU_LOAD"])
+_RECORDS = Path(f"{_LOAD['records']}-{os.getpid()}")
+_NUMBERS = count()
+_HEADERS = {"content-type": "application/json"}
+
+
+class Client(User):
+    """One client."""
+
+    def on_start(self) -> None:
+        """Draws what it asks for from numbers of its own."""
+        self._number = f"{os.getpid()}-{next(_NUMBERS)}"
+        self._random = random.Random(self._number)
+        self._asked = 0.0
+
+    def wait_time(self) -> float:
+        """Seconds from an answer to the next request: none, or such that requests come at random at the wanted rate."""
+        if _LOAD["period"] is None:
+            return 0.0
+        return max(0.0, self._asked + self._random.expovariate(1 / _LOAD["period"]) - time.time())
+
+    @task
+    def ask(self) -> None:
+        """Reads one text."""
+        prompt = [self._random.randrange(_LOAD["vocabulary"]) for _ in range(_LOAD["prompt"])]
+        body = {"model": _LOAD["model"], "prompt": prompt, "max_tokens": _LOAD["answer"], "temperature": 0}
+        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        self._asked = time.time()
+        error: Exception | None = None
+        tokens = 0
+        try:
+            first, tokens = self._read(json.dumps(body))
+            record = {"client": self._number, "asked": self._asked, "first": first, "end": time.time()}
+            with _RECORDS.open("a") as file:
+                file.write(json.dumps(record | {"tokens": tokens}) + "\n")
+        except (OSError, http.client.HTTPException, ValueError) as failure:
+            error = failure
+        self.environment.events.request.fire(
+            request_type="POST",
+            name="/v1/completions",
+            response_time=1000 * (time.time() - self._asked),
+            response_length=tokens,
+            exception=error,
+            context={},
+        )
+
+    def _read(self, body: str) -> tuple[float, int]:
+        """When the first token came, and how many there were."""
+        connection = http.client.HTTPConnection(str(self.host).removeprefix("http://"), timeout=600)
+        try:
+            connection.request("POST", "/v1/completions", body, _HEADERS)
+            answer = connection.getresponse()
+            first, end = 0.0, b""
+            while part := answer.read1(1 << 16):
+                if not first and b"data: {" in part:
+                    first = time.time()
+                end = (end + part)[-4096:]
+        finally:
+            connection.close()
+        last = end.split(b"\n\n")[-3:-1]  # usage, and the end
+        if not first or answer.status != 200 or len(last) != 2 or last[1] != b"data: [DONE]":
+            raise ValueError(f"status {answer.status}, and at the end {end[-300:]!r}")
+        return first, json.loads(last[0].removeprefix(b"data: "))["usage"]["completion_tokens"]

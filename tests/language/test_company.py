@@ -1,0 +1,73 @@
+"""Alone or in company: what a text becomes depends on nobody that runs beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from npu_compiler.frontend.decoder_request import BatchRequest
+from npu_runtime import Device
+from npu_text.batching.driver import Driver
+from npu_text.batching.engine import Chosen, LaneSampling
+from npu_text.batching.paged_engine import PagedEngine
+from npu_text.batching.texts import Event, Limits, TextRequest
+from tests.support.decoders import VOCABULARY, make_decoder
+
+REQUESTS, AT_ONCE = 200, 64
+
+
+def requests() -> list[TextRequest]:
+    """Greedy ones and such that draw, each with a seed, a length and ways of its own; all with log-probabilities."""
+    made = []
+    for number in range(REQUESTS):
+        random = np.random.default_rng(number)
+        prompt = tuple(random.integers(0, VOCABULARY, int(random.integers(1, 40))).tolist())
+        sampling = LaneSampling(best=2)
+        if number % 2:
+            sampling = LaneSampling(
+                temperature=float(random.uniform(0.5, 1.5)),
+                top_k=int(random.choice([0, 5, 40])),
+                top_p=float(random.choice([0.9, 1.0])),
+                frequency_penalty=0.5 * (number % 3 == 0),
+                logit_bias={7: 2.0} if number % 5 == 0 else {},
+                seed=number,
+                best=2,
+            )
+        made.append(TextRequest(prompt, int(random.integers(1, 8)), sampling))
+    return made
+
+
+def answers(engine: PagedEngine, asked: Sequence[TextRequest], at_once: int) -> list[list[Chosen]]:
+    """What becomes of texts of which so many are open at a time."""
+    free = threading.Semaphore(at_once)
+    found: list[list[Chosen]] = [[] for _ in asked]
+    finishes: list[str] = []
+
+    def deliver(events: Sequence[Event]) -> None:
+        for event in events:
+            found[event.text.serial] += event.chosen
+            if event.finish:
+                finishes.append(event.finish)
+                free.release()
+
+    driver = Driver(engine, deliver, Limits(share=False))  # what texts share divides their prompts otherwise
+    driver.start()
+    for request in asked:
+        assert free.acquire(timeout=60)
+        driver.submit(request)
+    for _ in range(at_once):
+        assert free.acquire(timeout=60)
+    driver.stop()
+    assert finishes == ["length"] * len(asked)
+    return found
+
+
+def test_texts_are_the_same_to_the_bit_one_by_one_and_many_at_a_time(tmp_path: Path, device: Device) -> None:
+    """By one function for all lanes. Tokens, and the logarithms of their probabilities."""
+    batch = BatchRequest((8,), 32, chunks=(64,))
+    engine = PagedEngine(make_decoder(tmp_path, "Qwen2", cache_length=64, batch=batch).folder, device)
+    asked = requests()
+    assert answers(engine, asked, 1) == answers(engine, asked, AT_ONCE)
