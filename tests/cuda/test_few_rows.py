@@ -17,7 +17,7 @@ import torch
 import npu_compiler
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import few_rows
-from cuda_compiler.products.few_rows import FewRows, Work, few_rows_candidates
+from cuda_compiler.products.few_rows_sizes import FewRows, Work, few_rows_candidates
 from npu_compiler import CompiledProgram
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from npu_compiler.lowering.candidates import Candidate
