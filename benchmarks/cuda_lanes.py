@@ -135,9 +135,9 @@ def microseconds(device: Device, logits: NPUBuffer, sampling: LaneSampling, draw
     chooser = LaneChooser(device, vocabulary, "bfloat16", lanes)
     for lane in range(lanes):
         chooser.begin(lane, replace(sampling, seed=lane), list(range(20)))
-    rows = [LaneRow(lane, 9) for lane in range(lanes)]
-    bound = chooser.bind(logits, chooser.features(rows) | ({Feature.DRAWN} if drawn else set()))
-    bound.put(rows)
+    group = chooser.group(np.arange(lanes))
+    bound = chooser.bind(logits, group.features(False) | ({Feature.DRAWN} if drawn else set()))
+    bound.put(group, np.full(lanes, 9))
     recording = device.backend.record([*bound.plans] * _REPEATED)
     replay = partial(recording.replay, sync=False, stream=None)
     taken = cuda_timing.milliseconds(replay, device.backend.stream.ptr)  # type: ignore[attr-defined]
@@ -153,9 +153,9 @@ def profile(device: Device, vocabulary: int, lanes: int) -> None:
         chooser = LaneChooser(device, vocabulary, "bfloat16", lanes)
         for lane in range(lanes):
             chooser.begin(lane, replace(_KINDS[name], seed=lane), list(range(20)))
-        rows = [LaneRow(lane, 9) for lane in range(lanes)]
-        bound = chooser.bind(given, chooser.features(rows))
-        bound.put(rows)
+        group = chooser.group(np.arange(lanes))
+        bound = chooser.bind(given, group.features(False))
+        bound.put(group, np.full(lanes, 9))
         prepared = bound.plans[-1].plan
         taken = np.median([prepared.run_timed(bound.plans[-1].buffers) for _ in range(7)], axis=0) * 1e6
         print(f"{lanes} lanes, {name}:", " | ".join(f"{each:.1f}" for each in taken), flush=True)

@@ -4,6 +4,11 @@ The 16-bit step's graph gets `npu_codes.dequantize` ahead of each linear, and ra
 checkpoints are brought to. Logits are compared with those of the same step of the dequantised weights in 16 bits.
 
     python -m benchmarks.cuda_quantised --graphs FOLDER --json FILE
+
+With a cache in codes, and a long one; graphs are extracted where they are not in the folder yet:
+
+    python -m benchmarks.cuda_quantised --graphs FOLDER --steps decode_32768 --position 32000 \\
+        --kv-cache-dtype int8 --formats "int4 in groups of 64, head int8" --json FILE
 """
 
 from __future__ import annotations
@@ -23,14 +28,16 @@ import npu_compiler
 import npu_compiler.frontend.coded_layers  # defines npu_codes::dequantize
 from benchmarks import cuda_timing
 from cuda_runtime import CUDAExecutor
+from npu_compiler.frontend.cache_forms import row_form
+from npu_compiler.frontend.cached_decoder import CachedDecoder, cache_shapes
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device, load_weights
 
 __all__ = ["FORMATS", "Format", "coded", "random_weights"]
 
 _HEAD, _EMBEDDING = "model.lm_head.weight", "model.model.embed_tokens.weight"
-_KEYS = ("format", "tokens", "position")
-_POSITION = 128
+_KEYS = ("format", "cache", "length", "tokens", "position")
+_LENGTH = 2048  # positions of the cache of a prefill
 
 
 @dataclass(frozen=True)
@@ -187,9 +194,53 @@ def inputs_of(ir: Mapping[str, Any], position: int) -> dict[str, torch.Tensor]:
             made[name] = position + torch.arange(shape[0], device="cuda")
         elif name == "last":
             made[name] = torch.tensor([int(made["tokens"].shape[1]) - 1], device="cuda")
+        elif value["dtype"] == "int8":
+            made[name] = torch.randint(-127, 128, shape, generator=random, device="cuda", dtype=torch.int8)
+        elif value["dtype"] == "float32":  # scales of codes, whose numbers are then of the size of a 16-bit cache's
+            made[name] = torch.full(shape, 1 / 73, device="cuda")
         else:
-            made[name] = torch.randn(shape, generator=random, device="cuda", dtype=torch.bfloat16)
+            numbers = torch.randn(shape, generator=random, device="cuda", dtype=torch.bfloat16)
+            is_coded = value["dtype"] == "float8_e4m3fn"
+            made[name] = (numbers * 73).to(torch.float8_e4m3fn) if is_coded else numbers
     return made
+
+
+def step_graph(folder: Path, name: str, kv_cache_dtype: str) -> dict[str, Any]:
+    """The graph of a step, kept in a folder; extracted where it is not there yet.
+
+    Args:
+        folder: Of the graphs.
+        name: ``decode_L`` for a cache of L positions, ``prefill_N`` for N tokens and a cache of 2,048.
+        kv_cache_dtype: As `npu extract-llm` has it.
+    """
+    path = folder / f"{name}{'' if kv_cache_dtype == '16' else '_' + kv_cache_dtype}.json"
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    from benchmarks.cuda_qwen import make_model
+
+    model = make_model().to(torch.bfloat16).eval()
+    form, (kind, _, number) = row_form(kv_cache_dtype, torch.bfloat16), name.partition("_")
+    count, length = (1, int(number)) if kind == "decode" else (int(number), _LENGTH)
+    shapes = (made for shape in cache_shapes(model, length) for made in form.empty(shape))
+    inputs: dict[str, Any] = {"tokens": torch.zeros(1, count, dtype=torch.long), "positions": torch.arange(count)}
+    inputs["caches"] = tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in shapes)
+    inputs |= {"last": torch.tensor([count - 1])} if count > 1 else {}
+    ir = npu_compiler.extract(CachedDecoder(model, form), inputs, model_name=name).ir
+    path.write_text(json.dumps(ir))
+    return ir
+
+
+def plain_inputs(ir: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Inputs of a graph whose cache is in 16 bits, given those of one whose cache may be codes and scales."""
+    caches = [name for name in inputs if name.startswith("caches_")]
+    plain = [value["name"] for value in ir["graph_inputs"] if value["name"].startswith("caches_")]
+    if len(plain) == len(caches):
+        return dict(inputs)
+    pairs = zip(caches[::2], caches[1::2], strict=True)
+    numbers = [(inputs[codes].float() * inputs[scales]).to(torch.bfloat16) for codes, scales in pairs]
+    made = {name: tensor for name, tensor in inputs.items() if name not in caches}
+    return {**made, **dict(zip(plain, numbers, strict=True))}
 
 
 def dequantised(ir: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -210,11 +261,11 @@ def dequantised(ir: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> d
 
 
 def _row(
-    name: str, ir: Mapping[str, Any], plain: Mapping[str, Any], device: Device, check: bool
+    name: str, ir: Mapping[str, Any], plain: Mapping[str, Any] | None, position: int, device: Device
 ) -> Iterator[dict[str, Any]]:
-    """Figures of one format."""
+    """Figures of one format; the logits are compared with those of the step in 16 bits, if that is given."""
     tokens = ir["graph_inputs"][0]["shape"][1]
-    weights, inputs = random_weights(ir, scale_bits(ir)), inputs_of(ir, _POSITION)
+    weights, inputs = random_weights(ir, scale_bits(ir)), inputs_of(ir, position)
     program = npu_compiler.compile(dict(ir), "cuda", "bfloat16")
     executor, held = CUDAExecutor(program, device), load_weights(weights, program, device)
 
@@ -223,17 +274,21 @@ def _row(
         return from_dlpack(executor.run(given, held)[executor.plan.outputs[0].name]).float().clone()
 
     result = logits(executor, held, inputs)
-    figures: dict[str, Any] = {"format": name, "tokens": tokens, "position": _POSITION}
+    caches = [value for value in ir["graph_inputs"] if value["name"].startswith("caches_")]
+    figures: dict[str, Any] = {"format": name, "cache": caches[0]["dtype"], "length": caches[0]["shape"][2]}
+    figures |= {"tokens": tokens, "position": position}
     figures["launches"] = len(executor.plan.calls)
     figures["GB of weights"] = sum(weight.nbytes for weight in weights.values()) / 1e9
     figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
-    if check and ir is not plain:
+    figures["GB of cache"] = sum(inputs[value["name"]].nbytes for value in caches) / 1e9
+    if plain is not None and ir is not plain:
         exact = random_weights(plain, {}) | {name: value for name, value in weights.items() if "codes" not in name}
-        exact |= dequantised(ir, weights)
+        exact |= dequantised(ir, weights) if any(name.endswith(".codes") for name in weights) else {}
         names = {weight["name"] for weight in plain["weights"]}
         other = npu_compiler.compile(dict(plain), "cuda", "bfloat16")
         chosen = {name: value for name, value in exact.items() if name in names}
-        wanted = logits(CUDAExecutor(other, device), load_weights(chosen, other, device), inputs_of(ir, _POSITION))
+        expected = plain_inputs(plain, inputs_of(ir, position))
+        wanted = logits(CUDAExecutor(other, device), load_weights(chosen, other, device), expected)
         figures["r"] = cuda_timing.pearson(result.cpu().numpy(), wanted.cpu().numpy())
     notes = [note for note in executor.plan.notes if "stored as numbers" in note]
     yield figures | ({"notes": notes[0]} if notes else {})
@@ -241,22 +296,23 @@ def _row(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", type=Path, required=True, help="folder of decode_2048.json and prefill_8.json")
+    parser.add_argument("--graphs", type=Path, required=True, help="where extracted graphs are kept")
+    parser.add_argument("--steps", nargs="*", default=["decode_2048", "prefill_8"], metavar="NAME", help="what to time")
+    parser.add_argument("--position", type=int, default=128, help="of the first token")
+    parser.add_argument("--kv-cache-dtype", choices=("int8", "fp8", "16"), default="16", help="what the cache holds")
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--no-check", action="store_true", help="do not compare logits")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the figures to this file")
     args = parser.parse_args()
     device = Device("cuda")
     run = cuda_timing.empty_run(device, {}, False)
-    for graph in ("decode_2048", "prefill_8"):
-        path = args.graphs / f"{graph}.json"
-        if not path.exists():
-            continue
-        plain = json.loads(path.read_text())
+    for graph in args.steps:
+        plain = step_graph(args.graphs, graph, "16")
+        given = plain if args.kv_cache_dtype == "16" else step_graph(args.graphs, graph, args.kv_cache_dtype)
         for name in args.formats:
             form = FORMATS[name]
-            ir = plain if form is None else coded(plain, *form)
-            for figures in _row(name, ir, plain, device, not args.no_check):
+            ir = given if form is None else coded(given, *form)
+            for figures in _row(name, ir, None if args.no_check else plain, args.position, device):
                 run["results"].append(figures)
                 print(figures, flush=True)
             torch.cuda.empty_cache()

@@ -116,7 +116,7 @@ def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) 
 
 def _lanes_seconds(engine: Any, lanes: int, load: Load) -> float:
     """What a step takes of so many lanes, in the middle of the answers."""
-    from npu_text.batching.engine import LaneSampling, LaneStep, Prefill
+    from npu_text.batching.engine import LaneSampling, LaneSteps, Prefill
 
     start = load.prompt + load.answer // 2  # rounds write the same places again
     each = ceil_div(load.prompt + load.answer, engine.page_tokens)
@@ -126,13 +126,12 @@ def _lanes_seconds(engine: Any, lanes: int, load: Load) -> float:
         for at in range(0, start, engine.chunks[-1]):
             part = [1] * min(engine.chunks[-1], start - at)
             engine.prefill(Prefill(lane, part, at, pages[lane], choose=False))()
-    medians = []
+    medians, numbers = [], np.arange(lanes)
     for _ in range(_ROUNDS):
-        tokens, seconds = [1] * lanes, []
+        tokens, seconds = np.ones(lanes, np.int64), []
         for position in range(start, load.prompt + load.answer):
             began = time.perf_counter()
-            steps = [LaneStep(lane, (tokens[lane],), position, pages[lane]) for lane in range(lanes)]
-            tokens = [chosen[0].token for chosen in engine.step(steps)()]
+            tokens = engine.step(LaneSteps(numbers, tokens, np.full(lanes, position), pages))().tokens
             seconds.append(time.perf_counter() - began)
         medians.append(median(seconds))
     return min(medians)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cuda_compiler.attention.codes import loads_coded_rows
 from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.attention.paged import loads_pages
 from cuda_compiler.devices import DEVICES
@@ -56,7 +57,7 @@ class CUDATarget(CodegenTarget):
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         products = loads_vector, loads_grouped_codes, loads_packed, loads_codes, loads_bytes
-        forms = *products, loads_fresh, loads_pages, loads_convolution, loads_element, loads_values
+        forms = *products, loads_fresh, loads_pages, loads_coded_rows, loads_convolution, loads_element, loads_values
         if isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms):
             return True
         return loads_rows(group, position, operand, self.device)

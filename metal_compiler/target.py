@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from metal_compiler.attention.codes import loads_coded_rows
 from metal_compiler.attention.lowering import loads_pages
 from metal_compiler.devices import DEVICES
 from metal_compiler.dialect import METAL
@@ -46,7 +47,7 @@ class MetalTarget(CodegenTarget):
         return [*lower_shared(groups, lowering)]
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        forms = loads_vector, loads_grouped_codes, loads_codes, loads_element, loads_pages
+        forms = loads_vector, loads_grouped_codes, loads_codes, loads_element, loads_pages, loads_coded_rows
         return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
 
     def lower_map(self, group: Group, lowering: Lowering) -> Sequence[Step]:

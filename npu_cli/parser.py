@@ -110,6 +110,11 @@ def _add_extract_llm(parser: argparse.ArgumentParser) -> None:
         choices=("fp8", "int8", "16"),
         help="what linears multiply 8-bit weights of that type by; default: what the checkpoint says, else 16 bits",
     )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("int8", "fp8", "16"),
+        help="what the cache holds keys and values in, with a scale for each head and token; default: 16 bits",
+    )
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, traffic_of
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes, Scattered
+from npu_compiler.lowering.problems.forms import CodedRows, Computed, Dequantised, GroupedCodes, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Added, Problem
@@ -40,7 +40,7 @@ __all__ = ["CodegenTarget", "Lowering", "lowering_of", "OpRefusal", "Layout", "V
 __all__ += ["Group", "TracedTensor", "flops_of", "traffic_of"]
 __all__ += ["Problem", "Product", "Convolution", "Pooling", "Attention", "Recurrence", "Scan", "Sort"]
 __all__ += ["Windows", "Divisor"]
-__all__ += ["Operand", "Computed", "Dequantised", "GroupedCodes", "Scattered", "Added"]
+__all__ += ["Operand", "Computed", "CodedRows", "Dequantised", "GroupedCodes", "Scattered", "Added"]
 __all__ += ["Expr", "Const", "Load", "Iota", "Call", "Reduce", "Combination", "Slot", "Checked", "walk", "FUNCTIONS"]
 __all__ += ["KernelSource", "KernelCall", "LibraryCall", "Argument", "Step", "FAULTS"]
 __all__ += ["TargetExtensions", "LaunchExtension", "ArgumentExtension"]

@@ -130,9 +130,9 @@ class TokenSequence:
         backend = model.device.backend
         memory = iter(backend.allocate_all([spec.nbytes for spec in specs if spec is not None]))
         self.caches: list[Tensor] = []
-        for spec, shape in zip(specs, model.spec.cache_shapes, strict=True):
+        for spec, (shape, kind) in zip(specs, model.spec.caches, strict=True):
             if spec is None:
-                self.caches.append(np.zeros(shape, dtype(model.spec.dtype).numpy))
+                self.caches.append(np.zeros(shape, dtype(kind).numpy))
             else:
                 cache = NPUBuffer(model.device, next(memory), spec)
                 backend.clear(cache.data)

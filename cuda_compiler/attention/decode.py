@@ -6,7 +6,7 @@ the kernel ahead of it still runs, and nothing but this kernel writes there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
@@ -37,7 +37,8 @@ from npu_compiler.tensor.expr import Expr, Iota, Load, walk
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["ATTENTION_DECODE", "lower_decode", "loads_fresh"]
+__all__ = ["ATTENTION_DECODE", "Division", "Functions", "are_fresh_rows", "computed_in_kernel", "divide"]
+__all__ += ["division_macros", "is_kept", "loads_fresh", "lower_decode", "operand_macros"]
 
 _MAX_ROWS = 16
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
@@ -89,7 +90,7 @@ class _Costs:
 
 
 @dataclass(frozen=True)
-class _Division:
+class Division:
     """How the work is divided.
 
     Attributes:
@@ -147,7 +148,12 @@ def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
         return False
     made, tensor = operand.made, operand.tensor
     whole = operand.view.same_elements(tensor.view) and made.shape[2] <= _MAX_ROWS
-    return whole and _is_of_rows(made, tensor) and _names_rows(made)
+    return whole and are_fresh_rows(made, tensor)
+
+
+def are_fresh_rows(produced: Group, tensor: TracedTensor) -> bool:
+    """Whether a scatter replaces whole rows of a tensor, at positions that are the same for all heads."""
+    return _is_of_rows(produced, tensor) and _names_rows(produced)
 
 
 def _parts(problem: Attention) -> int | None:
@@ -189,12 +195,12 @@ def lower_decode(
         positions: The operands of the epilogue.
         blocks: What each block of the mask does.
     """
-    division = _divide(problem, blocks.positions, lowering.device)
+    division = divide(problem, blocks.positions, lowering.device)
     fresh = _fresh_rows(problem)
     if division is None or fresh is None:
         return None
-    functions = _functions(problem, lowering)
-    early = blocks.ready and all(_is_kept(operand, lowering) for operand in (problem.k, problem.v))
+    functions = computed_in_kernel(_wanted(problem), lowering)
+    early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
     tiles = division.tiles
     results = tiles * division.clusters * division.results if division.clusters > 1 else 0
     inputs = bindings(problem, blocks.states, results * FLOAT32.size, lowering)
@@ -206,15 +212,11 @@ def lower_decode(
         ATTENTION_DECODE,
         grid=(division.clusters * division.cluster, 1, tiles),
         values=ATTENTION_DECODE.values_among(operand_values(problem, problem.rows)),
-        macros={**_macros(division), **_operand_macros(functions, fresh), "EARLY": int(early)},
+        macros={**division_macros(division), **operand_macros(functions, fresh), "EARLY": int(early)},
         inputs={**inputs, **caches},
         flops=problem.flops,
         prologues={
-            "fresh": Prologue(
-                tuple(function.operands for function in functions),
-                {name: value for function in functions for name, value in function.operands.fields},
-                text=_text(functions),
-            )
+            "fresh": functions.prologue,
         },
         shared_bytes=division.shared_bytes,
         extension=cluster_along_x(division.cluster),
@@ -231,7 +233,8 @@ def _fresh_rows(problem: Attention) -> int | None:
     return keys if keys == values and keys <= _MAX_ROWS else None
 
 
-def _divide(problem: Attention, block: int, device: DeviceModel) -> _Division | None:
+def divide(problem: Attention, block: int, device: DeviceModel) -> Division | None:
+    """How the work is divided, over blocks of the mask of so many positions; None where the kernel does not suit."""
     if not offers(device, CLUSTERS):
         return None
     parts = _parts(problem)
@@ -253,7 +256,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel) -> _Division | 
     warps = cluster * _WARPS
     clusters = 1 if pieces <= costs.alone * warps else min(most, ceil_div(pieces, costs.enough * warps))
     depth = min(costs.depth if clusters == 1 else 1, costs.piece_bytes // _piece_bytes(problem))
-    return _Division(problem, costs, block, cluster, clusters, depth, parts)
+    return Division(problem, costs, block, cluster, clusters, depth, parts)
 
 
 def _piece_bytes(problem: Attention) -> int:
@@ -262,16 +265,42 @@ def _piece_bytes(problem: Attention) -> int:
     return _WARPS * _PIECE * (widths + 2 * _ROW_GAP) * 2
 
 
-def _is_kept(operand: Operand, lowering: Lowering) -> bool:
-    """Whether no kernel of the plan but this one writes an operand."""
+def is_kept(operand: Operand, lowering: Lowering, is_fresh: bool = False) -> bool:
+    """Whether no kernel of the plan but this one writes an operand; `is_fresh` if that scatters into it."""
     source = operand.tensor.source
-    if isinstance(operand, Scattered) and isinstance(source, Scatter):
+    if (is_fresh or isinstance(operand, Scattered)) and isinstance(source, Scatter):
         return lowering.tensors[source.into.tensor].source is None
     return source is None
 
 
-def _functions(problem: Attention, lowering: Lowering) -> list[ElementFunction]:
-    """Device functions that compute elements of the operands."""
+@dataclass(frozen=True)
+class Functions:
+    """Device functions that compute elements of operands in the kernel."""
+
+    each: tuple[ElementFunction, ...]
+
+    @property
+    def prologue(self) -> Prologue:
+        """What they read, and their text."""
+        return Prologue(
+            tuple(function.operands for function in self.each),
+            {name: value for function in self.each for name, value in function.operands.fields},
+            text=_text(self.each),
+        )
+
+
+def computed_in_kernel(wanted: Mapping[str, tuple[Expr, View]], lowering: Lowering) -> Functions:
+    """Functions of these names that compute an expression at a position of a view's shape."""
+    return Functions(
+        tuple(
+            element_function(name, expr, view.shape, lowering.tensors, f"f{number}", CUDA)
+            for number, (name, (expr, view)) in enumerate(wanted.items())
+        )
+    )
+
+
+def _wanted(problem: Attention) -> dict[str, tuple[Expr, View]]:
+    """What is computed: queries, what is new among keys and values, and where that goes."""
     q = problem.q
     query = q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype)
     wanted: dict[str, tuple[Expr, View]] = {"query_value": (query, q.view)}
@@ -281,10 +310,7 @@ def _functions(problem: Attention, lowering: Lowering) -> list[ElementFunction]:
             assert produced.index is not None
             wanted[f"{name}_value"] = (produced.expr, produced.view)
             wanted[f"{name}{_PLACE}"] = (produced.index, produced.view)
-    return [
-        element_function(name, expr, view.shape, lowering.tensors, f"f{number}", CUDA)
-        for number, (name, (expr, view)) in enumerate(wanted.items())
-    ]
+    return wanted
 
 
 def _text(functions: Sequence[ElementFunction]) -> str:
@@ -304,16 +330,18 @@ def _text(functions: Sequence[ElementFunction]) -> str:
     return "\n".join(texts)
 
 
-def _operand_macros(functions: Sequence[ElementFunction], fresh: int) -> dict[str, object]:
+def operand_macros(functions: Functions, fresh: int) -> dict[str, object]:
+    """What the kernel's file is told of its functions, and how many rows of keys and values are new."""
     return {
         "FRESH": fresh,
         "KEPT_T": "tile_t" if fresh else "const tile_t",
-        "OPERAND_PARAMETERS": "".join(pointer_parameters(function.operands, CUDA) for function in functions),
-        "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in functions),
+        "OPERAND_PARAMETERS": "".join(pointer_parameters(function.operands, CUDA) for function in functions.each),
+        "OPERAND_ARGUMENTS": "".join(pointer_arguments(function.operands) for function in functions.each),
     }
 
 
-def _macros(division: _Division) -> dict[str, object]:
+def division_macros(division: Division) -> dict[str, object]:
+    """What the kernel's file is told of sizes and of how the work is divided."""
     problem = division.problem
     warps = division.cluster * _WARPS
     return {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
+from cuda_compiler.attention.codes import is_coded, lower_codes, numbers_of_codes, suits_codes
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, has_states, mask_macros, mask_states
 from cuda_compiler.attention.paged import PAGED, lower_paged, suits_fresh
@@ -118,6 +119,11 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         OpRefusal: Data types differ, or there are too many masks.
     """
     _check(problem)
+    coded = is_coded(problem)
+    if coded and not suits_codes(problem, lowering.device, _block(problem)):
+        stored = problem.stored().with_operand(0, problem.q)
+        numbers = numbers_of_codes(problem, lowering)
+        return [*numbers, *lower_attention(stored, replace(group, problem=stored), lowering)]
     copied = without_unlike_pages(problem)
     if copied:
         written = lower_shared(_fresh(problem), lowering) if _fresh(problem) else []
@@ -131,18 +137,23 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     if _fresh(problem) and not (share_fresh_rows(problem) and suits_fresh(problem)):
         written, problem = lower_shared(_fresh(problem), lowering), _without_fresh(problem)
         return [*written, *lower_attention(problem, replace(group, problem=problem), lowering)]
-    division = _divide(problem, lowering.device)
+    division = _divide(problem.stored() if coded else problem, lowering.device)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
     ready = _is_ready(problem, division, launches, states, lowering)
     alone = replace(group, problem=_with_pages(problem.stored(), problem))
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)] + _fresh(problem)
     producers = lower_shared(made, lowering) if made else []
+    producers += numbers_of_codes(problem, lowering) if coded else []
     options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
     paged = lower_paged(problem, group, lowering, positions, blocks)
-    decode = None if isinstance(problem.k, Paged) else lower_decode(problem, group, lowering, positions, blocks)
-    if paged is not None:
+    elsewhere = coded or isinstance(problem.k, Paged)
+    decode = None if elsewhere else lower_decode(problem, group, lowering, positions, blocks)
+    if coded:
+        codes = lower_codes(problem, group, lowering, positions, blocks)
+        options.insert(0, CallOption(CLUSTERS, (codes,)))
+    elif paged is not None:
         options.insert(0, CallOption(PAGED, (paged,)))
     elif decode is not None:
         options.insert(0, CallOption(CLUSTERS, (decode,)))
@@ -206,7 +217,7 @@ def _is_ready(
 def _check(problem: Attention) -> None:
     """Refuses what these kernels do not compute."""
     if len(problem.dtypes) != 1 or not problem.dtypes <= {FLOAT16, BFLOAT16}:
-        given = ", ".join(str(operand.dtype) for operand in (problem.q, problem.k, problem.v))
+        given = ", ".join(str(operand.number_type) for operand in (problem.q, problem.k, problem.v))
         raise OpRefusal(f"given query, key and value of {given}, expected all of float16 or all of bfloat16")
 
 
@@ -217,7 +228,7 @@ def _divide(problem: Attention, device: DeviceModel) -> _Division:
         OpRefusal: None does: heads are too large.
     """
     rows = problem.shared * problem.rows
-    block = 64 if max(padded(problem.size), padded(problem.value_size)) <= 128 else 32
+    block = _block(problem)
     warps_m, warps_l = _warps(rows, block)
     blocks = problem.batch * problem.groups * ceil_div(rows, 16 * warps_m)
     splits = _splits(ceil_div(problem.length, block), blocks, device)
@@ -228,6 +239,11 @@ def _divide(problem: Attention, device: DeviceModel) -> _Division:
             f"of shared memory, expected at most the {device.shared_bytes} that a block has on {device.name}"
         )
     return division
+
+
+def _block(problem: Attention) -> int:
+    """Positions of a step."""
+    return 64 if max(padded(problem.size), padded(problem.value_size)) <= 128 else 32
 
 
 def _chunk(operand: Operand) -> int:

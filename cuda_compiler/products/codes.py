@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
+from npu_compiler.codings import SmallFloat
+from npu_compiler.dtypes import BFLOAT16, INT8, DType
 from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dequantisation import number_function
 from npu_compiler.lowering.problems.forms import Dequantised
@@ -13,7 +15,7 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
 
-__all__ = ["CODE_MACROS", "CodeFunction", "code_function"]
+__all__ = ["CODE_MACROS", "CodeFunction", "code_function", "number_macros"]
 
 CODE_MACROS = "CODES CODE_PARAMETERS CODE_ARGUMENTS"
 
@@ -65,3 +67,24 @@ def _function(codes: Dequantised, position: int, lowering: Lowering) -> CodeFunc
         {"codes": Prologue((made.operands,), dict(made.operands.fields))},
         all(lowering.tensors[index].source is None for index in codes.reads()),
     )
+
+
+def number_macros(number: DType, vector: DType) -> dict[str, object]:
+    """What `grouped_codes.cuh` needs to be told of what a code is.
+
+    Args:
+        number: Its data type: an integer or an 8-bit float.
+        vector: The half precision that it becomes.
+    """
+    coding = number.coding
+    mantissa, scale = 0, 0
+    if isinstance(coding, SmallFloat):
+        exponent, width, bias = (8, 7, 127) if vector == BFLOAT16 else (5, 10, 15)
+        mantissa = coding.mantissa
+        scale = (bias + bias - ((1 << (coding.exponent - 1)) - 1)) << width
+        assert scale < 1 << (exponent + width)
+    return {
+        "CODE_KIND": "CODES_FLOAT" if coding else "CODES_SIGNED" if number == INT8 else "CODES_UNSIGNED",
+        "FLOAT_MANTISSA": mantissa,
+        "FLOAT_SCALE": f"{scale * 0x10001:#x}u",
+    }

@@ -10,6 +10,7 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
+from cuda_compiler.products.codes import number_macros
 from cuda_compiler.rows import vector_prologue
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.codings import SmallFloat
@@ -270,13 +271,6 @@ def part_rows(codes: GroupedCodes) -> dict[str, int]:
 
 def part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
     """What the kernel's file needs to be told of codes and of what belongs to them."""
-    coding = codes.number.coding
-    mantissa, scale = 0, 0
-    if isinstance(coding, SmallFloat):
-        exponent, width, bias = (8, 7, 127) if vector == BFLOAT16 else (5, 10, 15)
-        mantissa = coding.mantissa
-        scale = (bias + bias - ((1 << (coding.exponent - 1)) - 1)) << width
-        assert scale < 1 << (exponent + width)
 
     def storage(part: Operand | None) -> str:
         return CUDA.storage[(UINT8 if part is None else part.dtype).name]
@@ -291,9 +285,7 @@ def part_macros(codes: GroupedCodes, vector: DType) -> dict[str, object]:
         "SCALE_GROUP": codes.scale.strides[-2],
         "ZERO_GROUP": 0 if codes.zeros is None else codes.zeros.strides[-2],
         "BIAS_GROUP": 0 if codes.bias is None else codes.bias.strides[-2],
-        "CODE_KIND": "CODES_FLOAT" if coding else "CODES_SIGNED" if codes.number == INT8 else "CODES_UNSIGNED",
-        "FLOAT_MANTISSA": mantissa,
-        "FLOAT_SCALE": f"{scale * 0x10001:#x}u",
+        **number_macros(codes.number, vector),
         "CODEBOOK": int(codes.codebook is not None),
         "ZEROS": int(codes.zeros is not None),
         "ZERO_BITS": codes.zero_bits,

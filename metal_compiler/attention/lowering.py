@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from metal_compiler.anchors import single_launch
+from metal_compiler.attention.codes import CODE_MACROS, code_inputs, code_macros, code_text
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_shared
 from metal_compiler.skeleton import KERNELS
@@ -12,18 +13,20 @@ from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.cache_codes import without_unlike_codes
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues, without_unlike_pages
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import Paged
+from npu_compiler.lowering.problems.forms import CodedRows, Paged
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
 __all__ = ["ATTENTION", "ATTENTION_COMBINE", "ATTENTION_PART", "loads_pages", "lower_attention"]
 
+_CODES_AT_A_TIME = 8
 _PAGE_STEP = 32  # positions that pages have a multiple of, so that no block of positions lies in two
 
 ATTENTION = KernelTemplate(
@@ -35,9 +38,9 @@ ATTENTION = KernelTemplate(
     macros=(
         "q_t k_t v_t tile_t HEAD_SIZE VALUE_SIZE TILE_M TILE_N BLOCK SIMDGROUPS DIRECT K_CHUNK V_CHUNK SCALE "
         "CAUSAL SOFT_CAP? MASK MASK_STEP? MASK_PERIOD? mask_t? SINK_STEP? sink_t? SINKS_AT? PARTIAL "
-        f"{PAGE_MACROS}"
+        f"{PAGE_MACROS} {CODE_MACROS}"
     ),
-    inputs="q k v mask? sinks? pages?",
+    inputs="q k v mask? sinks? k_scales? v_scales? pages?",
     threads=lambda macros: 32 * macros["SIMDGROUPS"],
     files="store.metal tile.metal",
     computed="pages",
@@ -114,7 +117,7 @@ def loads_pages(group: Group, position: int, operand: Operand) -> bool:
 @lowering_of(Attention)
 def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> list[KernelCall]:
     """``softmax(q @ k.T * scale + mask) @ v`` for each head, without storing the scores."""
-    copied = without_unlike_pages(problem)
+    copied = without_unlike_pages(problem) or without_unlike_codes(problem)
     if copied:
         group = replace(group, problem=problem.stored())
         return [*lower_shared(copied, lowering), *lower_attention(problem.stored(), group, lowering)]
@@ -128,6 +131,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         macros={**_macros(division), "PARTIAL": 0},
         inputs=_inputs(problem),
         flops=problem.flops,
+        text=code_text(problem),
         prologues=page_prologues(problem, lowering, METAL),
     )
     return [single_launch(launch, group, lowering)]
@@ -160,6 +164,8 @@ def _is_matrices(operand: Operand, tile: DType) -> bool:
 
 def _chunk(operand: Operand, tile: DType) -> int:
     """Elements that the kernel copies at a time along a row."""
+    if isinstance(operand, CodedRows):
+        return _CODES_AT_A_TIME if operand.has_chunks(_CODES_AT_A_TIME) else 1
     return chunk_of(operand.dtype, tile, operand.strides[-1], (*operand.across(-1), operand.shape[-1]))
 
 
@@ -179,7 +185,8 @@ def _parts(length: int, threadgroups: int, device: DeviceModel) -> int:
 
 def _inputs(problem: Attention) -> dict[str, Argument]:
     operands = {"q": problem.q, "k": problem.k, "v": problem.v, "mask": problem.mask, "sinks": problem.sinks}
-    return {name: operand.argument for name, operand in operands.items() if operand is not None}
+    given = {name: operand.argument for name, operand in operands.items() if operand is not None}
+    return {**given, **code_inputs(problem)}
 
 
 def _macros(division: _Division) -> dict[str, object]:
@@ -213,7 +220,7 @@ def _macros(division: _Division) -> dict[str, object]:
         macros["MASK_PERIOD"] = problem.mask_period
     if problem.sinks is not None:
         macros |= {**_sink_macros(problem.sinks), "SINKS_AT": 3 if problem.mask is None else 4}
-    return macros
+    return {**macros, **code_macros(problem)}
 
 
 def _sink_macros(sinks: Operand) -> dict[str, object]:
@@ -257,6 +264,7 @@ def _lower_parts(division: _Division, group: Group, lowering: Lowering) -> list[
         inputs=_inputs(problem),
         outputs={"out": Argument(scratch, writes=True), "part_rows": Argument(scratch, rows, writes=True)},
         flops=problem.flops,
+        text=code_text(problem),
         prologues=page_prologues(problem, lowering, METAL),
     )
     sinks = problem.sinks

@@ -6,7 +6,9 @@
 // keys and values are read once for all of them. A block of positions that the mask closes for all those rows is not
 // read. A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they
 // are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups. With a PAGE, they lie
-// in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of them.
+// in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of them. With
+// CODES, they are codes of a byte, which the generated number_of reads: the scale of a key's row multiplies its scores,
+// that of a value's row its weights, by VALUE_UNIT more, so that half precision holds what it would of the values.
 // Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
 
 // Kinds of MASK.
@@ -55,6 +57,30 @@ METAL_FUNC void stage_queries(
     }
 }
 
+#ifdef CODES
+// Stages rows of codes as numbers, in chunks of CHUNK neighbours; elements beyond `rows` or `columns` become zero.
+template <int ROWS, int COLUMNS, int CHUNK, typename T>
+METAL_FUNC void stage_rows(
+    threadgroup tile_t* tile, device const T* source, int rows, int columns, int row_stride, int column_stride,
+    uint thread_index)
+{
+    constexpr uint chunks = COLUMNS / CHUNK;
+    for (uint i = thread_index; i < ROWS * chunks; i += THREADS) {
+        int row = int(i / chunks);
+        int column = int(i % chunks * CHUNK);
+        bool inside = (row < rows) & (column < columns);
+        device const T* codes = source + (inside ? row * row_stride + column * column_stride : 0);
+        threadgroup tile_t* target = tile + row * (COLUMNS + PAD) + column;
+        for (int u = 0; u < CHUNK; ++u) {
+            target[u] = inside ? tile_t(number_of(int(codes[u]))) : tile_t(0);
+        }
+    }
+}
+#else
+#define VALUE_UNIT 1.0f
+#define stage_rows stage
+#endif
+
 kernel void attention(
     device const q_t* q [[buffer(0)]],
     device const k_t* k [[buffer(1)]],
@@ -64,6 +90,10 @@ kernel void attention(
 #endif
 #ifdef SINK_STEP
     device const sink_t* sinks [[buffer(SINKS_AT)]],
+#endif
+#ifdef CODES
+    device const k_scale_t* k_scales [[buffer(K_SCALES_AT)]],
+    device const v_scale_t* v_scales [[buffer(V_SCALES_AT)]],
 #endif
 #if PARTIAL
     device float* part_sums [[buffer(OUT_BUFFER)]],
@@ -112,6 +142,10 @@ kernel void attention(
     int end = min(begin + p.part, reach);
     device const k_t* keys = k + batch * p.k_batch + shared_head * p.k_head;
     device const v_t* values = v + batch * p.v_batch + shared_head * p.v_head;
+#ifdef CODES
+    device const k_scale_t* key_scales = k_scales + batch * K_SCALE_BATCH + shared_head * K_SCALE_HEAD;
+    device const v_scale_t* value_scales = v_scales + batch * V_SCALE_BATCH + shared_head * V_SCALE_HEAD;
+#endif
 
     stage_queries(q_tile, q + batch * p.q_batch + first_head * p.q_head, row0, count, int(thread_index), p);
     for (int i = int(thread_index); i < TILE_M * 8; i += THREADS) {
@@ -196,7 +230,7 @@ kernel void attention(
                 device const v_t* block_values = values + block * p.v_row;
 #endif
 #if !DIRECT
-                stage<BLOCK, K_COLUMNS, K_CHUNK>(
+                stage_rows<BLOCK, K_COLUMNS, K_CHUNK>(
                     kv_tile, block_keys, end - block, HEAD_SIZE, p.k_row, p.k_step, thread_index);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
 #endif
@@ -222,7 +256,7 @@ kernel void attention(
                 threadgroup_barrier(mem_flags::mem_threadgroup);
 
 #if !DIRECT
-                stage<BLOCK, TILE_N, V_CHUNK>(
+                stage_rows<BLOCK, TILE_N, V_CHUNK>(
                     kv_tile, block_values, end - block, VALUE_SIZE, p.v_row, p.v_step, thread_index);
 #endif
                 for (int i = 0; i < OWN_ROWS; ++i) {
@@ -241,6 +275,9 @@ kernel void attention(
                             float score = -INFINITY;
                             if (inside) {
                                 score = scores[r * SCORE_PITCH + in_block] * SCALE;
+#ifdef CODES
+                                score *= float(key_scales[position * K_SCALE_ROW]);
+#endif
 #ifdef SOFT_CAP
                                 score = precise::tanh(score / SOFT_CAP) * SOFT_CAP;
 #endif
@@ -261,7 +298,14 @@ kernel void attention(
                         float own_total = 0.0f;
                         for (int s = 0; s < STRIPES; ++s) {
                             float weight = precise::exp(own_scores[s] - reference);
+#ifdef CODES
+                            int scaled_at = min(block + s * 32 + lane, end - 1); // its weight is zero where that is another
+                            float factor = float(value_scales[scaled_at * V_SCALE_ROW]) * VALUE_UNIT;
+                            own_total += factor == 0.0f ? weight : float(tile_t(weight * factor)) / factor;
+                            weight *= factor;
+#else
                             own_total += float(tile_t(weight));
+#endif
                             if (s * 32 + lane < BLOCK) { // NaN stays in the row's sum, and so in its own row
                                 weight = weight == weight ? weight : 0.0f;
                                 weights[r * WEIGHT_PITCH + s * 32 + lane] = tile_t(weight);
@@ -333,7 +377,7 @@ kernel void attention(
         int r = i / TILE_N;
         int col = i % TILE_N;
         if (r < count && col < VALUE_SIZE) {
-            part_sums[(part_row0 + r) * VALUE_SIZE + col] = sums_tile[i];
+            part_sums[(part_row0 + r) * VALUE_SIZE + col] = sums_tile[i] / VALUE_UNIT;
         }
     }
     for (int i = 0; i < OWN_ROWS; ++i) {
@@ -349,7 +393,7 @@ kernel void attention(
         int col = i % (TILE_N / GROUP) * GROUP;
         if (r < count && col < VALUE_SIZE) {
             int row = own_row0 + r;
-            float factor = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];
+            float factor = row_sum[r] == 0.0f ? 0.0f : 1.0f / (row_sum[r] * VALUE_UNIT);
             float results[GROUP];
             for (int c = 0; c < GROUP; ++c) {
                 results[c] = sums_tile[i * GROUP + c] * factor;

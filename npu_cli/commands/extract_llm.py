@@ -10,7 +10,7 @@ from npu_cli.progress import waiting
 from npu_cli.timing import timed
 from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.errors import MissingDependencyError
-from npu_compiler.frontend.decoder_request import BatchRequest, check_request
+from npu_compiler.frontend.decoder_request import BatchRequest, CacheRequest, check_request
 
 __all__ = ["execute"]
 
@@ -18,14 +18,16 @@ __all__ = ["execute"]
 def execute(args: argparse.Namespace) -> int:
     wanted = (args.lanes, args.page_tokens, args.pages, args.chunks, args.guess)
     batch = None if args.lanes is None else BatchRequest(*wanted)
-    check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch)  # before large imports
+    # before large imports
+    check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch, args.kv_cache_dtype)
     for module in ("torch", "torch_ir", "transformers"):
         import_extra(module, "llm")
     with suppress(MissingDependencyError):  # transformers imports it where it is there, and needs not have it
         import_torchvision()
     from npu_compiler.frontend.language_model import extract_language_model
 
-    options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
+    cache = CacheRequest(args.cache, args.kv_cache_dtype)
+    options = {"cache_length": cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
     options["batch"] = batch
     options["activations"] = args.activations
     with waiting("extracting the model"):

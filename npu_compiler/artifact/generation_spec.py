@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from npu_compiler.artifact.batch_spec import BatchSpec, BatchStepSpec
 from npu_compiler.artifact.codec import decode
+from npu_compiler.dtypes import ALL
 from npu_compiler.errors import IRError, ProgramFormatError
 
 __all__ = ["FILE_NAME", "GenerationSpec", "StepSpec"]
@@ -49,14 +50,16 @@ class GenerationSpec:
 
     Attributes:
         model: Name of the model's class.
-        dtype: Data type of its weights and caches.
+        dtype: Data type that it computes in, and of its weights where they are not codes.
         vocabulary: How many logits there are.
         cache_length: The most tokens that a sequence may have.
-        cache_shapes: Shape of each cache: [1, heads, cache_length, head size].
+        cache_shapes: Shape of each cache: [1, heads, cache_length, head size]; of the scales of one in codes the head
+            size is 1.
         stop_ids: Tokens that end a text.
         weights: Name of the safetensors file.
         functions: The functions by name; one of them takes a single token.
         batch: Functions for many texts at once, which share the weights; None without.
+        cache_dtypes: Data type of each cache; `dtype` for all where there are none.
     """
 
     model: str
@@ -68,6 +71,12 @@ class GenerationSpec:
     weights: str
     functions: dict[str, StepSpec]
     batch: BatchSpec | None = None
+    cache_dtypes: tuple[str, ...] = ()
+
+    @property
+    def caches(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and data type of each cache."""
+        return [*zip(self.cache_shapes, self.cache_dtypes or (self.dtype,) * len(self.cache_shapes), strict=True)]
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``generation.json``."""
@@ -93,7 +102,8 @@ class GenerationSpec:
             raise IRError(f"'{path}' is not of format {_FORMAT}; extract the model again with this release")
         functions, batch = _step_fields(StepSpec, content.get("functions")), _batch_fields(content.get("batch"))
         try:
-            spec = _decoded(cls, content | {"functions": functions, "batch": batch}, str(path))
+            read = {"cache_dtypes": [], **content, "functions": functions, "batch": batch}
+            spec = _decoded(cls, read, str(path))
         except ProgramFormatError as error:
             raise IRError(f"{error}; extract the model again") from error
         _check(spec, path)
@@ -129,6 +139,12 @@ def _check(spec: GenerationSpec, path: Path) -> None:
     for name in (spec.weights, *(step.ir for step in spec.functions.values()), *batched):
         if Path(name).name != name:
             raise IRError(f"'{path}' names the file '{name}', expected one beside it; extract the model again")
+    known = {kind.name for kind in ALL}
+    if len(spec.cache_dtypes) not in (0, len(spec.cache_shapes)) or not {*spec.cache_dtypes} <= known:
+        raise IRError(
+            f"'{path}' has {len(spec.cache_shapes)} caches of the data types {list(spec.cache_dtypes)}, expected one "
+            "that there is for each; extract the model again"
+        )
     lengths = sorted(step.length for step in spec.functions.values())
     if not lengths or lengths[0] != 1 or len(set(lengths)) != len(lengths) or lengths[-1] > spec.cache_length:
         raise IRError(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from npu_compiler.frontend.cache_forms import PlainRows, RowForm
+
 __all__ = ["CacheLayer", "CachedDecoder", "cache_shapes", "run_decoder"]
 
 
@@ -18,10 +20,11 @@ class CachedDecoder(torch.nn.Module):
     the end of the sequence may hold anything finite.
     """
 
-    def __init__(self, model: Any) -> None:
-        """Wraps `model`, one of transformers' `AutoModelForCausalLM`."""
+    def __init__(self, model: Any, form: RowForm | None = None) -> None:
+        """Wraps `model`, one of transformers' `AutoModelForCausalLM`; `form` says what caches hold, if not numbers."""
         super().__init__()
         self.model = model
+        self._form: RowForm = form or PlainRows(model.dtype)
         self.eval()
 
     def forward(
@@ -36,13 +39,16 @@ class CachedDecoder(torch.nn.Module):
         Args:
             tokens: int64 [1, N].
             positions: int64 [N].
-            caches: For each layer, of its keys [1, G, L, D] and of its values [1, G, L, E].
+            caches: For each layer, of its keys [1, G, L, D] and of its values [1, G, L, E]; each in as many tensors as
+                its form has.
             last: int64 [1], the index of the last token among the N; not needed for N = 1.
 
         Returns:
             The logits [1, 1, V], and the new caches in the order of the given ones.
         """
-        layers = [_FunctionalLayer(caches[i], caches[i + 1], positions) for i in range(0, len(caches), 2)]
+        each = 2 * self._form.tensors
+        starts = range(0, len(caches), each)
+        layers = [_FunctionalLayer(caches[at : at + each], positions, self._form) for at in starts]
         visible = torch.arange(caches[0].shape[2]) <= positions[:, None]
         return run_decoder(self.model, layers, last, tokens, visible[None, None], positions[None])
 
@@ -96,7 +102,7 @@ class CacheLayer(CacheLayerMixin):
     """What transformers asks of a layer's cache, beyond the update.
 
     Attributes:
-        tensors: Keys and values.
+        tensors: What holds keys, then what holds values.
     """
 
     is_compileable = True
@@ -132,16 +138,16 @@ class _RecordingLayer(CacheLayer):
 class _FunctionalLayer(CacheLayer):
     """Makes new caches of the old ones; which of them may share memory is the compiler's to prove."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> None:
+    def __init__(self, held: tuple[torch.Tensor, ...], positions: torch.Tensor, form: RowForm) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tensors, self._positions = (keys, values), positions
+        self.tensors, self._positions, self._form = held, positions, form
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self.tensors
-        keys = torch.index_copy(keys, 2, self._positions, key_states)
-        values = torch.index_copy(values, 2, self._positions, value_states)
-        self.tensors = (keys, values)
-        return keys, values
+        form = self._form
+        rows = (*form.pack(key_states), *form.pack(value_states))
+        pairs = zip(self.tensors, rows, strict=True)
+        self.tensors = tuple(form.put(cache, self._positions, new) for cache, new in pairs)
+        return form.numbers(self.tensors[: form.tensors]), form.numbers(self.tensors[form.tensors :])

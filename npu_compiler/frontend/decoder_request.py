@@ -12,7 +12,16 @@ from npu_compiler.artifact.output_file import check_output, same_file
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.gguf import GgufFile
 
-__all__ = ["GGUF", "WEIGHTS", "BatchRequest", "allowed_length", "check_request", "configuration", "prefill_lengths"]
+__all__ = [
+    "GGUF",
+    "WEIGHTS",
+    "BatchRequest",
+    "CacheRequest",
+    "allowed_length",
+    "check_request",
+    "configuration",
+    "prefill_lengths",
+]
 
 WEIGHTS = "model.safetensors"
 GGUF = ".gguf"  # the ending of files that hold both a configuration and weights
@@ -25,6 +34,20 @@ _CHUNKS = (128, 512, 2048)
 _PAGE_STEP = 32  # tokens: the kernels for attention read blocks of positions, none of which lies in two pages
 _MOST_LANES = 1024
 _MOST_GUESSED = 16
+
+
+@dataclass(frozen=True)
+class CacheRequest:
+    """The cache of a text.
+
+    Attributes:
+        length: The most tokens; 2048 when None, or as many positions as the model knows.
+        dtype: What keys and values are held in: ``int8`` or ``fp8`` for codes with a scale for each head and token,
+            ``16`` for themselves, as when None.
+    """
+
+    length: int | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +111,7 @@ def check_request(
     prefill: Sequence[int] | None = None,
     seed: int = 0,
     batch: BatchRequest | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> None:
     """Checks the arguments of `extract_language_model` against each other and the configuration's file.
 
@@ -103,6 +127,11 @@ def check_request(
     prefill_lengths(prefill, length)
     if batch is not None:
         batch.context(length)
+        if kv_cache_dtype not in (None, "16"):
+            raise ExtractionError(
+                f"given kv_cache_dtype='{kv_cache_dtype}' with functions for many texts at once, whose pages hold keys "
+                "and values in 16 bits; leave one of them out"
+            )
     if not 0 <= seed < _SEEDS:
         raise ExtractionError(f"given the seed {seed}, expected 0 to {_SEEDS - 1}")
     _check_folder(_folder_of(source), folder)

@@ -14,10 +14,12 @@ from npu_compiler.artifact.batch_spec import BatchSpec, BatchStepSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec, StepSpec
 from npu_compiler.artifact.output_file import write_file
 from npu_compiler.errors import ExtractionError, IRError
+from npu_compiler.frontend.cache_forms import RowForm, row_form
 from npu_compiler.frontend.cached_decoder import CachedDecoder, cache_shapes
 from npu_compiler.frontend.decoder_request import (
     WEIGHTS,
     BatchRequest,
+    CacheRequest,
     allowed_length,
     check_request,
     prefill_lengths,
@@ -37,7 +39,7 @@ def extract_language_model(
     source: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
-    cache_length: int | None = None,
+    cache_length: int | CacheRequest | None = None,
     prefill: Sequence[int] | None = None,
     dtype: str | None = None,
     seed: int = 0,
@@ -53,7 +55,8 @@ def extract_language_model(
     Args:
         source: A Hugging Face folder; or a configuration, as a file or a folder without weights, for seeded weights.
         folder: Where to write; made where it does not exist.
-        cache_length: The most tokens of a sequence; 2048 when None, or as many positions as the model knows.
+        cache_length: The most tokens of a sequence; 2048 when None, or as many positions as the model knows. A request
+            says as well what the cache holds.
         prefill: Lengths of prompts to extract a function for; 128 and 512 when None, as far as the cache holds them.
         dtype: Of weights and caches; `decoder_source.load_decoder` says what None means.
         seed: Of the weights, where the source has none.
@@ -65,12 +68,14 @@ def extract_language_model(
         ExtractionError: The source is no language model that keeps plain keys and values, an argument does not fit it,
             or the folder cannot be written.
     """
-    check_request(Path(source), Path(folder), cache_length, prefill, seed, batch)
+    asked = cache_length if isinstance(cache_length, CacheRequest) else CacheRequest(cache_length)
+    check_request(Path(source), Path(folder), asked.length, prefill, seed, batch, asked.dtype)
     model = load_decoder(Path(source), dtype, seed, activations)
-    length = _checked_length(model.config, cache_length)
+    length = _checked_length(model.config, asked.length)
     lengths = prefill_lengths(prefill, length)
-    caches = _empty_caches(model, length)
-    decoder = CachedDecoder(model)
+    form = row_form(asked.dtype, model.dtype)
+    caches = _empty_caches(model, length, form)
+    decoder = CachedDecoder(model, form)
     _check_same_results(decoder, caches)
     target = Path(folder)
     try:
@@ -94,6 +99,7 @@ def extract_language_model(
         vocabulary=int(model.get_output_embeddings().out_features),
         cache_length=length,
         cache_shapes=tuple(tuple(cache.shape) for cache in caches),
+        cache_dtypes=tuple(str(cache.dtype).removeprefix("torch.") for cache in caches),
         stop_ids=_stop_ids(model),
         weights=WEIGHTS,
         functions=steps,
@@ -152,7 +158,7 @@ def _remove_functions(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _empty_caches(model: Any, length: int) -> tuple[torch.Tensor, ...]:
+def _empty_caches(model: Any, length: int, form: RowForm) -> tuple[torch.Tensor, ...]:
     """Caches of zeros for each layer's keys and values."""
     try:
         shapes = cache_shapes(model, length)
@@ -161,7 +167,7 @@ def _empty_caches(model: Any, length: int) -> tuple[torch.Tensor, ...]:
             f"{type(model).__name__} does not run with a cache of plain keys and values for each layer "
             f"({type(error).__name__}: {error}); expected a decoder-only transformer"
         ) from error
-    return tuple(torch.zeros(shape, dtype=model.dtype) for shape in shapes)
+    return tuple(torch.zeros(held, dtype=kind) for shape in shapes for held, kind in form.empty(shape))
 
 
 def _example(count: int, caches: tuple[torch.Tensor, ...]) -> dict[str, Any]:

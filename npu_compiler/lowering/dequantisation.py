@@ -13,16 +13,16 @@ from npu_compiler.dtypes import BOOL, FLOAT32
 from npu_compiler.lowering.dialect import Dialect, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operands import Operands
-from npu_compiler.lowering.problems.forms import Computed, Dequantised
+from npu_compiler.lowering.problems.forms import CodedRows, Computed, Dequantised, kind_of_codes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.schedule import needed_groups
 from npu_compiler.lowering.value import MAX_READS
-from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, leaves, reindex, substitute, walk
+from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, Ref, leaves, reindex, substitute, walk
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["NumberFunction", "as_codes", "note_of_stored", "number_function", "with_scale_behind"]
+__all__ = ["NumberFunction", "as_codes", "as_coded_rows", "note_of_stored", "number_function", "with_scale_behind"]
 
 _MOST_NAMED = 3
 
@@ -49,6 +49,31 @@ def as_codes(computed: Computed, position: int, tensors: Sequence[TracedTensor])
         return None
     made = Dequantised(tensors[ref.tensor], ref, expr, scale, code)
     return None if made.by_row(position) is None else made
+
+
+def as_coded_rows(computed: Computed, position: int, tensors: Sequence[TracedTensor]) -> CodedRows | None:
+    """Keys or values of attention as codes, where each is the number of one by the scale of its row; else None.
+
+    Args:
+        computed: The operand, [batch, groups, length, size].
+        position: Which operand: 1 for keys, 2 for values.
+        tensors: The trace's tensors.
+    """
+    shape = computed.shape
+    if position not in (1, 2) or computed.is_of_rows or len(shape) != 4:
+        return None
+    expr, scale = _factored(computed.expr, shape, 3)
+    while isinstance(scale, Call) and scale.fn == "cast" and scale.dtype.is_float:
+        (scale,) = scale.args
+    codes = {load.ref: load for load in leaves(expr)}
+    if len(codes) != 1 or not isinstance(scale, Load) or scale.index is not None or not scale.dtype.is_float:
+        return None
+    ((ref, code),) = codes.items()
+    kind = kind_of_codes(expr, code)
+    if kind is None or kind.size != 1 or kind == BOOL or code.index is not None or ref.view.shape != shape:
+        return None
+    by_row = Operand(tensors[scale.ref.tensor], Ref(scale.ref.tensor, scale.ref.view.expand(shape)))
+    return CodedRows(tensors[ref.tensor], ref, kind, by_row, computed)
 
 
 @dataclass(frozen=True)

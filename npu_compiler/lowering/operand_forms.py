@@ -11,11 +11,13 @@ from dataclasses import replace
 from math import prod
 
 from npu_compiler.ir import TensorSpec
-from npu_compiler.lowering.dequantisation import as_codes, with_scale_behind
+from npu_compiler.lowering.dequantisation import as_coded_rows, as_codes, with_scale_behind
+from npu_compiler.lowering.fresh_codes import with_fresh_codes
 from npu_compiler.lowering.grouped_codes import as_grouped_codes
 from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
 from npu_compiler.lowering.paging import as_pages, with_fresh_rows
-from npu_compiler.lowering.problems.forms import Computed, Scattered
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import CodedRows, Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
@@ -74,12 +76,24 @@ def with_operand_forms(
             if type(operand) is not Operand or readers.get(index) != 1 or len(makers) != 1:
                 continue
             forms = _forms(operand, makers[0], index in outputs, position, tensors)
+            if not isinstance(problem, Attention):
+                forms = (form for form in forms if not isinstance(form, CodedRows))
             form = next((form for form in forms if loads(current, position, form)), None)
             if form is not None:
                 problem = problem.with_operand(position, form)
                 current = replace(current, problem=problem)
                 nodes += makers[0].nodes
                 del result[index]
+                if isinstance(form, CodedRows):
+                    rounded = with_fresh_codes(form, groups, readers, outputs)
+                    if rounded is not None and loads(current, position, rounded[0]):
+                        problem = problem.with_operand(position, rounded[0])
+                        current = replace(current, problem=problem)
+                        assert rounded[0].fresh is not None
+                        nodes += rounded[0].fresh.nodes
+                        for taken in rounded[1]:
+                            del result[taken]
+                    continue
                 pool = form.tensor.index
                 writers = groups.get(pool, [])
                 fresh = with_fresh_rows(form, writers[0], tensors) if len(writers) == readers.get(pool) == 1 else None
@@ -131,6 +145,9 @@ def _forms(
     if pages is not None:
         yield pages
     form = _form(operand, made, is_output)
+    coded = as_coded_rows(form, position, tensors) if isinstance(form, Computed) else None
+    if coded is not None:
+        yield coded
     if form is not None:
         yield form
 

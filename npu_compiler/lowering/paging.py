@@ -23,7 +23,7 @@ from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import Step, View
 
 __all__ = ["PAGE_MACROS", "as_pages", "page_prologues", "share_fresh_rows", "with_fresh_rows"]
-__all__ += ["without_unlike_pages"]
+__all__ += ["unnumbered", "without_unlike_pages"]
 
 _TABLE = (0, 2)  # the dimensions of [batch, groups, pages, positions, size] that a table has
 
@@ -85,10 +85,10 @@ def _share_table(problem: Attention) -> bool:
     k, v = problem.k, problem.v
     if not isinstance(k, Paged) or not isinstance(v, Paged):
         return False
-    return k.page == v.page and _unnumbered(k.table) == _unnumbered(v.table)
+    return k.page == v.page and unnumbered(k.table) == unnumbered(v.table)
 
 
-def _unnumbered(table: Expr) -> Expr:
+def unnumbered(table: Expr) -> Expr:
     """A table whose checks have no numbers: what is checked twice is the same index."""
     return substitute(table, lambda node: replace(node, check=0) if isinstance(node, Checked) else None)
 
@@ -138,7 +138,7 @@ def share_fresh_rows(problem: Attention) -> bool:
     k, v = (o.fresh if isinstance(o, Paged) else None for o in (problem.k, problem.v))
     if k is None or v is None or k.index is None or v.index is None:
         return False
-    return k.shape[0] == v.shape[0] and _unnumbered(k.index) == _unnumbered(v.index)
+    return k.shape[0] == v.shape[0] and unnumbered(k.index) == unnumbered(v.index)
 
 
 def without_unlike_pages(problem: Attention) -> list[Group]:

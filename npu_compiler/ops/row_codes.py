@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8, INT32
+from npu_compiler.dtypes import FLOAT32, INT32
 from npu_compiler.dtypes import dtype as data_type
 from npu_compiler.ops.reduction import greatest
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.rows import Passage, RowCall
 from npu_compiler.ops.traits import Work
+from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
 from npu_compiler.tensor.expr import Call, Const
 from npu_compiler.tensor.reducing import reduce
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply
 
-__all__ = ["LARGEST", "LEAST_SCALE", "quantize"]
-
-LARGEST = {INT8: 127.0, FLOAT8_E4M3FN: 448.0}
-"""The greatest number of each type of codes, which the largest of a row becomes."""
-LEAST_SCALE = 1e-12
-"""Of a row of zeros: anything that has an inverse."""
+__all__ = ["quantize"]
 
 _MAGNITUDE = Const(0x7FFF_FFFF, INT32)
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from npu_compiler.dtypes import BOOL, FLOAT32, INT32, DType
+from npu_compiler.dtypes import BOOL, FLOAT8_E4M3FN, FLOAT32, INT8, INT32, DType
 from npu_compiler.tensor.expr import Call, Const, Expr, walk
 
-__all__ = ["decoded", "encoded", "encoded_number"]
+__all__ = ["LARGEST", "LEAST_SCALE", "decoded", "encoded", "encoded_number"]
+
+LARGEST = {INT8: 127.0, FLOAT8_E4M3FN: 448.0}
+"""The greatest number of each type of codes with a scale for each row, which the largest of a row becomes."""
+LEAST_SCALE = 1e-12
+"""Of a row of zeros: anything that has an inverse."""
 
 
 def decoded(code: Expr, kind: DType) -> Expr:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from npu_compiler.errors import DeviceError, NPUError
-from npu_text.batching.engine import BatchEngine, Chosen, Prefilled
+from npu_text.batching.engine import BatchEngine, Prefilled, Stepped
 from npu_text.batching.scheduler import Scheduler
-from npu_text.batching.texts import Event, Limits, Text, TextRequest, Turn
+from npu_text.batching.texts import Event, Limits, News, Text, TextRequest, Turn
 
 __all__ = ["Driver", "Status"]
 
@@ -119,20 +119,22 @@ class Driver:
             self._deliver([Event(text, finish=finish) for text in ended])
 
     def _turns(self) -> None:
-        events: Sequence[Event] = ()
+        news = News()
         while True:
             with self._lock:
-                turn = self._next(patient=not events)
+                turn = self._next(patient=not news)
             if turn is None:
                 return
             started = time.perf_counter()
             waits = self._launch(turn)
             late = [Event(text, finish="late") for text in turn.late]
-            if events or late:
-                self._deliver([*events, *late])
+            if news or late:
+                self._deliver([*news.events(), *late])
+            with self._lock:
+                self.scheduler.prepare()
             filled, stepped = waits()
             with self._lock:
-                events = self.scheduler.absorb(turn, filled, stepped)
+                news = self.scheduler.absorb(turn, filled, stepped)
             if turn:
                 self._observe(turn, time.perf_counter() - started)
 
@@ -145,7 +147,7 @@ class Driver:
             self._lock.wait()
         return None
 
-    def _launch(self, turn: Turn) -> Callable[[], tuple[Sequence[Prefilled], Sequence[Sequence[Chosen]]]]:
+    def _launch(self, turn: Turn) -> Callable[[], tuple[Sequence[Prefilled], Stepped | None]]:
         """Hands a turn to the device; what is given waits for the results."""
         for begin in turn.begins:
             self.engine.begin(*begin)
@@ -154,8 +156,8 @@ class Driver:
             for source, target in copies:
                 self.engine.copy_page(source, target)
             fills.append(self.engine.prefill(part))
-        steps = self.engine.step(turn.steps) if turn.steps else tuple
-        return lambda: ([fill() for fill in fills], steps())
+        step = None if turn.steps is None else self.engine.step(turn.steps)
+        return lambda: ([fill() for fill in fills], None if step is None else step())
 
 
 def _place(text: Text) -> tuple[int, int, int]:

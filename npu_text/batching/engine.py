@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchEngine", "Chosen", "LaneSampling", "LaneStep", "Prefill", "Prefilled"]
+__all__ = ["BatchEngine", "Chosen", "LaneSampling", "LaneSteps", "MaskSource", "Prefill", "Prefilled", "Stepped"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class LaneSampling:
     best: int | None = None
 
 
-class Chosen(NamedTuple):
+@dataclass(slots=True)
+class Chosen:
     """A token, and what was asked for with it.
 
     Attributes:
@@ -63,6 +64,18 @@ class Chosen(NamedTuple):
     best: tuple[tuple[int, float], ...] = ()
 
 
+class MaskSource(Protocol):
+    """Knows which tokens may be chosen for a text. It is asked late, while the device computes the logits."""
+
+    def write_masks(self, places: Sequence[tuple[Any, int]], masks: NDArray[np.uint32]) -> None:
+        """Writes the masks of several sources of one kind, this one among them.
+
+        Args:
+            places: The sources, each with its row.
+            masks: Where to write, [R, ceil(V / 32)]: bit v % 32 of word v // 32 for the token v. Other rows stay.
+        """
+
+
 @dataclass(frozen=True)
 class Prefill:
     """Tokens of one text that go into its cache at once.
@@ -73,7 +86,7 @@ class Prefill:
         position: Of the first of them in the text.
         pages: Of the lane, in order, those included that these tokens are written to.
         choose: Whether the token that follows is to be chosen, as behind a prompt's last part.
-        mask: uint32 [ceil(V / 32)], the tokens that may be chosen, bit v % 32 of word v // 32; None for all.
+        mask: Tells the tokens that may be chosen; None for all.
         scored: As `LaneSampling.best`, for the tokens that follow each of `tokens` in the prompt; None for none.
         following: The prompt's token behind these; None at its end. Of those that are scored.
     """
@@ -83,7 +96,7 @@ class Prefill:
     position: int
     pages: Sequence[int]
     choose: bool = True
-    mask: NDArray[np.uint32] | None = None
+    mask: MaskSource | None = None
     scored: int | None = None
     following: int | None = None
 
@@ -100,23 +113,46 @@ class Prefilled(NamedTuple):
     scores: tuple[Chosen, ...] = ()
 
 
-@dataclass(frozen=True)
-class LaneStep:
-    """One lane's part of a step.
+class LaneSteps(NamedTuple):
+    """A step of N lanes, in columns: the place of a lane is the same in each.
+
+    Nobody changes a column that is in here: if it is the same object as that of the step before, so is what it holds.
 
     Attributes:
-        lane: Which.
-        tokens: The last chosen token, which is not in the cache yet, and behind it the guess of those that follow.
-        position: Of the first of them in the text.
-        pages: Of the lane, in order, those included that the tokens are written to.
-        mask: As in `Prefill`, for the token behind the first; a guess goes with no mask.
+        lanes: int64 [N], which.
+        tokens: int64 [N], the last chosen token of each, which is not in the cache yet.
+        positions: int64 [N], of these tokens in their texts.
+        pages: Of each lane, in order, those included that its tokens are written to.
+        guesses: For each lane, the guess of the tokens behind; nothing at all where nobody guesses.
+        masks: Who tells the tokens that may be chosen behind `tokens`, for the places where not all may.
     """
 
-    lane: int
-    tokens: Sequence[int]
-    position: int
-    pages: Sequence[int]
-    mask: NDArray[np.uint32] | None = None
+    lanes: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    pages: Sequence[tuple[int, ...]]
+    guesses: Sequence[Sequence[int]] = ()
+    masks: Sequence[tuple[MaskSource, int]] = ()
+
+
+class Stepped(NamedTuple):
+    """What a step gave.
+
+    Attributes:
+        tokens: int64 [N], the next token of each lane.
+        guessed: For places whose guess was right, the tokens behind those.
+        told: For places that asked for log-probabilities, all their tokens with them.
+    """
+
+    tokens: NDArray[np.int64]
+    guessed: Mapping[int, Sequence[int]] = {}
+    told: Mapping[int, tuple[Chosen, ...]] = {}
+
+    def chosen(self, place: int) -> tuple[Chosen, ...]:
+        """All that was chosen for a lane."""
+        if place in self.told:
+            return self.told[place]
+        return tuple(map(Chosen, (int(self.tokens[place]), *self.guessed.get(place, ()))))
 
 
 class BatchEngine(Protocol):
@@ -168,12 +204,11 @@ class BatchEngine(Protocol):
             Waits for the result. Calls before it is called are queued behind this one.
         """
 
-    def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
+    def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         """The next tokens of several lanes.
 
         Returns:
-            Waits for the tokens of each step, in the order given: one, and more where a guess was right so far. What
-            was guessed wrongly is as if it had not been given.
+            Waits for the tokens. What was guessed wrongly is as if it had not been given.
         """
 
     def copy_page(self, source: int, target: int) -> None:

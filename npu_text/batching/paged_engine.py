@@ -1,37 +1,35 @@
-"""An engine of a batch whose keys and values lie in pages: a step is one launch on the device."""
+"""An engine of a batch whose keys and values lie in pages: a step is one launch on the device.
+
+Where masks say which tokens may be chosen it is two: they are made while the layers run, ahead of the choice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_compiler.artifact.batch_spec import BatchSpec, BatchStepSpec
+from npu_compiler.artifact.batch_spec import BatchSpec
 from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.compiler import compile
-from npu_compiler.errors import InputError, NPUError
-from npu_compiler.graph.lane_tokens import Feature
-from npu_compiler.graph.page_copies import page_read_ir, page_write_ir, staging_ir
-from npu_compiler.tensor.layout import BufferSpec
-from npu_runtime.backend import BoundPlan, Recording
+from npu_compiler.errors import InputError
+from npu_compiler.graph.page_copies import page_read_ir, page_write_ir
+from npu_runtime.backend import BoundPlan
 from npu_runtime.buffer import NPUBuffer
 from npu_runtime.device import Device
 from npu_runtime.executor import Executor
-from npu_runtime.weight_loader import Weights
-from npu_text.batching.choosing import BoundChoice, LaneChooser, LaneRow, accepted
-from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
+from npu_text.batching.bound_choice import LaneGroup
+from npu_text.batching.choosing import LaneChooser, accepted
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.lane_sampling import check_sampling
-from npu_text.batching.scoring import BoundScores, TokenScorer
+from npu_text.batching.scoring import TokenScorer
+from npu_text.batching.step_calls import Scene, StepCalls, StepTurn, device_buffer, visible
 from npu_text.step_functions import ProgramFunctions, open_program
 
 __all__ = ["PagedEngine"]
-
-_TURNS = 2  # calls of a function that may be on their way at a time
-_NOBODY = -1  # the position of what is nobody's
 
 
 class PagedEngine:
@@ -78,10 +76,14 @@ class PagedEngine:
         executors = {name: functions.executor(name) for name in batch.functions}  # all of them, ahead of any recording
         pools = _pools(batch, executors[next(iter(executors))], device)
         self._functions = {
-            name: _Function(_Scene(self, batch.functions[name], executor, pools, functions.weights))
+            name: StepCalls(
+                Scene(batch.functions[name], executor, pools, functions.weights, self.chooser, self.scorer, self.pages)
+            )
             for name, executor in executors.items()
         }
         self._copy = _PageCopy(self, pools)
+        self._tables = _LaneTables(self.lanes, batch.context // batch.page_tokens, batch.pages)
+        self._group: LaneGroup | None = None  # of the last step
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         """As `BatchEngine.check`."""
@@ -90,6 +92,7 @@ class PagedEngine:
 
     def begin(self, lane: int, sampling: LaneSampling, tokens: Sequence[int]) -> None:
         """As `BatchEngine.begin`."""
+        self._group = None
         self.chooser.begin(lane, sampling, tokens)
 
     def prefill(self, part: Prefill) -> Callable[[], Prefilled]:
@@ -101,67 +104,104 @@ class PagedEngine:
         if part.scored is not None:
             return self._scored(part, part.scored)
         turn = self._functions[self._chunk[length]].turn()
-        turn.put(0, part.tokens, part.position, part.pages)
-        turn.set_last(count - 1)
-        rows = [LaneRow(part.lane, part.position + count, part.mask)] if part.choose else []
-        wait = turn.launch(rows)
-        return lambda: Prefilled(next(iter(wait()), None))
+        turn.put_part(part)
+        masks = [(part.mask, 0)] if part.choose and part.mask is not None else []
+        lanes, positions = np.array([part.lane]), np.array([part.position + count])
+        result = turn.launch(self.chooser.group(lanes) if part.choose else None, positions, masks)
+        return lambda: Prefilled(_first(result()) if part.choose else None)
 
     def _scored(self, part: Prefill, best: int) -> Callable[[], Prefilled]:
         """Tokens of one text as the lanes of decode steps, for chunks give the logits of their last token alone.
 
         All lanes of a step write their keys before any reads, so each token sees those before it.
         """
-        steps = [
-            LaneStep(part.lane, (token,), position, part.pages, part.mask)
-            for position, token in enumerate(part.tokens, part.position)
-        ]
-        plain = steps[:-1] if part.choose else steps
+        count = len(part.tokens)
+        tokens, positions = np.array(part.tokens, np.int64), np.arange(part.position, part.position + count)
+        lanes, pages = np.full(count, part.lane), [tuple(part.pages)] * count
         following = [*part.tokens[1:], *([] if part.following is None else [part.following])]
-        waits = []
-        for start in range(0, len(plain), self.lanes):
-            some = plain[start : start + self.lanes]
-            turn = self._functions[next(name for lanes, name in self._decode.items() if lanes >= len(some))].turn()
-            turn.put_all(some)
-            waits.append(turn.score(following[start : start + len(some)], best))
-        chosen = self.step(steps[-1:]) if part.choose else lambda: ((None,),)
-        return lambda: Prefilled(chosen()[0][0], tuple(score for wait in waits for score in wait()))
+        end, waits = count - part.choose, []
+        for start in range(0, end, self.lanes):
+            some = slice(start, min(start + self.lanes, end))
+            steps = LaneSteps(lanes[some], tokens[some], positions[some], pages[some])
+            turn = self._turn(len(steps.lanes), self._decode, steps)
+            waits.append(turn.score(following[some], best))
+        chosen: Callable[[], Stepped] | None = None
+        if part.choose:
+            masks = [] if part.mask is None else [(part.mask, 0)]
+            chosen = self.step(LaneSteps(lanes[end:], tokens[end:], positions[end:], pages[end:], masks=masks))
+        return lambda: Prefilled(
+            None if chosen is None else _first(chosen()), tuple(score for wait in waits for score in wait())
+        )
 
-    def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
+    def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
         """As `BatchEngine.step`."""
-        length = max((len(step.tokens) for step in steps), default=0)
-        fitting = self._decode if length == 1 else self._check
-        name = next((name for lanes, name in fitting.items() if lanes >= len(steps)), None)
-        if name is None or not 1 <= length <= self.guess:
-            given = f"{len(steps)} lanes with up to {length} tokens"
+        count, length = len(steps.lanes), 1 + max(map(len, steps.guesses), default=0)
+        if not 1 <= count <= self.lanes or length > self.guess:
+            given = f"{count} lanes with up to {length} tokens"
             raise InputError(f"given {given}, expected 1 to {self.lanes} with up to {self.guess}")
-        turn = self._functions[name].turn()
+        turn = self._turn(count, self._decode if length == 1 else self._check, steps)
         if length == 1:
-            turn.put_all(steps)
-            wait = turn.launch([LaneRow(step.lane, step.position + 1, step.mask) for step in steps])
-            return lambda: [(choice,) for choice in wait()]
-        for row, step in enumerate(steps):
-            turn.put(row, step.tokens, step.position, step.pages)
-        turn.leave_idle(len(steps))
-        rows = [row for step in steps for row in _rows(step, self.guess, self.lanes)]
-        wait = turn.launch(rows)
-        return lambda: _accepted(steps, wait(), self.guess)
+            if self._group is None or self._group.lanes is not steps.lanes:
+                self._group = self.chooser.group(steps.lanes)
+            return turn.launch(self._group, steps.positions + 1, steps.masks)
+        lanes = np.where(turn.positions[:count] < 0, self.lanes, steps.lanes[:, None]).reshape(-1)  # or nobody's
+        masks = [(source, place * self.guess) for source, place in steps.masks]
+        result = turn.launch(self.chooser.group(lanes), turn.positions[:count].reshape(-1) + 1, masks)
+        return lambda: _accepted(steps, result(), self.guess)
+
+    def _turn(self, lanes: int, functions: Mapping[int, str], steps: LaneSteps) -> StepTurn:
+        """The next turn of the function for the fewest lanes that hold these, with their step."""
+        turn = self._functions[next(name for most, name in functions.items() if most >= lanes)].turn()
+        self._tables.put(steps.lanes, steps.pages)
+        turn.put(steps, self._tables.content)
+        return turn
 
     def copy_page(self, source: int, target: int) -> None:
         """As `BatchEngine.copy_page`."""
         self._copy(source, target)
 
 
-def _rows(step: LaneStep, count: int, nobody: int) -> list[LaneRow]:
-    """For whom the `count` rows of a lane choose; those behind its tokens are nobody's."""
-    behind = [LaneRow(nobody, 0)] * (count - len(step.tokens))
-    own = (LaneRow(step.lane, step.position + 1 + i, None if i else step.mask) for i in range(len(step.tokens)))
-    return [*own, *behind]
+def _first(stepped: Stepped) -> Chosen:
+    return stepped.chosen(0)[0]
 
 
-def _accepted(steps: Sequence[LaneStep], chosen: Sequence[Chosen], count: int) -> list[tuple[Chosen, ...]]:
-    """What a step with guesses adds to each text."""
-    return [accepted(step.tokens, chosen[row * count :][: len(step.tokens)]) for row, step in enumerate(steps)]
+def _accepted(steps: LaneSteps, rows: Stepped, count: int) -> Stepped:
+    """What a step with guesses adds to each text, of what the `count` rows of each lane chose."""
+    chosen = rows.tokens.reshape(-1, count)
+    guessed, told = {}, {}
+    for place, (token, guess, found) in enumerate(
+        zip(steps.tokens.tolist(), steps.guesses, chosen.tolist(), strict=True)
+    ):
+        right = accepted([token, *guess], found)
+        if right > 1:
+            guessed[place] = found[1:right]
+        if place * count in rows.told:
+            told[place] = tuple(one for row in range(place * count, place * count + right) for one in rows.told[row])
+    return Stepped(chosen[:, 0], guessed, told)
+
+
+class _LaneTables:
+    """The pages of each lane.
+
+    Attributes:
+        content: int32 [lanes, pages of a text]; behind a lane's last page the one that nobody reads.
+    """
+
+    def __init__(self, lanes: int, most: int, idle: int) -> None:
+        self.content = np.full((lanes, most), idle, np.int32)
+        self._idle = idle
+        self._known: list[tuple[int, ...]] = [()] * lanes
+        self._last: tuple[object, object] = (None, None)
+
+    def put(self, lanes: NDArray[np.int64], pages: Sequence[tuple[int, ...]]) -> None:
+        """Writes the tables of lanes that have other pages than before."""
+        if self._last[0] is lanes and self._last[1] is pages:
+            return
+        for lane, own in zip(lanes.tolist(), pages, strict=True):
+            if own is not self._known[lane]:
+                self.content[lane, : len(own)], self.content[lane, len(own) :] = own, self._idle
+                self._known[lane] = own
+        self._last = lanes, pages
 
 
 def _pools(batch: BatchSpec, executor: Executor, device: Device) -> list[NPUBuffer]:
@@ -175,199 +215,6 @@ def _pools(batch: BatchSpec, executor: Executor, device: Device) -> list[NPUBuff
     return [NPUBuffer(device, piece, spec) for piece, spec in zip(memory, own, strict=True)]
 
 
-class _Scene:
-    """What the turns of a function share: memory on the device, and the plans around it.
-
-    Attributes:
-        step: The function.
-        idle: The page that nobody reads.
-    """
-
-    def __init__(
-        self, engine: PagedEngine, step: BatchStepSpec, executor: Executor, pools: Sequence[NPUBuffer], weights: Weights
-    ) -> None:
-        device = self.device = engine.device
-        self.step, self.idle = step, engine.pages
-        specs = {spec.name: spec for spec in executor.plan.inputs}
-        self._names = [name for name in (step.tokens, step.positions, step.tables, step.last) if name]
-        self.staged = [specs[name] for name in self._names]
-        given = [(f"input_{i}", spec.shape, str(spec.host_dtype)) for i, spec in enumerate(self.staged)]
-        self._staging = Executor(compile(staging_ir(given), device.target, engine.spec.dtype), device)
-        self._there = [device_buffer(device, spec) for spec in self.staged]
-        self._chooser, self._scorer = engine.chooser, engine.scorer
-        logits = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
-        self._logits = device_buffer(device, logits)
-        inputs = dict(zip(self._names, self._there, strict=True))
-        inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}
-        self._function = executor.bind(inputs, {step.logits: self._logits}, weights)
-
-    def record(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
-        """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None."""
-        choice = None if features is None else self._chooser.bind(self._logits, features)
-        return _Call(self._recorded(inputs, choice.plans if choice else ()), choice)
-
-    def record_scores(self, inputs: Sequence[NPUBuffer]) -> _ScoringCall:
-        """A call of the function, from staged inputs to scores."""
-        scores = self._scorer.bind(self._logits)
-        return _ScoringCall(self._recorded(inputs, [scores.plan]), scores)
-
-    def _recorded(self, inputs: Sequence[NPUBuffer], behind: Sequence[BoundPlan]) -> Recording:
-        given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
-        there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
-        return self.device.backend.record([self._staging.bind(given, there), self._function, *behind])
-
-    def features(self, rows: Sequence[LaneRow]) -> frozenset[Feature] | None:
-        """What a choice for rows has to do; None where there are none."""
-        return self._chooser.features(rows) if rows else None
-
-
-class _Call(NamedTuple):
-    """A function and the choice behind it, ready to launch."""
-
-    recording: Recording
-    choice: BoundChoice | None
-
-
-class _ScoringCall(NamedTuple):
-    """A function and the scores behind it, ready to launch."""
-
-    recording: Recording
-    scores: BoundScores
-
-
-def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
-    return NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
-
-
-class _Function:
-    """Calls of one function, each in the next of some turns."""
-
-    def __init__(self, scene: _Scene) -> None:
-        self._turns = [_Turn(scene) for _ in range(_TURNS)]
-        self._next = 0
-
-    def turn(self) -> _Turn:
-        """The next turn, once what was asked for in it before has run."""
-        found = self._turns[self._next]
-        self._next = (self._next + 1) % _TURNS
-        found.free()
-        return found
-
-
-class _Turn:
-    """One call of a function: its inputs, in memory that host and device see; what they hold at a launch counts."""
-
-    def __init__(self, scene: _Scene) -> None:
-        self._scene = scene
-        arrays, self._buffers = zip(*(_visible(scene.device, spec) for spec in scene.staged), strict=True)
-        self._tokens, self._positions, self._tables, *last = arrays
-        self._last = last[0] if last else None
-        self._pages: list[list[int]] = [[]] * scene.step.lanes
-        self._used = 0  # lanes of the last call
-        self._tables[...] = scene.idle
-        self._tokens[...] = 0
-        self._positions[...] = _NOBODY
-        self._calls: dict[frozenset[Feature] | None, _Call] = {}
-        self._scoring: _ScoringCall | None = None
-        self._pending: _Result | None = None
-
-    def free(self) -> None:
-        """Waits for the last call; what it gave is kept for whoever asks for it."""
-        if self._pending is not None:
-            self._pending.settle()
-            self._pending = None
-
-    def put(self, row: int, tokens: Sequence[int], position: int, pages: Sequence[int]) -> None:
-        """Gives a lane's tokens, the first of them at a position, and its pages."""
-        count = len(tokens)
-        self._tokens[row, :count], self._tokens[row, count:] = tokens, 0
-        self._positions[row, :count] = np.arange(position, position + count)
-        self._positions[row, count:] = _NOBODY
-        if pages != self._pages[row]:
-            self._put_pages(row, pages)
-
-    def put_all(self, steps: Sequence[LaneStep]) -> None:
-        """Gives all lanes their tokens, one each; for the function that takes so many. A call for each lane is slow."""
-        self._tokens[: len(steps), 0] = [step.tokens[0] for step in steps]
-        self._positions[: len(steps), 0] = [step.position for step in steps]
-        for row, (step, pages) in enumerate(zip(steps, self._pages, strict=False)):
-            if step.pages != pages:
-                self._put_pages(row, step.pages)
-        self.leave_idle(len(steps))
-
-    def _put_pages(self, row: int, pages: Sequence[int]) -> None:
-        """Writes a lane's table, whose places behind the last page name the one that nobody reads."""
-        table, count = self._tables[row], len(pages)
-        table[:count] = pages
-        table[count : len(self._pages[row])] = self._scene.idle
-        self._pages[row] = list(pages)
-
-    def leave_idle(self, first: int) -> None:
-        """Leaves the lanes from one on out of the call."""
-        if first < self._used:
-            self._positions[first : self._used] = _NOBODY
-            self._tables[first : self._used] = self._scene.idle
-            self._pages[first : self._used] = [[]] * (self._used - first)
-        self._used = first
-
-    def set_last(self, last: int) -> None:
-        """Says which token's logits are wanted."""
-        assert self._last is not None
-        self._last[0] = last
-
-    def launch(self, rows: Sequence[LaneRow]) -> _Result:
-        """Asks for the call, and for choices from the first rows of its logits; gives what waits for these."""
-        features = self._scene.features(rows)
-        call = self._calls.get(features)
-        if call is None:
-            call = self._calls[features] = self._scene.record(self._buffers, features)
-        if call.choice is not None:
-            call.choice.put(rows)
-        self._pending = _Result(call.recording.launch(), call.choice)
-        return self._pending
-
-    def score(self, tokens: Sequence[int], best: int) -> _Result:
-        """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
-        if self._scoring is None:
-            self._scoring = self._scene.record_scores(self._buffers)
-        self._scoring.scores.put(tokens, best)
-        self._pending = _Result(self._scoring.recording.launch(), self._scoring.scores)
-        return self._pending
-
-
-class _Result:
-    """What a call gives, once it has been waited for."""
-
-    def __init__(self, wait: Callable[[], None], choice: BoundChoice | BoundScores | None) -> None:
-        self._wait: Callable[[], None] | None = wait
-        self._choice = choice
-        self._chosen: tuple[Chosen, ...] = ()
-        self._error: NPUError | None = None
-
-    def settle(self) -> None:
-        """Waits; an error is kept for `__call__`."""
-        if self._wait is None:
-            return
-        wait, self._wait = self._wait, None
-        try:
-            wait()
-            self._chosen = () if self._choice is None else self._choice.read()
-        except NPUError as error:
-            self._error = error
-
-    def __call__(self) -> tuple[Chosen, ...]:
-        """The choices, in the order of the rows.
-
-        Raises:
-            InputError: A table names a page that there is none of.
-            DeviceError: The device failed, or logits are no numbers.
-        """
-        self.settle()
-        if self._error is not None:
-            raise self._error
-        return self._chosen
-
-
 class _PageCopy:
     """Copies a page of every pool to another place."""
 
@@ -379,8 +226,8 @@ class _PageCopy:
         pools = {f"pool_{number}": pool for number, pool in enumerate(made)}
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}
-        self._source, source = _visible(device, named["source"])
-        self._target, target = _visible(device, named["target"])
+        self._source, source = visible(device, named["source"])
+        self._target, target = visible(device, named["target"])
         taken: BoundPlan = read.bind(pools | {"source": source}, pages)
         put: BoundPlan = write.bind(pools | pages | {"target": target}, {})
         self._recording = device.backend.record([taken, put])
@@ -391,11 +238,3 @@ class _PageCopy:
             self._wait()
         self._source[0], self._target[0] = source, target
         self._wait = self._recording.launch()
-
-
-def _visible(device: Device, spec: BufferSpec) -> tuple[NDArray[Any], NPUBuffer]:
-    """Memory that host and device see: as the host does, and as the device does."""
-    memory = device.backend.allocate_visible(spec.nbytes)
-    with memory.writing() as content:
-        array = spec.layout.view(content.view(spec.dtype.numpy))
-    return array, NPUBuffer(device, memory, spec)

@@ -163,13 +163,13 @@ class PageTable:
     """The pages of one text, in order.
 
     Attributes:
-        pages: Which.
+        pages: Which; another tuple when they change.
         shared_tokens: How many of its first tokens others computed.
     """
 
     def __init__(self, pool: PagePool, promised: int, share: bool) -> None:
         """For `PagePool.admit`."""
-        self.pages: list[int] = []
+        self.pages: tuple[int, ...] = ()
         self.shared_tokens = 0
         self._pool, self._promised, self._share = pool, promised, share
         self._last = pool._root  # the last page whose content is known
@@ -178,7 +178,7 @@ class PageTable:
     def adopt(self, known: _Known) -> None:
         """Reads a page that others filled, behind those it reads already."""
         self._pool._take(known.page)
-        self.pages.append(known.page)
+        self.pages += (known.page,)
         self._last = known
         self._learned += 1
         self.shared_tokens += self._pool.page_tokens
@@ -209,6 +209,7 @@ class PageTable:
             if pool.available == 0:  # the page to copy is the last there is
                 return []
             target = self._draw()
+            self.pages += (target,)
         finally:
             pool._drop(known.page)
         self.shared_tokens += count
@@ -216,12 +217,8 @@ class PageTable:
 
     def room(self, tokens: int) -> None:
         """Has pages for the first so many tokens."""
-        while len(self.pages) < self._pool.pages_of(tokens):
-            self._draw()
-
-    def is_full(self, tokens: int) -> bool:
-        """Whether a page is full, with so many tokens in the cache, that `fill` was not told of."""
-        return tokens >= (self._learned + 1) * self._pool.page_tokens
+        missing = self._pool.pages_of(tokens) - len(self.pages)
+        self.pages += tuple(self._draw() for _ in range(missing))
 
     def fill(self, tokens: Sequence[int]) -> None:
         """Says what is in the cache by now: all tokens of the text so far. Full pages are shared from here on."""
@@ -235,7 +232,7 @@ class PageTable:
             if known.page != page:  # two texts computed the same: one page of the two is enough
                 self._pool._take(known.page)
                 self._pool._drop(page)
-                self.pages[at] = known.page
+                self.pages = (*self.pages[:at], known.page, *self.pages[at + 1 :])
             self._last, self._learned = known, at + 1
 
     def release(self, tokens: Sequence[int]) -> None:
@@ -247,16 +244,14 @@ class PageTable:
             self._pool._learn(self.pages[self._learned], rest, self._last)
         for page in reversed(self.pages):  # so that a page goes before those that lead to it
             self._pool._drop(page)
-        self.pages = []
+        self.pages = ()
         self._give_back_promise(self._promised)
 
     def _draw(self) -> int:
         if self._promised == 0:
             raise InputError("a text asked for more pages than it was promised; this is an error of the scheduler")
         self._promised -= 1
-        page = self._pool._draw()
-        self.pages.append(page)
-        return page
+        return self._pool._draw()
 
     def _give_back_promise(self, count: int) -> None:
         self._promised -= count

@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TypeVar
 
+import numpy as np
+
 from npu_compiler.errors import BusyError, InputError
-from npu_text.batching.engine import BatchEngine, Chosen, LaneStep, Prefill, Prefilled
+from npu_text.batching.engine import BatchEngine, Chosen, LaneSteps, Prefill, Prefilled, Stepped
 from npu_text.batching.pages import PagePool, PageTable
-from npu_text.batching.texts import Counters, Event, Limits, Text, TextRequest, Turn
+from npu_text.batching.running import RunningTexts
+from npu_text.batching.texts import Counters, Event, Limits, News, Text, TextRequest, Turn
 
 __all__ = ["Scheduler"]
 
@@ -30,7 +33,7 @@ class Scheduler:
     """Gives out the lanes and pages of an engine.
 
     One turn after the other: `next_turn`, whatever the device makes of it, `absorb`; `submit` and `cancel` at any time
-    between, from one thread.
+    between, from one thread. What `prepare` does while the device works is no work for the turn that follows.
 
     Attributes:
         pool: The pages.
@@ -49,7 +52,8 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Text]] = []  # the same
         self._waiting_count = 0
         self._filling: list[Text] = []
-        self._running: dict[int, Text] = {}
+        self._running = RunningTexts(engine.page_tokens)
+        self._some_ended = False  # of those that run
         self._serials = count()
 
     @property
@@ -60,13 +64,13 @@ class Scheduler:
     @property
     def lanes(self) -> list[Text | None]:
         """Who has which lane."""
-        taken = {text.lane: text for text in (*self._filling, *self._running.values())}
+        taken = {text.lane: text for text in (*self._filling, *self._running.texts)}
         return [taken.get(lane) for lane in range(self._engine.lanes)]
 
     @property
     def started(self) -> int:
         """Texts that have lanes."""
-        return len(self._filling) + len(self._running)
+        return self._engine.lanes - len(self._lanes)
 
     def submit(self, request: TextRequest, now: float) -> Text:
         """A text that waits from now on.
@@ -99,8 +103,8 @@ class Scheduler:
                 f"given a prompt of {len(prompt)} tokens and up to {request.limit} to add, expected at most "
                 f"{engine.context} in all, which the model's cache holds for one text"
             )
-        wrong = next((token for token in prompt if not 0 <= token < engine.vocabulary), None)
-        if wrong is not None:
+        if not 0 <= min(prompt) <= max(prompt) < engine.vocabulary:
+            wrong = next(token for token in prompt if not 0 <= token < engine.vocabulary)
             raise InputError(f"given the token {wrong}, expected 0 to {engine.vocabulary - 1}")
         engine.check(request.sampling, request.scored, request.grammar is not None)
         if self.pool.pages_of(_most(request)) > self.pool.count:
@@ -116,7 +120,7 @@ class Scheduler:
     def end_all(self) -> list[Text]:
         """Ends all texts, as when the device failed; gives them."""
         texts = [text for _, _, text in self._waiting if not text.finish]
-        texts += [*self._filling, *self._running.values()]
+        texts += [*self._filling, *(text for text in self._running.texts if not text.finish)]
         for text in texts:
             self.cancel(text)
         self.pool.forget()
@@ -125,9 +129,11 @@ class Scheduler:
     def next_turn(self, now: float) -> Turn:
         """What the device is to do next; it may be nothing."""
         turn = Turn(late=self._give_up(now))
-        for text in self._running.values():  # before what is admitted now
-            turn.steps.append(self._step(text))
-            turn.running.append(text)
+        if self._some_ended:
+            self._running.drop_ended()
+            self._some_ended = False
+        if self._running.texts:  # before what is admitted now
+            turn.steps, turn.running = self._steps(), self._running.texts
         self._admit(turn)
         room = self._chunks[-1]
         for text in self._filling:
@@ -139,30 +145,28 @@ class Scheduler:
             turn.filling.append(text)
         return turn
 
-    def absorb(self, turn: Turn, filled: Sequence[Prefilled], stepped: Sequence[Sequence[Chosen]]) -> list[Event]:
+    def prepare(self) -> None:
+        """Has ready what the next step needs and does not depend on the tokens that this one chooses."""
+        self._running.make_room(1)
+
+    def absorb(self, turn: Turn, filled: Sequence[Prefilled], stepped: Stepped | None) -> News:
         """What came of a turn. Texts that were cancelled meanwhile are left out.
 
         Args:
             turn: What was asked for.
             filled, stepped: What the engine gave for its fills and steps.
         """
+        news = News() if stepped is None else self._after_step(turn, stepped)
         events = []
         for text, (_, part), result in zip(turn.filling, turn.fills, filled, strict=True):
             if not text.finish:
                 is_first = part.scored is not None and part.position == 0
                 scores = (None, *result.scores) if is_first else result.scores
-                events.append(self._after_fill(text, result.chosen)._replace(scores=scores))
-        for text, step, chosen in zip(turn.running, turn.steps, stepped, strict=True):
-            if not text.finish:
-                self._learn(text, len(step.tokens) - 1, len(chosen) - 1)
-                events.append(self._after_step(text, tuple(chosen)))
-        return [event for event in events if event.chosen or event.finish or event.scores]
-
-    def _learn(self, text: Text, guessed: int, right: int) -> None:
-        if guessed and text.request.guesser is not None:
-            text.request.guesser.learn(guessed, right)
-            self.counters.guessed += guessed
-            self.counters.kept += right
+                events.append(self._after_fill(text, result.chosen, scores))
+        joined = [event.text for event in events if event.chosen and not event.finish]
+        if joined:
+            self._running.add(joined)
+        return news._replace(filled=[event for event in events if event.chosen or event.finish or event.scores])
 
     def _give_up(self, now: float) -> list[Text]:
         late = []
@@ -207,7 +211,7 @@ class Scheduler:
         table, request, start = _table(text), text.request, text.filled
         end = min(start + self._function(text), len(request.prompt))
         table.room(end)
-        pages = tuple(table.pages)  # those to write to: some may turn out to be known, and be others' from then on
+        pages = table.pages  # those to write to: some may turn out to be known, and be others' from then on
         text.filled = end
         table.fill(text.tokens[:end])
         choose = end == len(request.prompt) and request.limit > 0
@@ -217,54 +221,101 @@ class Scheduler:
             position=start,
             pages=pages,
             choose=choose,
-            mask=request.grammar.mask() if choose and request.grammar else None,
+            mask=request.grammar if choose else None,
             scored=request.scored,
             following=None if end == len(request.prompt) else request.prompt[end],
         )
 
-    def _step(self, text: Text) -> LaneStep:
-        table, request = _table(text), text.request
-        guess: Sequence[int] = ()
-        most = min(self._engine.guess, request.limit - text.added) - 1
-        if most > 0 and request.grammar is None and request.guesser is not None:
-            guess = request.guesser.guess(text.tokens, most)[:most]
-        position = len(text.tokens) - 1
-        table.room(position + 1 + len(guess))
-        mask = request.grammar.mask() if request.grammar else None
-        return LaneStep(_lane(text), (text.tokens[-1], *guess), position, tuple(table.pages), mask)
+    def _steps(self) -> LaneSteps:
+        running = self._running
+        running.make_room(0)
+        guesses = self._guesses() if self._engine.guess > 1 else ()
+        masks = [(grammar, place) for place in running.guided if (grammar := running.texts[place].request.grammar)]
+        return LaneSteps(running.lanes, running.tokens, running.positions, running.pages, guesses, masks)
 
-    def _after_fill(self, text: Text, chosen: Chosen | None) -> Event:
+    def _guesses(self) -> Sequence[Sequence[int]]:
+        """How each text may go on, with room for it; nothing where nobody guesses."""
+        running, guesses = self._running, []
+        for text, position, last in zip(running.texts, running.positions.tolist(), running.last.tolist(), strict=True):
+            guess: Sequence[int] = ()
+            request, most = text.request, min(self._engine.guess - 1, last - position)
+            if most > 0 and request.grammar is None and request.guesser is not None:
+                guess = request.guesser.guess(text.tokens, most)[:most]
+                _table(text).room(position + 1 + len(guess))
+            guesses.append(guess)
+        if not any(guesses):
+            return ()
+        running.look_at_pages()
+        return guesses
+
+    def _after_fill(self, text: Text, chosen: Chosen | None, scores: tuple[Chosen | None, ...]) -> Event:
         if text.filled < len(text.request.prompt):
-            return Event(text)
-        self._filling.remove(text)
-        self._running[_lane(text)] = text
+            return Event(text, scores=scores)
         if chosen is None:
             self._end(text, "length")
-            return Event(text, finish="length")
-        return self._after_step(text, (chosen,))
-
-    def _after_step(self, text: Text, chosen: tuple[Chosen, ...]) -> Event:
-        request, finish = text.request, ""
-        for number, one in enumerate(chosen):
-            text.filled = len(text.tokens)  # all but the one that is new
-            text.tokens.append(one.token)
-            if request.grammar is not None:
-                request.grammar.take(one.token)
-            if one.token in request.stop:
-                finish = "stop"
-            elif request.grammar is not None and request.grammar.ended:
-                finish = "complete"
-            elif text.added >= request.limit:
-                finish = "length"
-            if finish:
-                chosen = chosen[: number + 1]
-                break
-        self.counters.added_tokens += len(chosen)
+            return Event(text, finish="length", scores=scores)
+        finish = self._add(text, chosen.token)
+        self.counters.added_tokens += 1
         if finish:
             self._end(text, finish)
-        elif _table(text).is_full(text.filled):
-            _table(text).fill(text.tokens[: text.filled])
-        return Event(text, chosen, finish)
+        else:
+            self._filling.remove(text)
+        return Event(text, (chosen,), finish, scores)
+
+    def _after_step(self, turn: Turn, stepped: Stepped) -> News:
+        running, texts, tokens = self._running, turn.running, stepped.tokens
+        finishes = dict.fromkeys(np.flatnonzero(running.positions >= running.last).tolist(), "length")
+        counts: dict[int, int] = {}
+        for place, (text, token) in enumerate(zip(texts, tokens.tolist(), strict=True)):
+            if text.finish:  # it was cancelled
+                counts[place] = 0
+                continue
+            text.tokens.append(token)
+            if token in text.request.stop:
+                finishes[place] = "stop"
+        for place in running.guided:
+            if place not in counts and (finish := _followed(texts[place])) and finishes.get(place) != "stop":
+                finishes[place] = finish
+        more = self._add_guessed(turn, stepped, finishes, counts)
+        if more:
+            tokens = np.array([text.tokens[-1] for text in texts])
+        self.counters.added_tokens += len(texts) + sum(count - 1 for count in counts.values())
+        running.go_on(tokens, more)
+        for place, finish in finishes.items():
+            self._end(texts[place], finish)
+        return News((), texts, stepped, counts, finishes)
+
+    def _add_guessed(
+        self, turn: Turn, stepped: Stepped, finishes: dict[int, str], counts: dict[int, int]
+    ) -> list[tuple[int, int]]:
+        """Adds the guessed tokens that were right; gives the places of the texts that got some, and how many."""
+        for place, guess in enumerate(turn.steps.guesses if turn.steps else ()):
+            guesser = turn.running[place].request.guesser
+            if guess and guesser is not None and place not in counts:
+                right = len(stepped.guessed.get(place, ()))
+                guesser.learn(len(guess), right)
+                self.counters.guessed += len(guess)
+                self.counters.kept += right
+        for place, tokens in stepped.guessed.items():
+            if place in counts:
+                continue
+            counts[place] = 1
+            for token in tokens:
+                if place in finishes:
+                    break
+                counts[place] += 1
+                if finish := self._add(turn.running[place], token):
+                    finishes[place] = finish
+        return [(place, counts[place] - 1) for place in stepped.guessed if counts[place] > 1]
+
+    def _add(self, text: Text, token: int) -> str:
+        """Adds a token to a text; gives why it ends with it, if it does."""
+        request = text.request
+        text.tokens.append(token)
+        finish = _followed(text)
+        if token in request.stop:
+            return "stop"
+        return finish or ("length" if text.added >= request.limit else "")
 
     def _end(self, text: Text, finish: str) -> None:
         if text.finish:
@@ -276,18 +327,29 @@ class Scheduler:
             self._waiting = _without_ended(self._waiting, self._waiting_count)
             self._deadlines = _without_ended(self._deadlines, self._waiting_count)
             return
+        if text.added:
+            text.filled = len(text.tokens) - 1
         _table(text).release(text.tokens[: text.filled])
         self._lanes.append(text.lane)
-        if self._running.get(text.lane) is text:
-            del self._running[text.lane]
-        else:
+        if text in self._filling:
             self._filling.remove(text)
+        else:
+            self._some_ended = True
         text.lane = text.table = None
 
 
 def _most(request: TextRequest) -> int:
     """Tokens of the text that are ever in the cache: the last one that is chosen is not."""
     return max(len(request.prompt), len(request.prompt) + request.limit - 1)
+
+
+def _followed(text: Text) -> str:
+    """Follows the last token in a text's grammar; gives whether that ends it: ``complete``, or nothing."""
+    grammar = text.request.grammar
+    if grammar is None:
+        return ""
+    grammar.take(text.tokens[-1])
+    return "complete" if grammar.ended else ""
 
 
 def _table(text: Text) -> PageTable:

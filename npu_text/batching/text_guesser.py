@@ -32,8 +32,8 @@ def guessing(engine: BatchEngine) -> tuple[Callable[[], TextGuesser] | None, Cal
     times = StepTimes()
 
     def observe(turn: Turn, seconds: float) -> None:
-        if turn.steps and not turn.fills:
-            times.learn(max(len(step.tokens) for step in turn.steps), seconds)
+        if turn.steps is not None and not turn.fills:
+            times.learn(1 + max(map(len, turn.steps.guesses), default=0), seconds)
 
     if engine.guess < 2:
         return None, observe

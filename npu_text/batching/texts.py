@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill, Stepped
 from npu_text.batching.pages import PageTable
 
-__all__ = ["Counters", "Event", "Grammar", "Guesser", "Limits", "Text", "TextRequest", "Turn"]
+__all__ = ["Counters", "Event", "Grammar", "Guesser", "Limits", "News", "Text", "TextRequest", "Turn"]
 
 
 class Guesser(Protocol):
@@ -26,7 +23,7 @@ class Guesser(Protocol):
         """How many of the guessed tokens were right."""
 
 
-class Grammar(Protocol):
+class Grammar(MaskSource, Protocol):
     """What a text may say next.
 
     Attributes:
@@ -35,9 +32,6 @@ class Grammar(Protocol):
 
     @property
     def ended(self) -> bool: ...
-
-    def mask(self) -> NDArray[np.uint32] | None:
-        """As `Prefill.mask`; None where all tokens may follow."""
 
     def take(self, token: int) -> None:
         """Goes on behind `token`."""
@@ -70,7 +64,7 @@ class TextRequest:
     guesser: Guesser | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Text:
     """A text on its way.
 
@@ -78,7 +72,7 @@ class Text:
         request: What was asked for.
         tokens: The prompt, and what was added.
         lane: Where it runs; None before and after.
-        filled: How many tokens are in the cache, or on their way into it.
+        filled: How many tokens are in the cache, or on their way into it; of the prompt, while it runs.
         shared: How many of them others had computed.
         finish: Why it ended: ``stop`` (a stop token), ``complete`` (its grammar allows no more), ``length``,
             ``cancelled`` or ``late`` (it waited for too long); empty before.
@@ -102,7 +96,8 @@ class Text:
         return len(self.tokens) - len(self.request.prompt)
 
 
-class Event(NamedTuple):
+@dataclass(slots=True)
+class Event:
     """News of a text.
 
     Attributes:
@@ -118,6 +113,45 @@ class Event(NamedTuple):
     scores: tuple[Chosen | None, ...] = ()
 
 
+class News(NamedTuple):
+    """What came of a turn; as `Event` objects when there is time to make them.
+
+    Attributes:
+        filled: Of prompts.
+        texts: That took part in a step.
+        stepped: What it gave.
+        counts: For places where it is not all of that, how many tokens were added.
+        finishes: For places of texts that ended, why.
+    """
+
+    filled: Sequence[Event] = ()
+    texts: Sequence[Text] = ()
+    stepped: Stepped | None = None
+    counts: Mapping[int, int] = {}
+    finishes: Mapping[int, str] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.filled or self.texts)
+
+    def events(self) -> list[Event]:
+        """One for each text that something happened to."""
+        events = list(self.filled)
+        if self.stepped is None:
+            return events
+        if self.stepped.guessed or self.stepped.told:
+            chosen = [self.stepped.chosen(place) for place in range(len(self.texts))]
+        else:
+            chosen = [(Chosen(token),) for token in self.stepped.tokens.tolist()]
+        for place, count in self.counts.items():
+            chosen[place] = chosen[place][:count]
+        finishes = [""] * len(chosen)
+        for place, finish in self.finishes.items():
+            finishes[place] = finish
+        events += [event for event in map(Event, self.texts, chosen, finishes) if event.chosen]
+        return events
+
+
 @dataclass
 class Turn:
     """What to ask of the device, in this order.
@@ -126,21 +160,21 @@ class Turn:
         begins: Lanes that texts take: arguments of `BatchEngine.begin`.
         fills: Parts of prompts, each with pages that are to be copied ahead of it: arguments of
             `BatchEngine.copy_page`.
-        steps: The next tokens of what runs.
+        steps: The next tokens of what runs; None where nothing does.
         filling, running: Whose `fills` and `steps` are.
         late: Texts that waited for too long.
     """
 
     begins: list[tuple[int, LaneSampling, Sequence[int]]] = field(default_factory=list)
     fills: list[tuple[list[tuple[int, int]], Prefill]] = field(default_factory=list)
-    steps: list[LaneStep] = field(default_factory=list)
+    steps: LaneSteps | None = None
     filling: list[Text] = field(default_factory=list)
-    running: list[Text] = field(default_factory=list)
+    running: Sequence[Text] = ()
     late: list[Text] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Whether the device is asked for anything."""
-        return bool(self.fills or self.steps)
+        return bool(self.fills or self.running)
 
 
 @dataclass(frozen=True)

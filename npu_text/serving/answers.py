@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from npu_text.batching.engine import Chosen
 from npu_text.batching.texts import Event, Text
@@ -16,7 +15,8 @@ from npu_text.tokenizer import TextStream
 __all__ = ["Answer", "Answers", "Piece", "StopStrings"]
 
 
-class Piece(NamedTuple):
+@dataclass(slots=True)
+class Piece:
     """Part of an answer.
 
     Attributes:
@@ -30,6 +30,11 @@ class Piece(NamedTuple):
     tokens: tuple[tuple[Chosen, int], ...] = ()
     finish: str = ""
     scores: tuple[Chosen | None, ...] = ()
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is text and nothing else."""
+        return not (self.tokens or self.finish or self.scores)
 
 
 @dataclass
@@ -45,6 +50,8 @@ class StopStrings:
 
     def push(self, text: str) -> tuple[str, bool]:
         """What can be given away by now, and whether a string was found; what follows one is dropped."""
+        if not self.strings:
+            return text, False
         held = self._held + text
         found = [at for at in (held.find(string) for string in self.strings) if at >= 0]
         if found:
@@ -85,13 +92,16 @@ class Answer:
         """
         self.text, self.tokens, self.finished = text, 0, False
         self._stream, self._stop, self._places = TextStream(vocabulary.tokenizer), StopStrings(stop), places
+        self._is_plain = not (stop or places or text.request.scored is not None)
         self._length = 0  # characters that tokens stand for so far
         self._news: list[Event] = []
 
-    def push(self, event: Event) -> None:
-        """Takes news."""
-        if not self.finished:
-            self._news.append(event)
+    def push(self, event: Event) -> bool:
+        """Takes news; gives whether they are the first since the last `read`."""
+        if self.finished:
+            return False
+        self._news.append(event)
+        return len(self._news) == 1
 
     def read(self) -> Piece | None:
         """All that came since, if anything did."""
@@ -100,6 +110,9 @@ class Answer:
             return None
         chosen, finish = [one for event in news for one in event.chosen], news[-1].finish
         self.tokens += len(chosen)
+        if self._is_plain and not finish:
+            text = self._stream.push(*[one.token for one in chosen])
+            return Piece(text) if text else None
         if finish == "stop":
             chosen.pop()  # a token that ends texts is none of the text
         elif finish == "complete":
@@ -114,16 +127,18 @@ class Answer:
             texts += [given] if found else [given, self._stop.flush()]
             finish = "stop" if found else finish
         self.finished = bool(finish)
-        piece = Piece("".join(texts), tuple(tokens), finish, tuple(score for event in news for score in event.scores))
-        return piece if any(piece) else None
+        text, scores = "".join(texts), tuple([score for event in news for score in event.scores])
+        return Piece(text, tuple(tokens), finish, scores) if text or tokens or finish or scores else None
 
     def _take(self, chosen: list[Chosen], texts: list[str], tokens: list[tuple[Chosen, int]]) -> bool:
         """Makes text of tokens; gives whether it has a stop string."""
-        for group in [[one] for one in chosen] if self._places else [chosen] if chosen else []:
-            text = self._stream.push(*(one.token for one in group))
+        if not chosen:
+            return False
+        for group in [[one] for one in chosen] if self._places else [chosen]:
+            text = self._stream.push(*[one.token for one in group])
             if self._places:
                 tokens.append((group[0], self._length))
-            self._length += len(text)
+                self._length += len(text)
             given, found = self._stop.push(text)
             texts.append(given)
             if found:
@@ -136,11 +151,23 @@ class Answers:
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.all = list(answers)
-        self._some = asyncio.Event()
+        self._some: list[int] = []  # that have news
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_quiet = False  # for as long as `pieces` is to wait
 
-    def wake(self) -> None:
+    def wake(self, number: int) -> None:
         """Says that one of them has news."""
-        self._some.set()
+        self._some.append(number)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _ring(self) -> None:
+        self._is_quiet = True
+        self._go_on()
 
     async def pieces(self, patience: float = math.inf) -> AsyncIterator[tuple[int, Piece] | None]:
         """What comes, with the number of the answer that it belongs to; each ends with a piece that has a `finish`.
@@ -149,22 +176,26 @@ class Answers:
             patience: When nothing came for so many seconds, None is given.
         """
         loop = asyncio.get_running_loop()
-        latest = loop.time()
-        timer = None if patience == math.inf else loop.call_later(patience, self._some.set)
+        latest, left = loop.time(), len(self.all)
+        timer = None if patience == math.inf else loop.call_later(patience, self._ring)  # one, not one for each piece
         try:
-            while not all(answer.finished for answer in self.all):
-                await self._some.wait()
-                self._some.clear()
-                for number, answer in enumerate(self.all):
-                    piece = answer.read()
+            while left:
+                if not (self._some or self._is_quiet):
+                    self._waiter = loop.create_future()
+                    await self._waiter
+                some, self._some = self._some, []
+                for number in some:
+                    piece = self.all[number].read()
                     if piece is not None:
+                        left -= bool(piece.finish)
                         latest = loop.time()
                         yield number, piece
-                if timer is not None and loop.time() >= timer.when():  # one timer, not one for each piece
+                if self._is_quiet:
+                    self._is_quiet = False
                     if loop.time() - latest >= patience:
                         yield None
                         latest = loop.time()
-                    timer = loop.call_at(latest + patience, self._some.set)
+                    timer = loop.call_at(latest + patience, self._ring)
         finally:
             if timer is not None:
                 timer.cancel()

@@ -7,25 +7,19 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from npu_compiler.errors import InputError
 from npu_text.serving.answers import Piece
 from npu_text.serving.core import TextJob
 from npu_text.serving.errors import APIError
+from npu_text.serving.events import DONE, PING, TextEvent, event
 from npu_text.serving.protocol import ChatRequest, Message, NamedTool, Tool
 from npu_text.serving.service import Service, finish_error, new_id, usage
 from npu_text.serving.tool_calls import ToolCall, ToolCalls
 
-__all__ = ["DONE", "PING", "Chat", "conversation", "event"]
-
-PING = ": ping\n\n"
-DONE = "data: [DONE]\n\n"
-
-
-def event(content: Mapping[str, Any]) -> str:
-    """One server-sent event."""
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+__all__ = ["Chat", "conversation"]
 
 
 @dataclass
@@ -97,14 +91,18 @@ class Chat:
             answers = await stack.enter_async_context(self._service.core.answering(self.jobs))
             choices = self._choices()
             for number in range(len(choices)):
-                yield self._chunk(number, {"role": "assistant", "content": ""})
+                yield event(self._chunk(number, {"role": "assistant", "content": ""}))
+            plain = [TextEvent(partial(self._text_chunk, number)) for number in range(len(choices))]
             async for entry in answers.pieces(self._service.options.ping):
                 if entry is None:
                     yield PING
                     continue
                 number, piece = entry
+                if piece.is_text and not self._reads_calls:
+                    yield plain[number].of(piece.text)
+                    continue
                 for chunk in self._chunks(number, choices[number], piece):
-                    yield chunk
+                    yield event(chunk)
                 error = finish_error(piece.finish)
                 if error is not None:
                     yield event(error.body)
@@ -159,7 +157,7 @@ class Chat:
         if piece.finish:
             choice.finish = "tool_calls" if choice.called and piece.finish == "stop" else piece.finish
 
-    def _chunks(self, number: int, choice: _Choice, piece: Piece) -> Iterator[str]:
+    def _chunks(self, number: int, choice: _Choice, piece: Piece) -> Iterator[dict[str, Any]]:
         before = len(choice.logprobs)
         deltas: list[dict[str, Any]] = []
         for part in self._read(choice, piece):
@@ -176,17 +174,20 @@ class Chat:
         if piece.finish and finish_error(piece.finish) is None:
             yield self._chunk(number, {}, choice.finish)
 
+    def _text_chunk(self, number: int, text: str) -> dict[str, Any]:
+        return self._chunk(number, {"content": text})
+
     def _chunk(
         self,
         number: int,
         delta: dict[str, Any],
         finish: str | None = None,
         logprobs: list[dict[str, Any]] | None = None,
-    ) -> str:
+    ) -> dict[str, Any]:
         told = {"content": logprobs, "refusal": None} if logprobs else None
         choice = {"index": number, "delta": delta, "logprobs": told, "finish_reason": finish}
         extra = {"usage": None} if self._wants_usage else {}
-        return event(self._head("chat.completion.chunk") | {"choices": [choice]} | extra)
+        return self._head("chat.completion.chunk") | {"choices": [choice]} | extra
 
     def _whole_choice(self, number: int, choice: _Choice) -> dict[str, Any]:
         content = "".join(choice.content)

@@ -6,14 +6,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from npu_compiler.errors import InputError
 from npu_text.batching.engine import Chosen
 from npu_text.serving.answers import Answers, Piece
-from npu_text.serving.chat import DONE, PING, event
 from npu_text.serving.core import TextJob
 from npu_text.serving.errors import APIError
+from npu_text.serving.events import DONE, PING, TextEvent, event
 from npu_text.serving.protocol import CompletionRequest
 from npu_text.serving.service import Service, finish_error, new_id, usage
 
@@ -90,17 +91,21 @@ class Completion:
             answers = await stack.enter_async_context(self._service.core.answering(self.jobs))
             yield PING
             choices = [_Choice() for _ in self.jobs]
+            plain = [TextEvent(partial(self._text_chunk, number)) for number in range(len(choices))]
             async for entry in answers.pieces(self._service.options.ping):
                 if entry is None:
                     yield PING
                     continue
                 number, piece = entry
+                if piece.is_text and choices[number].echoed and self._request.logprobs is None:
+                    yield plain[number].of(piece.text)
+                    continue
                 error = finish_error(piece.finish)
                 if error is not None:
                     yield event(error.body)
                     return
                 self._read(number, choices[number], piece)
-                yield event(self._head() | {"choices": [self._told(number, choices[number])]})
+                yield event(self._chunk(number, choices[number]))
                 choices[number].cut()
             options = self._request.stream_options
             if options is not None and options.include_usage:
@@ -119,6 +124,12 @@ class Completion:
         choice.texts.append(piece.text)
         choice.tokens += [(chosen, len(text) + at) for chosen, at in piece.tokens]
         choice.finish = piece.finish or None
+
+    def _chunk(self, number: int, choice: _Choice) -> dict[str, Any]:
+        return self._head() | {"choices": [self._told(number, choice)]}
+
+    def _text_chunk(self, number: int, text: str) -> dict[str, Any]:
+        return self._chunk(number, _Choice([text]))
 
     def _told(self, number: int, choice: _Choice) -> dict[str, Any]:
         logprobs = None if self._request.logprobs is None else self._logprobs(choice.tokens)

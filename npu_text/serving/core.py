@@ -42,7 +42,7 @@ class Listener:
         """A text got its first token so long after it was asked for."""
 
     def more_tokens(self, seconds: float, count: int) -> None:
-        """Behind other tokens, so many more came after so long."""
+        """Behind other tokens of their texts, so many more came, each after so long."""
 
     def ended(self, finish: str, prompt: int, shared: int, added: int) -> None:
         """A text ended: why, tokens of its prompt, those that others had computed, tokens added."""
@@ -51,10 +51,11 @@ class Listener:
         """The device took so long for so many tokens of prompts and a step of so many lanes. Told in another thread."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     answer: Answer
     answers: Answers
+    number: int
     is_eager: bool
     asked: float = field(default_factory=time.perf_counter)
     last: float = 0.0
@@ -118,8 +119,9 @@ class Core:
         try:
             for job in jobs:
                 text = self.driver.submit(job.request)
-                answers.all.append(Answer(text, self.vocabulary, job.stop, job.places))
-                self._entries[text] = _Entry(answers.all[-1], answers, job.stream or bool(job.stop))
+                answer, number = Answer(text, self.vocabulary, job.stop, job.places), len(answers.all)
+                answers.all.append(answer)
+                self._entries[text] = _Entry(answer, answers, number, job.stream or bool(job.stop))
             yield answers
         finally:
             for answer in answers.all:
@@ -136,24 +138,28 @@ class Core:
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         now = time.perf_counter()
+        more: dict[float, int] = {}  # tokens by how long they took: as long in all texts that were in the same steps
         for event in events:
             entry = self._entries.get(event.text)
             if entry is None:
                 continue
             if event.chosen:
+                count = len(event.chosen)
                 if entry.last:
-                    self._listener.more_tokens(now - entry.last, len(event.chosen))
+                    seconds = (now - entry.last) / count
+                    more[seconds] = more.get(seconds, 0) + count
                 else:
                     self._listener.first_token(now - entry.asked)
                 entry.last = now
-            entry.answer.push(event)
-            if entry.is_eager or event.finish:
-                entry.answers.wake()
+            if (entry.answer.push(event) and entry.is_eager) or event.finish:
+                entry.answers.wake(entry.number)
             if event.finish:
                 del self._entries[event.text]
                 text = event.text
                 self._listener.ended(event.finish, len(text.request.prompt), text.shared, text.added)
+        for seconds, count in more.items():
+            self._listener.more_tokens(seconds, count)
 
     def _observe(self, turn: Turn, seconds: float) -> None:
         self._learn(turn, seconds)
-        self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.steps))
+        self._listener.turn(seconds, sum(len(part.tokens) for _, part in turn.fills), len(turn.running))

@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
-from npu_text.serving.chat import event
 from npu_text.serving.errors import APIError
+from npu_text.serving.events import event
 from npu_text.serving.guard import Guard, GuardOptions
 from npu_text.serving.replicas import Replicas
 from npu_text.serving.replies import first_of

@@ -16,6 +16,9 @@ from npu_text.serving.vocabulary import Vocabulary
 __all__ = ["Grammars", "TokenGrammar", "json_grammar"]
 
 
+_ALL = np.uint32(0xFFFFFFFF)
+
+
 class Grammars:
     """What makes grammars for the tokens of one model."""
 
@@ -37,8 +40,9 @@ class Grammars:
                 "answers of a form need the package 'llguidance'; install it: pip install 'npu-compiler[serve]'"
             ) from error
         self._matcher: Any = llguidance.LLMatcher
+        self._executor: Any = llguidance.LLExecutor()
         self._tokens: Any = llguidance.LLTokenizer(vocabulary.json, n_vocab=size, eos_token=list(ends) or None)
-        self._words = (size + 31) // 32
+        self._has_end = bool(ends)
 
     def calls(self, tools: Sequence[dict[str, Any]], several: bool) -> str:
         """The grammar of calls of tools, as `ToolCalls` reads them.
@@ -78,32 +82,46 @@ class Grammars:
         matcher = self._matcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise InputError(f"nothing can be written to this form: {matcher.get_error()[:500]}")
-        return TokenGrammar(matcher, self._words)
+        return TokenGrammar(matcher, self)
+
+    def write_masks(self, places: Sequence[tuple[TokenGrammar, int]], masks: NDArray[np.uint32]) -> None:
+        """As `MaskSource.write_masks`, on several cores; the lock of the interpreter is free meanwhile."""
+        address, nbytes = masks.ctypes.data, masks.shape[1] * masks.itemsize
+        matchers = [(grammar.matcher, row) for grammar, row in places]
+        if len(matchers) == 1:
+            ((matcher, row),) = matchers
+            matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)
+        else:
+            self._executor.unsafe_compute_mask_ptr(matchers, address, nbytes, len(masks))
+        if not self._has_end:  # else one that ends a text is in each
+            for _, row in places:
+                if not masks[row].any():
+                    masks[row] = _ALL
 
 
 class TokenGrammar:
-    """Where a text is in its grammar."""
+    """Where a text is in its grammar.
 
-    def __init__(self, matcher: Any, words: int) -> None:
+    Attributes:
+        matcher: llguidance's.
+    """
+
+    def __init__(self, matcher: Any, grammars: Grammars) -> None:
         """For `Grammars.make`."""
-        self._matcher, self._words = matcher, words
+        self.matcher, self._grammars = matcher, grammars
 
     @property
     def ended(self) -> bool:
         """Whether nothing may follow but the end."""
-        return bool(self._matcher.is_stopped())
+        return bool(self.matcher.is_stopped())
 
-    def mask(self) -> NDArray[np.uint32] | None:
-        """The tokens that may follow; at the end only those that end a text."""
-        words = np.zeros(self._words, np.uint32)
-        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-        count = min(len(words), len(allowed))
-        words[:count] = allowed[:count]
-        return words if words.any() else None
+    def write_masks(self, places: Sequence[tuple[TokenGrammar, int]], masks: NDArray[np.uint32]) -> None:
+        """As `MaskSource.write_masks`: the tokens that may follow; at the end only those that end a text."""
+        self._grammars.write_masks(places, masks)
 
     def take(self, token: int) -> None:
         """Goes on behind `token`."""
-        self._matcher.consume_token(token)
+        self.matcher.consume_token(token)
 
 
 def json_grammar(schema: dict[str, Any] | None) -> str:

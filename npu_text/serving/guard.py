@@ -13,7 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from npu_text.serving.errors import APIError
 
-__all__ = ["Guard", "GuardOptions", "send_error"]
+__all__ = ["DIRECT_SEND", "Guard", "GuardOptions", "send_error"]
+
+DIRECT_SEND = "npu.send"
+"""Where a scope has the server's own `send`, for parts of a body: whatever is between looks at beginnings alone."""
 
 _OPEN = frozenset({"/", "/health"})
 
@@ -58,7 +61,7 @@ class Guard:
         try:
             self._check(scope, headers)
             body = await self._body(receive, headers)
-            await self._app(scope, _replayed(body, receive), numbered)
+            await self._app({**scope, DIRECT_SEND: send}, _replayed(body, receive), numbered)
         except APIError as error:
             await send_error(error, numbered)
         finally:

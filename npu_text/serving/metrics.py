@@ -72,7 +72,7 @@ class Metrics(Listener, Collector):
         self._first.add(seconds)
 
     def more_tokens(self, seconds: float, count: int) -> None:
-        self._next.add(seconds / count, count)
+        self._next.add(seconds, count)
 
     def ended(self, finish: str, prompt: int, shared: int, added: int) -> None:
         self._ended.labels(finish).inc()

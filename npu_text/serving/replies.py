@@ -11,7 +11,9 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+
+from npu_text.serving.guard import DIRECT_SEND
 
 __all__ = ["EventStream", "first_of", "unless_gone"]
 
@@ -56,28 +58,29 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
-        working = asyncio.ensure_future(self._send(send))
+        working = asyncio.ensure_future(self._send(send, scope.get(DIRECT_SEND, send)))
         await first_of(working, receive, self._is_stuck)
         with suppress(OSError, asyncio.CancelledError):  # nobody is there to be told
             working.result()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_part: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await self._send_part(send, self._first)
+            await send_part(_part(self._first))
             async for event in self._events:
-                await self._send_part(send, event)
+                self._since = time.monotonic()
+                await send_part(_part(event))
+                self._since = math.inf
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()  # type: ignore[attr-defined]
 
-    async def _send_part(self, send: Send, event: str) -> None:
-        self._since = time.monotonic()
-        await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-        self._since = math.inf
-
     def _is_stuck(self) -> bool:
         return time.monotonic() - self._since > self._patience
+
+
+def _part(event: str) -> Message:
+    return {"type": "http.response.body", "body": event.encode(), "more_body": True}
 
 
 async def first_of(

@@ -26,6 +26,7 @@ from tests.ops import recurrent_cases
 from tests.ops.cases import case, floats
 from tests.ops.collected import COMPUTED
 from tests.ops.test_experts import grouped_rows
+from tests.support import coded_cache
 from tests.support.byte_products import ByteProduct
 from tests.support.ir_builder import IRBuilder
 
@@ -137,8 +138,10 @@ def samples() -> list[dict[str, Any]]:
         test_paged_attention.Step(pages).eval(), test_paged_attention.tensors(pages, torch.float16, [0, 0])
     )
     rounded = ByteProduct(224, 528, torch.int8, torch.bfloat16, norm=True)
+    over_codes = coded_cache.CodedStep(coded_cache.Sizes(128), "int8")
     steps_of_decoders = (
         npu_compiler.extract(rounded.eval(), rounded.inputs(130)).ir,
+        npu_compiler.extract(over_codes, over_codes.inputs(3)).ir,
         step.ir,
         paged.ir,
         *map(coded_linear, (1, 128)),

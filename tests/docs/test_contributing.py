@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from npu_compiler.ops import get_supported_ops
-from tests.docs.test_docs import EVERY_PAGE, ROOT, fences
+from tests.docs.test_docs import EVERY_PAGE, ROOT
 from tests.support.distribution import TOY_TARGET, write_metadata
+from tests.support.pages import fences
 
 PAGE = ROOT / "CONTRIBUTING.md"
 FILES = {"an op": 2, "a reduction": 2, "a fusion": 3, "a kernel": 5, "a data type": 0, "a target": 0}

@@ -241,7 +241,8 @@ def test_a_program_for_another_target(qwen: Decoder, program: CompiledProgram, d
         ({"vocabulary": "many"}, r"vocabulary: given 'many'"),
         ({"weights": "../model.safetensors"}, "expected one beside it"),
         ({"cache_length": 8}, "functions of .* tokens for a cache of 8"),
-        ({"cache_shapes": []}, "does not fit the caches"),
+        ({"cache_shapes": []}, "expected one that there is for each"),
+        ({"cache_shapes": [], "cache_dtypes": []}, "does not fit the caches"),
     ],
 )
 def test_a_damaged_folder(qwen: Decoder, tmp_path: Path, device: Device, change: Any, message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from npu_compiler.artifact.batch_spec import BatchSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
@@ -18,9 +19,11 @@ from npu_compiler.errors import ExtractionError, InputError, IRError
 from npu_compiler.frontend.decoder_request import BatchRequest, check_request
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device
-from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill
+from npu_runtime.backend import Recording
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill
 from npu_text.batching.paged_engine import PagedEngine
 from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, dtype_errors, greedy, make_decoder
+from tests.support.lane_choice import allowed_bits
 
 REQUEST = BatchRequest((1, 4), 32, pages=14, chunks=(16, 64), guess=4)
 
@@ -63,18 +66,29 @@ class Text:
         self.tokens = [given.chosen.token]
         return self
 
-    @property
-    def step(self) -> LaneStep:
-        position = len(self.prompt) + len(self.tokens) - 1
-        return LaneStep(self.lane, [self.tokens[-1]], position, self.pages[: position // self.engine.page_tokens + 1])
+
+def steps_of(
+    texts: Sequence[Text], guesses: Sequence[Sequence[int]] = (), masks: Sequence[tuple[MaskSource, int]] = ()
+) -> LaneSteps:
+    """The next step of texts."""
+    lanes = np.array([text.lane for text in texts])
+    positions = [len(text.prompt) + len(text.tokens) - 1 for text in texts]
+    own = [position // text.engine.page_tokens + 1 for text, position in zip(texts, positions, strict=True)]
+    pages = [tuple(text.pages if guesses else text.pages[:n]) for text, n in zip(texts, own, strict=True)]
+    return LaneSteps(lanes, np.array([text.tokens[-1] for text in texts]), np.array(positions), pages, guesses, masks)
 
 
-def go_on(texts: Sequence[Text], count: int) -> None:
+def go_on(texts: Sequence[Text], count: int, masks: Sequence[tuple[MaskSource, int]] = ()) -> None:
     """So many steps of all texts at once."""
     for _ in range(count):
-        chosen = texts[0].engine.step([text.step for text in texts])()
-        for text, (choice,) in zip(texts, chosen, strict=True):
-            text.tokens.append(choice.token)
+        chosen = texts[0].engine.step(steps_of(texts, masks=masks))().tokens
+        for text, token in zip(texts, chosen.tolist(), strict=True):
+            text.tokens.append(token)
+
+
+def one_step(lane: int, tokens: Sequence[int], position: int, pages: Sequence[int]) -> LaneSteps:
+    guesses = [tokens[1:]] if len(tokens) > 1 else []
+    return LaneSteps(np.array([lane]), np.array(tokens[:1]), np.array([position]), [tuple(pages)], guesses)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -126,17 +140,17 @@ def test_pages_are_shared_and_copied_before_they_part(engine: PagedEngine, decod
 
 def test_calls_are_queued(engine: PagedEngine) -> None:
     texts = [Text(engine, lane, prompt(10, lane), [lane]).fill() for lane in range(2)]
-    waits = [engine.step([text.step]) for text in (*texts, *texts, *texts)]  # more than are kept on their way
-    given = [wait()[0][0].token for wait in waits]
+    waits = [engine.step(steps_of([text])) for text in (*texts, *texts, *texts)]  # more than are kept on their way
+    given = [int(wait().tokens[0]) for wait in waits]
     assert given == given[:2] * 3
-    assert [wait()[0][0].token for wait in waits] == given  # asked again
+    assert [int(wait().tokens[0]) for wait in waits] == given  # asked again
 
 
 @pytest.mark.parametrize("page", [15, -16, 1 << 30], ids=str)
 def test_a_page_that_there_is_none_of(page: int, engine: PagedEngine, decoder: Decoder) -> None:
     text = Text(engine, 0, prompt(40), [1, 2]).fill()
     with pytest.raises(InputError, match="expected -15 to 14"):
-        engine.step([LaneStep(1, [1], 40, [page, 3])])()
+        engine.step(one_step(1, [1], 40, [page, 3]))()
     go_on([text], 3)
     check_greedy(decoder, text.prompt, text.tokens)
 
@@ -174,9 +188,9 @@ def test_scores_of_a_prompt_are_pytorchs(choose: bool, engine: PagedEngine, deco
 
 def test_what_the_engine_does_not_do_is_refused(engine: PagedEngine) -> None:
     with pytest.raises(InputError, match="expected 1 to 4"):
-        engine.step([LaneStep(lane, [1], 0, [lane]) for lane in range(5)])
+        engine.step(LaneSteps(np.arange(5), np.ones(5, np.int64), np.zeros(5, np.int64), [(0,)] * 5))
     with pytest.raises(InputError, match="up to 5 tokens"):
-        engine.step([LaneStep(0, [1, 2, 3, 4, 5], 0, [0])])
+        engine.step(one_step(0, [1, 2, 3, 4, 5], 0, [0]))
     with pytest.raises(InputError, match="65 tokens"):
         engine.prefill(Prefill(0, [1] * 65, 0, [0, 1, 2]))
     with pytest.raises(InputError, match="best=21"):
@@ -199,16 +213,76 @@ def test_guesses_change_no_text(engine: PagedEngine) -> None:
     texts = fresh()
     rights = [3, 1, 0]  # of each guess, as often as it lasts
     while any(len(text.tokens) < 10 for text in texts):
-        steps = []
+        guesses = []
         for text, expected, right in zip(texts, alone, rights, strict=True):
             rest = expected.tokens[len(text.tokens) :]
             wrong = [(token + 1) % VOCABULARY for token in rest[right : right + 1]] if right == 1 else []
-            tokens = [text.tokens[-1], *rest[:right], *wrong]
-            steps.append(LaneStep(text.lane, tokens, text.step.position, text.pages))
-        for text, given in zip(texts, engine.step(steps)(), strict=True):
-            text.tokens += [choice.token for choice in given]
+            guesses.append([*rest[:right], *wrong])
+        found = engine.step(steps_of(texts, guesses))()
+        for place, text in enumerate(texts):
+            text.tokens += [choice.token for choice in found.chosen(place)]
     for text, expected in zip(texts, alone, strict=True):
         assert text.tokens[:10] == expected.tokens
+
+
+class Allowed:
+    """A mask that stays the same; it counts how often it was asked for."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens, self.asked = list(tokens), 0
+
+    def write_masks(self, places: Sequence[tuple[Allowed, int]], masks: NDArray[np.uint32]) -> None:
+        for source, row in places:
+            source.asked += 1
+            masks[row] = allowed_bits(np.isin(np.arange(VOCABULARY), source.tokens))
+
+
+def test_masks_of_some_texts(engine: PagedEngine, decoder: Decoder) -> None:
+    """They hold for their own text alone, for the token behind a prompt, and where others guess."""
+    few, others = Allowed([3, 77, 200]), Allowed(range(0, VOCABULARY, 2))
+    engine.begin(0, LaneSampling(), prompt(20, 0))
+    first = engine.prefill(Prefill(0, prompt(20, 0), 0, [0], mask=few))().chosen
+    assert first is not None
+    plain = [Text(engine, lane, prompt(20, lane), [2 * lane, 2 * lane + 1]).fill() for lane in (1, 2, 3)]
+    masked = Text(engine, 0, prompt(20, 0), [0, 6])
+    masked.tokens = [first.token]
+    go_on([plain[0], masked, plain[1], plain[2]], 5, [(few, 1), (others, 3)])
+    for text in plain[:2]:
+        check_greedy(decoder, text.prompt, text.tokens)
+    logits = decoder.logits([*masked.prompt, *masked.tokens])
+    chosen = logits[len(masked.prompt) - 1 : -1][:, few.tokens]
+    taken = [few.tokens.index(token) for token in masked.tokens]
+    assert (chosen.max(1).values - chosen[range(6), taken]).max() < 0.05  # equals, but for a near tie
+    assert not any(token % 2 for token in plain[2].tokens[1:])
+    assert (few.asked, others.asked) == (6, 5)
+    guesses = [greedy(decoder, [*plain[0].prompt, *plain[0].tokens], 2), [], []]
+    found = engine.step(steps_of([plain[0], masked, plain[1]], guesses, [(few, 1)]))()
+    assert found.chosen(1)[0].token in few.tokens
+    plain[0].tokens += [choice.token for choice in found.chosen(0)]
+    check_greedy(decoder, plain[0].prompt, plain[0].tokens)
+
+
+def test_masks_are_made_while_the_layers_run(decoder: Decoder, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no masks is one launch; with masks the choice is another, behind them."""
+    happened: list[str] = []
+
+    class Recorded(Recording):
+        def launch(self) -> Any:
+            happened.append(f"{len(self._bound)} plans")
+            return super().launch()
+
+    class Mask(Allowed):
+        def write_masks(self, places: Any, masks: NDArray[np.uint32]) -> None:
+            happened.append("masks")
+            super().write_masks(places, masks)
+
+    monkeypatch.setattr(device.backend, "record", Recorded)
+    engine = PagedEngine(decoder.folder, device)
+    text = Text(engine, 0, prompt(5), [0]).fill()
+    happened.clear()
+    go_on([text], 1)
+    go_on([text], 1, [(Mask([1]), 0)])
+    assert happened == ["3 plans", "2 plans", "masks", "1 plans"]
 
 
 def test_learned_positions(tmp_path: Path, device: Device) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from npu_compiler.errors import InputError
 from npu_text.batching.engine import Chosen, LaneSampling
 from npu_text.batching.texts import Event, Text, TextRequest
-from npu_text.serving.answers import Answer, StopStrings
+from npu_text.serving.answers import Answer, Answers, StopStrings
 from npu_text.serving.chat_template import ChatTemplate
+from npu_text.serving.events import TextEvent, event
 from npu_text.serving.tool_calls import ToolCall, ToolCalls
 from npu_text.serving.vocabulary import Vocabulary
 from tests.support.serving import CHAT, END, make_tokenizer
@@ -93,6 +96,33 @@ def test_pieces_of_an_answer(vocabulary: Vocabulary) -> None:
     assert (whole.text, whole.finish, other.tokens) == ("ST", "stop", 3)
 
 
+@pytest.mark.parametrize("text", ["plain", '"\\\n\0', "\0text\0", "한글 é \u2028", ""], ids=repr)
+def test_events_of_a_text_are_those_of_the_whole(text: str) -> None:
+    def content(text: str) -> dict[str, Any]:
+        return {"model": '\0text\0"', "choices": [{"index": 0, "text": text, "finish_reason": None}]}
+
+    assert TextEvent(content).of(text) == event(content(text))
+    assert json.loads(event(content(text)).removeprefix("data: ")) == content(text)
+
+
+async def _quiet(answer: Answer) -> list[Any]:
+    """What comes of an answer of which nothing is heard for a while."""
+    answers, given = Answers([answer]), []
+    async for entry in answers.pieces(0.02):
+        given.append(entry and entry[1].text)
+        if len(given) == 2:
+            for number, token in enumerate((70, 71)):
+                if answer.push(Event(answer.text, (Chosen(token),), "length" if number else "")):
+                    answers.wake(0)
+    return given
+
+
+def test_silence_is_told_and_tokens_that_come_together_are_one_piece(vocabulary: Vocabulary) -> None:
+    text = Text(TextRequest((1,), 50, LaneSampling()), [1], 0.0, 0)
+    given = asyncio.run(_quiet(Answer(text, vocabulary, [], places=False)))
+    assert given == [None, None, vocabulary.decode([70, 71])]
+
+
 def test_bytes_of_tokens(vocabulary: Vocabulary) -> None:
     for text in ("é", "a b\n", "한"):
         tokens = vocabulary.encode(text, special=False)
@@ -155,13 +185,18 @@ def test_masks_follow_a_schema(vocabulary: Vocabulary) -> None:
 
     grammars = Grammars(vocabulary, 320, [END])
     grammar = grammars.make(json_grammar({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}))
+    other = grammars.make(json_grammar(None))
     for letter in '{"a"':
         (token,) = vocabulary.encode(letter, special=False)
-        mask = grammar.mask()
-        assert mask is not None
-        assert mask.shape == (10,)
-        assert is_allowed(mask, token)
-        assert not is_allowed(mask, END)
+        masks = np.zeros((3, 10), np.uint32)
+        grammar.write_masks([(grammar, 1)], masks)
+        assert is_allowed(masks[1], token)
+        assert not is_allowed(masks[1], END)
+        assert not masks[[0, 2]].any()
+        both = np.zeros_like(masks)
+        grammar.write_masks([(grammar, 1), (other, 2)], both)
+        assert (both[1] == masks[1]).all()
+        assert is_allowed(both[2], *vocabulary.encode("{", special=False))
         grammar.take(token)
     with pytest.raises(InputError, match="nothing can be written"):
         grammars.make(json_grammar({"type": "nothing"}))

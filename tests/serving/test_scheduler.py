@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -21,7 +23,8 @@ from tests.support.simulated_engine import SimulatedEngine
 class Simulation:
     """A scheduler and its device, turn by turn; the clock counts turns."""
 
-    def __init__(self, engine: SimulatedEngine, limits: Limits | None = None) -> None:
+    def __init__(self, engine: SimulatedEngine, limits: Limits | None = None, prepares: bool = True) -> None:
+        self.prepares = prepares
         self.engine, self.scheduler = engine, Scheduler(engine, limits)
         self.now = 0.0
         self.events: list[Event] = []
@@ -37,10 +40,13 @@ class Simulation:
             for copy in copies:
                 self.engine.copy_page(*copy)
             fills.append(self.engine.prefill(part))
-        steps = self.engine.step(turn.steps) if turn.steps else list
+        step = None if turn.steps is None else self.engine.step(turn.steps)
+        if self.prepares:
+            self.scheduler.prepare()
 
         def absorb() -> None:
-            self.events += self.scheduler.absorb(turn, [fill() for fill in fills], steps())
+            news = self.scheduler.absorb(turn, [fill() for fill in fills], None if step is None else step())
+            self.events += news.events()
 
         return turn, absorb
 
@@ -84,7 +90,7 @@ def test_random_texts_are_those_that_each_is_alone(lanes: int, pages: int, guess
     """The engine reads every text back through its pages; half the texts begin alike, some are cancelled."""
     random = Random(lanes)
     beginnings = [tuple(random.choices(range(320), k=64)) for _ in range(3)]
-    simulation = Simulation(SimulatedEngine(lanes, pages))
+    simulation = Simulation(SimulatedEngine(lanes, pages), prepares=pages != 200)
     simulation.engine.ending, simulation.engine.guess = 7, guess
     expected: list[list[int]] = []
     texts: list[Text] = []
@@ -251,6 +257,85 @@ def test_a_failed_device_ends_everything() -> None:
     simulation.turn()
     assert set(simulation.scheduler.end_all()) == set(texts)
     simulation.check_all_free()
+
+
+def test_the_next_step_is_ready_while_one_runs() -> None:
+    """A page that a text may not need any more is not drawn; one that it does need is, ahead of its turn."""
+    simulation = Simulation(SimulatedEngine(page_tokens=8))
+    long = simulation.scheduler.submit(TextRequest(tuple(range(5)), 20), 0)
+    short = simulation.scheduler.submit(TextRequest(tuple(range(50, 55)), 4), 0)
+    simulation.turn()
+    for length in (6, 7, 8):
+        assert [len(text.tokens) for text in (long, short)] == [length] * 2
+        _, absorb = simulation.launch()
+        assert long.table is not None
+        assert short.table is not None
+        assert len(long.table.pages) == 1 + (length == 8)  # for the token at position 8
+        assert len(short.table.pages) == 1
+        absorb()
+    assert short.finish == "length"
+    simulation.run()
+    simulation.check_all_free()
+
+
+def test_a_text_that_is_cancelled_while_a_step_runs_gets_no_more() -> None:
+    simulation = Simulation(SimulatedEngine(page_tokens=8))
+    texts = [simulation.scheduler.submit(TextRequest((number,) * 8, 20), 0) for number in range(3)]
+    for _ in range(7):
+        simulation.turn()
+    _, absorb = simulation.launch()
+    simulation.scheduler.cancel(texts[1])
+    before = len(texts[1].tokens)
+    simulation.events.clear()
+    absorb()
+    assert len(texts[1].tokens) == before
+    assert [event.text for event in simulation.events] == [texts[0], texts[2]]
+    simulation.scheduler.cancel(texts[0])  # between two turns
+    turn = simulation.turn()
+    assert list(turn.running) == [texts[2]]
+    simulation.run()
+    simulation.check_all_free()
+
+
+def _calls(run: Callable[[], object]) -> int:
+    """How many functions of Python are called."""
+    count = 0
+
+    def seen(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_step_takes_no_more_calls_for_more_texts() -> None:
+    """Between two launches nothing is done text by text but a look at each token."""
+    counts = []
+    for lanes in (2, 16):
+        engine = SimulatedEngine(lanes=lanes, pages=10 * lanes)
+        scheduler = Scheduler(engine)
+        for number in range(lanes):
+            scheduler.submit(TextRequest((number,), 60), 0)
+        for _ in range(3 * lanes):
+            turn = scheduler.next_turn(0)
+            for begin in turn.begins:
+                engine.begin(*begin)
+            filled = [engine.prefill(part)() for _, part in turn.fills]
+            stepped = engine.step(turn.steps)() if turn.steps else None
+            scheduler.prepare()
+            scheduler.absorb(turn, filled, stepped)
+        turn = scheduler.next_turn(0)
+        assert turn.steps is not None
+        stepped = engine.step(turn.steps)()
+        scheduler.prepare()
+        count = _calls(partial(scheduler.absorb, turn, (), stepped))
+        counts.append(count + _calls(partial(scheduler.next_turn, 0)))
+    assert counts[0] == counts[1] < 40
 
 
 def test_least_recently_used_pages_go_first() -> None:

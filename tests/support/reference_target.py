@@ -28,7 +28,7 @@ from npu_compiler.lowering.operand_forms import pairs_columns
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes, Scattered
+from npu_compiler.lowering.problems.forms import CodedRows, Computed, Dequantised, GroupedCodes, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
@@ -64,7 +64,7 @@ class ReferenceTarget(CodegenTarget):
         return Layout(shape, shape, (*filter_order(shape), 0)) if role == "conv_weight" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        return not isinstance(operand, Scattered)
+        return not isinstance(operand, Scattered) and not (isinstance(operand, CodedRows) and operand.fresh)
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
         return True
@@ -166,6 +166,8 @@ def _placed(result: Array, shape: tuple[int, ...]) -> Array:
 def _solve(problem: Problem, buffer: Any) -> Array:
     operands = []
     for operand in problem.operands:
+        if isinstance(operand, CodedRows):
+            operand = operand.numbers
         if isinstance(operand, Computed | Dequantised | GroupedCodes):
             value = evaluate(operand.expr, operand.shape, buffer)
         else:

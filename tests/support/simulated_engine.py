@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npu_compiler.errors import DeviceError
-from npu_text.batching.engine import Chosen, LaneSampling, LaneStep, Prefill, Prefilled
+from npu_text.batching.engine import Chosen, LaneSampling, LaneSteps, MaskSource, Prefill, Prefilled, Stepped
 
 __all__ = ["SimulatedEngine", "is_allowed"]
 
@@ -67,7 +67,7 @@ class SimulatedEngine:
         assert list(part.tokens) == text[part.position : end], "tokens of another text"
         self._write(part.pages, part.position, part.tokens)
         self._check_text(part.lane, part.pages, end)
-        chosen = self._choose(part.lane, end, part.mask) if part.choose else None
+        chosen = self._choose(part.lane, end, self._mask(part.mask)) if part.choose else None
         scores: tuple[Chosen, ...] = ()
         if part.scored is not None:
             prompt = text[: self._prompts[part.lane]]
@@ -76,27 +76,45 @@ class SimulatedEngine:
             scores = tuple(_told(self.logits(prompt[:at]), prompt[at], part.scored) for at in places)
         return self._later(Prefilled(chosen, scores))
 
-    def step(self, steps: Sequence[LaneStep]) -> Callable[[], Sequence[tuple[Chosen, ...]]]:
-        assert steps
-        assert len({step.lane for step in steps}) == len(steps)
+    def step(self, steps: LaneSteps) -> Callable[[], Stepped]:
+        lanes = steps.lanes.tolist()
+        assert lanes
+        assert len(set(lanes)) == len(lanes)
         self.calls[1] += 1
+        masks = {place: self._mask(source) for source, place in steps.masks}
         results = []
-        for step in steps:
-            self._check_call(step.lane)
-            assert 1 <= len(step.tokens) <= self.guess
-            assert step.mask is None or len(step.tokens) == 1
-            text = self._texts[step.lane]
-            assert step.position == len(text) - 1, "a place that is not the next one"
-            assert step.tokens[0] == text[-1], "another token than the one that was chosen"
-            self._write(step.pages, step.position, step.tokens)
+        for place, (lane, token, position, pages) in enumerate(
+            zip(lanes, steps.tokens.tolist(), steps.positions.tolist(), steps.pages, strict=True)
+        ):
+            self._check_call(lane)
+            tokens = [token, *(steps.guesses[place] if steps.guesses else ())]
+            assert 1 <= len(tokens) <= self.guess
+            assert place not in masks or len(tokens) == 1
+            text = self._texts[lane]
+            assert position == len(text) - 1, "a place that is not the next one"
+            assert token == text[-1], "another token than the one that was chosen"
+            self._write(pages, position, tokens)
             chosen: list[Chosen] = []
-            for number in range(len(step.tokens)):
-                self._check_text(step.lane, step.pages, step.position + number + 1)
-                chosen.append(self._choose(step.lane, step.position + number + 1, step.mask))
-                if step.tokens[number + 1 : number + 2] != (chosen[-1].token,):
+            for number in range(len(tokens)):
+                self._check_text(lane, pages, position + number + 1)
+                chosen.append(self._choose(lane, position + number + 1, masks.get(place)))
+                if tokens[number + 1 : number + 2] != [chosen[-1].token]:
                     break
             results.append(tuple(chosen))
-        return self._later(results)
+        return self._later(
+            Stepped(
+                np.array([chosen[0].token for chosen in results]),
+                {place: [one.token for one in chosen[1:]] for place, chosen in enumerate(results) if len(chosen) > 1},
+                {place: chosen for place, chosen in enumerate(results) if chosen[0].logprob is not None},
+            )
+        )
+
+    def _mask(self, source: MaskSource | None) -> NDArray[np.uint32] | None:
+        if source is None:
+            return None
+        masks = np.zeros((1, (self.vocabulary + 31) // 32), np.uint32)
+        source.write_masks([(source, 0)], masks)
+        return masks.reshape(-1)
 
     def copy_page(self, source: int, target: int) -> None:
         assert source != target

@@ -97,8 +97,8 @@ class Attention(Problem):
 
     @property
     def dtypes(self) -> set[DType]:
-        """Of queries, keys and values."""
-        return {operand.dtype for operand in (self.q, self.k, self.v)}
+        """Of the numbers of queries, keys and values."""
+        return {operand.number_type for operand in (self.q, self.k, self.v)}
 
     @property
     def batch(self) -> int:

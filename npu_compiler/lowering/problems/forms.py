@@ -17,6 +17,7 @@ from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
 __all__ = ["Computed", "Dequantised", "GroupedCodes", "Paged", "Scattered", "is_vector"]
+__all__ += ["CodedRows", "FreshCodes", "kind_of_codes"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,13 @@ def is_vector(operand: Operand, problem: Problem | None, position: int, most_byt
     return fits and all(n == 1 for n in outer) and problem.b.operand.strides[-2] == 1
 
 
+def kind_of_codes(expr: Expr, code: Load) -> DType | None:
+    """The data type whose codes a load gives, where an expression is the numbers of these; None where it is more."""
+    if expr == Call("cast", (code,), FLOAT32):
+        return code.dtype
+    return next((kind for kind in ALL if kind.coding and expr == decoded(code, kind)), None)
+
+
 @dataclass(frozen=True)
 class Dequantised(Operand):
     """An operand of a product that is stored in codes of a byte, which become numbers where they are read.
@@ -86,9 +94,7 @@ class Dequantised(Operand):
     @property
     def kind(self) -> DType | None:
         """The data type whose codes they are, but for the scale; None where more is done to them, or less is known."""
-        if self.expr == Call("cast", (self.code,), FLOAT32):
-            return self.code.dtype
-        return next((kind for kind in ALL if kind.coding and self.expr == decoded(self.code, kind)), None)
+        return kind_of_codes(self.expr, self.code)
 
     def reads(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys((self.tensor.index, *(load.ref.tensor for load in leaves(self.expr)))))
@@ -159,6 +165,69 @@ class GroupedCodes(Operand):
 
     def reads(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys((self.tensor.index, *(part.tensor.index for part in self.parts))))
+
+
+@dataclass(frozen=True)
+class FreshCodes:
+    """New rows among keys or values in codes, rounded as `npu_codes.quantize` does by the launch that reads them.
+
+    Attributes:
+        numbers: What is rounded, over the shape of `codes`.
+        codes, scales: What would store the codes and the scales of their rows, each at the same positions.
+        stages: All that would be launched ahead, each stage after the one before: `codes` and `scales` are the last.
+    """
+
+    numbers: Expr
+    codes: Group
+    scales: Group
+    stages: tuple[tuple[Group, ...], ...]
+
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the tensors that numbers and places are made of."""
+        assert self.codes.index is not None
+        return tuple(load.ref.tensor for expr in (self.numbers, self.codes.index) for load in leaves(expr))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the IR's nodes that it covers."""
+        return tuple(dict.fromkeys(node for stage in self.stages for group in stage for node in group.nodes))
+
+
+@dataclass(frozen=True)
+class CodedRows(Operand):
+    """Keys or values of attention in codes of a byte, with a scale for each row: that of a head and a position.
+
+    Its tensor and its view [batch, groups, length, size] are those of the codes. The scale of a key multiplies its
+    scores, that of a value the weight of its position: no element is scaled where it is read.
+
+    Attributes:
+        kind: The data type whose codes they are.
+        scale: Over the same shape, floating point, the same all along a row.
+        numbers: The same operand as numbers that are computed, for launches that read these.
+        fresh: Rows that are new, stored by the launch that reads the operand; None where another launch stores them.
+    """
+
+    kind: DType
+    scale: Operand
+    numbers: Computed
+    fresh: FreshCodes | None = None
+
+    @property
+    def number_type(self) -> DType:
+        return self.numbers.dtype
+
+    @property
+    def in_memory(self) -> Operand:
+        return self.numbers.in_memory
+
+    @property
+    def made(self) -> Group:
+        """What would store the numbers."""
+        return self.numbers.made
+
+    def reads(self) -> tuple[int, ...]:
+        stored = (self.tensor.index, self.scale.tensor.index) if self.fresh is None else self.fresh.reads()
+        return tuple(dict.fromkeys(stored))
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ class Operand:
         return self.tensor.dtype
 
     @property
+    def number_type(self) -> DType:
+        """Data type of the numbers that a problem computes with: that of the tensor, or of what its codes stand for."""
+        return self.dtype
+
+    @property
     def argument(self) -> Argument:
         return self.argument_at(0)
 

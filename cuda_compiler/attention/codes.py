@@ -1,0 +1,187 @@
+"""Attention of few rows over keys and values in codes of a byte: as in `decode`, with scales behind the products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.attention.decode import (
+    ATTENTION_DECODE,
+    Division,
+    Functions,
+    are_fresh_rows,
+    computed_in_kernel,
+    divide,
+    division_macros,
+    is_kept,
+    operand_macros,
+)
+from cuda_compiler.attention.mask import MaskBlocks
+from cuda_compiler.attention.sizes import bindings, operand_values
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.early_launches import EarlyLaunch
+from cuda_compiler.packing import pack_size
+from cuda_compiler.products.codes import number_macros
+from cuda_compiler.rows import lower_rows
+from cuda_compiler.shared import lower_shared
+from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
+from npu_compiler.lowering.cache_codes import scale_macros, value_unit
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import CodedRows, Computed
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
+from npu_compiler.tensor.expr import Expr, Load
+from npu_compiler.tensor.view import View
+
+__all__ = ["ATTENTION_CODES", "is_coded", "loads_coded_rows", "lower_codes", "numbers_of_codes", "suits_codes"]
+
+_MAX_SIZE = 128  # of a head: a lane holds its part of two pieces
+_STEP = 32
+_CHUNK = 16  # codes that a thread reads at a time
+_MAX_ROWS = 16
+_MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
+
+ATTENTION_CODES = replace(
+    ATTENTION_DECODE,
+    entry="attention_codes",
+    macros=(
+        f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT')} vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
+        "CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE k_scale_t v_scale_t K_SCALE_BATCH "
+        "K_SCALE_HEAD K_SCALE_ROW V_SCALE_BATCH V_SCALE_HEAD V_SCALE_ROW"
+    ),
+    inputs="fresh k v k_scales v_scales mask sinks? states partial",
+    files=(
+        "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
+        "attention_warp.cuh clusters.cuh attention_cluster.cuh"
+    ),
+)
+
+
+def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
+    """Whether the kernel reads keys or values as codes, and rounds what is new among them."""
+    problem = group.problem
+    if not isinstance(operand, CodedRows) or not isinstance(problem, Attention) or problem.causal:
+        return False
+    size = operand.shape[3]
+    fits = size % _STEP == 0 and size <= _MAX_SIZE and problem.shared * problem.rows <= _MAX_ROWS
+    if not fits or operand.kind not in (INT8, FLOAT8_E4M3FN) or not operand.has_chunks(_CHUNK):
+        return False
+    return operand.fresh is None or _are_fresh(operand)
+
+
+def _are_fresh(operand: CodedRows) -> bool:
+    """Whether codes and scales of whole rows of all heads are replaced."""
+    fresh = operand.fresh
+    assert fresh is not None
+    whole = operand.view.same_elements(operand.tensor.view) and fresh.codes.shape[2] <= _MAX_FRESH
+    scales, tensor = fresh.scales, operand.scale.tensor
+    seen = operand.scale.view.same_elements(tensor.view.expand(operand.shape))
+    strides = tensor.layout.strides
+    apart = View(scales.shape, (strides[0], strides[1], 0, strides[3]))
+    by_row = scales.index_stride == strides[2] and scales.view.same_elements(apart)
+    return whole and seen and by_row and are_fresh_rows(fresh.codes, operand.tensor)
+
+
+def is_coded(problem: Attention) -> bool:
+    """Whether keys or values are codes."""
+    return isinstance(problem.k, CodedRows) or isinstance(problem.v, CodedRows)
+
+
+def suits_codes(problem: Attention, device: DeviceModel, block: int) -> bool:
+    """Whether `lower_codes` takes it: keys and values are codes of one type, as many of both are new, or none."""
+    k, v = problem.k, problem.v
+    if not isinstance(k, CodedRows) or not isinstance(v, CodedRows) or k.kind != v.kind:
+        return False
+    rows = [0 if operand.fresh is None else operand.fresh.codes.shape[2] for operand in (k, v)]
+    return rows[0] == rows[1] and divide(problem, block, device) is not None
+
+
+def numbers_of_codes(problem: Attention, lowering: Lowering) -> list[KernelCall]:
+    """Launches that store the numbers of keys and values in codes, once what is new among them is there."""
+    coded = [operand for operand in (problem.k, problem.v) if isinstance(operand, CodedRows)]
+    stages: dict[int, list[Group]] = {}
+    for operand in coded:
+        ahead = () if operand.fresh is None else operand.fresh.stages
+        for number, stage in enumerate((*ahead, (operand.made,)), -len(ahead)):
+            stages.setdefault(number, []).extend(stage)
+    calls: list[KernelCall] = []
+    for number in sorted(stages):
+        alone = [group for group in stages[number] if not group.is_elementwise]
+        together = [group for group in stages[number] if group.is_elementwise]
+        calls += [call for group in alone for call in lower_rows(group, lowering)]
+        calls += lower_shared(together, lowering) if together else []
+    return calls
+
+
+def lower_codes(
+    problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
+) -> KernelCall:
+    """One launch, for what `suits_codes` takes; arguments as those of `decode.lower_decode`."""
+    k, v, division = problem.k, problem.v, divide(problem, blocks.positions, lowering.device)
+    assert isinstance(k, CodedRows)
+    assert isinstance(v, CodedRows)
+    assert division is not None
+    division = replace(division, depth=1)
+    fresh = 0 if k.fresh is None else k.fresh.codes.shape[2]
+    functions = computed_in_kernel(_wanted(problem, k, v), lowering)
+    early = blocks.ready and all(is_kept(part, lowering, fresh > 0) for part in (k, v, k.scale, v.scale))
+    tiles = problem.batch * problem.groups
+    results = tiles * division.clusters * division.results if division.clusters > 1 else 0
+    inputs = bindings(problem, blocks.states, results * FLOAT32.size, lowering)
+    del inputs["q"]
+    caches = {"k": k.argument, "v": v.argument, "k_scales": k.scale.argument, "v_scales": v.scale.argument}
+    caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
+    reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
+    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
+    launch = EarlyLaunch(
+        ATTENTION_CODES,
+        grid=(division.clusters * division.cluster, 1, tiles),
+        values=ATTENTION_CODES.values_among(operand_values(problem, problem.rows)),
+        macros={**_macros(division, functions, k, v, fresh), "EARLY": int(early)},
+        inputs={**inputs, **caches},
+        flops=problem.flops,
+        prologues={"fresh": functions.prologue},
+        shared_bytes=division.shared_bytes,
+        extension=cluster_along_x(division.cluster),
+        hurries=early,
+    )
+    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+
+
+def _wanted(problem: Attention, k: CodedRows, v: CodedRows) -> dict[str, tuple[Expr, View]]:
+    """What the kernel computes: queries, new keys and values, and their places."""
+    q = problem.q
+    wanted: dict[str, tuple[Expr, View]] = {
+        "query_value": (q.expr if isinstance(q, Computed) else Load(q.ref, q.dtype), q.view)
+    }
+    for name, fresh in (("key", k.fresh), ("value", v.fresh)):
+        if fresh is not None:
+            assert fresh.codes.index is not None
+            wanted[f"{name}_value"] = (fresh.numbers, fresh.codes.view)
+            wanted[f"{name}_place"] = (fresh.codes.index, fresh.codes.view)
+    return wanted
+
+
+def _macros(division: Division, functions: Functions, k: CodedRows, v: CodedRows, fresh: int) -> dict[str, object]:
+    given = {**division_macros(division), **operand_macros(functions, fresh), "KEPT": "" if fresh else "const"}
+    del given["KEPT_T"]
+    return {
+        **given,
+        **number_macros(k.kind, division.problem.q.dtype),
+        "vector_t": given["tile_t"],
+        "BITS": 8,
+        "CODEBOOK": 0,
+        "codebook_t": "uint8",  # of none
+        "ZEROS": 0,
+        "ZERO": 0,
+        "VALUE_UNIT": CUDA.literal(value_unit(v.kind), FLOAT32),
+        "LARGEST_CODE": CUDA.literal(LARGEST[k.kind], FLOAT32),
+        "LEAST_SCALE": CUDA.literal(LEAST_SCALE, FLOAT32),
+        **scale_macros(k, v, CUDA),
+    }

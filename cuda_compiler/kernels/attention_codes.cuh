@@ -1,0 +1,424 @@
+// Attention of few rows over many positions whose keys and values are codes of a byte, with a scale for each head and position,
+// as in a decode step: the algorithm of attention_decode.cuh. The scale of a key multiplies its scores, that of a value the
+// weight of its position, by VALUE_UNIT more, so that half precision holds what it would of the values themselves.
+//
+// Codes go from memory to registers, where they become the numbers that tensor cores multiply: sums take their terms in any
+// order, so a lane reads the neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly. Each warp
+// has the next piece on its way. FRESH keys and values are rounded to codes here: each block computes them, since whichever
+// has their positions needs them, and one writes them to their places. Grid: as in attention_decode.cuh.
+constexpr int TILE_PIECES = BLOCK / PIECE;
+constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;      // of a row, a lane's; and those side by side
+constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
+constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
+static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
+
+// What a lane has of a piece: of keys the rows l / 4 and l / 4 + 8; of values 2 * (l % 4), the next, and both 8 further on.
+struct Piece {
+    uint key[2][KEY_WORDS], value[4][VALUE_WORDS];
+    float key_scale[2], value_scale[2];
+};
+
+template <int RUN>
+struct alignas(RUN * 4) Words {
+    uint at[RUN];
+};
+
+__device__ __forceinline__ Words<1> load_words(const Words<1>* source) { return {__ldcg(reinterpret_cast<const uint*>(source))}; }
+__device__ __forceinline__ Words<2> load_words(const Words<2>* source)
+{
+    uint2 words = __ldcg(reinterpret_cast<const uint2*>(source));
+    return {words.x, words.y};
+}
+__device__ __forceinline__ Words<4> load_words(const Words<4>* source)
+{
+    uint4 words = __ldcg(reinterpret_cast<const uint4*>(source));
+    return {words.x, words.y, words.z, words.w};
+}
+
+// A lane's words of a row, in runs that lie STEP bytes apart; from shared memory, or past the level-1 cache from that of the device.
+template <bool SHARED_ROW, int RUN, int STEP, int COUNT>
+__device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned char* source)
+{
+    #pragma unroll
+    for (int run = 0; run < COUNT / RUN; ++run) {
+        const Words<RUN>* from = reinterpret_cast<const Words<RUN>*>(source + run * STEP);
+        Words<RUN> found = SHARED_ROW ? *from : load_words(from);
+        #pragma unroll
+        for (int i = 0; i < RUN; ++i) {
+            words[run * RUN + i] = found.at[i];
+        }
+    }
+}
+
+template <bool SHARED_ROW>
+__device__ __forceinline__ void read_key(Piece& piece, int half_piece, const unsigned char* row)
+{
+    read_row<SHARED_ROW, KEY_RUN, KEY_RUN * 16>(piece.key[half_piece], row + threadIdx.x % 4 * (KEY_RUN * 4));
+}
+
+template <bool SHARED_ROW>
+__device__ __forceinline__ void read_value(Piece& piece, int which, const unsigned char* row)
+{
+    read_row<SHARED_ROW, VALUE_RUN, VALUE_RUN * 4>(piece.value[which], row + threadIdx.x % 32 / 4 * (VALUE_WORDS * 4));
+}
+
+// Which position of a piece a lane's number `which` of values is.
+__device__ __forceinline__ int value_place_of(int which) { return int(threadIdx.x) % 4 * 2 + which % 2 + which / 2 * 8; }
+
+// Starts reading the piece from a position on; what would be behind the last position is the last one again.
+__device__ __forceinline__ void read_piece(
+    Piece& piece, const unsigned char* k, const unsigned char* v, const k_scale_t* k_scales, const v_scale_t* v_scales,
+    int position)
+{
+    #pragma unroll
+    for (int half_piece = 0; half_piece < 2; ++half_piece) {
+        int at = min(position + lane_place(half_piece * 2), LENGTH - 1);
+        read_key<false>(piece, half_piece, k + (long long)at * K_ROW);
+        piece.key_scale[half_piece] = float(k_scales[(long long)at * K_SCALE_ROW]);
+        piece.value_scale[half_piece] = float(v_scales[(long long)at * V_SCALE_ROW]);
+    }
+    #pragma unroll
+    for (int which = 0; which < 4; ++which) {
+        int at = min(position + value_place_of(which), LENGTH - 1);
+        read_value<false>(piece, which, v + (long long)at * V_ROW);
+    }
+}
+
+// The first element of a row of keys that a lane has in a word; its four numbers make two pairs of every other one.
+__device__ __forceinline__ int first_of_word(int word)
+{
+    return word / KEY_RUN * (KEY_RUN * 16) + int(threadIdx.x) % 4 * (KEY_RUN * 4) + word % KEY_RUN * 4;
+}
+
+__device__ __forceinline__ void load_queries(Queries& query, const tile_t* queries)
+{
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int word = 0; word < KEY_WORDS; ++word) {
+            const tile_t* source = queries + (set * 8 + int(threadIdx.x) % 32 / 4) * Q_PITCH + first_of_word(word);
+            query[set][word][0] = uint(source[0].bits) | uint(source[2].bits) << 16;
+            query[set][word][1] = uint(source[1].bits) | uint(source[3].bits) << 16;
+        }
+    }
+}
+
+__device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries& query, const Piece& piece)
+{
+    uint zero = zero_pair(0.0f);
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        score[set][0] = score[set][1] = score[set][2] = score[set][3] = 0.0f;
+    }
+    #pragma unroll
+    for (int word = 0; word < KEY_WORDS; word += 2) {
+        uint upper[4], lower[4];
+        bytes_as_numbers(upper, piece.key[0][word], piece.key[0][word + 1], zero);
+        bytes_as_numbers(lower, piece.key[1][word], piece.key[1][word + 1], zero);
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            uint part[4] = {upper[2 * i], lower[2 * i], upper[2 * i + 1], lower[2 * i + 1]};
+            #pragma unroll
+            for (int set = 0; set < SETS; ++set) {
+                TensorCores<tile_t>::multiply(score[set], part, query[set][word + i][0], query[set][word + i][1]);
+            }
+        }
+    }
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            score[set][u] *= piece.key_scale[u / 2];
+        }
+    }
+}
+
+// result += values * weight. Number i of a lane's results is that of the elements 2 * i and the next of its run of each row.
+__device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Piece& piece)
+{
+    uint zero = zero_pair(0.0f), part[SETS][2];
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int half_piece = 0; half_piece < 2; ++half_piece) {
+            float scale = piece.value_scale[half_piece] * VALUE_UNIT;
+            float left = weight[set][half_piece * 2] * scale, right = weight[set][half_piece * 2 + 1] * scale;
+            part[set][half_piece] = transposed(pack_pair(left, right));
+        }
+    }
+    #pragma unroll
+    for (int word = 0; word < VALUE_WORDS; ++word) {
+        uint pairs[2][4]; // of two neighbouring positions: the elements of a word
+        #pragma unroll
+        for (int half_piece = 0; half_piece < 2; ++half_piece) {
+            uint first = piece.value[half_piece * 2][word], second = piece.value[half_piece * 2 + 1][word];
+            bytes_as_numbers(
+                pairs[half_piece], __byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632), zero);
+        }
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            uint value[4] = {pairs[0][2 * i], pairs[0][2 * i + 1], pairs[1][2 * i], pairs[1][2 * i + 1]};
+            #pragma unroll
+            for (int set = 0; set < SETS; ++set) {
+                TensorCores<tile_t>::multiply(rows.result[set][word * 2 + i], value, part[set][0], part[set][1]);
+            }
+        }
+    }
+}
+
+// Leaves what a warp has in shared memory; `parts` has the largest scores and the sums of weights.
+__device__ __forceinline__ void leave_results(Rows& rows, unsigned char* ring, Parts& parts)
+{
+    int warp = int(threadIdx.x) / 32, first = int(threadIdx.x) % 32 / 4 * (VALUE_WORDS * 4);
+    float* target = warp_results(ring, warp);
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            float sum = rows.sum[set][u];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+            if (threadIdx.x % 32 < 4) {
+                parts.top[warp][lane_row(set, u)] = rows.top[set][u];
+                parts.sum[warp][lane_row(set, u)] = sum;
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < V_WIDTH / 16; ++i) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                target[lane_row(set, u) * RESULT_PITCH + first + i * 2 + u / 2] =
+                    rows.result[set][i][u] * (1.0f / VALUE_UNIT);
+            }
+        }
+    }
+}
+
+#if FRESH
+// New keys and values, side by side, and what becomes of them.
+struct Fresh {
+    float number[FRESH][NEW], key_scale[FRESH], value_scale[FRESH];
+    alignas(16) unsigned char code[FRESH][NEW];
+};
+
+__device__ __forceinline__ void compute_fresh(Fresh& fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
+{
+    for (int index = int(threadIdx.x); index < FRESH * NEW; index += THREADS) {
+        int row = index / NEW, column = index % NEW;
+        fresh.number[row][column] = column < HEAD_SIZE
+            ? key_value(batch, group, row, column, OPERAND_ARGUMENTS p)
+            : value_value(batch, group, row, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
+    }
+}
+
+// Rounds a row to codes beside its largest number, with all lanes of a warp; gives the scale. Bits of numbers without a sign
+// are in the order of these, NaN last.
+template <int SIZE>
+__device__ __forceinline__ float round_row(unsigned char* code, const float* number)
+{
+    int lane = int(threadIdx.x) % 32, largest = 0;
+    for (int column = lane; column < SIZE; column += 32) {
+        largest = max(largest, __float_as_int(number[column]) & 0x7fffffff);
+    }
+    #pragma unroll
+    for (int distance = 16; distance; distance /= 2) {
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    }
+    float scale = __int_as_float(largest) * (1.0f / LARGEST_CODE);
+    scale = scale < LEAST_SCALE ? LEAST_SCALE : scale;
+    for (int column = lane; column < SIZE; column += 32) {
+        float rounded = number[column] * (1.0f / scale);
+        code[column] = (unsigned char)(CODE_KIND == CODES_FLOAT ? float8_e4m3_code(rounded) : int(rintf(rounded)));
+    }
+    return scale;
+}
+
+__device__ __forceinline__ void round_fresh(Fresh& fresh)
+{
+    for (int row = int(threadIdx.x) / 32; row < FRESH * 2; row += WARPS) {
+        unsigned char* code = fresh.code[row / 2];
+        const float* number = fresh.number[row / 2];
+        if (row % 2 == 0) {
+            fresh.key_scale[row / 2] = float(k_scale_t(round_row<HEAD_SIZE>(code, number)));
+        } else {
+            fresh.value_scale[row / 2] = float(v_scale_t(round_row<VALUE_SIZE>(code + HEAD_SIZE, number + HEAD_SIZE)));
+        }
+    }
+}
+
+// Writes a new row of codes, and its scale, to their place in memory, if there is such a place.
+template <int SIZE, int STEP, int SCALE_STEP, typename S>
+__device__ __forceinline__ void write_row(unsigned char* target, S* scales, const unsigned char* code, float scale, int place)
+{
+    if (place < 0) {
+        return;
+    }
+    for (int word = int(threadIdx.x); word < SIZE / 4; word += THREADS) {
+        reinterpret_cast<uint*>(target + (long long)place * STEP)[word] = reinterpret_cast<const uint*>(code)[word];
+    }
+    if (threadIdx.x == 0) {
+        scales[(long long)place * SCALE_STEP] = S(scale);
+    }
+}
+
+// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
+__device__ __forceinline__ void patch(
+    Piece& piece, const Fresh& fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH], int position)
+{
+    #pragma unroll
+    for (int row = 0; row < FRESH; ++row) {
+        int key_at = key_places[row] - position, value_at = value_places[row] - position;
+        #pragma unroll
+        for (int half_piece = 0; half_piece < 2; ++half_piece) {
+            if (key_at == lane_place(half_piece * 2)) {
+                read_key<true>(piece, half_piece, fresh.code[row]);
+                piece.key_scale[half_piece] = fresh.key_scale[row];
+            }
+            if (value_at == lane_place(half_piece * 2)) {
+                piece.value_scale[half_piece] = fresh.value_scale[row];
+            }
+        }
+        #pragma unroll
+        for (int which = 0; which < 4; ++which) {
+            if (value_at == value_place_of(which)) {
+                read_value<true>(piece, which, fresh.code[row] + HEAD_SIZE);
+            }
+        }
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attention_codes(
+    OPERAND_PARAMETERS KEPT unsigned char* k, KEPT unsigned char* v, KEPT k_scale_t* k_scales, KEPT v_scale_t* v_scales,
+    const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(128) unsigned char ring[]; // what warps leave
+    __shared__ Parts parts;
+    __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
+    __shared__ unsigned short list[TILES];
+    __shared__ unsigned char known[TILES];
+    __shared__ int open_tiles;
+    int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
+    int warp = int(threadIdx.x) / 32, rank = int(blockIdx.x) % CLUSTER;
+    if (EARLY) {
+        hurry_next_grid();
+    }
+    announce_to_cluster();
+    if (!EARLY) {
+        wait_for_previous_grid();
+    }
+    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
+        reinterpret_cast<uint*>(queries)[index] = 0; // rows that there are none of
+    }
+    for (int tile = int(threadIdx.x); tile < TILES; tile += THREADS) {
+        bool any = true, all = (tile + 1) * BLOCK <= LENGTH && !MASK;
+#if MASK && MASK_STATES
+        any = false;
+        all = (tile + 1) * BLOCK <= LENGTH;
+        #pragma unroll
+        for (int head = 0; head < MASK_HEADS; ++head) {
+            int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
+            int state = states[(long long)number * TILES + tile];
+            any |= state != 0;
+            all &= state == 2;
+        }
+#endif
+        known[tile] = any ? all ? 2 : 1 : 0;
+    }
+    int pieces = list_open_blocks<TILES>(list, known, &open_tiles) * TILE_PIECES;
+    int clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
+    int split = int(blockIdx.x), splits = clusters * CLUSTER;
+    if (split >= splits) {
+        wait_for_cluster();
+        return;
+    }
+    int mine = max(0, (pieces - split + splits - 1) / splits); // pieces of this block
+    enter_group(k, v, mask, batch, group, p);
+    k_scales += (long long)batch * K_SCALE_BATCH + (long long)group * K_SCALE_HEAD;
+    v_scales += (long long)batch * V_SCALE_BATCH + (long long)group * V_SCALE_HEAD;
+    auto piece_of = [&](int turn) { return split + (warp + turn * WARPS) * splits; };
+    auto position_of = [&](int turn) {
+        int piece = piece_of(turn);
+        return (list[piece / TILE_PIECES] >> 1) * BLOCK + piece % TILE_PIECES * PIECE;
+    };
+    auto is_masked = [&](int turn) { return !(list[piece_of(turn) / TILE_PIECES] & 1); };
+    Piece next = {};
+    Scores added = {};
+    if (warp < mine) {
+        read_piece(next, k, v, k_scales, v_scales, position_of(0));
+        load_mask(added, mask, position_of(0), is_masked(0), p);
+    }
+    if (EARLY) {
+        wait_for_previous_grid();
+    }
+#if FRESH
+    __shared__ Fresh fresh;
+    int key_places[FRESH], value_places[FRESH];
+    #pragma unroll
+    for (int row = 0; row < FRESH; ++row) {
+        key_places[row] = key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+        value_places[row] = value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+    }
+    compute_fresh(fresh, batch, group, OPERAND_ARGUMENTS p);
+#endif
+    for (int index = int(threadIdx.x); index < ROWS * HEAD_SIZE; index += THREADS) {
+        int row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
+        queries[row * Q_PITCH + index % HEAD_SIZE] =
+            tile_t(query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p));
+    }
+    __syncthreads();
+#if FRESH
+    round_fresh(fresh);
+    __syncthreads();
+    if (split == 0) {
+        for (int row = 0; row < FRESH; ++row) {
+            write_row<HEAD_SIZE, K_ROW, K_SCALE_ROW>(k, k_scales, fresh.code[row], fresh.key_scale[row], key_places[row]);
+            write_row<VALUE_SIZE, V_ROW, V_SCALE_ROW>(
+                v, v_scales, fresh.code[row] + HEAD_SIZE, fresh.value_scale[row], value_places[row]);
+        }
+    }
+#endif
+    Rows rows = {};
+    Queries query;
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        rows.top[set][0] = rows.top[set][1] = CLOSED;
+    }
+    load_queries(query, queries);
+    for (int turn = 0; warp + turn * WARPS < mine; ++turn) {
+        int position = position_of(turn);
+        bool more = warp + (turn + 1) * WARPS < mine;
+        Piece piece = next;
+        if (more) {
+            read_piece(next, k, v, k_scales, v_scales, position_of(turn + 1));
+        }
+#if FRESH
+        patch(piece, fresh, key_places, value_places, position);
+#endif
+        Scores score;
+        multiply_coded_keys(score, query, piece);
+        soften(rows, score, added, position);
+        if (more) {
+            load_mask(added, mask, position_of(turn + 1), is_masked(turn + 1), p);
+        }
+        add_coded_values(rows, score, piece);
+    }
+    if (warp < mine) {
+        leave_results(rows, ring, parts);
+    }
+    __syncthreads();
+    wait_for_cluster();
+    hand_over(parts, ring, rank, min(mine, WARPS));
+    arrive_at_cluster();
+    wait_for_cluster();
+    finish_slice(parts, rank, clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+#if FRESH
+    if (split == 0 && threadIdx.x == 0) {
+        for (int row = 0; row < FRESH; ++row) {
+            report_key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+            report_value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+        }
+    }
+#endif
+}

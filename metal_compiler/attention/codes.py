@@ -1,0 +1,54 @@
+"""Keys and values in codes of a byte, with a scale for each head and position, which attention reads as they are."""
+
+from __future__ import annotations
+
+from metal_compiler.dialect import METAL
+from npu_compiler.artifact.plan import Argument
+from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
+from npu_compiler.lowering.anchors import function
+from npu_compiler.lowering.cache_codes import number_of_code, scale_macros, value_unit
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import CodedRows
+from npu_compiler.lowering.problems.operand import Operand
+
+__all__ = ["CODE_MACROS", "code_inputs", "code_macros", "code_text", "loads_coded_rows"]
+
+CODE_MACROS = (
+    "CODES? VALUE_UNIT? K_SCALES_AT? V_SCALES_AT? k_scale_t? v_scale_t? K_SCALE_BATCH? K_SCALE_HEAD? K_SCALE_ROW? "
+    "V_SCALE_BATCH? V_SCALE_HEAD? V_SCALE_ROW?"
+)
+"""What `code_macros` defines for a kernel's file."""
+
+
+def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
+    """Whether keys or values are codes that `attention.metal` reads."""
+    return isinstance(operand, CodedRows) and operand.kind in (INT8, FLOAT8_E4M3FN) and operand.fresh is None
+
+
+def code_macros(problem: Attention) -> dict[str, object]:
+    """What the file is told of keys and values in codes; nothing where they are numbers."""
+    if not isinstance(problem.k, CodedRows) or not isinstance(problem.v, CodedRows):
+        return {}
+    first = 3 + (problem.mask is not None) + (problem.sinks is not None)
+    macros: dict[str, object] = {
+        "CODES": 1,
+        "VALUE_UNIT": METAL.literal(value_unit(problem.v.kind), FLOAT32),
+        "K_SCALES_AT": first,
+        "V_SCALES_AT": first + 1,
+    }
+    return {**macros, **scale_macros(problem.k, problem.v, METAL)}
+
+
+def code_inputs(problem: Attention) -> dict[str, Argument]:
+    """The scales of keys and of values in codes."""
+    if not isinstance(problem.k, CodedRows) or not isinstance(problem.v, CodedRows):
+        return {}
+    return {"k_scales": problem.k.scale.argument, "v_scales": problem.v.scale.argument}
+
+
+def code_text(problem: Attention) -> str:
+    """The function ``number_of`` of a code; empty where keys and values are numbers."""
+    if not isinstance(problem.k, CodedRows):
+        return ""
+    return function("METAL_FUNC float number_of(int code)", *number_of_code(problem.k.kind, METAL))

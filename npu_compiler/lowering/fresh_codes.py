@@ -1,0 +1,109 @@
+"""Keys and values that are rounded to codes on their way into a cache: attention may do that for the cache it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from npu_compiler.dtypes import FLOAT32, INT32
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.paging import unnumbered
+from npu_compiler.lowering.problems.forms import CodedRows, FreshCodes
+from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE, encoded_number
+from npu_compiler.tensor.expr import Call, Const, Expr, Load, Reduce, leaves, reindex, substitute
+
+__all__ = ["with_fresh_codes"]
+
+_ONE = Const(1.0, FLOAT32)
+
+
+def with_fresh_codes(
+    operand: CodedRows, groups: Mapping[int, list[Group]], readers: Mapping[int, int], outputs: Collection[int]
+) -> tuple[CodedRows, list[int]] | None:
+    """Codes with the rows that are new among them, where nothing but the operand and the caches takes these.
+
+    Args:
+        operand: Codes that a scatter leaves, and scales that another one leaves.
+        groups: What computes each tensor.
+        readers: How many groups read each tensor.
+        outputs: Tensors that must be stored all the same; the two scatters may be among them.
+
+    Returns:
+        The operand, and the tensors whose groups its launch takes the place of; None where it is something else.
+    """
+    stored = [_alone(groups, readers, index, 1) for index in (operand.tensor.index, operand.scale.tensor.index)]
+    codes, scales = stored
+    if codes is None or scales is None or codes.index is None or scales.index is None:
+        return None
+    product, scale = _rounded(codes.expr, operand), _bare(scales.expr)
+    if not isinstance(product, Call) or product.fn != "mul" or not isinstance(scale, Load):
+        return None
+    numbers, inverse = product.args
+    rounding = _alone(groups, readers, scale.ref.tensor, 2)
+    if rounding is None or scale.ref.tensor in outputs or not _inverts(inverse, rounding):
+        return None
+    if not scale.ref.view.same_elements(rounding.output.view) or numbers != _rows_of(rounding.expr, operand):
+        return None
+    if unnumbered(codes.index) != unnumbered(scales.index) or codes.shape[:-1] != scales.shape[:-1]:
+        return None
+    stages: list[tuple[Group, ...]] = [(rounding,), (codes, scales)]
+    taken = [codes.output.index, scales.output.index, rounding.output.index]
+    loads = [*dict.fromkeys(leaves(numbers))]
+    made = _alone(groups, readers, loads[0].ref.tensor, 2) if len(loads) == 1 else None
+    if made is not None and made.output.index not in outputs and made.is_elementwise and made.index is None:
+        seen = reindex(made.expr, made.shape, loads[0].ref.steps) if made.shape == made.output.shape else None
+        if seen is not None:
+            in_place: dict[Expr, Expr] = {loads[0]: seen}
+            numbers = substitute(numbers, in_place.get)
+            stages.insert(0, (made,))
+            taken.append(made.output.index)
+    fresh = FreshCodes(numbers, codes, scales, tuple(stages))
+    return replace(operand, fresh=fresh), taken
+
+
+def _alone(groups: Mapping[int, list[Group]], readers: Mapping[int, int], tensor: int, count: int) -> Group | None:
+    """What computes a tensor that so many groups read, where it is one kernel."""
+    makers = groups.get(tensor, [])
+    fits = len(makers) == 1 and readers.get(tensor) == count and makers[0].problem is None and not makers[0].beside
+    return makers[0] if fits else None
+
+
+def _rounded(code: Expr, operand: CodedRows) -> Expr | None:
+    """The number whose code an expression is."""
+    if operand.kind.coding:
+        return encoded_number(code, operand.kind)
+    if not isinstance(code, Call) or code.fn != "cast" or code.dtype != operand.kind:
+        return None
+    (whole,) = code.args
+    return whole.args[0] if isinstance(whole, Call) and whole.fn == "rint" else None
+
+
+def _bare(expr: Expr) -> Expr:
+    while isinstance(expr, Call) and expr.fn == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
+        (expr,) = expr.args
+    return expr
+
+
+def _inverts(expr: Expr, rounding: Group) -> bool:
+    """Whether an expression is one over the scale of its row."""
+    if not isinstance(expr, Call) or expr.fn != "div" or expr.args[0] != _ONE or not isinstance(expr.args[1], Load):
+        return False
+    load = expr.args[1]
+    return load.index is None and load.ref.view.same_elements(rounding.output.view)
+
+
+def _rows_of(scale: Expr, operand: CodedRows) -> Expr | None:
+    """What the scale of each row makes the largest number of the largest code, as `npu_codes.quantize` computes it."""
+    most = Const(1 / LARGEST[operand.kind], FLOAT32) if operand.kind in LARGEST else None
+    reduced = _arguments(_arguments(scale, "max", Const(LEAST_SCALE, FLOAT32)), "mul", most)
+    (found,) = reduced.args if isinstance(reduced, Call) and reduced.fn == "of_bits" else (None,)
+    if not isinstance(found, Reduce) or found.combination.name != "greatest" or len(found.args) != 1:
+        return None
+    bits = _arguments(found.args[0], "and", Const(0x7FFF_FFFF, INT32))
+    return bits.args[0] if isinstance(bits, Call) and bits.fn == "bits" else None
+
+
+def _arguments(expr: Expr | None, fn: str, constant: Expr | None) -> Expr | None:
+    """The first argument of a function whose second one is a constant."""
+    fits = isinstance(expr, Call) and expr.fn == fn and len(expr.args) == 2 and expr.args[1] == constant
+    return expr.args[0] if fits and isinstance(expr, Call) else None

@@ -1,0 +1,259 @@
+"""Calls of the functions of a batch: inputs that the host writes, launches, and results that are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_compiler.artifact.batch_spec import BatchStepSpec
+from npu_compiler.compiler import compile
+from npu_compiler.errors import NPUError
+from npu_compiler.graph.lane_tokens import Feature
+from npu_compiler.graph.page_copies import staging_ir
+from npu_compiler.tensor.layout import BufferSpec
+from npu_runtime.backend import BoundPlan, Recording
+from npu_runtime.buffer import NPUBuffer
+from npu_runtime.device import Device
+from npu_runtime.executor import Executor
+from npu_runtime.weight_loader import Weights
+from npu_text.batching.bound_choice import BoundChoice, LaneGroup
+from npu_text.batching.choosing import LaneChooser
+from npu_text.batching.engine import Chosen, LaneSteps, MaskSource, Prefill, Stepped
+from npu_text.batching.scoring import BoundScores, TokenScorer
+
+__all__ = ["Scene", "StepCalls", "StepTurn", "device_buffer", "visible"]
+
+_Given = TypeVar("_Given")
+_TURNS = 2  # calls of a function that may be on their way at a time
+_NOBODY = -1  # the position of what is nobody's
+
+
+class Scene:
+    """What the turns of a function share: memory on the device, and the plans around it.
+
+    Attributes:
+        step: The function.
+        idle: The page that nobody reads.
+    """
+
+    def __init__(
+        self,
+        step: BatchStepSpec,
+        executor: Executor,
+        pools: Sequence[NPUBuffer],
+        weights: Weights,
+        chooser: LaneChooser,
+        scorer: TokenScorer,
+        idle: int,
+    ) -> None:
+        device = self.device = chooser.device
+        self.step, self.idle = step, idle
+        specs = {spec.name: spec for spec in executor.plan.inputs}
+        self._names = [name for name in (step.tokens, step.positions, step.tables, step.last) if name]
+        self.staged = [specs[name] for name in self._names]
+        given = [(f"input_{i}", spec.shape, str(spec.host_dtype)) for i, spec in enumerate(self.staged)]
+        self._staging = Executor(compile(staging_ir(given), device.target, chooser.kind), device)
+        self._there = [device_buffer(device, spec) for spec in self.staged]
+        self._chooser, self._scorer = chooser, scorer
+        logits = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
+        self._logits = device_buffer(device, logits)
+        inputs = dict(zip(self._names, self._there, strict=True))
+        inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}
+        self._function = executor.bind(inputs, {step.logits: self._logits}, weights)
+
+    def record(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
+        """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None.
+
+        Where there are masks, the choice is asked for by itself.
+        """
+        choice = None if features is None else self._chooser.bind(self._logits, features)
+        if choice is None or features is None:
+            return _Call(self._recorded(inputs), None, None)
+        if Feature.MASK in features:
+            return _Call(self._recorded(inputs), choice, self.device.backend.record(choice.plans))
+        return _Call(self._recorded(inputs, choice.plans), choice, None)
+
+    def record_scores(self, inputs: Sequence[NPUBuffer]) -> _ScoringCall:
+        """A call of the function, from staged inputs to scores."""
+        scores = self._scorer.bind(self._logits)
+        return _ScoringCall(self._recorded(inputs, [scores.plan]), scores)
+
+    def _recorded(self, inputs: Sequence[NPUBuffer], behind: Sequence[BoundPlan] = ()) -> Recording:
+        given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
+        there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
+        return self.device.backend.record([self._staging.bind(given, there), self._function, *behind])
+
+
+class _Call(NamedTuple):
+    """A function and the choice behind it, ready to launch; `late` is the choice where it is a launch of its own."""
+
+    recording: Recording
+    choice: BoundChoice | None
+    late: Recording | None
+
+
+class _ScoringCall(NamedTuple):
+    """A function and the scores behind it, ready to launch."""
+
+    recording: Recording
+    scores: BoundScores
+
+
+def device_buffer(device: Device, spec: BufferSpec) -> NPUBuffer:
+    return NPUBuffer(device, device.backend.allocate(spec.nbytes), spec)
+
+
+class StepCalls:
+    """Calls of one function, each in the next of some turns."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._turns = [StepTurn(scene) for _ in range(_TURNS)]
+        self._next = 0
+
+    def turn(self) -> StepTurn:
+        """The next turn, once what was asked for in it before has run."""
+        found = self._turns[self._next]
+        self._next = (self._next + 1) % _TURNS
+        found.free()
+        return found
+
+
+class StepTurn:
+    """One call of a function: its inputs, in memory that host and device see; what they hold at a launch counts."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        arrays, self._buffers = zip(*(visible(scene.device, spec) for spec in scene.staged), strict=True)
+        self._tokens, self.positions, self._tables, *last = arrays
+        self._last = last[0] if last else None
+        self._used = 0  # lanes of the last call
+        self._tables[...] = scene.idle
+        self._tokens[...] = 0
+        self.positions[...] = _NOBODY
+        self._calls: dict[frozenset[Feature] | None, _Call] = {}
+        self._scoring: _ScoringCall | None = None
+        self._pending: _Result[Any] | None = None
+
+    def free(self) -> None:
+        """Waits for the last call; what it gave is kept for whoever asks for it."""
+        if self._pending is not None:
+            self._pending.settle()
+            self._pending = None
+
+    def put_part(self, part: Prefill) -> None:
+        """Gives the tokens of a prompt, for the function that fills a cache."""
+        count, pages = len(part.tokens), len(part.pages)
+        self._tokens[0, :count], self._tokens[0, count:] = part.tokens, 0
+        self.positions[0, :count] = np.arange(part.position, part.position + count)
+        self.positions[0, count:] = _NOBODY
+        self._tables[0, :pages], self._tables[0, pages:] = part.pages, self._scene.idle
+        if self._last is not None:
+            self._last[0] = count - 1
+
+    def put(self, steps: LaneSteps, tables: NDArray[np.int32]) -> None:
+        """Gives the tokens of lanes, and their rows of the tables of all lanes; other rows are nobody's."""
+        count = len(steps.lanes)
+        self._tokens[:count, 0], self.positions[:count, 0] = steps.tokens, steps.positions
+        np.take(tables, steps.lanes, 0, out=self._tables[:count], mode="clip")
+        if count < self._used:
+            self.positions[count : self._used] = _NOBODY
+            self._tables[count : self._used] = self._scene.idle
+        self._used = count
+        if self._tokens.shape[1] > 1:
+            self.positions[:count, 1:] = _NOBODY
+            for row, guess in enumerate(steps.guesses):
+                end = 1 + len(guess)
+                self._tokens[row, 1:end] = guess
+                self.positions[row, 1:end] = np.arange(1, end) + steps.positions[row]
+
+    def launch(
+        self, group: LaneGroup | None, positions: NDArray[np.int64], masks: Sequence[tuple[MaskSource, int]]
+    ) -> _Result[Stepped]:
+        """Asks for the call, and for choices from the first rows of its logits.
+
+        Args:
+            group: For whom to choose; None for no choice.
+            positions: int64 [R], of the chosen tokens.
+            masks: Who tells which tokens may be chosen, each with its row; they are asked while the call runs.
+
+        Returns:
+            What waits for the choices.
+        """
+        features = None if group is None else group.features(bool(masks))
+        call = self._calls.get(features)
+        if call is None:
+            call = self._calls[features] = self._scene.record(self._buffers, features)
+        if group is not None and call.choice is not None:
+            call.choice.put(group, positions)
+        waits = [call.recording.launch()]
+        if call.choice is not None and call.late is not None:
+            with call.choice.masks() as content:
+                masks[0][0].write_masks(masks, content)
+            waits.append(call.late.launch())
+        result = _Result(waits, _nothing if call.choice is None else partial(_stepped, call.choice))
+        self._pending = result
+        return result
+
+    def score(self, tokens: Sequence[int], best: int) -> _Result[tuple[Chosen, ...]]:
+        """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
+        if self._scoring is None:
+            self._scoring = self._scene.record_scores(self._buffers)
+        self._scoring.scores.put(tokens, best)
+        result = _Result([self._scoring.recording.launch()], self._scoring.scores.read)
+        self._pending = result
+        return result
+
+
+def _nothing() -> Stepped:
+    return Stepped(np.empty(0, np.int64))
+
+
+def _stepped(choice: BoundChoice) -> Stepped:
+    tokens, told = choice.read()
+    return Stepped(tokens, told={place: (one,) for place, one in told.items()})
+
+
+class _Result(Generic[_Given]):
+    """What a call gives, once it has been waited for."""
+
+    def __init__(self, waits: Sequence[Callable[[], None]], read: Callable[[], _Given]) -> None:
+        """Takes what waits for the launches of a call, in order, and what reads its results then."""
+        self._waits, self._read = waits, read
+        self._given: list[_Given] = []
+        self._error: NPUError | None = None
+
+    def settle(self) -> None:
+        """Waits; an error is kept for `__call__`."""
+        waits, self._waits = self._waits, ()
+        if not waits:
+            return
+        try:
+            for wait in reversed(waits):  # the last one tells when all have run
+                wait()
+            self._given.append(self._read())
+        except NPUError as error:
+            self._error = error
+
+    def __call__(self) -> _Given:
+        """The results.
+
+        Raises:
+            InputError: A table names a page that there is none of.
+            DeviceError: The device failed, or logits are no numbers.
+        """
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        return self._given[0]
+
+
+def visible(device: Device, spec: BufferSpec) -> tuple[NDArray[Any], NPUBuffer]:
+    """Memory that host and device see: as the host does, and as the device does."""
+    memory = device.backend.allocate_visible(spec.nbytes)
+    with memory.writing() as content:
+        array = spec.layout.view(content.view(spec.dtype.numpy))
+    return array, NPUBuffer(device, memory, spec)

@@ -1,0 +1,70 @@
+"""Attention over keys and values in codes: which plans read the codes, that kernels compile, what they compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import npu_compiler
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
+from npu_runtime import Device
+from tests.cuda.kernels import check_plan_compiles
+from tests.support.coded_cache import CodedStep, Sizes, check_step
+
+each_kind = pytest.mark.parametrize("kind", ["int8", "fp8"])
+
+
+def planned(sizes: Sizes, kind: str, dtype: torch.dtype = torch.float16) -> ExecutionPlan:
+    step = CodedStep(sizes, kind, dtype)
+    ir = npu_compiler.extract(step, step.inputs(0)).ir
+    return npu_compiler.compile(ir, "cuda", str(dtype).removeprefix("torch.")).main
+
+
+def entries(plan: ExecutionPlan) -> list[str]:
+    return [plan.kernels[call.kernel].entry for call in plan.calls if isinstance(call, KernelCall)]
+
+
+@each_kind
+def test_one_kernel_turns_rounds_writes_and_reads(kind: str) -> None:
+    plan = planned(Sizes(2048), kind)
+    assert entries(plan) == ["elementwise", "mask_states", "attention_codes"]  # the mask, then all else
+    assert len(plan.state) == 4
+    assert not plan.notes
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "sizes", [Sizes(300, size=80), Sizes(300, size=256), Sizes(300, rows=8)], ids=["80", "256", "many rows"]
+)
+def test_what_no_kernel_reads_is_said(kind: str, sizes: Sizes) -> None:
+    """Heads of no whole words, heads too large for the registers, and prefills: numbers are made ahead."""
+    plan = planned(sizes, kind)
+    assert "attention_codes" not in entries(plan)
+    assert any("stored as numbers before they are read" in note for note in plan.notes)
+
+
+@each_kind
+@pytest.mark.parametrize("architecture", [70, 80, 90])
+def test_kernels_compile(kind: str, architecture: int) -> None:
+    sizes = {70: Sizes(64, 32, 1, 1), 80: Sizes(200, 96, 1, 4, 4), 90: Sizes(32768, 128, 2, 6)}[architecture]
+    check_plan_compiles(planned(sizes, kind, torch.float16 if architecture < 80 else torch.bfloat16), architecture)
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("sizes", "positions"),
+    [
+        (Sizes(2048, 128, 2, 6), [30, 127, 1000, 2047]),
+        (Sizes(9000, 128, 2, 6), [4095, 4096, 8999]),
+        (Sizes(300, 64, 3, 1), [77, 299]),
+        (Sizes(300, 96, 1, 8), [77, 299]),
+        (Sizes(300, 32, 2, 2), [77, 299]),
+        (Sizes(700, 64, 2, 4, 3), [13, 62, 697]),
+    ],
+    ids=str,
+)
+def test_steps_over_codes_err_as_over_16_bits(
+    kind: str, dtype: torch.dtype, sizes: Sizes, positions: list[int], device: Device
+) -> None:
+    check_step(sizes, kind, dtype, positions, device)
