@@ -51,7 +51,8 @@ ATTENTION_CODES = replace(
     ATTENTION_DECODE,
     entry="attention_codes",
     macros=(
-        f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT')} vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
+        f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT').replace(' HEAD_PARTS', '')} "
+        "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
         "CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE k_scale_t v_scale_t K_SCALE_BATCH "
         "K_SCALE_HEAD K_SCALE_ROW V_SCALE_BATCH V_SCALE_HEAD V_SCALE_ROW"
     ),

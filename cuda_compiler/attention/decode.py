@@ -212,7 +212,12 @@ def lower_decode(
         ATTENTION_DECODE,
         grid=(division.clusters * division.cluster, 1, tiles),
         values=ATTENTION_DECODE.values_among(operand_values(problem, problem.rows)),
-        macros={**division_macros(division), **operand_macros(functions, fresh), "EARLY": int(early)},
+        macros={
+            **division_macros(division),
+            **operand_macros(functions, fresh),
+            "EARLY": int(early),
+            "HEAD_PARTS": division.parts,
+        },
         inputs={**inputs, **caches},
         flops=problem.flops,
         prologues={
@@ -348,7 +353,6 @@ def division_macros(division: Division) -> dict[str, object]:
         **size_macros(problem),
         "GROUPS": problem.groups * division.parts,
         "SHARED": division.shared,
-        "HEAD_PARTS": division.parts,
         "OWN_ROWS": problem.rows,
         "K_ROW": problem.k.strides[2],
         "V_ROW": problem.v.strides[2],
