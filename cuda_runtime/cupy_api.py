@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from npu_compiler.errors import DeviceError, MissingDependencyError
@@ -21,6 +22,7 @@ def cupy() -> Any:
         MissingDependencyError: It is not installed, or does not load.
     """
     try:
+        import_module("cupy.cuda")  # which a mere folder of the name has not
         import cupy as module
     except ImportError as error:
         raise MissingDependencyError(

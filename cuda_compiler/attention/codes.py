@@ -27,7 +27,7 @@ from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
-from npu_compiler.lowering.cache_codes import scale_macros, value_unit
+from npu_compiler.lowering.cache_codes import SCALE_MACROS, scale_macros, value_unit
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
@@ -53,8 +53,7 @@ ATTENTION_CODES = replace(
     macros=(
         f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT').replace(' HEAD_PARTS', '')} "
         "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
-        "CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE k_scale_t v_scale_t K_SCALE_BATCH "
-        "K_SCALE_HEAD K_SCALE_ROW V_SCALE_BATCH V_SCALE_HEAD V_SCALE_ROW"
+        f"CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE {SCALE_MACROS}"
     ),
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
     files=(

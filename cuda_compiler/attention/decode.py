@@ -220,9 +220,7 @@ def lower_decode(
         },
         inputs={**inputs, **caches},
         flops=problem.flops,
-        prologues={
-            "fresh": functions.prologue,
-        },
+        prologues={"fresh": functions.prologue},
         shared_bytes=division.shared_bytes,
         extension=cluster_along_x(division.cluster),
         hurries=early,

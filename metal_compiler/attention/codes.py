@@ -6,7 +6,7 @@ from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
 from npu_compiler.lowering.anchors import function
-from npu_compiler.lowering.cache_codes import number_of_code, scale_macros, value_unit
+from npu_compiler.lowering.cache_codes import SCALE_MACROS, number_of_code, scale_macros, value_unit
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows
@@ -14,10 +14,7 @@ from npu_compiler.lowering.problems.operand import Operand
 
 __all__ = ["CODE_MACROS", "code_inputs", "code_macros", "code_text", "loads_coded_rows"]
 
-CODE_MACROS = (
-    "CODES? VALUE_UNIT? K_SCALES_AT? V_SCALES_AT? k_scale_t? v_scale_t? K_SCALE_BATCH? K_SCALE_HEAD? K_SCALE_ROW? "
-    "V_SCALE_BATCH? V_SCALE_HEAD? V_SCALE_ROW?"
-)
+CODE_MACROS = "".join(f"{name}? " for name in ("CODES VALUE_UNIT K_SCALES_AT V_SCALES_AT " + SCALE_MACROS).split())
 """What `code_macros` defines for a kernel's file."""
 
 

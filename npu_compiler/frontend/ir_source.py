@@ -94,14 +94,12 @@ _BY_NAME: Mapping[str, Callable[[Any], str]] = {
 
 def _plain_ir(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same IR with what only Python can hold by its name; where there is nothing of the kind, itself."""
-    specs = {key: data[key] for key in (*_SPECS, "nodes") if key in data}
-    nodes = specs.pop("nodes", None)
-    if not _is_plain([specs, nodes]):
-        specs = {key: _plain(value) for key, value in specs.items()}
-    elif isinstance(nodes, list):
-        specs["nodes"] = nodes
-    if "nodes" not in specs and isinstance(nodes, (list, tuple)):
-        specs["nodes"] = _unchanged_or(nodes, [plain_node(node) for node in nodes])
+    specs = {}
+    if not _is_plain([data.get(key) for key in (*_SPECS, "nodes")]):
+        specs = {key: _plain(data[key]) for key in _SPECS if key in data}
+        nodes = data.get("nodes")
+        if isinstance(nodes, (list, tuple)):
+            specs["nodes"] = _unchanged_or(nodes, [plain_node(node) for node in nodes])
     if isinstance(data.get("constants"), Mapping):
         specs["constants"] = {key: _plain_constant(value) for key, value in data["constants"].items()}
     return data if all(value is data[key] for key, value in specs.items()) else {**data, **specs}

@@ -11,7 +11,10 @@ from npu_compiler.tensor.coded import LARGEST, decoded
 from npu_compiler.tensor.expr import Call, Expr, Load, Ref
 from npu_compiler.tensor.view import View
 
-__all__ = ["number_of_code", "scale_macros", "value_unit", "without_unlike_codes"]
+__all__ = ["SCALE_MACROS", "number_of_code", "scale_macros", "value_unit", "without_unlike_codes"]
+
+SCALE_MACROS = "k_scale_t v_scale_t K_SCALE_BATCH K_SCALE_HEAD K_SCALE_ROW V_SCALE_BATCH V_SCALE_HEAD V_SCALE_ROW"
+"""What `scale_macros` defines."""
 
 
 def number_of_code(kind: DType, dialect: Dialect) -> tuple[tuple[str, ...], str]:

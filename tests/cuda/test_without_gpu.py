@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,15 @@ def test_missing_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"npu-compiler\[cuda\]"):
         CUDABackend()
+
+
+def test_a_folder_named_cupy_is_none(tmp_path: Path) -> None:
+    (tmp_path / "cupy").mkdir()
+    statement = "import npu_runtime; print(npu_runtime.Device().name)"
+    run = [sys.executable, "-c", statement]
+    given = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(run, capture_output=True, text=True, env=given, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_device_that_is_not_there_is_refused() -> None:
