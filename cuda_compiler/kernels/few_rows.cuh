@@ -1,86 +1,108 @@
-// Numbers of an octet as they enter a product: of four bits `Numbers::BASE_VALUE` more than the code.
-__device__ __forceinline__ void
-octet_in_product(uint (&pairs)[4], const uint (&word)[WORDS], int octet, uint zero, const Codebook& codebook)
-{
-#if BITS == 16
-    #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-        pairs[pair] = word[octet * 4 + pair];
+// Products of up to 16 rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o, k].
+// The matrix is the operand of 16 rows, vectors are its columns, eight to a block of columns. Four lanes read a row side by
+// side, eight numbers each, a span: what a lane loads is its part of two products as it lies, since k is permuted alike for
+// both operands. WARPS_K warps of each of CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH
+// of which are on their way, the first ones before the grid ahead of this one has finished. Grid: clusters with tiles in turns
+// in x. Block: 256.
+constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16 * TILES, SIDES = 2 * TILES; // a lane's rows of a tile
+constexpr int TEAMS = WARPS / WARPS_K;                                                   // of warps that share a tile
+constexpr int CHUNK = 8, WORDS = CHUNK / 2, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
+constexpr int SPANS_EACH = (SPANS + WARPS_K * CLUSTER - 1) / (WARPS_K * CLUSTER); // of a warp
+constexpr int ROUNDS = (SPANS_EACH + DEPTH - 1) / DEPTH;
+constexpr bool WHOLE = COMMON % SPAN == 0, EVEN = SPANS == SPANS_EACH * WARPS_K * CLUSTER && SPANS_EACH % DEPTH == 0;
+constexpr int BLOCKS = (VECTORS + 7) / 8;            // of eight columns
+constexpr int CHAINS = TILES * BLOCKS == 1 ? 2 : 1;  // of products that do not wait for each other
+constexpr bool WHOLE_VECTORS = PROLOGUE || CLUSTER == 1; // in shared memory; else what the spans of this block meet
+constexpr int STAGED_SPANS = WHOLE_VECTORS ? SPANS : WARPS_K * SPANS_EACH;
+constexpr int VECTOR_ROW = STAGED_SPANS * SPAN + (STAGED_SPANS * SPAN % 64 == 32 ? 0 : 32); // neighbours in other banks
+constexpr int PART_ROW = TILE + 4, TURNS = TILES * BLOCKS == 1 ? 2 : 1; // with two, tiles wait once for each other
+constexpr int PART = WARPS * BLOCKS * 8 * PART_ROW;
+constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
+constexpr int TEAM = 32 * WARPS_K, ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
+constexpr int GATHERED = CLUSTER > 1 ? CLUSTER * SHARE * VALUES : 0; // floats that the blocks of a cluster send to one
+static_assert(TILE % VALUES == 0, "stores take whole tiles");
+static_assert(CLUSTER == 1 || TEAMS == 1, "blocks that share tiles have one at a time");
+// Floats of shared memory ahead of the vectors.
+constexpr int GATHERED_AT = TURNS * PART, VECTORS_AT = (GATHERED_AT + 2 * GATHERED + 3) / 4 * 4;
+
+// A team's place in the matrix: a tile, and which of its rounds comes next.
+struct Stream {
+    const vector_t* matrix;
+    int first_span, quad; // of this warp, and the lane's place in a row
+    int tile, round;
+    bool inside;              // of the matrix
+    const vector_t* numbers;  // of this lane's part of the next round's first span, in the first of its rows
+    int further[SIDES];       // from there to the same in its other rows
+
+    __device__ __forceinline__ static int row_of(int tile, int side, const Params& p)
+    {
+        int row = tile * TILE + side * 8 + int(threadIdx.x) % 32 / 4;
+        return row < p.outputs ? row : p.outputs - 1;
     }
-#else
-    if (SHIFTED) {
+
+    __device__ __forceinline__ void seek(int place, const Params& p)
+    {
+        tile = place;
+        round = 0;
+        inside = place < p.tiles;
+        int first = row_of(inside ? tile : 0, 0, p);
+        numbers = matrix + (long long)first * p.matrix_row + (first_span * 4 + quad) * CHUNK;
         #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            pairs[pair] = and_or(word[octet % WORDS] >> pair * 4, 0x000f000fu, Numbers::BASE);
+        for (int side = 0; side < SIDES; ++side) {
+            further[side] = (row_of(inside ? tile : 0, side, p) - first) * p.matrix_row;
         }
-    } else {
-        octet_as_numbers(pairs, word, octet, zero, codebook);
     }
-#endif
-}
+
+    __device__ __forceinline__ void advance(int step, const Params& p)
+    {
+        round += 1;
+        if (round == ROUNDS) {
+            seek(tile + step, p);
+        } else {
+            numbers += DEPTH * SPAN;
+        }
+    }
+
+    __device__ __forceinline__ void load(uint (&word)[SIDES][WORDS], int pass) const
+    {
+        int own = round * DEPTH + pass, span = first_span + own;
+        bool valid = inside && (EVEN || own < SPANS_EACH && span < SPANS);
+        valid = valid && (WHOLE || span * SPAN + quad * CHUNK < COMMON);
+        #pragma unroll
+        for (int side = 0; side < SIDES; ++side) {
+            if (!WHOLE) { // nothing that is no number meets the zeros behind the last element
+                #pragma unroll
+                for (int index = 0; index < WORDS; ++index) {
+                    word[side][index] = 0;
+                }
+            }
+            const vector_t* source = numbers + further[side] + pass * SPAN;
+            load_bits<CHUNK * 2>(word[side], reinterpret_cast<const uint8*>(source), valid);
+        }
+    }
+};
 
 typedef float Sums[TILES][BLOCKS][4]; // in the register layout of mma.m16n8k16
 
-// Adds the products of a span. `vectors` is the lane's part of the first vector there, `zero` what numbers have subtracted.
-__device__ __forceinline__ void multiply_octets(
-    Sums (&sum)[CHAINS], const uint (&word)[SIDES][WORDS], const vector_t* const (&vectors)[BLOCKS], int first,
-    const uint (&zero)[SIDES], const Codebook& codebook)
+// Adds the products of a span. `vectors` is the lane's part of the first vector there.
+__device__ __forceinline__ void multiply_span(
+    Sums (&sum)[CHAINS], const uint (&word)[SIDES][WORDS], const vector_t* const (&vectors)[BLOCKS], int first)
 {
-    #pragma unroll
-    for (int octet = 0; octet < OCTETS; ++octet) {
-        Pack<uint, 4> x[BLOCKS];
-        #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block) {
-            x[block] = load_pack<4>(reinterpret_cast<const uint*>(vectors[block] + first + octet * 32));
-        }
-        #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            uint upper[4], lower[4];
-            octet_in_product(upper, word[tile * 2], octet, zero[tile * 2], codebook);
-            octet_in_product(lower, word[tile * 2 + 1], octet, zero[tile * 2 + 1], codebook);
-            #pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const uint numbers[4] = {upper[side * 2], lower[side * 2], upper[side * 2 + 1], lower[side * 2 + 1]};
-                #pragma unroll
-                for (int block = 0; block < BLOCKS; ++block) {
-                    float(&own)[4] = sum[side % CHAINS][tile][block];
-                    multiply_pairs(own, numbers, x[block][side * 2], x[block][side * 2 + 1]);
-                }
-            }
-        }
-    }
-}
-
-// The same where a group has a scale: `member` says which of the round's groups it is, `sums` what the vectors add up to.
-__device__ __forceinline__ void multiply_group(
-    Sums (&sum)[CHAINS], const uint (&word)[SIDES][WORDS], const vector_t* const (&vectors)[BLOCKS], int first,
-    const Scales& held, int member, const float* sums, const Codebook& codebook)
-{
-    Sums own[CHAINS] = {};
-    float scale[SIDES], zero[SIDES];
-    uint subtracted[SIDES];
-    #pragma unroll
-    for (int side = 0; side < SIDES; ++side) {
-        take_group(scale[side], zero[side], held, side, member);
-        subtracted[side] = SHIFTED ? 0 : zero_pair(zero[side]);
-    }
-    multiply_octets(own, word, vectors, first, subtracted, codebook);
+    Pack<uint, WORDS> x[BLOCKS];
     #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
-        float2 added = make_float2(0.0f, 0.0f);
-        if (SHIFTED) {
-            added = *reinterpret_cast<const float2*>(sums + block * 8);
-        }
+        x[block] = load_pack<WORDS>(reinterpret_cast<const uint*>(vectors[block] + first));
+    }
+    #pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+        const uint(&upper)[WORDS] = word[tile * 2], (&lower)[WORDS] = word[tile * 2 + 1];
         #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
+        for (int side = 0; side < 2; ++side) {
+            const uint numbers[4] = {upper[side * 2], lower[side * 2], upper[side * 2 + 1], lower[side * 2 + 1]};
             #pragma unroll
-            for (int index = 0; index < 4; ++index) {
-                int side = tile * 2 + index / 2;
-                float value = own[0][tile][block][index] + (CHAINS == 2 ? own[CHAINS - 1][tile][block][index] : 0.0f);
-                if (SHIFTED) {
-                    value -= (zero[side] + float(Numbers::BASE_VALUE)) * (index % 2 ? added.y : added.x);
-                }
-                sum[0][tile][block][index] += scale[side] * value;
+            for (int block = 0; block < BLOCKS; ++block) {
+                TensorCores<vector_t>::multiply(
+                    sum[side % CHAINS][tile][block], numbers, x[block][side * 2], x[block][side * 2 + 1]);
             }
         }
     }
@@ -90,54 +112,22 @@ __device__ __forceinline__ void multiply_group(
 __device__ __forceinline__ void stage_vectors(vector_t* staged, const vector_t* vector, int first_span, const Params& p)
 {
 #if !PROLOGUE
-    constexpr int ALL = STAGED_SPANS * SPAN / 8;
+    constexpr int ALL = STAGED_SPANS * SPAN / CHUNK;
     #pragma unroll 4
     for (int index = int(threadIdx.x); index < VECTORS * ALL; index += THREADS) {
-        int v = index / ALL, octet = index % ALL, k = first_span * SPAN + octet * 8;
+        int v = index / ALL, chunk = index % ALL, k = first_span * SPAN + chunk * CHUNK;
         bool valid = k < COMMON;
-        copy_chunk(staged + v * VECTOR_ROW + octet * 8, vector + (long long)v * p.vector_row + (valid ? k : 0), valid);
+        copy_chunk(staged + v * VECTOR_ROW + chunk * CHUNK, vector + (long long)v * p.vector_row + (valid ? k : 0), valid);
     }
     commit_copies();
     wait_for_copies<0>();
 #else
-    for (int k = COMMON + int(threadIdx.x) * 8; k < SPANS * SPAN; k += THREADS * 8) {
+    for (int k = COMMON + int(threadIdx.x) * CHUNK; k < SPANS * SPAN; k += THREADS * CHUNK) {
         for (int v = 0; v < VECTORS; ++v) {
-            store_pack(staged + v * VECTOR_ROW + k, Pack<vector_t, 8>{});
+            store_pack(staged + v * VECTOR_ROW + k, Pack<vector_t, CHUNK>{});
         }
     }
 #endif
-}
-
-// Brings the staged vectors to the order in which lanes read them, each span in its place, and adds up each span.
-__device__ __forceinline__ void arrange_vectors(vector_t* staged, float* sums)
-{
-    constexpr int PLACES = 4 * OCTETS, AT_ONCE = 32 / PLACES, ALL = VECTORS * STAGED_SPANS;
-    int lane = int(threadIdx.x) % 32, place = lane % PLACES;
-    for (int base = int(threadIdx.x) / 32 * AT_ONCE; base < ALL; base += WARPS * AT_ONCE) {
-        int index = base + lane / PLACES, v = index / STAGED_SPANS, span = index % STAGED_SPANS;
-        bool inside = index < ALL;
-        vector_t* at = staged + (inside ? v * VECTOR_ROW + span * SPAN : 0);
-        Pack<vector_t, 8> given = {}, ordered;
-        if (inside) {
-            given = load_pack<8>(at + place * 8);
-        }
-        __syncwarp();
-        float sum = 0.0f;
-        #pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            ordered[u] = given[place_in_octet(u)];
-            sum += float(given[u]);
-        }
-        if (inside) {
-            store_pack(at + (place % OCTETS * 4 + place / OCTETS) * 8, ordered);
-        }
-        if (SHIFTED) {
-            sum = warp_sum<PLACES>(sum);
-            if (inside && place == 0) {
-                sums[span * SUM_ROW + v] = sum;
-            }
-        }
-    }
 }
 
 // A thread's values of a tile's results: which rows of the result, and which neighbours.
@@ -173,8 +163,7 @@ __device__ __forceinline__ float sum_of_blocks(const float* gathered)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
-    const uint8* matrix, const scale_t* scales, const zero_t* zeros, const codebook_t* entries, VECTOR_PARAMETERS OUT_T* out,
-    EPILOGUE_PARAMETERS const Params p)
+    const vector_t* matrix, VECTOR_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     float* floats = reinterpret_cast<float*>(dynamic_shared);
@@ -191,18 +180,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
     if (!MATRIX_CONSTANT) {
         wait_for_previous_grid();
     }
-    Codebook codebook;
-    codebook.load(entries);
     int first_span = (rank * WARPS_K + warp % WARPS_K) * SPANS_EACH;
-    Stream stream{matrix, scales, zeros, first_span, quad};
+    Stream stream{matrix, first_span, quad};
     stream.seek(int(blockIdx.x) / CLUSTER + clusters * team, p);
     uint words[DEPTH][SIDES][WORDS];
-    Scales ahead;
     #pragma unroll
     for (int pass = 0; pass < DEPTH; ++pass) {
         stream.load(words[pass], pass);
     }
-    stream.load(ahead, p);
     stream.advance(step, p);
     if (MATRIX_CONSTANT) {
         wait_for_previous_grid();
@@ -217,17 +202,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
     stage_vectors(staged, vector, staged_first, p);
 #endif
     __syncthreads();
-    if (!NUMBERS) {
-        arrange_vectors(staged, floats + SUMS_AT);
-        __syncthreads();
-    }
     const vector_t* vectors[BLOCKS];
     #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) { // columns behind the last vector have another one's numbers, unread
         int v = block * 8 + lane / 4;
-        vectors[block] = staged + (v < VECTORS ? v : 0) * VECTOR_ROW + (first_span - staged_first) * SPAN + quad * 8;
+        vectors[block] = staged + (v < VECTORS ? v : 0) * VECTOR_ROW + (first_span - staged_first) * SPAN + quad * CHUNK;
     }
-    const float* sums = floats + SUMS_AT + (first_span - staged_first) * SUM_ROW + quad * 2;
     if (CLUSTER > 1) {
         wait_for_cluster();
     }
@@ -236,52 +216,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
         int tile = base + clusters * team;
         Sums sum[CHAINS] = {};
         Fetched fetched[SHARE_EACH];
-        float row_scale[SHARE_EACH][VALUES];
         #pragma unroll
         for (int index = 0; index < SHARE_EACH; ++index) {
             int own = member + index * TEAM;
             Item item(rank * SHARE + own, tile);
             if (own < SHARE && item.v < VECTORS && item.at < p.outputs && tile < p.tiles) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
-                #pragma unroll
-                for (int u = 0; u < VALUES; ++u) {
-                    int limited = item.at + u < p.outputs ? item.at + u : p.outputs - 1;
-                    row_scale[index][u] = ROW_SCALES ? float(scales[(long long)(limited / ROWS) * p.scale_row]) : 1.0f;
-                }
             }
         }
         #pragma unroll 1
         for (int round = 0; round < ROUNDS; ++round) {
-            Scales held = ahead;
-            stream.settle(held, round);
-            stream.load(ahead, p);
             #pragma unroll
             for (int pass = 0; pass < DEPTH; ++pass) {
                 int own = round * DEPTH + pass;
                 if (EVEN || own < SPANS_EACH && first_span + own < SPANS) {
-                    if (GROUPED) {
-                        int group = RATIO == 1 ? pass : (first_span + own) / RATIO - stream.group_at(round);
-                        multiply_group(
-                            sum, words[pass], vectors, own * SPAN, held, group, sums + own * SUM_ROW, codebook);
-                    } else {
-                        uint zero[SIDES];
-                        #pragma unroll
-                        for (int side = 0; side < SIDES; ++side) {
-                            zero[side] = NUMBERS ? 0 : zero_pair(float(ZERO));
-                        }
-                        multiply_octets(sum, words[pass], vectors, own * SPAN, zero, codebook);
-                    }
+                    multiply_span(sum, words[pass], vectors, own * SPAN);
                 }
                 stream.load(words[pass], pass);
             }
             stream.advance(step, p);
         }
-        float* part = floats + PARTS_AT + turn % TURNS * PART;
+        float* part = floats + turn % TURNS * PART;
         float* mine = part + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
         #pragma unroll
         for (int found = 0; found < TILES * BLOCKS * 4; ++found) {
             int at = found / (BLOCKS * 4), block = found / 4 % BLOCKS, index = found % 4;
-            float other = CHAINS == 2 && !GROUPED ? sum[CHAINS - 1][at][block][index] : 0.0f;
+            float other = CHAINS == 2 ? sum[CHAINS - 1][at][block][index] : 0.0f;
             mine[(block * 8 + index % 2) * PART_ROW + at * 16 + index / 2 * 8] = sum[0][at][block][index] + other;
         }
         if (WARPS_K > 1) {
@@ -317,7 +277,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
                 for (int u = 0; u < VALUES; ++u) {
                     value[u] = CLUSTER > 1 ? sum_of_blocks(gathered + own * VALUES + u)
                                            : sum_of_warps(of_team, item.v, item.first + u);
-                    value[u] *= row_scale[index][u];
                 }
                 store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }

@@ -22,6 +22,30 @@ constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements;
 constexpr int AHEAD = BLOCKS == 1 ? OCTETS : 1; // octets of the vectors in registers
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
+// What is the same for a group: as it lies in memory, so that nothing waits for a load before it is used.
+template <typename T>
+__device__ __forceinline__ void load_element(uint& bits, const T* source, bool valid)
+{
+    if (sizeof(T) == 2) {
+        unsigned short half_bits = (unsigned short)bits;
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t@valid ld.global.nc.u16 %0, [%1];\n\t}"
+                     : "+h"(half_bits)
+                     : "l"(source), "r"(int(valid)));
+        bits = half_bits;
+    } else {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t@valid ld.global.nc.u32 %0, [%1];\n\t}"
+                     : "+r"(bits)
+                     : "l"(source), "r"(int(valid)));
+    }
+}
+__device__ __forceinline__ float element_of(uint bits, float) { return __uint_as_float(bits); }
+__device__ __forceinline__ float element_of(uint bits, half element)
+{
+    element.bits = (unsigned short)bits;
+    return float(element);
+}
+__device__ __forceinline__ float element_of(uint bits, bfloat) { return __uint_as_float(bits << 16); }
+
 // A lane's codes of two rows of a tile, and what belongs to them.
 struct Codes {
     uint word[2][WORDS];

@@ -22,27 +22,3 @@ __device__ __forceinline__ void load_bits(uint* word, const uint8* source, bool 
         word[0] = BYTES == 2 ? *reinterpret_cast<const unsigned short*>(source) : *source;
     }
 }
-
-// What is the same for a group: as it lies in memory, so that nothing waits for a load before it is used.
-template <typename T>
-__device__ __forceinline__ void load_element(uint& bits, const T* source, bool valid)
-{
-    if (sizeof(T) == 2) {
-        unsigned short half_bits = (unsigned short)bits;
-        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t@valid ld.global.nc.u16 %0, [%1];\n\t}"
-                     : "+h"(half_bits)
-                     : "l"(source), "r"(int(valid)));
-        bits = half_bits;
-    } else {
-        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t@valid ld.global.nc.u32 %0, [%1];\n\t}"
-                     : "+r"(bits)
-                     : "l"(source), "r"(int(valid)));
-    }
-}
-__device__ __forceinline__ float element_of(uint bits, float) { return __uint_as_float(bits); }
-__device__ __forceinline__ float element_of(uint bits, half element)
-{
-    element.bits = (unsigned short)bits;
-    return float(element);
-}
-__device__ __forceinline__ float element_of(uint bits, bfloat) { return __uint_as_float(bits << 16); }

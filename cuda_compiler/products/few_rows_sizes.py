@@ -11,14 +11,15 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
-__all__ = ["QUAD", "WARPS", "FewRows", "FewRowsCosts", "Work", "few_rows_candidates", "few_rows_costs"]
+__all__ = ["WARPS", "FewRows", "FewRowsCosts", "Work", "few_rows_candidates", "few_rows_costs"]
 
-WARPS, QUAD = 8, 4
-"""Warps of a block, and lanes that read a row side by side."""
+WARPS = 8
+"""Of a block."""
 
 _FAMILY = "few_rows"
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
-_CODE_REGISTERS = {16: 0, 8: 12, 4: 26}  # of a thread, for what makes codes numbers, by their bits
+_CHUNK, _SPAN = 8, 32  # neighbours of a lane, and of four of them
+_WORDS = 4  # registers of a chunk
 _ROW_REGISTERS = 40  # for the rows that it computes
 
 
@@ -30,11 +31,7 @@ class FewRowsCosts:
         latency: From the request of bytes to their arrival, while memory is busy.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
         core_bytes: Bytes that a multiprocessor gets a clock at the most.
-        chain: Clocks from an octet to the next one of the same warp, whose sums wait for each other.
-        issued: Instructions of a multiprocessor a clock, while few warps wait for each other's.
-        octet: Instructions of a warp for eight codes of a lane: to make them numbers.
-        product: For eight numbers of a lane and eight columns: two products, and the load of the vectors' part.
-        group: For a lane's row of a group: its scale and zero point.
+        product: Of a multiprocessor, for a span of a warp by eight columns: two products, and the load of their part.
         tile: To put the parts of a block's warps together, and store them.
         share: To put those of a cluster's blocks together, beside that.
         start: From the start of a launch to its first request, and from its last result to the next launch.
@@ -44,11 +41,7 @@ class FewRowsCosts:
     latency: float
     memory: float
     core_bytes: float
-    chain: float
-    issued: float
-    octet: float
     product: float
-    group: float
     tile: float
     share: float
     start: float
@@ -62,29 +55,18 @@ class Work:
     Attributes:
         rows: Rows of the vectors.
         outputs, k: Rows of the matrix, and numbers of each.
-        bits: Of a number or code.
-        chunk: Neighbours of a lane.
-        group: How many share a scale, a multiple of what four lanes have; 0 where all of a row do, or none is needed.
         is_computed: Whether blocks compute the vectors.
     """
 
     rows: int
     outputs: int
     k: int
-    bits: int
-    chunk: int
-    group: int
     is_computed: bool
 
     @property
     def spans(self) -> int:
         """Parts of a row that four lanes read side by side."""
-        return ceil_div(self.k, QUAD * self.chunk)
-
-    @property
-    def words(self) -> int:
-        """Registers of a chunk."""
-        return self.chunk * self.bits // 32
+        return ceil_div(self.k, _SPAN)
 
     @property
     def blocks(self) -> int:
@@ -128,15 +110,14 @@ class FewRows:
         return work.spans if work.is_computed or self.cluster == 1 else self.warps_k * self.spans_each(work)
 
     def shared_bytes(self, work: Work, values: int) -> int:
-        """Dynamic shared memory of a block whose threads store so many values at a time; as in few_rows_stream.cuh."""
+        """Dynamic shared memory of a block whose threads store so many values at a time; as in few_rows.cuh."""
         tile, spans, wide = 16 * self.tiles, self.vector_spans(work), self.tiles * work.blocks > 1
         parts = (1 if wide else 2) * WARPS * work.blocks * 8 * (tile + 4)
         share = ceil_div(tile // values * work.rows, self.cluster)
         gathered = 2 * self.cluster * share * values if self.cluster > 1 else 0
-        sums = spans * work.blocks * 8 if work.bits == 4 else 0
-        width = spans * QUAD * work.chunk
+        width = spans * _SPAN
         row = width + (0 if width % 64 == 32 else 32)
-        return 4 * ceil_div(parts + gathered + sums, 4) * 4 + 2 * work.rows * row
+        return 4 * ceil_div(parts + gathered, 4) * 4 + 2 * work.rows * row
 
 
 def few_rows_costs(device: DeviceModel) -> FewRowsCosts:
@@ -173,12 +154,8 @@ def _sized(tiles: int, warps_k: int, cluster: int, resident: int, work: Work, de
     spans, columns = sizes.spans_each(work), tiles * work.blocks
     if columns > 4 or 2 * work.spans <= warps_k * cluster:  # at least half of the warps have something
         return None
-    others = 56 + 4 * columns + 6 * (work.blocks - 1) + _CODE_REGISTERS[work.bits] + _ROW_REGISTERS * work.is_computed
-    span_words = 2 * tiles * work.words
-    most = (65536 // (32 * WARPS * resident) - others) // span_words
-    span = QUAD * work.chunk
-    if work.group > span:  # four lanes hold the groups of a round
-        most = min(most, 2 * work.group // span + 2)
+    others = 56 + 4 * columns + 6 * (work.blocks - 1) + _ROW_REGISTERS * work.is_computed
+    most = (65536 // (32 * WARPS * resident) - others) // (2 * tiles * _WORDS)
     shared = device.core_shared_bytes // resident - 1024
     if most < 1 or sizes.shared_bytes(work, 1) > min(shared, device.shared_bytes if cluster > 1 else _SHARED_BYTES):
         return None
@@ -186,32 +163,26 @@ def _sized(tiles: int, warps_k: int, cluster: int, resident: int, work: Work, de
 
 
 def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel) -> float:
-    """What a launch takes: bytes at the pace of the memory, or of what is on its way; what follows the last of them."""
-    clusters, teams = sizes.clusters(work, device), WARPS // sizes.warps_k
+    """What a launch takes: bytes at the pace of the memory, of what is on its way, or of the busiest multiprocessor."""
+    clusters, spans = sizes.clusters(work, device), sizes.spans_each(work)
     running = clusters * sizes.cluster
-    spans = sizes.spans_each(work)
-    span_bytes = 2 * sizes.tiles * 32 * work.words * 4  # that a warp loads
-    rounds, left = divmod(sizes.results(work), clusters * teams)
-    fastest = device.memory_a_clock * costs.memory
-    parts = [(rounds, running)] + ([(1, ceil_div(left, teams) * sizes.cluster)] if left else [])
-    clocks = 0.0
-    for times, blocks in parts:
-        on_their_way = blocks * WARPS * sizes.depth * span_bytes / costs.latency
-        pace = min(fastest, on_their_way, min(blocks, device.cores) * costs.core_bytes)
-        moved = blocks * WARPS * spans * span_bytes
-        busiest = ceil_div(blocks, device.cores)
-        issued = busiest * WARPS * spans * _span_instructions(sizes, work, costs) / costs.issued
-        chained = spans * work.chunk // 8 * costs.chain
-        clocks += times * max(moved / pace, issued, chained, costs.tile)
-    staged = running * work.rows * sizes.vector_spans(work) * QUAD * work.chunk * 2 / device.cache_a_clock
-    late = WARPS * sizes.depth * _span_instructions(sizes, work, costs) / costs.issued / 2  # half of what is on its way
+    of_busiest, rounds = _shares(sizes, work, clusters, device)
+    span_bytes = 2 * sizes.tiles * 32 * _WORDS * 4  # that a warp loads
+    tile_spans = sizes.warps_k * spans  # of a block
+    on_their_way = min(running * WARPS, sizes.results(work) * sizes.cluster * sizes.warps_k) * sizes.depth * span_bytes
+    pace = min(device.memory_a_clock * costs.memory, on_their_way / costs.latency)
+    moved = sizes.results(work) * sizes.cluster * tile_spans * span_bytes / pace
+    taken = of_busiest * tile_spans * span_bytes / costs.core_bytes
+    products = sizes.tiles * work.blocks * costs.product  # of a span
+    staged = running * work.rows * sizes.vector_spans(work) * _SPAN * 2 / device.cache_a_clock
+    late = WARPS * sizes.depth * products / 2  # half of what is on its way
     ending = late + costs.tile + (costs.share if sizes.cluster > 1 else 0)
-    return costs.start + costs.latency + staged + clocks + ending
+    streaming = max(moved, taken, of_busiest * tile_spans * products, rounds * costs.tile)
+    return costs.start + costs.latency + staged + streaming + ending
 
 
-def _span_instructions(sizes: FewRows, work: Work, costs: FewRowsCosts) -> float:
-    """Instructions of a warp for a span of all rows of its tile."""
-    octets = work.chunk // 8
-    numbers = 2 * sizes.tiles * octets * costs.octet if work.bits < 16 else 0
-    groups = 2 * sizes.tiles * costs.group if work.group else 0
-    return numbers + groups + octets * sizes.tiles * work.blocks * costs.product
+def _shares(sizes: FewRows, work: Work, clusters: int, device: DeviceModel) -> tuple[int, int]:
+    """Tiles that the blocks of the busiest multiprocessor have together, and turns of the block that has the most."""
+    results, cores = sizes.results(work), max(1, device.cores // sizes.cluster)
+    of_blocks = [ceil_div(results - at, clusters) for at in range(0, clusters, cores)]
+    return sum(of_blocks), ceil_div(of_blocks[0], WARPS // sizes.warps_k)

@@ -13,7 +13,7 @@ from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_epilogue, bulk_options, lower_bulk, suits_bulk
 from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
-from cuda_compiler.products.few_rows import few_rows_options, is_quicker, ranked_few_rows, suits_few_rows
+from cuda_compiler.products.few_rows import few_rows_options, is_quicker
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.packed import packed_options
@@ -86,17 +86,15 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         OpRefusal: A tensor that the epilogue reads is too large.
     """
     positions = epilogue_positions(group, lowering, "sum")
-    if not suits_few_rows(found, lowering.device):
-        return choice_of(_any_rows(found, group, lowering, positions))
     few = few_rows_options(found, group, lowering, positions)
+    if not few:
+        return choice_of(_any_rows(found, group, lowering, positions))
     rows = found.a.operand
-    if found.m > 1 and isinstance(rows, Computed):  # other launches read rows from memory
+    if isinstance(rows, Computed):  # other launches read rows from memory
         stored, ahead = found.with_operand(0, rows.in_memory), lower_rows(rows.made, lowering)
         others = _any_rows(stored, replace(group, problem=stored), lowering, positions)
         return choice_of([*few, *(replace(option, calls=(*ahead, *option.calls)) for option in others)])
     others = _any_rows(found, group, lowering, positions)
-    if found.m == 1 and ranked_few_rows(found, lowering.device)[0].sizes.cluster == 1:
-        return choice_of([*others, *few])
     asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
     if as_vectors(found, group) is None and fits_tiles(found):
         in_tiles = tiles_microseconds(asked, lowering.device, are_along_k(found))

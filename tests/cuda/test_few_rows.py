@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import npu_compiler
 from cuda_compiler.devices import DEVICES
@@ -24,8 +24,6 @@ from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_compile
-from tests.cuda.test_grouped_matvec import Case as Coded
-from tests.cuda.test_grouped_matvec import _inputs as inputs_of_codes
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
 from tests.support.ir_builder import IRBuilder
 
@@ -34,18 +32,24 @@ H200 = DEVICES.named("sm_90", "cuda")
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A linear of `m` rows by a weight [n, k] of numbers, with a bias, behind a norm or not."""
+class Linear:
+    """A linear of `m` rows by a weight [n, k], with a bias: behind a norm, ahead of a residual, gated, or alone."""
 
     m: int
     n: int
     k: int
     behind: str = ""
 
-    def parts(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def given(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Inputs and weights by name; the norm's, or what is added, among them where there is such a thing."""
         random = torch.Generator().manual_seed(self.n + self.k)
-        weight = torch.randn(self.n, self.k, generator=random) / self.k**0.5
-        return {"w": weight.to(dtype), "bias": torch.randn(self.n, generator=random).to(dtype)}
+
+        def made(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=random).to(dtype)
+
+        weight = (made(self.n, self.k) / self.k**0.5).to(dtype)
+        more = {"norm ahead": {"norm": made(self.k)}, "residual": {"y": made(self.m, self.n)}}
+        return {"x": made(self.m, self.k), "w": weight, "bias": made(self.n)} | more.get(self.behind, {})
 
     def program(self, dtype: torch.dtype) -> CompiledProgram:
         builder = IRBuilder()
@@ -54,26 +58,38 @@ class Plain:
             x = builder.call("aten.rms_norm.default", x, [self.k], builder.weight("norm", (self.k,), dtype), 1e-6)
         weight, bias = builder.weight("w", (self.n, self.k), dtype), builder.weight("bias", (self.n,), dtype)
         result = builder.call("aten.linear.default", x, weight, bias)
+        if self.behind == "residual":
+            result = builder.call("aten.add.Tensor", builder.input("y", (self.m, self.n), dtype), result)
+        if self.behind == "gated":
+            gates = builder.call("aten.slice.Tensor", result, 1, 0, self.n, 2)
+            others = builder.call("aten.slice.Tensor", result, 1, 1, self.n, 2)
+            result = builder.call("aten.mul.Tensor", builder.call("aten.silu.default", gates), others)
         return npu_compiler.compile(builder.build(result), "cuda", str(dtype).removeprefix("torch."))
 
-    def exact(self, parts: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, norm: torch.Tensor) -> Any:
-        x = x.double()
+    def exact(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        x, w, bias = (given[name].double() for name in ("x", "w", "bias"))
         if self.behind == "norm ahead":
-            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * norm.double()
-        return x @ parts["w"].double().T + parts["bias"].double(), None
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * given["norm"].double()
+        result = x @ w.T + bias
+        if self.behind == "gated":
+            return F.silu(result[:, ::2]) * result[:, 1::2]
+        return result + given["y"].double() if self.behind == "residual" else result
+
+    def check(self, result: torch.Tensor, given: dict[str, torch.Tensor]) -> None:
+        """A result errs as rounding it does; with a norm or something behind, a few roundings."""
+        exact = self.exact(given)
+        rounded = (exact.to(given["x"].dtype).double() - exact).norm()
+        assert (result.double() - exact).norm() <= (2.5 if self.behind else 1.3) * rounded
 
 
-FORCED: list[tuple[Plain | Coded, torch.dtype, FewRows]] = [
-    (Plain(8, 50, 1536), BFLOAT, FewRows(1, 8, 1, 3, 2)),
-    (Plain(20, 40, 360), HALF, FewRows(1, 2, 1, 4, 2)),
-    (Plain(3, 100, 1544), BFLOAT, FewRows(3, 8, 4, 2, 1)),
-    (Plain(13, 36, 264, "norm ahead"), BFLOAT, FewRows(2, 1, 1, 4, 1)),
-    (Coded(m=8, n=100, k=1536, zeros=True, behind="residual"), BFLOAT, FewRows(2, 8, 2, 2, 2)),
-    (Coded(m=5, n=34, k=768, group=768, zero=8, behind="gated"), HALF, FewRows(1, 4, 1, 2, 2)),
-    (Coded(m=9, n=70, k=2048, group=128, zero=8), BFLOAT, FewRows(1, 8, 2, 1, 2)),
-    (Coded(m=8, n=40, k=640, bits=8, kind=torch.int8, group=640, behind="norm ahead"), HALF, FewRows(1, 8, 1, 1, 2)),
-    (Coded(m=2, n=70, k=1536, bits=8, kind=torch.float8_e4m3fn, group=128, rows=128), BFLOAT, FewRows(4, 8, 1, 3, 1)),
-    (Coded(m=4, n=33, k=512, codebook=True), BFLOAT, FewRows(1, 2, 1, 3, 2)),
+FORCED: list[tuple[Linear, torch.dtype, FewRows]] = [
+    (Linear(8, 50, 1536), BFLOAT, FewRows(1, 8, 1, 3, 2)),
+    (Linear(12, 40, 360), HALF, FewRows(1, 2, 1, 4, 2)),
+    (Linear(3, 100, 1544, "residual"), BFLOAT, FewRows(3, 8, 4, 2, 1)),
+    (Linear(13, 36, 264, "norm ahead"), BFLOAT, FewRows(2, 1, 1, 4, 1)),
+    (Linear(5, 84, 768, "gated"), HALF, FewRows(1, 4, 1, 2, 2)),
+    (Linear(16, 70, 2048, "gated"), BFLOAT, FewRows(2, 8, 2, 1, 2)),
+    (Linear(2, 70, 320, "norm ahead"), HALF, FewRows(4, 8, 1, 1, 1)),
 ]
 """Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a span."""
 
@@ -107,40 +123,31 @@ def launch_of(plan: ExecutionPlan) -> KernelCall:
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
 @pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED, ids=str)
 def test_threads_on_the_processor_give_the_product(
-    case: Plain | Coded, dtype: torch.dtype, sizes: FewRows, force: Any, tmp_path: Path
+    case: Linear, dtype: torch.dtype, sizes: FewRows, force: Any, tmp_path: Path
 ) -> None:
     force(sizes)
-    parts, (x, y, norm) = case.parts(dtype), _inputs(case, dtype)
-    plan = case.program(dtype).main
-    exact, _ = case.exact(parts, x, y, norm)
-    given = {f"p_{name}": part for name, part in (parts | {"norm": norm}).items()} | {"x": x, "y": y}
-    tensors = {name: part.contiguous().view(torch.uint8).numpy() for name, part in given.items()}
+    given, plan = case.given(dtype), case.program(dtype).main
+    named = {name if name in ("x", "y") else f"p_{name}": tensor for name, tensor in given.items()}
+    tensors = {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in named.items()}
     found = run_on_host(plan, launch_of(plan), tensors, tmp_path)
-    result = torch.from_numpy(found.copy()).view(dtype).double().reshape(exact.shape)
-    rounded = float((exact.to(dtype).double() - exact).norm() / exact.norm())
-    assert float((result - exact).norm() / exact.norm()) <= (2.0 if case.behind else 1.3) * rounded
+    case.check(torch.from_numpy(found.copy()).view(dtype).reshape(case.exact(given).shape), given)
 
 
-def _inputs(case: Plain | Coded, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    return inputs_of_codes(case, dtype)
-
-
-@pytest.mark.parametrize("architecture", [70, 80, 90])
+@pytest.mark.parametrize("architecture", [80, 90])
 def test_kernels_compile(architecture: int, force: Any) -> None:
-    kernels, chosen = [], FORCED[architecture // 10 % 3 :: 2] if architecture >= 80 else FORCED[5:6]
-    for case, dtype, sizes in chosen:  # without tensor cores, which no plan asks of it, they take NVRTC long
+    kernels = []
+    for case, dtype, sizes in FORCED[architecture // 10 % 2 :: 2]:
         if architecture >= 90 or sizes.cluster == 1:
             force(sizes)
-            plan = case.program(HALF if architecture == 70 else dtype).main
+            plan = case.program(dtype).main
             kernels.append(plan.kernels[launch_of(plan).kernel])
     check_compile(kernels, architecture)
 
 
 WORKS = [
-    Work(rows, outputs, k, bits, chunk, group, is_computed)
-    for rows in (1, 2, 8, 16, 32)
+    Work(rows, outputs, k, is_computed)
+    for rows in (2, 8, 16)
     for outputs, k in ((2048, 1536), (1536, 8960), (151936, 1536), (17, 64))
-    for bits, chunk, group in ((16, 8, 0), (8, 16, 0), (4, 16, 64))
     for is_computed in (False, True)
 ]
 
@@ -150,7 +157,7 @@ def test_candidates_fit_and_take_as_long_as_their_bytes(name: str) -> None:
     device = DEVICES.named(name, "cuda")
     for work in WORKS:
         found = [*few_rows_candidates(work, device)]
-        floor = work.outputs * work.k * work.bits / 8 / device.memory_gbs / 1e3
+        floor = work.outputs * work.k * 2 / device.memory_gbs / 1e3
         for each in found:
             sizes = each.sizes
             assert each.microseconds > floor
@@ -161,14 +168,14 @@ def test_candidates_fit_and_take_as_long_as_their_bytes(name: str) -> None:
 
 
 def test_clusters_share_a_matrix_of_few_long_rows() -> None:
-    best = min(few_rows_candidates(Work(8, 1536, 8960, 16, 8, 0, False), H200), key=lambda each: each.microseconds)
+    best = min(few_rows_candidates(Work(8, 1536, 8960, False), H200), key=lambda each: each.microseconds)
     assert best.sizes.cluster > 1
-    assert best.sizes.clusters(Work(8, 1536, 8960, 16, 8, 0, False), H200) * best.sizes.cluster > 66
+    assert best.sizes.clusters(Work(8, 1536, 8960, False), H200) * best.sizes.cluster > 66
 
 
 @pytest.mark.parametrize("m", [2, 8, 16])
 def test_rows_of_a_norm_are_computed_with_the_product(m: int) -> None:
-    plan = Plain(m, 2048, 1536, "norm ahead").program(BFLOAT).main
+    plan = Linear(m, 2048, 1536, "norm ahead").program(BFLOAT).main
     (step,) = plan.steps
     first, *_, last = options_of(step)
     assert [plan.kernels[call.kernel].entry for call in first.calls] == ["few_rows"]  # type: ignore[union-attr]
@@ -187,14 +194,10 @@ def test_old_devices_keep_their_kernel(m: int) -> None:
 
 @pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED, ids=str)
 def test_error_is_that_of_rounding(
-    case: Plain | Coded, dtype: torch.dtype, sizes: FewRows, force: Any, device: Device
+    case: Linear, dtype: torch.dtype, sizes: FewRows, force: Any, device: Device
 ) -> None:
     force(sizes)
-    parts, (x, y, norm) = case.parts(dtype), _inputs(case, dtype)
-    exact, _ = case.exact(parts, x, y, norm)
-    weights = {**parts, **({"norm": norm} if case.behind == "norm ahead" else {})}
-    inputs = {"x": x} | ({"y": y} if case.behind == "residual" else {})
-    result = np.asarray(load(case.program(dtype), weights, device)(**inputs).float().cpu()).astype(np.float64)
-    wanted = exact.numpy()
-    rounded = np.linalg.norm(exact.to(dtype).double().numpy() - wanted) / np.linalg.norm(wanted)
-    assert np.linalg.norm(result - wanted) / np.linalg.norm(wanted) <= (3.0 if case.behind else 1.3) * rounded + 1e-6
+    given = case.given(dtype)
+    weights = {name: tensor for name, tensor in given.items() if name not in ("x", "y")}
+    inputs = {name: tensor for name, tensor in given.items() if name in ("x", "y")}
+    case.check(load(case.program(dtype), weights, device)(**inputs).cpu(), given)
