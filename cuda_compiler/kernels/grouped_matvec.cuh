@@ -391,10 +391,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
 #if STAGED
     vector_t* staged = reinterpret_cast<vector_t*>(dynamic_shared + PARTS * 4);
 #if PROLOGUE
-    vector_t* row = staged + VECTORS * VECTOR_ROW;
-    compute_row(0, int(threadIdx.x), row, VECTOR_ARGUMENTS p);
+    constexpr int COMPUTED_ROW = (COMMON + 7) / 8 * 8;
+    vector_t* computed = staged + VECTORS * VECTOR_ROW;
+    for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
+        compute_row(v, int(threadIdx.x) % ROW_THREADS, computed + v * (COMPUTED_ROW - COMMON), VECTOR_ARGUMENTS p);
+    }
     __syncthreads();
-    stage_vectors(staged, row, 0);
+    stage_vectors(staged, computed, COMPUTED_ROW);
 #else
     stage_vectors(staged, vector, p.vector_row);
 #endif

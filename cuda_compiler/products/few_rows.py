@@ -16,6 +16,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.few_rows_sizes import WARPS, FewRows, Work, few_rows_candidates, few_rows_costs
+from cuda_compiler.products.grouped_matvec import loads_rows_beside_codes
 from cuda_compiler.rows import vector_prologue
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
@@ -58,6 +59,8 @@ def loads_rows(group: Group, position: int, operand: Operand, device: DeviceMode
     if not isinstance(problem, Product) or position != 0 or not isinstance(operand, Computed) or not operand.is_of_rows:
         return False
     found = problem.with_operand(position, operand)
+    if loads_rows_beside_codes(found):
+        return True
     ranked, work = ranked_few_rows(found, device), work_of(found)
     if not ranked or work is None or not offers(device, CLUSTERS):
         return False
