@@ -20,6 +20,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,12 @@ def _name(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
-def coded(ir: Mapping[str, Any], layers: Format, head: Format) -> dict[str, Any]:
-    """A graph whose linears and embedding take weights in codes; head and embedding share theirs where they did."""
+def coded(ir: Mapping[str, Any], layers: Format, head: Format, tied: bool = True) -> dict[str, Any]:
+    """A graph whose linears take weights in codes; where the embedding shares the head's, so does it."""
+    end = _EMBEDDING if tied else _HEAD
     made = copy.deepcopy(dict(ir))
     by_name = made["weight_name_mapping"]
     weights = {weight["name"]: weight for weight in made["weights"]}
-    ends = {_HEAD, _EMBEDDING} & set(weights)
-    shared = {name: _EMBEDDING if len(ends) == 1 else name for name in (_HEAD, _EMBEDDING)}
     nodes: list[Any] = []
 
     def entry(name: str, shape: Sequence[int], kind: torch.dtype, producer: str | None = None) -> dict[str, Any]:
@@ -125,10 +125,10 @@ def coded(ir: Mapping[str, Any], layers: Format, head: Format) -> dict[str, Any]
         found = [(by_name[name], at) for name, at in places.items() if by_name[name].endswith("weight")]
         if node["op_type"] == "aten.linear.default":
             ((weight, at),) = found
-            form, name = (head if weight in shared else layers), shared.get(weight, weight)
+            form, name = (head, end) if weight in (_HEAD, _EMBEDDING) else (layers, weight)
             shape = node["inputs"][at]["shape"]
             node["inputs"][at] = numbers(f"numbers_{node['name']}", form, declared(form.parts(name, shape)), shape)
-        elif node["op_type"] == "aten.embedding.default":
+        elif node["op_type"] == "aten.embedding.default" and tied:
             tokens, shape = node["inputs"][1], node["outputs"][0]["shape"]
             picked = {}
             for part, value in declared(head.parts(_EMBEDDING, node["inputs"][0]["shape"])).items():
@@ -157,12 +157,11 @@ def random_weights(ir: Mapping[str, Any], bits: Mapping[str, int]) -> dict[str, 
         bits: Of the codes, by the name of their tensor.
     """
     random, made = torch.Generator().manual_seed(0), {}
-    noise = torch.randint(0, 256, (1 << 28,), generator=random, dtype=torch.uint8)
+    largest = max(1 << 28, *(prod(weight["shape"]) for weight in ir["weights"]))
+    noise = torch.randint(0, 256, (largest + 1,), generator=random, dtype=torch.uint8)
     for number, weight in enumerate(ir["weights"]):
-        name, shape, size = weight["name"], weight["shape"], 1
-        for extent in shape:
-            size *= extent
-        first = number * 4099 % ((1 << 28) - min(size, (1 << 28) - 1))
+        name, shape, size = weight["name"], weight["shape"], prod(weight["shape"])
+        first = number * 4099 % (largest + 1 - size)
         if weight["dtype"] in ("uint8", "int8", "float8_e4m3fn"):
             raw = noise[first : first + size].reshape(shape)
             raw = raw & 0xF7 if weight["dtype"] == "float8_e4m3fn" else raw  # no NaN
@@ -266,7 +265,7 @@ def dequantised(ir: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> d
         book = given["codebook"].cuda() if "codebook" in given else None
         number = torch.ops.npu_codes.dequantize(*parts, None, book, *options, torch.bfloat16).cpu()
         made[names[node["inputs"][0]["name"]].removesuffix(".codes")] = number
-    made.setdefault(_HEAD, made[_EMBEDDING])
+    made[_HEAD] = made.get(_HEAD, made.get(_EMBEDDING))
     return made
 
 
@@ -328,7 +327,7 @@ def main() -> None:
         plain = given if is_plain or args.no_check else step_graph(args.graphs, graph, "16", args.model)
         for name in args.formats:
             form = FORMATS[name]
-            ir = given if form is None else coded(given, *form)
+            ir = given if form is None else coded(given, *form, _MODELS[args.model]["tie_word_embeddings"])
             named = {"model": args.model, "format": name}
             for figures in _row(named, ir, None if args.no_check else plain, args.position, device):
                 run["results"].append(figures)

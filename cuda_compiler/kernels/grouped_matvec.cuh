@@ -1,9 +1,9 @@
 // Products of a matrix in packed codes with groups by up to 16 vectors: result[v, o] = sum of vector[v, k] * number(o, k).
-// WARPS_K warps have TILE rows at a time, at most 16, on tensor cores: four lanes read a row side by side, CHUNK codes each, a
+// WARPS_K warps have 16 rows at a time, a tile, on tensor cores: four lanes read a row side by side, CHUNK codes each, a
 // span; of a tile DEPTH spans are on their way, the first ones before the grid ahead of this one has finished. The columns
 // of a product are the vectors once for each group of a span: where a lane's codes belong to another group, its vector is
 // zero. So a span gives the sums of each group, which are multiplied by its scale. Grid: tiles, in turns, in x. Block: 256.
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16;
 constexpr int TEAMS = WARPS / WARPS_K; // of warps that share a tile
 constexpr int OCTETS = CHUNK / 8, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int PASSES = (SPANS + WARPS_K - 1) / WARPS_K, ROUNDS = (PASSES + DEPTH - 1) / DEPTH;
@@ -20,7 +20,7 @@ constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS;
 constexpr int ITEMS_EACH = (ITEMS + 32 * WARPS_K - 1) / (32 * WARPS_K);
 constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements; neighbours begin in other banks
 constexpr int AHEAD = BLOCKS == 1 ? OCTETS : 1; // octets of the vectors in registers
-static_assert(8 <= TILE && TILE <= 16 && TILE % VALUES == 0, "stores take whole tiles");
+static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
 // What is the same for a group: as it lies in memory, so that nothing waits for a load before it is used.
 template <typename T>
@@ -118,7 +118,6 @@ struct Stream {
         #pragma unroll
         for (int side = 0; side < 2; ++side) {
             const uint8* source = codes[side] + pass * WARPS_K * 4 * CHUNK_BYTES;
-            bool taken = valid && (side * 8 + 8 <= TILE || side * 8 + int(threadIdx.x) % 32 / 4 < TILE);
             if (!WHOLE) {
                 #pragma unroll
                 for (int index = 0; index < WORDS; ++index) {
@@ -128,7 +127,7 @@ struct Stream {
             if (ACCESS >= 4) {
                 #pragma unroll
                 for (int first = 0; first < CHUNK_BYTES; first += ACCESS) {
-                    bool known = taken && (WHOLE || begin + first < ROW_BYTES);
+                    bool known = valid && (WHOLE || begin + first < ROW_BYTES);
                     load_bits<ACCESS>(&into.word[side][first / 4], source + first, known);
                 }
             } else {
@@ -138,7 +137,7 @@ struct Stream {
                     #pragma unroll
                     for (int first = index * 4; first < index * 4 + 4 && first < CHUNK_BYTES; first += ACCESS) {
                         uint part = 0;
-                        load_bits<ACCESS>(&part, source + first, taken && begin + first < ROW_BYTES);
+                        load_bits<ACCESS>(&part, source + first, valid && begin + first < ROW_BYTES);
                         word |= part << first % 4 * 8;
                     }
                     into.word[side][index] = word;

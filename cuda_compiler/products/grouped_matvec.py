@@ -32,7 +32,6 @@ __all__ += ["argument_of", "part_macros", "part_rows", "suits_codes"]
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
 _MAX_COMPUTED_ROWS = 8  # beyond which every block would compute for longer than a launch of its own takes
-_STORED = 4  # neighbouring results of a thread at the most
 _PREFIX, _FAMILY = "v", "grouped_vectors"
 _SHARED_BYTES = 64 * 1024  # of a block, which every device has
 _PART_ROW, _COLUMNS = 20, 8
@@ -45,8 +44,8 @@ GROUPED_MATVEC = KernelTemplate(
     params=("int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"),
     macros=(
         "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-        "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK TILE ACCESS "
-        "WARPS_K DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS "
+        "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K "
+        "DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS "
         "VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros biases entries vector",
@@ -207,8 +206,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     computed = vector.operand if isinstance(vector.operand, Computed) else None
     size = pack_size(group, positions.operands, group.shape[-1])
     store = min(size, 2)
-    tile = _tile_rows(found.n, device)
-    tiles, spans = ceil_div(found.n, tile), ceil_div(found.k, geometry.span)
+    tiles, spans = ceil_div(found.n, _TILE), ceil_div(found.k, geometry.span)
     is_wide = _columns(found) * geometry.span_groups > _COLUMNS
     shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8, is_wide), device)
     is_constant = all(lowering.tensors[index].source is None for index in codes.reads())
@@ -223,7 +221,6 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "GROUP": geometry.group,
         "ONE_GROUP": int(one_group),
         "CHUNK": geometry.chunk,
-        "TILE": tile,
         "ACCESS": geometry.access,
         "WARPS_K": shape.warps_k,
         "DEPTH": shape.depth,
@@ -266,11 +263,6 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         hurries=hurries,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
-
-
-def _tile_rows(outputs: int, device: DeviceModel) -> int:
-    """Rows of a tile: as many as tensor cores take, or fewer where each multiprocessor has one tile all the same."""
-    return min(_TILE, max(_TILE // 2, ceil_div(outputs, device.cores * _STORED) * _STORED))
 
 
 def argument_of(part: Operand | None, codes: GroupedCodes) -> Argument:
