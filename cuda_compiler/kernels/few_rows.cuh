@@ -1,31 +1,29 @@
 // Products of up to 16 rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o, k].
 // The matrix is the operand of 16 rows, vectors are its columns, eight to a block of columns. Four lanes read a row side by
 // side, eight numbers each, a span: what a lane loads is its part of two products as it lies, since k is permuted alike for
-// both operands. WARPS_K warps of each of CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH
-// of which are on their way, the first ones before the grid ahead of this one has finished. Grid: clusters with tiles in turns
-// in x. Block: 256.
+// both operands. The warps of CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH of which
+// are on their way, the first ones before the grid ahead of this one has finished. Grid: clusters with tiles in turns in x.
+// Block: 256.
 constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16 * TILES, SIDES = 2 * TILES; // a lane's rows of a tile
-constexpr int TEAMS = WARPS / WARPS_K;                                                   // of warps that share a tile
 constexpr int CHUNK = 8, WORDS = CHUNK / 2, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
-constexpr int SPANS_EACH = (SPANS + WARPS_K * CLUSTER - 1) / (WARPS_K * CLUSTER); // of a warp
+constexpr int SPANS_EACH = (SPANS + WARPS * CLUSTER - 1) / (WARPS * CLUSTER); // of a warp
 constexpr int ROUNDS = (SPANS_EACH + DEPTH - 1) / DEPTH;
-constexpr bool WHOLE = COMMON % SPAN == 0, EVEN = SPANS == SPANS_EACH * WARPS_K * CLUSTER && SPANS_EACH % DEPTH == 0;
+constexpr bool WHOLE = COMMON % SPAN == 0, EVEN = SPANS == SPANS_EACH * WARPS * CLUSTER && SPANS_EACH % DEPTH == 0;
 constexpr int BLOCKS = (VECTORS + 7) / 8;            // of eight columns
 constexpr int CHAINS = TILES * BLOCKS == 1 ? 2 : 1;  // of products that do not wait for each other
 constexpr bool WHOLE_VECTORS = PROLOGUE || CLUSTER == 1; // in shared memory; else what the spans of this block meet
-constexpr int STAGED_SPANS = WHOLE_VECTORS ? SPANS : WARPS_K * SPANS_EACH;
+constexpr int STAGED_SPANS = WHOLE_VECTORS ? SPANS : WARPS * SPANS_EACH;
 constexpr int VECTOR_ROW = STAGED_SPANS * SPAN + (STAGED_SPANS * SPAN % 64 == 32 ? 0 : 32); // neighbours in other banks
 constexpr int PART_ROW = TILE + 4, TURNS = TILES * BLOCKS == 1 ? 2 : 1; // with two, tiles wait once for each other
 constexpr int PART = WARPS * BLOCKS * 8 * PART_ROW;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
-constexpr int TEAM = 32 * WARPS_K, ITEMS_EACH = (ITEMS + TEAM - 1) / TEAM, SHARE_EACH = (SHARE + TEAM - 1) / TEAM;
+constexpr int ITEMS_EACH = (ITEMS + THREADS - 1) / THREADS, SHARE_EACH = (SHARE + THREADS - 1) / THREADS;
 constexpr int GATHERED = CLUSTER > 1 ? CLUSTER * SHARE * VALUES : 0; // floats that the blocks of a cluster send to one
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
-static_assert(CLUSTER == 1 || TEAMS == 1, "blocks that share tiles have one at a time");
 // Floats of shared memory ahead of the vectors.
 constexpr int GATHERED_AT = TURNS * PART, VECTORS_AT = (GATHERED_AT + 2 * GATHERED + 3) / 4 * 4;
 
-// A team's place in the matrix: a tile, and which of its rounds comes next.
+// A warp's place in the matrix: a tile, and which of its rounds comes next.
 struct Stream {
     const vector_t* matrix;
     int first_span, quad; // of this warp, and the lane's place in a row
@@ -142,12 +140,12 @@ struct Item {
     }
 };
 
-// Sums of a tile from their parts, always in the same order: those of a team's warps, and those of a cluster's blocks.
+// Sums of a tile from their parts, always in the same order: those of a block's warps, and those of a cluster's blocks.
 __device__ __forceinline__ float sum_of_warps(const float* parts, int v, int row)
 {
     float sum = parts[v * PART_ROW + row];
     #pragma unroll
-    for (int warp = 1; warp < WARPS_K; ++warp) {
+    for (int warp = 1; warp < WARPS; ++warp) {
         sum += parts[(warp * BLOCKS * 8 + v) * PART_ROW + row];
     }
     return sum;
@@ -168,9 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     float* floats = reinterpret_cast<float*>(dynamic_shared);
     vector_t* staged = reinterpret_cast<vector_t*>(floats + VECTORS_AT);
-    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, quad = lane % 4, team = warp / WARPS_K;
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, quad = lane % 4;
     int rank = CLUSTER > 1 ? int(blockIdx.x) % CLUSTER : 0, clusters = int(gridDim.x) / CLUSTER;
-    int step = clusters * TEAMS, member = int(threadIdx.x) % TEAM;
     if (CLUSTER > 1) {
         announce_to_cluster();
     }
@@ -180,19 +177,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
     if (!MATRIX_CONSTANT) {
         wait_for_previous_grid();
     }
-    int first_span = (rank * WARPS_K + warp % WARPS_K) * SPANS_EACH;
+    int first_span = (rank * WARPS + warp) * SPANS_EACH;
     Stream stream{matrix, first_span, quad};
-    stream.seek(int(blockIdx.x) / CLUSTER + clusters * team, p);
+    stream.seek(int(blockIdx.x) / CLUSTER, p);
     uint words[DEPTH][SIDES][WORDS];
     #pragma unroll
     for (int pass = 0; pass < DEPTH; ++pass) {
         stream.load(words[pass], pass);
     }
-    stream.advance(step, p);
+    stream.advance(clusters, p);
     if (MATRIX_CONSTANT) {
         wait_for_previous_grid();
     }
-    int staged_first = WHOLE_VECTORS ? 0 : rank * WARPS_K * SPANS_EACH;
+    int staged_first = WHOLE_VECTORS ? 0 : rank * WARPS * SPANS_EACH;
 #if PROLOGUE
     for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
         compute_row(v, int(threadIdx.x) % ROW_THREADS, staged + v * (VECTOR_ROW - COMMON), VECTOR_ARGUMENTS p);
@@ -212,15 +209,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
         wait_for_cluster();
     }
     int turn = 0;
-    for (int base = int(blockIdx.x) / CLUSTER; base < p.tiles; base += step, turn ^= 1) {
-        int tile = base + clusters * team;
+    for (int tile = int(blockIdx.x) / CLUSTER; tile < p.tiles; tile += clusters, turn ^= 1) {
         Sums sum[CHAINS] = {};
         Fetched fetched[SHARE_EACH];
         #pragma unroll
         for (int index = 0; index < SHARE_EACH; ++index) {
-            int own = member + index * TEAM;
+            int own = int(threadIdx.x) + index * THREADS;
             Item item(rank * SHARE + own, tile);
-            if (own < SHARE && item.v < VECTORS && item.at < p.outputs && tile < p.tiles) {
+            if (own < SHARE && item.v < VECTORS && item.at < p.outputs) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
         }
@@ -234,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
                 }
                 stream.load(words[pass], pass);
             }
-            stream.advance(step, p);
+            stream.advance(clusters, p);
         }
         float* part = floats + turn % TURNS * PART;
         float* mine = part + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
@@ -244,23 +240,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
             float other = CHAINS == 2 ? sum[CHAINS - 1][at][block][index] : 0.0f;
             mine[(block * 8 + index % 2) * PART_ROW + at * 16 + index / 2 * 8] = sum[0][at][block][index] + other;
         }
-        if (WARPS_K > 1) {
-            __syncthreads();
-        } else {
-            __syncwarp();
-        }
-        const float* of_team = part + team * WARPS_K * BLOCKS * 8 * PART_ROW;
+        __syncthreads();
         float* gathered = floats + GATHERED_AT + turn * GATHERED;
         if (CLUSTER > 1) {
             #pragma unroll
             for (int index = 0; index < ITEMS_EACH; ++index) {
-                int own = member + index * TEAM;
+                int own = int(threadIdx.x) + index * THREADS;
                 if (own < ITEMS) {
                     Item item(own, tile);
                     float* target = gathered + (rank * SHARE + own % SHARE) * VALUES;
                     #pragma unroll
                     for (int u = 0; u < VALUES; ++u) {
-                        store_in_cluster(target + u, own / SHARE, sum_of_warps(of_team, item.v, item.first + u));
+                        store_in_cluster(target + u, own / SHARE, sum_of_warps(part, item.v, item.first + u));
                     }
                 }
             }
@@ -269,22 +260,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
         }
         #pragma unroll
         for (int index = 0; index < SHARE_EACH; ++index) {
-            int own = member + index * TEAM;
+            int own = int(threadIdx.x) + index * THREADS;
             Item item(rank * SHARE + own, tile);
-            if (own < SHARE && item.v < VECTORS && item.at < p.outputs && tile < p.tiles) {
+            if (own < SHARE && item.v < VECTORS && item.at < p.outputs) {
                 float value[VALUES];
                 #pragma unroll
                 for (int u = 0; u < VALUES; ++u) {
                     value[u] = CLUSTER > 1 ? sum_of_blocks(gathered + own * VALUES + u)
-                                           : sum_of_warps(of_team, item.v, item.first + u);
+                                           : sum_of_warps(part, item.v, item.first + u);
                 }
                 store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
-        if (TURNS == 1 && CLUSTER == 1 && WARPS_K > 1) { // a cluster's blocks have read theirs when all have arrived
+        if (TURNS == 1 && CLUSTER == 1) { // a cluster's blocks have read theirs when all have arrived
             __syncthreads();
-        } else if (TURNS == 1 && WARPS_K == 1) {
-            __syncwarp();
         }
     }
 }

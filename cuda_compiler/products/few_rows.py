@@ -35,14 +35,14 @@ __all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows", "ranked_f
 _MAX_ROWS, _CHUNK = 16, 8  # vectors; neighbours of a lane
 _THREADS = 32 * WARPS
 _PREFIX = "v"
-_COMPUTED_BYTES = 64 * 1024  # of rows that each block computes
+_COMPUTED_BYTES = 80 * 1024  # of shared memory, where each block computes the rows
 _KEPT = Kept(close=1.15, most=2)
 
 FEW_ROWS = KernelTemplate(
     "few_rows",
     params="int outputs, tiles, matrix_row, vector_row",
     macros=(
-        "vector_t COMMON VECTORS WARPS_K TILES CLUSTER DEPTH RESIDENT MATRIX_CONSTANT HURRIES PROLOGUE "
+        "vector_t COMMON VECTORS TILES CLUSTER DEPTH RESIDENT MATRIX_CONSTANT HURRIES PROLOGUE "
         "VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix vector",
@@ -148,7 +148,6 @@ def _lower(found: Product, group: Group, lowering: Lowering, positions: Position
             "vector_t": CUDA.storage[vector.dtype.name],
             "COMMON": found.k,
             "VECTORS": found.m,
-            "WARPS_K": sizes.warps_k,
             "TILES": sizes.tiles,
             "CLUSTER": sizes.cluster,
             "DEPTH": sizes.depth,

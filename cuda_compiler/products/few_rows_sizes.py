@@ -80,21 +80,19 @@ class FewRows:
 
     Attributes:
         tiles: Sets of 16 rows of the matrix that a warp has at a time.
-        warps_k: Warps of a block that share them.
-        cluster: Blocks that do.
+        cluster: Blocks that share them.
         depth: Spans that each warp has on their way.
         resident: Blocks of a multiprocessor.
     """
 
     tiles: int
-    warps_k: int
     cluster: int
     depth: int
     resident: int
 
     def spans_each(self, work: Work) -> int:
         """Spans of a row that are a warp's."""
-        return ceil_div(work.spans, self.warps_k * self.cluster)
+        return ceil_div(work.spans, WARPS * self.cluster)
 
     def results(self, work: Work) -> int:
         """Tiles of the whole result."""
@@ -103,11 +101,11 @@ class FewRows:
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has; of one block each where there are none."""
         held = device.cores if self.cluster == 1 else cluster_cores(device)[self.cluster]
-        return min(ceil_div(self.results(work), WARPS // self.warps_k), held * self.resident // self.cluster)
+        return min(self.results(work), held * self.resident // self.cluster)
 
     def vector_spans(self, work: Work) -> int:
         """Spans of the vectors that a block holds."""
-        return work.spans if work.is_computed or self.cluster == 1 else self.warps_k * self.spans_each(work)
+        return work.spans if work.is_computed or self.cluster == 1 else WARPS * self.spans_each(work)
 
     def shared_bytes(self, work: Work, values: int) -> int:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_rows.cuh."""
@@ -129,17 +127,16 @@ def few_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[F
     """All ways to share the work that fit, with what each should take; those with clusters require them."""
     costs = few_rows_costs(device)
     clusters = [n for n in (1, 2, 4, 8) if n == 1 or (offers(device, CLUSTERS) and not work.is_computed)]
-    shares = [(cluster, warps_k) for cluster in clusters for warps_k in ((8,) if cluster > 1 else (8, 4, 2, 1))]
-    for cluster, warps_k in shares:
+    for cluster in clusters:
         for tiles in (1, 2, 3, 4):
-            for sizes in _residents(tiles, warps_k, cluster, work, device):
+            for sizes in _residents(tiles, cluster, work, device):
                 microseconds = device.microseconds(_clocks(sizes, work, costs, device))
                 yield Candidate(_FAMILY, sizes, microseconds, CLUSTERS if cluster > 1 else "")
 
 
-def _residents(tiles: int, warps_k: int, cluster: int, work: Work, device: DeviceModel) -> Iterator[FewRows]:
+def _residents(tiles: int, cluster: int, work: Work, device: DeviceModel) -> Iterator[FewRows]:
     """Two blocks of a multiprocessor, and one where the launch is then another."""
-    two, one = (_sized(tiles, warps_k, cluster, resident, work, device) for resident in (2, 1))
+    two, one = (_sized(tiles, cluster, resident, work, device) for resident in (2, 1))
     if two is not None:
         yield two
     if one is not None:
@@ -148,11 +145,11 @@ def _residents(tiles: int, warps_k: int, cluster: int, work: Work, device: Devic
             yield one
 
 
-def _sized(tiles: int, warps_k: int, cluster: int, resident: int, work: Work, device: DeviceModel) -> FewRows | None:
+def _sized(tiles: int, cluster: int, resident: int, work: Work, device: DeviceModel) -> FewRows | None:
     """The sizes with as much on its way as registers hold; None where these, or shared memory, do not suffice."""
-    sizes = FewRows(tiles, warps_k, cluster, 1, resident)
+    sizes = FewRows(tiles, cluster, 1, resident)
     spans, columns = sizes.spans_each(work), tiles * work.blocks
-    if columns > 4 or 2 * work.spans <= warps_k * cluster:  # at least half of the warps have something
+    if columns > 4 or (cluster > 1 and 2 * work.spans <= WARPS * cluster):  # at least half of the warps have something
         return None
     others = 56 + 4 * columns + 6 * (work.blocks - 1) + _ROW_REGISTERS * work.is_computed
     most = (65536 // (32 * WARPS * resident) - others) // (2 * tiles * _WORDS)
@@ -163,26 +160,25 @@ def _sized(tiles: int, warps_k: int, cluster: int, resident: int, work: Work, de
 
 
 def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel) -> float:
-    """What a launch takes: bytes at the pace of the memory, of what is on its way, or of the busiest multiprocessor."""
+    """What a launch takes: bytes at the pace of the memory or of what is on its way, and what the busiest has left."""
     clusters, spans = sizes.clusters(work, device), sizes.spans_each(work)
-    running = clusters * sizes.cluster
-    of_busiest, rounds = _shares(sizes, work, clusters, device)
+    running, of_busiest = clusters * sizes.cluster, _tiles_of_busiest(sizes, work, clusters, device)
     span_bytes = 2 * sizes.tiles * 32 * _WORDS * 4  # that a warp loads
-    tile_spans = sizes.warps_k * spans  # of a block
-    on_their_way = min(running * WARPS, sizes.results(work) * sizes.cluster * sizes.warps_k) * sizes.depth * span_bytes
-    pace = min(device.memory_a_clock * costs.memory, on_their_way / costs.latency)
-    moved = sizes.results(work) * sizes.cluster * tile_spans * span_bytes / pace
-    taken = of_busiest * tile_spans * span_bytes / costs.core_bytes
+    tile_bytes = WARPS * spans * span_bytes  # of a block
+    on_their_way = running * WARPS * sizes.depth * span_bytes
+    fastest = min(device.memory_a_clock * costs.memory, on_their_way / costs.latency)
+    total = sizes.results(work) * sizes.cluster * tile_bytes
+    left = of_busiest * tile_bytes - total / device.cores
     products = sizes.tiles * work.blocks * costs.product  # of a span
     staged = running * work.rows * sizes.vector_spans(work) * _SPAN * 2 / device.cache_a_clock
     late = WARPS * sizes.depth * products / 2  # half of what is on its way
-    ending = late + costs.tile + (costs.share if sizes.cluster > 1 else 0)
-    streaming = max(moved, taken, of_busiest * tile_spans * products, rounds * costs.tile)
+    turns = of_busiest if sizes.resident == 1 else 1  # two blocks do not wait at the same time
+    ending = late + turns * costs.tile + (costs.share if sizes.cluster > 1 else 0)
+    streaming = max(total / fastest + left / costs.core_bytes, of_busiest * WARPS * spans * products)
     return costs.start + costs.latency + staged + streaming + ending
 
 
-def _shares(sizes: FewRows, work: Work, clusters: int, device: DeviceModel) -> tuple[int, int]:
-    """Tiles that the blocks of the busiest multiprocessor have together, and turns of the block that has the most."""
+def _tiles_of_busiest(sizes: FewRows, work: Work, clusters: int, device: DeviceModel) -> int:
+    """Tiles that the blocks of the busiest multiprocessor have together."""
     results, cores = sizes.results(work), max(1, device.cores // sizes.cluster)
-    of_blocks = [ceil_div(results - at, clusters) for at in range(0, clusters, cores)]
-    return sum(of_blocks), ceil_div(of_blocks[0], WARPS // sizes.warps_k)
+    return sum(ceil_div(results - first, clusters) for first in range(0, clusters, cores))

@@ -83,13 +83,13 @@ class Linear:
 
 
 FORCED: list[tuple[Linear, torch.dtype, FewRows]] = [
-    (Linear(8, 50, 1536), BFLOAT, FewRows(1, 8, 1, 3, 2)),
-    (Linear(12, 40, 360), HALF, FewRows(1, 2, 1, 4, 2)),
-    (Linear(3, 100, 1544, "residual"), BFLOAT, FewRows(3, 8, 4, 2, 1)),
-    (Linear(13, 36, 264, "norm ahead"), BFLOAT, FewRows(2, 1, 1, 4, 1)),
-    (Linear(5, 84, 768, "gated"), HALF, FewRows(1, 4, 1, 2, 2)),
-    (Linear(16, 70, 2048, "gated"), BFLOAT, FewRows(2, 8, 2, 1, 2)),
-    (Linear(2, 70, 320, "norm ahead"), HALF, FewRows(4, 8, 1, 1, 1)),
+    (Linear(8, 50, 1536), BFLOAT, FewRows(1, 1, 3, 2)),
+    (Linear(12, 40, 360), HALF, FewRows(1, 1, 4, 2)),
+    (Linear(3, 100, 1544, "residual"), BFLOAT, FewRows(3, 4, 2, 1)),
+    (Linear(13, 36, 264, "norm ahead"), BFLOAT, FewRows(2, 1, 4, 1)),
+    (Linear(5, 84, 768, "gated"), HALF, FewRows(1, 1, 2, 2)),
+    (Linear(16, 70, 2048, "gated"), BFLOAT, FewRows(2, 2, 1, 2)),
+    (Linear(2, 70, 320, "norm ahead"), HALF, FewRows(4, 1, 1, 1)),
 ]
 """Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a span."""
 
