@@ -7,7 +7,7 @@ them, and looking them up, goes by identity: what is used in several places is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
