@@ -302,9 +302,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     __shared__ Fresh fresh;
     int key_places[FRESH], value_places[FRESH];
     find_places(key_places, value_places, batch, group, OPERAND_ARGUMENTS p);
+#endif
+    OwnQueries own;
+    compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
+#if FRESH
     compute_fresh(fresh, batch, group, OPERAND_ARGUMENTS p);
 #endif
-    compute_queries(queries, batch, group, OPERAND_ARGUMENTS p);
+    leave_queries(queries, own);
     __syncthreads();
 #if FRESH
     round_fresh(fresh);

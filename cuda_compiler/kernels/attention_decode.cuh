@@ -10,27 +10,15 @@
 // everywhere gives zeros.
 // Grid: clusters in x, batch * groups in z.
 
-// The element, of COUNT, that a thread computes in a turn; the last one again where there are no more.
-template <int COUNT>
-__device__ __forceinline__ int element_of_turn(int turn)
-{
-    return min(turn * THREADS + int(threadIdx.x), COUNT - 1);
-}
-constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
-
-// Computes the queries, and what is new among keys and values, beside each other. No branch stands between the loads, so
-// that all of them are on their way before the first is waited for.
+// Computes the queries, and what is new among keys and values, beside each other: all loads are on their way before the
+// first is waited for.
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
-    constexpr int QUERIES = ROWS * HEAD_SIZE, NEW = HEAD_SIZE + VALUE_SIZE;
-    constexpr int KEYS = FRESH * HEAD_SIZE, VALUES = FRESH * VALUE_SIZE;
-    float query[turns_of(QUERIES)], key[turns_of(KEYS) + 1], value[turns_of(VALUES) + 1];
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(QUERIES); ++turn) {
-        int index = element_of_turn<QUERIES>(turn), row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
-        query[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
-    }
+    constexpr int NEW = HEAD_SIZE + VALUE_SIZE, KEYS = FRESH * HEAD_SIZE, VALUES = FRESH * VALUE_SIZE;
+    float key[turns_of(KEYS) + 1], value[turns_of(VALUES) + 1];
+    OwnQueries own;
+    compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
 #if FRESH
     #pragma unroll
     for (int turn = 0; turn < turns_of(KEYS); ++turn) {
@@ -43,11 +31,7 @@ __device__ __forceinline__ void compute_inputs(
         value[turn] = value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
     }
 #endif
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(QUERIES); ++turn) {
-        int index = element_of_turn<QUERIES>(turn);
-        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(query[turn]);
-    }
+    leave_queries(queries, own);
 #if FRESH
     #pragma unroll
     for (int turn = 0; turn < turns_of(KEYS); ++turn) {

@@ -37,15 +37,33 @@ __device__ __forceinline__ void clear_queries(tile_t* queries)
     }
 }
 
-__device__ __forceinline__ void compute_queries(
-    tile_t* queries, int batch, int group, OPERAND_PARAMETERS const Params& p)
+// The element, of COUNT, that a thread computes in a turn; the last one again where there are no more.
+template <int COUNT>
+__device__ __forceinline__ int element_of_turn(int turn)
+{
+    return min(turn * THREADS + int(threadIdx.x), COUNT - 1);
+}
+constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
+
+// What a thread computes of the queries, and leaves in shared memory. No branch stands between the loads, so that all of them
+// are on their way before the first is waited for.
+typedef float OwnQueries[turns_of(ROWS * HEAD_SIZE)];
+
+__device__ __forceinline__ void compute_queries(OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
     #pragma unroll
-    for (int first = 0; first < ROWS * HEAD_SIZE; first += THREADS) {
-        int index = min(first + int(threadIdx.x), ROWS * HEAD_SIZE - 1), row = index / HEAD_SIZE;
-        int head = group * SHARED + row / OWN_ROWS;
-        queries[row * Q_PITCH + index % HEAD_SIZE] =
-            tile_t(query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p));
+    for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
+        int index = element_of_turn<ROWS * HEAD_SIZE>(turn), row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
+        own[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
+    }
+}
+
+__device__ __forceinline__ void leave_queries(tile_t* queries, const OwnQueries& own)
+{
+    #pragma unroll
+    for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
+        int index = element_of_turn<ROWS * HEAD_SIZE>(turn);
+        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(own[turn]);
     }
 }
 
