@@ -23,7 +23,7 @@ from transformers.initialization import no_init_weights
 
 import npu_compiler
 from benchmarks import cuda_timing
-from benchmarks.cuda_quantised import FORMATS, coded
+from benchmarks.cuda_quantised import Format, coded
 from benchmarks.cuda_qwen import Qwen, as_numpy, logits, make_model
 from benchmarks.decoder_sizes import QWEN
 from cuda_runtime import CUDAExecutor
@@ -93,7 +93,8 @@ def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
     inputs["pools"] = tuple(torch.empty(1, dtype=torch.bfloat16).expand(shape) for _ in range(count))  # of no memory
     ir = npu_compiler.extract(PagedDecoder(model), inputs, model_name=f"decode_{lanes}").ir
     if args.weights == "int8":
-        ir = coded(ir, *FORMATS["int8 by row"])
+        by_row = Format(8, torch.int8)
+        ir = coded(ir, by_row, by_row)
     program = npu_compiler.compile(ir, target="cuda")
     if kept is not None:
         program.save(kept)

@@ -134,8 +134,9 @@ def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) 
 
     opened = Device(device)
     engine = PagedEngine(folder, opened)
-    most = min(clients, engine.lanes)
-    sizes = sorted({1, most, *(lanes for lanes in engine.spec.batch.decode if lanes < most)})
+    batch, most = engine.spec.batch, min(clients, engine.lanes)
+    assert batch is not None
+    sizes = sorted({1, most, *(lanes for lanes in batch.decode if lanes < most)})
     return {
         "machine": {name: machine_figures(opened)[name] for name in ("processor", "cores", "device")},
         "decode step of lanes, ms": {lanes: 1000 * _lanes_seconds(engine, lanes, load) for lanes in sizes},
@@ -180,9 +181,10 @@ def _driver_rate(engine: Any, clients: int, load: Load) -> float:
     for _ in range(clients):
         submit()
     driver.start()
-    times = [ended.get() for _ in range(4 * clients)][clients:]  # from when they no longer begin together
+    times = [ended.get() for _ in range(5 * clients)]
     driver.stop()
-    return (len(times) - 1) * load.answer / (times[-1] - times[0])
+    rounds = [later - sooner for sooner, later in zip(times[clients:], times[2 * clients :], strict=False)]
+    return clients * load.answer / median(rounds)  # of as many texts as there are clients
 
 
 def _lanes_seconds(engine: Any, lanes: int, load: Load) -> float:
