@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,12 +137,14 @@ def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) 
     batch, most = engine.spec.batch, min(clients, engine.lanes)
     assert batch is not None
     sizes = sorted({1, most, *(lanes for lanes in batch.decode if lanes < most)})
-    return {
+    figures: dict[str, Any] = {
         "machine": {name: machine_figures(opened)[name] for name in ("processor", "cores", "device")},
         "decode step of lanes, ms": {lanes: 1000 * _lanes_seconds(engine, lanes, load) for lanes in sizes},
         "chunk of tokens, ms": {count: 1000 * _chunk_seconds(engine, count) for count in engine.chunks},
-        "without a server, tokens/s": _driver_rate(engine, most, load),
     }
+    if most > 1:
+        figures["longest chunk beside a step of all lanes, ms"] = 1000 * _together_seconds(engine, most, load)
+    return figures | {"without a server, tokens/s": _driver_rate(engine, most, load)}
 
 
 def _chunk_seconds(engine: Any, tokens: int) -> float:
@@ -151,10 +153,34 @@ def _chunk_seconds(engine: Any, tokens: int) -> float:
 
     engine.begin(0, LaneSampling(), [1])
     part = Prefill(0, [1] * tokens, 0, tuple(range(ceil_div(tokens, engine.page_tokens))))
+    return _median_seconds(lambda: engine.prefill(part)())
+
+
+def _together_seconds(engine: Any, lanes: int, load: Load) -> float:
+    """What a turn takes in which the longest chunk is filled in while all lanes but its own go on."""
+    from npu_text.batching.engine import LaneSteps, Prefill
+
+    each = ceil_div(load.prompt + load.answer, engine.page_tokens)
+    pages = [tuple(range(lane * each, (lane + 1) * each)) for lane in range(lanes)]
+    tokens = min(engine.chunks[-1], load.prompt)
+    part = Prefill(lanes - 1, [1] * tokens, 0, pages[-1])
+    numbers = np.arange(lanes - 1)
+    positions = np.full(lanes - 1, load.prompt + load.answer // 2)
+    steps = LaneSteps(numbers, np.ones(lanes - 1, np.int64), positions, pages[:-1])
+
+    def turn() -> None:
+        filled, stepped = engine.prefill(part), engine.step(steps)
+        filled()
+        stepped()
+
+    return _median_seconds(turn)
+
+
+def _median_seconds(call: Callable[[], object]) -> float:
     seconds = []
     for _ in range(20):
         began = time.perf_counter()
-        engine.prefill(part)()
+        call()
         seconds.append(time.perf_counter() - began)
     return median(seconds)
 
