@@ -284,10 +284,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     if (EARLY) {
         wait_for_previous_grid();
     }
-    if (part == 0) {
-        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
-    }
     if (is_idle) {
+        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
         return;
     }
     __syncthreads();
@@ -353,10 +351,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         }
     }
 #if PARTS > 1
-    if (parts <= 1 || !is_last_of(parts, arrivals[blockIdx.z])) {
-        return;
+    if (parts > 1 && is_last_of(parts, arrivals[blockIdx.z])) {
+        float(&weights)[PARTS][ROWS] = *reinterpret_cast<float(*)[PARTS][ROWS]>(ring);
+        finish_parts(open_parts, parts, weights, partial, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
     }
-    float(&weights)[PARTS][ROWS] = *reinterpret_cast<float(*)[PARTS][ROWS]>(ring);
-    finish_parts(open_parts, parts, weights, partial, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
+#endif
+#if FRESH
+    if (part == 0) { // last, as no block waits for it
+        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
+    }
 #endif
 }
