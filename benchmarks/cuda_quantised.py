@@ -9,6 +9,8 @@ With a cache in codes, and a long one; graphs are extracted where they are not i
 
     python -m benchmarks.cuda_quantised --graphs FOLDER --steps decode_32768 --position 32000 \\
         --kv-cache-dtype int8 --formats "int4 in groups of 64, head int8" --json FILE
+
+``--model 7B`` takes Qwen2.5-7B, and ``--prepare`` only extracts graphs, for which it needs no GPU.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
+from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers.initialization import no_init_weights
 
 import npu_compiler
 import npu_compiler.frontend.coded_layers  # defines npu_codes::dequantize
 from benchmarks import cuda_timing
+from benchmarks.decoder_sizes import QWEN, QWEN_7B
 from cuda_runtime import CUDAExecutor
 from npu_compiler.frontend.cache_forms import row_form
 from npu_compiler.frontend.cached_decoder import CachedDecoder, cache_shapes
@@ -36,7 +42,8 @@ from npu_runtime import Device, load_weights
 __all__ = ["FORMATS", "Format", "coded", "random_weights"]
 
 _HEAD, _EMBEDDING = "model.lm_head.weight", "model.model.embed_tokens.weight"
-_KEYS = ("format", "cache", "length", "tokens", "position")
+_KEYS = ("model", "format", "cache", "length", "tokens", "position")
+_MODELS = {"1.5B": QWEN, "7B": QWEN_7B}
 _LENGTH = 2048  # positions of the cache of a prefill
 
 
@@ -84,8 +91,9 @@ def _name(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
-def coded(ir: Mapping[str, Any], layers: Format, head: Format) -> dict[str, Any]:
-    """A graph whose linears and embedding take weights in codes; head and embedding share theirs."""
+def coded(ir: Mapping[str, Any], layers: Format, head: Format, tied: bool = True) -> dict[str, Any]:
+    """A graph whose linears take weights in codes; where the embedding shares the head's, so does it."""
+    end = _EMBEDDING if tied else _HEAD
     made = copy.deepcopy(dict(ir))
     by_name = made["weight_name_mapping"]
     weights = {weight["name"]: weight for weight in made["weights"]}
@@ -117,10 +125,10 @@ def coded(ir: Mapping[str, Any], layers: Format, head: Format) -> dict[str, Any]
         found = [(by_name[name], at) for name, at in places.items() if by_name[name].endswith("weight")]
         if node["op_type"] == "aten.linear.default":
             ((weight, at),) = found
-            form, name = (head, _EMBEDDING) if weight in (_HEAD, _EMBEDDING) else (layers, weight)
+            form, name = (head, end) if weight in (_HEAD, _EMBEDDING) else (layers, weight)
             shape = node["inputs"][at]["shape"]
             node["inputs"][at] = numbers(f"numbers_{node['name']}", form, declared(form.parts(name, shape)), shape)
-        elif node["op_type"] == "aten.embedding.default":
+        elif node["op_type"] == "aten.embedding.default" and tied:
             tokens, shape = node["inputs"][1], node["outputs"][0]["shape"]
             picked = {}
             for part, value in declared(head.parts(_EMBEDDING, node["inputs"][0]["shape"])).items():
@@ -149,12 +157,11 @@ def random_weights(ir: Mapping[str, Any], bits: Mapping[str, int]) -> dict[str, 
         bits: Of the codes, by the name of their tensor.
     """
     random, made = torch.Generator().manual_seed(0), {}
-    noise = torch.randint(0, 256, (1 << 28,), generator=random, dtype=torch.uint8)
+    largest = max(1 << 28, *(prod(weight["shape"]) for weight in ir["weights"]))
+    noise = torch.randint(0, 256, (largest + 1,), generator=random, dtype=torch.uint8)
     for number, weight in enumerate(ir["weights"]):
-        name, shape, size = weight["name"], weight["shape"], 1
-        for extent in shape:
-            size *= extent
-        first = number * 4099 % ((1 << 28) - min(size, (1 << 28) - 1))
+        name, shape, size = weight["name"], weight["shape"], prod(weight["shape"])
+        first = number * 4099 % (largest + 1 - size)
         if weight["dtype"] in ("uint8", "int8", "float8_e4m3fn"):
             raw = noise[first : first + size].reshape(shape)
             raw = raw & 0xF7 if weight["dtype"] == "float8_e4m3fn" else raw  # no NaN
@@ -205,21 +212,23 @@ def inputs_of(ir: Mapping[str, Any], position: int) -> dict[str, torch.Tensor]:
     return made
 
 
-def step_graph(folder: Path, name: str, kv_cache_dtype: str) -> dict[str, Any]:
+def step_graph(folder: Path, name: str, kv_cache_dtype: str, sizes: str = "1.5B") -> dict[str, Any]:
     """The graph of a step, kept in a folder; extracted where it is not there yet.
 
     Args:
         folder: Of the graphs.
         name: ``decode_L`` for a cache of L positions, ``prefill_N`` for N tokens and a cache of 2,048.
         kv_cache_dtype: As `npu extract-llm` has it.
+        sizes: Which of Qwen2.5's models.
     """
-    path = folder / f"{name}{'' if kv_cache_dtype == '16' else '_' + kv_cache_dtype}.json"
+    parts = [name, *([] if kv_cache_dtype == "16" else [kv_cache_dtype]), *([] if sizes == "1.5B" else [sizes])]
+    path = folder / f"{'_'.join(parts)}.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
         return found
-    from benchmarks.cuda_qwen import make_model
-
-    model = make_model().to(torch.bfloat16).eval()
+    with no_init_weights():
+        config = Qwen2Config(**_MODELS[sizes])
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
     form, (kind, _, number) = row_form(kv_cache_dtype, torch.bfloat16), name.partition("_")
     count, length = (1, int(number)) if kind == "decode" else (int(number), _LENGTH)
     shapes = (made for shape in cache_shapes(model, length) for made in form.empty(shape))
@@ -256,12 +265,12 @@ def dequantised(ir: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> d
         book = given["codebook"].cuda() if "codebook" in given else None
         number = torch.ops.npu_codes.dequantize(*parts, None, book, *options, torch.bfloat16).cpu()
         made[names[node["inputs"][0]["name"]].removesuffix(".codes")] = number
-    made[_HEAD] = made[_EMBEDDING]
+    made[_HEAD] = made.get(_HEAD, made.get(_EMBEDDING))
     return made
 
 
 def _row(
-    name: str, ir: Mapping[str, Any], plain: Mapping[str, Any] | None, position: int, device: Device
+    named: Mapping[str, Any], ir: Mapping[str, Any], plain: Mapping[str, Any] | None, position: int, device: Device
 ) -> Iterator[dict[str, Any]]:
     """Figures of one format; the logits are compared with those of the step in 16 bits, if that is given."""
     tokens = ir["graph_inputs"][0]["shape"][1]
@@ -275,7 +284,7 @@ def _row(
 
     result = logits(executor, held, inputs)
     caches = [value for value in ir["graph_inputs"] if value["name"].startswith("caches_")]
-    figures: dict[str, Any] = {"format": name, "cache": caches[0]["dtype"], "length": caches[0]["shape"][2]}
+    figures: dict[str, Any] = {**named, "cache": caches[0]["dtype"], "length": caches[0]["shape"][2]}
     figures |= {"tokens": tokens, "position": position}
     figures["launches"] = len(executor.plan.calls)
     figures["GB of weights"] = sum(weight.nbytes for weight in weights.values()) / 1e9
@@ -303,16 +312,24 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--no-check", action="store_true", help="do not compare logits")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the figures to this file")
+    parser.add_argument("--model", choices=list(_MODELS), default="1.5B", help="which of Qwen2.5's sizes")
+    parser.add_argument("--prepare", action="store_true", help="fill the folder of graphs, and end")
     args = parser.parse_args()
+    if args.prepare:
+        for graph in args.steps:
+            step_graph(args.graphs, graph, args.kv_cache_dtype, args.model)
+        return
     device = Device("cuda")
     run = cuda_timing.empty_run(device, {}, False)
     for graph in args.steps:
-        plain = step_graph(args.graphs, graph, "16")
-        given = plain if args.kv_cache_dtype == "16" else step_graph(args.graphs, graph, args.kv_cache_dtype)
+        given = step_graph(args.graphs, graph, args.kv_cache_dtype, args.model)
+        is_plain = args.kv_cache_dtype == "16"
+        plain = given if is_plain or args.no_check else step_graph(args.graphs, graph, "16", args.model)
         for name in args.formats:
             form = FORMATS[name]
-            ir = given if form is None else coded(given, *form)
-            for figures in _row(name, ir, None if args.no_check else plain, args.position, device):
+            ir = given if form is None else coded(given, *form, _MODELS[args.model]["tie_word_embeddings"])
+            named = {"model": args.model, "format": name}
+            for figures in _row(named, ir, None if args.no_check else plain, args.position, device):
                 run["results"].append(figures)
                 print(figures, flush=True)
             torch.cuda.empty_cache()

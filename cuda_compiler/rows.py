@@ -102,7 +102,9 @@ def lower_rows(group: Group, lowering: Lowering) -> list[KernelCall]:
 
 
 def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks: int, prefix: str) -> Prologue:
-    """A device function ``compute_row`` by which each block of threads computes an operand, one row.
+    """A device function ``compute_row`` by which each block of threads computes an operand, one row or a few.
+
+    One row is shared by all threads of a block, ``ROW_THREADS``; of several each is a warp's.
 
     Args:
         operand: The operand.
@@ -112,23 +114,27 @@ def vector_prologue(operand: Computed, lowering: Lowering, threads: int, blocks:
         prefix: Tells the names of what it reads from those of others in the same kernel.
     """
     group = operand.row
-    positions = (*("0" for _ in group.shape[:-1]), "c")
+    rows = prod(group.shape[:-1])
+    row_threads = threads if rows == 1 else 32
+    positions = (*("0" for _ in group.shape[:-1]), "c") if rows == 1 else (*AXES[1:], "c")
     operands = row_operands(group, lowering.tensors, positions, prefix)
-    shape = _block_shape(group, operands, threads)
+    axes = AXES[len(AXES) - len(operands.sizes) + 1 :]
+    statements = () if rows == 1 else tuple(unpack("row", axes, operands.sizes[:-1]))
+    shape = _block_shape(group, operands, row_threads)
     loads = packed_loads(operands, [group.expr], shape.size)
     packed = with_packs(operands, loads, suffix="[j]" if shape.items else "")
-    text = _compute_row(group, Positions(packed, (), {}, "c"), row_program(group, packed, CUDA), loads, shape)
+    text = _compute_row(group, Positions(packed, statements, {}, "c"), row_program(group, packed, CUDA), loads, shape)
     return Prologue(
         (operands,),
         values=dict(operands.fields),
         macros={
-            "ROW_THREADS": threads,
+            "ROW_THREADS": row_threads,
             "VECTOR_PARAMETERS": pointer_parameters(operands, CUDA),
             "VECTOR_ARGUMENTS": pointer_arguments(operands),
         },
         text=text,
         files=(ROW_KERNEL.before,),
-        flops=blocks * flops_of([operand.expr], group.shape[-1]),
+        flops=blocks * rows * flops_of([operand.expr], group.shape[-1]),
     )
 
 

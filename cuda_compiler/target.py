@@ -16,6 +16,7 @@ from cuda_compiler.images.convolution import loads_convolution, multiplies_codes
 from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.byte_products import loads_bytes
+from cuda_compiler.products.few_rows import loads_rows
 from cuda_compiler.products.grouped_matvec import loads_grouped_codes
 from cuda_compiler.products.matmul import loads_codes
 from cuda_compiler.products.matvec import loads_vector
@@ -57,7 +58,9 @@ class CUDATarget(CodegenTarget):
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         products = loads_vector, loads_grouped_codes, loads_packed, loads_codes, loads_bytes
         forms = *products, loads_fresh, loads_pages, loads_coded_rows, loads_convolution, loads_element, loads_values
-        return isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms)
+        if isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms):
+            return True
+        return loads_rows(group, position, operand, self.device)
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
         return multiplies_codes(image, weight, groups)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["CLUSTERS", "LIBRARY", "LIBRARY_MATMUL", "WARPGROUPS", "Architecture", "architecture", "read_architecture"]
+__all__ = ["CLUSTERS", "LIBRARY", "LIBRARY_MATMUL", "TENSOR_CORES", "WARPGROUPS", "Architecture", "architecture"]
+__all__ += ["read_architecture"]
 
 LIBRARY = "cublas"  # the library is installed
 LIBRARY_MATMUL = "matmul"  # its routine: a product of matrices, many of them at a time
@@ -36,4 +37,5 @@ def read_architecture(name: str) -> Architecture | None:
 
 
 CLUSTERS = architecture(90)  # blocks that reach each other's shared memory, and early launches
+TENSOR_CORES = architecture(80)  # products of all 16-bit types on tensor cores
 WARPGROUPS = architecture(90, exactly=True)  # products by warpgroups

@@ -41,6 +41,7 @@ __all__ = ["ATTENTION_DECODE", "Division", "Functions", "are_fresh_rows", "compu
 __all__ += ["division_macros", "is_kept", "loads_fresh", "lower_decode", "operand_macros"]
 
 _MAX_ROWS = 16
+_MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
 _MAX_TILES = 8192  # that a block lists
 _WARPS = 8
@@ -58,13 +59,14 @@ ATTENTION_DECODE = KernelTemplate(
     ),
     macros=(
         f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
-        f"ENOUGH MASK_HEADS {MASK_MACROS} FRESH KEPT_T EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
+        f"ENOUGH MASK_HEADS HEAD_PARTS {MASK_MACROS} FRESH KEPT_T EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
     ),
     inputs="fresh k v mask sinks? states partial",
     threads=32 * _WARPS,
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh attention_cluster.cuh"
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
+        "attention_cluster.cuh"
     ),
     computed="fresh",
 )
@@ -98,6 +100,7 @@ class Division:
         cluster: Blocks of threads of a cluster.
         clusters: Clusters that share the positions of a head of keys.
         depth: Pieces that a warp has on their way.
+        parts: Groups that the query heads of a head of keys are divided into; each reads the keys.
     """
 
     problem: Attention
@@ -106,10 +109,22 @@ class Division:
     cluster: int
     clusters: int
     depth: int
+    parts: int
+
+    @property
+    def shared(self) -> int:
+        """Query heads of a group."""
+        return self.problem.shared // self.parts
+
+    @property
+    def tiles(self) -> int:
+        """Groups of the whole problem."""
+        return self.problem.batch * self.problem.groups * self.parts
 
     @property
     def rows(self) -> int:
-        return self.problem.shared * self.problem.rows
+        """Rows of a group."""
+        return self.shared * self.problem.rows
 
     @property
     def results(self) -> int:
@@ -125,7 +140,7 @@ class Division:
 def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
     """Whether the kernel computes an operand of attention itself: queries, or what is scattered into keys or values."""
     problem = group.problem
-    if not isinstance(problem, Attention) or problem.shared * problem.rows > _MAX_ROWS:
+    if not isinstance(problem, Attention) or _parts(problem) is None:
         return False
     if isinstance(operand, Computed):
         return position == 0 and not operand.is_of_rows
@@ -139,6 +154,13 @@ def loads_fresh(group: Group, position: int, operand: Operand) -> bool:
 def are_fresh_rows(produced: Group, tensor: TracedTensor) -> bool:
     """Whether a scatter replaces whole rows of a tensor, at positions that are the same for all heads."""
     return _is_of_rows(produced, tensor) and _names_rows(produced)
+
+
+def _parts(problem: Attention) -> int | None:
+    """How many groups the query heads of a head of keys make, so that each has few rows; None where none do."""
+    counts = range(1, problem.shared + 1 if problem.rows <= _MAX_PARTED_ROWS else 2)
+    fitting = (n for n in counts if problem.shared % n == 0 and problem.shared // n * problem.rows <= _MAX_ROWS)
+    return next(fitting, None)
 
 
 def _is_of_rows(produced: Group, tensor: TracedTensor) -> bool:
@@ -179,7 +201,7 @@ def lower_decode(
         return None
     functions = computed_in_kernel(_wanted(problem), lowering)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
-    tiles = problem.batch * problem.groups
+    tiles = division.tiles
     results = tiles * division.clusters * division.results if division.clusters > 1 else 0
     inputs = bindings(problem, blocks.states, results * FLOAT32.size, lowering)
     del inputs["q"]
@@ -190,7 +212,12 @@ def lower_decode(
         ATTENTION_DECODE,
         grid=(division.clusters * division.cluster, 1, tiles),
         values=ATTENTION_DECODE.values_among(operand_values(problem, problem.rows)),
-        macros={**division_macros(division), **operand_macros(functions, fresh), "EARLY": int(early)},
+        macros={
+            **division_macros(division),
+            **operand_macros(functions, fresh),
+            "EARLY": int(early),
+            "HEAD_PARTS": division.parts,
+        },
         inputs={**inputs, **caches},
         flops=problem.flops,
         prologues={"fresh": functions.prologue},
@@ -213,13 +240,16 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
     """How the work is divided, over blocks of the mask of so many positions; None where the kernel does not suit."""
     if not offers(device, CLUSTERS):
         return None
-    rows = problem.shared * problem.rows
+    parts = _parts(problem)
+    if parts is None:
+        return None
+    rows = problem.shared // parts * problem.rows
     tiles = ceil_div(problem.length, block)
     sets = ceil_div(rows, 8)
     fits = rows <= _MAX_ROWS and sets * padded(problem.value_size) <= _MAX_WIDTH and tiles <= _MAX_TILES
     if not fits or problem.causal or not problem.k.has_chunks(_CHUNK) or not problem.v.has_chunks(_CHUNK):
         return None
-    heads, pieces = problem.batch * problem.groups, tiles * block // _PIECE
+    heads, pieces = problem.batch * problem.groups * parts, tiles * block // _PIECE
     costs, held = device.constants("attention_decode", _Costs), cluster_cores(device)[_CLUSTER]
     cluster = _CLUSTER
     while cluster > 1 and (heads * cluster > 2 * held or cluster // 2 * _WARPS >= pieces):
@@ -229,7 +259,7 @@ def divide(problem: Attention, block: int, device: DeviceModel) -> Division | No
     warps = cluster * _WARPS
     clusters = 1 if pieces <= costs.alone * warps else min(most, ceil_div(pieces, costs.enough * warps))
     depth = min(costs.depth if clusters == 1 else 1, costs.piece_bytes // _piece_bytes(problem))
-    return Division(problem, costs, block, cluster, clusters, depth)
+    return Division(problem, costs, block, cluster, clusters, depth, parts)
 
 
 def _piece_bytes(problem: Attention) -> int:
@@ -319,6 +349,8 @@ def division_macros(division: Division) -> dict[str, object]:
     warps = division.cluster * _WARPS
     return {
         **size_macros(problem),
+        "GROUPS": problem.groups * division.parts,
+        "SHARED": division.shared,
         "OWN_ROWS": problem.rows,
         "K_ROW": problem.k.strides[2],
         "V_ROW": problem.v.strides[2],
@@ -328,9 +360,9 @@ def division_macros(division: Division) -> dict[str, object]:
         "DEPTH": division.depth,
         "CLUSTER": division.cluster,
         "CLUSTERS": division.clusters,
-        "RESULT_TILES": problem.batch * problem.groups,
+        "RESULT_TILES": division.tiles,
         "ALONE": division.costs.alone * warps,
         "ENOUGH": division.costs.enough * warps,
-        "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
+        "MASK_HEADS": division.shared if mask_values(problem, problem.rows)["state_head"] else 1,
         **mask_macros(problem, division.block),
     }

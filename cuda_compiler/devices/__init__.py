@@ -1,8 +1,9 @@
 """The GPUs that programs are compiled for: their facts, and the constants of the kernels' costs.
 
-A file is what `npu_compiler.lowering.device_model` says. Instructions are ``clusters`` (blocks that reach each other's
-shared memory), ``warpgroups`` (products of 128 threads straight from there) and ``tensor_maps`` (tiles that the copy
-engine brings). ``benchmarks/tile_costs`` measures and fits the constants of tiles.
+A file is what `npu_compiler.lowering.device_model` says. Instructions are ``tensor_cores`` (products of a warp, of all
+16-bit types), ``clusters`` (blocks that reach each other's shared memory), ``warpgroups`` (products of 128 threads
+straight from there) and ``tensor_maps`` (tiles that the copy engine brings). ``benchmarks/tile_costs`` measures and
+fits the constants of tiles.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
+from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
 from npu_compiler.lowering.candidates import Kept
 from npu_compiler.lowering.device_model import DeviceModel, DeviceModels
 
@@ -19,7 +20,7 @@ __all__ = ["DEVICES", "TENSOR_MAPS", "cluster_cores", "kept_candidates", "offers
 DEVICES = DeviceModels("cuda_compiler.devices", default="sm_90")
 
 TENSOR_MAPS = "tensor_maps"
-_INSTRUCTIONS = {CLUSTERS: {"clusters"}, WARPGROUPS: {"clusters", "warpgroups"}}
+_INSTRUCTIONS = {TENSOR_CORES: {"tensor_cores"}, CLUSTERS: {"clusters"}, WARPGROUPS: {"clusters", "warpgroups"}}
 
 
 def offers(device: DeviceModel, requires: str) -> bool:

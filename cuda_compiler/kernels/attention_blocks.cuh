@@ -30,12 +30,12 @@ __device__ __forceinline__ int masked_as(int batch)
 #endif
 }
 
-// Moves keys, values and mask on to those of one head of keys and of its query heads.
-template <typename K, typename V>
+// Moves keys, values and mask on to those of one head of keys and of its query heads, or of one of so many parts of these.
+template <int COUNT = 1, typename K, typename V>
 __device__ __forceinline__ void enter_group(K*& k, V*& v, const mask_t*& mask, int batch, int group, const Params& p)
 {
-    k += (long long)batch * p.k_batch + (long long)group * p.k_head;
-    v += (long long)batch * p.v_batch + (long long)group * p.v_head;
+    k += (long long)batch * p.k_batch + (long long)(group / COUNT) * p.k_head;
+    v += (long long)batch * p.v_batch + (long long)(group / COUNT) * p.v_head;
     mask += (long long)masked_as(batch) * p.mask_batch + (long long)group * SHARED * p.mask_head;
 }
 

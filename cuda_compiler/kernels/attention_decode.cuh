@@ -2,12 +2,13 @@
 // j of SCALE * (q[row] . k[j]) + mask[row, j], with a running maximum as in FlashAttention (Dao et al., 2022), the positions
 // shared out as in Flash-Decoding (Dao et al., 2023).
 //
-// A cluster of blocks, or several, computes all rows of the SHARED query heads that read one head of keys. Positions are
+// A cluster of blocks, or several, computes all rows of the SHARED query heads that read one head of keys, or one of
+// HEAD_PARTS parts of these, each of which is a group of its own and reads the keys again. Positions are
 // taken 16 at a time by single warps, in turns, which wait for nobody: each has DEPTH pieces on their way. Blocks of
 // positions that the mask closes are not read; as few clusters work as have enough to do. The queries are computed here;
 // so are FRESH keys and values, which this kernel also writes to their places among the others. A row that is closed
 // everywhere gives zeros.
-// Grid: clusters in x, batch * heads of keys in z.
+// Grid: clusters in x, batch * groups in z.
 
 // Lists the blocks of positions that are open, each times two, plus one where the mask changes nothing.
 __device__ __forceinline__ int list_open(unsigned short* list, const unsigned char* states, int batch, int group, const Params& p)
@@ -73,12 +74,12 @@ __device__ __forceinline__ void compute_inputs(
     #pragma unroll
     for (int turn = 0; turn < turns_of(KEYS); ++turn) {
         int index = element_of_turn<KEYS>(turn);
-        key[turn] = key_value(batch, group, index / HEAD_SIZE, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
+        key[turn] = key_value(batch, group / HEAD_PARTS, index / HEAD_SIZE, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
     }
     #pragma unroll
     for (int turn = 0; turn < turns_of(VALUES); ++turn) {
         int index = element_of_turn<VALUES>(turn);
-        value[turn] = value_value(batch, group, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
+        value[turn] = value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
     }
 #endif
     #pragma unroll
@@ -163,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         return;
     }
     int mine = max(0, (pieces - split + splits - 1) / splits); // pieces of this block
-    enter_group(k, v, mask, batch, group, p);
+    enter_group<HEAD_PARTS>(k, v, mask, batch, group, p);
     auto position_of = [&](int turn) {
         int piece = split + (warp + turn * WARPS) * splits;
         return (list[piece / (BLOCK / PIECE)] >> 1) * BLOCK + piece % (BLOCK / PIECE) * PIECE;
@@ -194,14 +195,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     int key_places[FRESH], value_places[FRESH];
     #pragma unroll
     for (int row = 0; row < FRESH; ++row) {
-        key_places[row] = key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
-        value_places[row] = value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+        key_places[row] = key_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
+        value_places[row] = value_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
     }
 #endif
     compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
     __syncthreads();
 #if FRESH
-    if (split == 0) {
+    if (split == 0 && group % HEAD_PARTS == 0) {
         write_fresh<HEAD_SIZE, K_ROW>(k, fresh, key_places);
         write_fresh<VALUE_SIZE, V_ROW>(v, fresh + HEAD_SIZE, value_places);
     }
@@ -245,10 +246,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     wait_for_cluster();
     finish_slice(parts, rank, clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
-    if (split == 0 && threadIdx.x == 0) {
+    if (split == 0 && group % HEAD_PARTS == 0 && threadIdx.x == 0) {
         for (int row = 0; row < FRESH; ++row) {
-            report_key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
-            report_value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
+            report_key_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
+            report_value_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
         }
     }
 #endif

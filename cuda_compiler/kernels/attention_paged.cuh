@@ -147,7 +147,13 @@ __device__ __forceinline__ void finish_parts(
     const unsigned short* open, int parts, float (&weight)[PARTS][ROWS], float* partial, int batch, int group,
     SINK_PARAMETER OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int lane = int(threadIdx.x) % 32;
+    constexpr int SOONER = PARTS < 8 ? PARTS : 8; // parts of which a thread reads its first results beside the sums
+    int lane = int(threadIdx.x) % 32, own_index = min(int(threadIdx.x) * 2, RESULTS - 2);
+    float2 sooner[SOONER];
+    #pragma unroll
+    for (int part = 0; part < SOONER; ++part) {
+        sooner[part] = __ldcg(part_results(partial, open[min(part, parts - 1)]) + own_index / 2);
+    }
     for (int row = int(threadIdx.x) / 32; row < ROWS; row += WARPS) {
         float top = CLOSED, sum = 0.0f;
         for (int part = lane; part < parts; part += 32) {
@@ -169,8 +175,16 @@ __device__ __forceinline__ void finish_parts(
     for (int index = int(threadIdx.x) * 2; index < RESULTS; index += THREADS * 2) {
         int row = index / V_WIDTH;
         float2 total = make_float2(0.0f, 0.0f);
+        bool is_first = index == int(threadIdx.x) * 2;
+        #pragma unroll
+        for (int part = 0; part < SOONER; ++part) {
+            if (is_first && part < parts) {
+                total.x += weight[part][row] * sooner[part].x;
+                total.y += weight[part][row] * sooner[part].y;
+            }
+        }
         #pragma unroll 4
-        for (int part = 0; part < parts; ++part) {
+        for (int part = is_first ? SOONER : 0; part < parts; ++part) {
             float2 own = __ldcg(part_results(partial, open[part]) + index / 2);
             total.x += weight[part][row] * own.x;
             total.y += weight[part][row] * own.y;
@@ -284,23 +298,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     if (EARLY) {
         wait_for_previous_grid();
     }
-    if (part == 0) {
-        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
-    }
     if (is_idle) {
+        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
         return;
     }
+#endif
+    constexpr int QUERIES = ROWS * HEAD_SIZE, TURNS = (QUERIES + THREADS - 1) / THREADS;
+    float query_part[TURNS]; // on its way beside what is new
+    #pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        int index = min(turn * THREADS + int(threadIdx.x), QUERIES - 1), row = index / HEAD_SIZE;
+        int head = group * SHARED + row / OWN_ROWS;
+        query_part[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
+    }
+#if FRESH
     __syncthreads();
     for (int index = int(threadIdx.x); index < min(fresh_count, AHEAD) * NEW; index += THREADS) {
         ahead[index] = tile_t(fresh_value(fresh[index / NEW].token, group, index % NEW, OPERAND_ARGUMENTS p));
     }
 #endif
     #pragma unroll
-    for (int first = 0; first < ROWS * HEAD_SIZE; first += THREADS) {
-        int index = min(first + int(threadIdx.x), ROWS * HEAD_SIZE - 1), row = index / HEAD_SIZE;
-        int head = group * SHARED + row / OWN_ROWS;
-        queries[row * Q_PITCH + index % HEAD_SIZE] =
-            tile_t(query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p));
+    for (int turn = 0; turn < TURNS; ++turn) {
+        int index = min(turn * THREADS + int(threadIdx.x), QUERIES - 1);
+        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(query_part[turn]);
     }
     __syncthreads();
     Rows rows = {};
@@ -353,10 +373,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         }
     }
 #if PARTS > 1
-    if (parts <= 1 || !is_last_of(parts, arrivals[blockIdx.z])) {
-        return;
+    if (parts > 1 && is_last_of(parts, arrivals[blockIdx.z])) {
+        float(&weights)[PARTS][ROWS] = *reinterpret_cast<float(*)[PARTS][ROWS]>(ring);
+        finish_parts(open_parts, parts, weights, partial, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
     }
-    float(&weights)[PARTS][ROWS] = *reinterpret_cast<float(*)[PARTS][ROWS]>(ring);
-    finish_parts(open_parts, parts, weights, partial, batch, group, SINK_ARGUMENT out, EPILOGUE_ARGUMENTS p);
+#endif
+#if FRESH
+    if (part == 0) { // last, as no block waits for it
+        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
+    }
 #endif
 }

@@ -81,15 +81,13 @@ __device__ __forceinline__ void hurry_next_grid()
 __device__ __forceinline__ bool is_last_of(int blocks, uint& arrivals)
 {
     __shared__ bool is_last;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) { // one fence orders what all threads have written ahead of the barrier, and read behind the next
+        __threadfence();
         is_last = atomicInc(&arrivals, blocks - 1) == uint(blocks - 1);
-    }
-    __syncthreads();
-    if (is_last) {
         __threadfence();
     }
+    __syncthreads();
     return is_last;
 }
 

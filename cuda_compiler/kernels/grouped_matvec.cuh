@@ -22,29 +22,6 @@ constexpr int VECTOR_ROW = SPANS * SPAN + 32, SLOT_ROW = SPAN + 32; // elements;
 constexpr int AHEAD = BLOCKS == 1 ? OCTETS : 1; // octets of the vectors in registers
 static_assert(TILE % VALUES == 0, "stores take whole tiles");
 
-template <int BYTES>
-__device__ __forceinline__ void load_bits(uint* word, const uint8* source, bool valid)
-{
-    if (BYTES == 16) {
-        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
-                     "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
-                     : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-                     : "l"(source), "r"(int(valid)));
-    } else if (BYTES == 8) {
-        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %3, 0;\n\t"
-                     "@valid ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n\t}"
-                     : "+r"(word[0]), "+r"(word[1])
-                     : "l"(source), "r"(int(valid)));
-    } else if (BYTES == 4) {
-        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t"
-                     "@valid ld.global.L1::no_allocate.u32 %0, [%1];\n\t}"
-                     : "+r"(word[0])
-                     : "l"(source), "r"(int(valid)));
-    } else if (valid) {
-        word[0] = BYTES == 2 ? *reinterpret_cast<const unsigned short*>(source) : *source;
-    }
-}
-
 // What is the same for a group: as it lies in memory, so that nothing waits for a load before it is used.
 template <typename T>
 __device__ __forceinline__ void load_element(uint& bits, const T* source, bool valid)
@@ -413,10 +390,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) grouped_matvec(
 #if STAGED
     vector_t* staged = reinterpret_cast<vector_t*>(dynamic_shared + PARTS * 4);
 #if PROLOGUE
-    vector_t* row = staged + VECTORS * VECTOR_ROW;
-    compute_row(0, int(threadIdx.x), row, VECTOR_ARGUMENTS p);
+    constexpr int COMPUTED_ROW = (COMMON + 7) / 8 * 8;
+    vector_t* computed = staged + VECTORS * VECTOR_ROW;
+    for (int v = int(threadIdx.x) / ROW_THREADS; v < VECTORS; v += THREADS / ROW_THREADS) {
+        compute_row(v, int(threadIdx.x) % ROW_THREADS, computed + v * (COMPUTED_ROW - COMMON), VECTOR_ARGUMENTS p);
+    }
     __syncthreads();
-    stage_vectors(staged, row, 0);
+    stage_vectors(staged, computed, COMPUTED_ROW);
 #else
     stage_vectors(staged, vector, p.vector_row);
 #endif

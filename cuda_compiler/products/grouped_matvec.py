@@ -31,6 +31,7 @@ __all__ += ["argument_of", "part_macros", "part_rows", "suits_codes"]
 
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
+_MAX_COMPUTED_ROWS = 8  # beyond which every block would compute for longer than a launch of its own takes
 _PREFIX, _FAMILY = "v", "grouped_vectors"
 _SHARED_BYTES = 64 * 1024  # of a block, which every device has
 _PART_ROW, _COLUMNS = 20, 8
@@ -48,7 +49,7 @@ GROUPED_MATVEC = KernelTemplate(
         "VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros biases entries vector",
-    files="tensor_cores.cuh grouped_codes.cuh",
+    files="tensor_cores.cuh grouped_codes.cuh streamed_loads.cuh",
     threads=32 * _WARPS,
     shared_bytes=None,
     computed="vector",
@@ -142,6 +143,12 @@ def loads_grouped_codes(group: Group, position: int, operand: Operand) -> bool:
     return few and vector_fits and suits_codes(operand) and _geometry(found, operand) is not None
 
 
+def loads_rows_beside_codes(found: Product) -> bool:
+    """Whether each block of the kernel can compute the rows that meet codes, those of a norm say."""
+    codes, few = found.b.operand, 1 < found.m <= _MAX_COMPUTED_ROWS
+    return few and isinstance(codes, GroupedCodes) and suits_codes(codes) and _geometry(found, codes) is not None
+
+
 def suits_codes(codes: GroupedCodes) -> bool:
     """Whether the kernel makes numbers of such codes, exactly but for the rounding of 8-bit floats' and codebooks'."""
     parts = [part for part in (codes.scale, codes.bias, codes.codebook) if part is not None]
@@ -171,7 +178,7 @@ def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
         row_bytes = ceil_div(found.k * codes.bits, 8)
         access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
         for slots, shared in _shared_bytes(found, span, max(1, span // group)):
-            if shared <= _SHARED_BYTES or isinstance(found.a.operand, Computed):
+            if shared <= _SHARED_BYTES or (found.m == 1 and isinstance(found.a.operand, Computed)):
                 return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
     return None
 
@@ -184,8 +191,8 @@ def _shared_bytes(found: Product, span: int, span_groups: int) -> Iterator[tuple
     parts = 4 * _WARPS * max(2, blocks) * _COLUMNS * _PART_ROW
     row = ceil_div(found.k, span) * span + 32
     computed = ceil_div(found.k, 8) * 8 if isinstance(found.a.operand, Computed) else 0
-    yield 0, parts + 2 * (found.m * row + computed)
-    if found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True)):
+    yield 0, parts + 2 * found.m * (row + computed)
+    if not computed and found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True)):
         for slots in (3, 2):
             yield slots, parts + 2 * _WARPS * slots * found.m * (span + 32)
 

@@ -13,11 +13,19 @@ from cuda_compiler.packing import pack_size
 from cuda_compiler.products.bulk import bulk_epilogue, bulk_options, lower_bulk, suits_bulk
 from cuda_compiler.products.byte_products import Bytes, bulk_byte_tilings, bytes_of, in_pairs
 from cuda_compiler.products.codes import CODE_MACROS, code_function
+from cuda_compiler.products.few_rows import few_rows_options, is_quicker
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, lower_grouped_vectors
 from cuda_compiler.products.matvec import as_vectors, lower_vectors
 from cuda_compiler.products.packed import packed_options
 from cuda_compiler.products.product import are_along_k, fits_coded_tiles, fits_tiles, offset_function
-from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
+from cuda_compiler.rows import lower_rows
+from cuda_compiler.tiles.lowering import (
+    bytes_of_a_result,
+    close_tilings,
+    option_of,
+    partial_argument,
+    tiles_microseconds,
+)
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, LibraryCall, Step, choice_of
@@ -28,7 +36,7 @@ from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.positions import Positions, epilogue_positions
-from npu_compiler.lowering.problems.forms import Dequantised, GroupedCodes
+from npu_compiler.lowering.problems.forms import Computed, Dequantised, GroupedCodes
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering, lowering_of
@@ -78,25 +86,44 @@ def lower_matmul(found: Product, group: Group, lowering: Lowering) -> list[Step]
         OpRefusal: A tensor that the epilogue reads is too large.
     """
     positions = epilogue_positions(group, lowering, "sum")
+    few = few_rows_options(found, group, lowering, positions)
+    if not few:
+        return choice_of(_any_rows(found, group, lowering, positions))
+    rows = found.a.operand
+    if isinstance(rows, Computed):  # other launches read rows from memory
+        stored, ahead = found.with_operand(0, rows.in_memory), lower_rows(rows.made, lowering)
+        others = _any_rows(stored, replace(group, problem=stored), lowering, positions)
+        return choice_of([*few, *(replace(option, calls=(*ahead, *option.calls)) for option in others)])
+    others = _any_rows(found, group, lowering, positions)
+    asked = Asked(found.m, found.n, found.k, found.batches, bytes_of_a_result(found, group, lowering))
+    if as_vectors(found, group) is None and fits_tiles(found):
+        in_tiles = tiles_microseconds(asked, lowering.device, are_along_k(found))
+        if not is_quicker(found, in_tiles, lowering.device):
+            return choice_of([*others[:-1], *few, others[-1]])
+    return choice_of([*few, *others])
+
+
+def _any_rows(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The launches worth trying beside those for a few rows alone; the last one is for any device."""
     kind = bytes_of(found)
     if kind is not None:
-        return choice_of(_byte_options(found, kind, group, lowering, positions))
+        return _byte_options(found, kind, group, lowering, positions)
     if isinstance(found.b.operand, GroupedCodes):
         if found.m <= MAX_ROWS:
-            return [lower_grouped_vectors(found, group, lowering, positions)]
+            return [CallOption("", (lower_grouped_vectors(found, group, lowering, positions),))]
 
         def of_numbers(made: Product) -> list[CallOption]:
             return _options(made, group, lowering, positions)
 
-        return choice_of(packed_options(found, group, lowering, positions, of_numbers))
+        return packed_options(found, group, lowering, positions, of_numbers)
     vectors = as_vectors(found, group)
     if vectors is not None:
-        return [lower_vectors(vectors, found, group, lowering, positions)]
+        return [CallOption("", (lower_vectors(vectors, found, group, lowering, positions),))]
     if isinstance(found.b.operand, Dequantised) and fits_coded_tiles(found):
-        return choice_of(_coded_options(found, group, lowering, positions))
+        return _coded_options(found, group, lowering, positions)
     if not fits_tiles(found):
-        return [_lower_plain(found, group, lowering, positions)]
-    return choice_of(_options(found, group, lowering, positions))
+        return [CallOption("", (_lower_plain(found, group, lowering, positions),))]
+    return _options(found, group, lowering, positions)
 
 
 def _options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:

@@ -161,6 +161,9 @@ def check(sizes: Sizes, dtype: torch.dtype, positions: list[int], device: Device
         (Sizes(1000, mask="closed"), [0, 999]),
         (Sizes(333, mask="none"), [0, 332]),
         (Sizes(5000, groups=1, shared=5, mask="none"), [4999]),
+        (Sizes(2048, rows=8), [0, 5, 60, 128, 1000, 2040]),
+        (Sizes(700, rows=3, batch=2), [0, 62, 697]),
+        (Sizes(300, size=64, groups=3, shared=4, rows=7, mask="numbers"), [0, 9, 293]),
     ],
     ids=str,
 )
@@ -188,13 +191,15 @@ def test_a_step_is_one_launch_behind_the_states_of_its_mask() -> None:
     assert [len(option.calls) for option in choice.options] == [1, 2]
 
 
-@pytest.mark.parametrize("sizes", [Sizes(300, rows=3), Sizes(300, size=60)], ids=["many rows", "odd size"])
+@pytest.mark.parametrize("sizes", [Sizes(300, rows=9), Sizes(300, size=60)], ids=["many rows", "odd size"])
 def test_what_does_not_suit_runs_everywhere(sizes: Sizes) -> None:
     assert not any(isinstance(step, CallChoice) for step in compiled(sizes, torch.float16).main.steps)
 
 
 @pytest.mark.parametrize("mask", ["boolean", "numbers", "none"])
-@pytest.mark.parametrize("sizes", [Sizes(9000), Sizes(700, 64, 2, 4, 3, 2), Sizes(300, 80, 4, 7)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [Sizes(9000), Sizes(700, 64, 2, 4, 3, 2), Sizes(300, 80, 4, 7), Sizes(2048, rows=8)], ids=str
+)
 def test_kernels_compile(sizes: Sizes, mask: str) -> None:
     try:
         known = architectures()

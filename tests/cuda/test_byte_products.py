@@ -80,7 +80,7 @@ def test_large_products_go_to_the_copy_engine(kind: torch.dtype) -> None:
 def test_what_is_not_multiplied_by_bytes_is_multiplied_by_halves(kind: torch.dtype, m: int, n: int, k: int) -> None:
     plan = ByteProduct(n, k, kind, torch.bfloat16, True).compiled(m).main
     assert "scaled_rows" not in kernels_of(plan)
-    assert m == 1 or any("dequantize" in note for note in plan.notes)
+    assert m <= 8 or any("dequantize" in note for note in plan.notes)
 
 
 @each_kind

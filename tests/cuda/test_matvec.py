@@ -57,7 +57,7 @@ def test_residual_in_the_epilogue(rows: int, size: int, width: int, dtype: torch
     graph = CUDAGraph(dtype)
     result = graph.call("linear", graph.input(rows, size), graph.weight(width, size))
     result = graph.call("add.Tensor", graph.input(rows, width), result)
-    assert entries(graph.check(result, roundings=3, device=device)) == ["matvec"]
+    assert entries(graph.check(result, roundings=3, device=device)) == ["matvec" if rows == 1 else "few_rows"]
 
 
 def test_batches_of_vectors(device: Device) -> None:

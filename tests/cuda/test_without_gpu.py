@@ -50,7 +50,8 @@ def test_a_folder_named_cupy_is_none(tmp_path: Path) -> None:
     (tmp_path / "cupy").mkdir()
     statement = "import npu_runtime; print(npu_runtime.Device().name)"
     run = [sys.executable, "-c", statement]
-    given = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
+    paths = [str(Path(__file__).parents[2]), str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(run, capture_output=True, text=True, env=given, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -45,7 +45,7 @@ class ByteProduct(torch.nn.Module):
         super().__init__()
         self.kind, self.norm, self.behind = kind, norm, behind
         random = torch.Generator().manual_seed(n * k)
-        codes, scales = codes_of(torch.randn(n, k, generator=random) + 0.1, kind)
+        codes, scales = codes_of((torch.randn(n, k, generator=random) + 0.1) / k**0.5, kind)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", torch.randn(n, generator=random).to(dtype))

@@ -95,8 +95,8 @@ def error_of_step(step: CodedStep, position: int, device: Device) -> float:
     for after, wanted, before in zip(held, expected, caches, strict=True):
         changed = np.unique(np.nonzero(after != before)[2])
         assert {*changed.tolist()} <= {*range(position, position + step.sizes.rows)}
-        steps = 1.0 if wanted.dtype == torch.int8 else 0.07 * np.abs(wanted.double().numpy()) + 1e-3
-        assert (np.abs(after - wanted.double().numpy()) <= steps).all()
+        exact = wanted.double().numpy()
+        assert (np.abs(after - exact) <= _step_at(exact, wanted.dtype)).all()
     parts = [torch.from_numpy(part) for part in held]
     if step.form.tensors == 2:
         parts = [parts[0] * parts[1], parts[2] * parts[3]]
@@ -112,6 +112,13 @@ def check_step(sizes: Sizes, kind: str, dtype: torch.dtype, positions: Sequence[
     coded = [error_of_step(CodedStep(sizes, kind, dtype), position, device) for position in positions]
     plain = [error_of_step(CodedStep(sizes, "16", dtype), position, device) for position in positions]
     assert sum(coded) <= 1.2 * sum(plain), (coded, plain)
+
+
+def _step_at(numbers: NDArray[np.float64], dtype: torch.dtype) -> NDArray[np.float64]:
+    """How far the neighbours of numbers are at most, in a type of codes; of scales, what rounded rows may differ by."""
+    steps = {torch.int8: (0.0, 1.0), torch.float8_e4m3fn: (2.0**-3, 2.0**-9)}
+    relative, least = steps.get(dtype, (2.0**-7, 0.0))
+    return np.maximum(relative * np.abs(numbers), least)
 
 
 def _name(dtype: torch.dtype) -> str:

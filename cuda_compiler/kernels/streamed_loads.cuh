@@ -1,0 +1,24 @@
+// Loads of what is read once: they leave the level-1 cache alone, stay where they are written, and change nothing where `valid`
+// is false. What they bring is taken apart only where it is used, so that nothing waits for a load before that.
+template <int BYTES>
+__device__ __forceinline__ void load_bits(uint* word, const uint8* source, bool valid)
+{
+    if (BYTES == 16) {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
+                     "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                     : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+                     : "l"(source), "r"(int(valid)));
+    } else if (BYTES == 8) {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %3, 0;\n\t"
+                     "@valid ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n\t}"
+                     : "+r"(word[0]), "+r"(word[1])
+                     : "l"(source), "r"(int(valid)));
+    } else if (BYTES == 4) {
+        asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %2, 0;\n\t"
+                     "@valid ld.global.L1::no_allocate.u32 %0, [%1];\n\t}"
+                     : "+r"(word[0])
+                     : "l"(source), "r"(int(valid)));
+    } else if (valid) {
+        word[0] = BYTES == 2 ? *reinterpret_cast<const unsigned short*>(source) : *source;
+    }
+}

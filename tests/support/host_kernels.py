@@ -1,0 +1,182 @@
+"""Kernels of CUDA on this machine's processor: their text as C++, threads as fibers, instructions by what they mean.
+
+It is for small problems: what a kernel computes, where it reads, and that no thread waits for ever. Only what the files
+named here declare by instructions is translated; a kernel that has others does not compile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_compiler.artifact.extensions import cluster_of
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
+
+__all__ = ["HAS_COMPILER", "run_on_host"]
+
+HAS_COMPILER = shutil.which("g++") is not None
+_HEADER = Path(__file__).with_name("host_kernels.h")
+_FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\([^)]*\)\n\{{\n.*?\n\}}\n"
+_STATEMENTS = {
+    r'asm\("cvt\.rn\.f16\.f32 .*?;"[^;]*;': "bits = host_half(value);",
+    r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
+    r'asm\("cvt\.rn\.bf16\.f32 .*?;"[^;]*;': "bits = host_bfloat(value);",
+    r'asm\("rcp\.approx\.ftz\.f32 .*?;"[^;]*;': "reciprocal = 1.0f / divisor;",
+    r'asm\("sub\.f16x2 .*?;"[^;]*;': "result = pairwise(b, 0xbc00bc00u, a, true);",
+    r'asm\("mul\.f16x2 .*?;"[^;]*;': "result = pairwise(a, b, 0x80008000u, true);",
+    r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
+    r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
+    r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
+    r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
+}
+_FUNCTIONS = {
+    "wait_for_previous_grid": "inline void wait_for_previous_grid() {}\n",
+    "hurry_next_grid": "inline void hurry_next_grid() {}\n",
+    "commit_copies": "inline void commit_copies() {}\n",
+    "wait_for_copies": "inline void wait_for_copies() {}\n",
+    "copy_chunk": (
+        "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
+        "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
+    ),
+    "load_bits": (
+        "inline void load_bits(uint* word, const uint8* source, bool valid)\n{\n"
+        "    host_load<BYTES>(word, source, valid);\n}\n"
+    ),
+    "load_element": (
+        "inline void load_element(uint& bits, const T* source, bool valid)\n{\n"
+        "    bits = valid && sizeof(T) == 2 ? 0 : bits;\n    host_load<sizeof(T)>(&bits, source, valid);\n}\n"
+    ),
+    "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
+    "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
+    "wait_for_cluster": (
+        "inline void wait_for_cluster()\n{\n    int wanted = ++current->cluster_turns;\n"
+        "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
+    ),
+}
+_ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
+_RUN = r"""
+static void** bound;
+static void call_kernel();
+static void enter()
+{
+    call_kernel();
+    current->finished = true;
+    swapcontext(&current->context, &scheduler);
+}
+extern "C" int run(void** pointers, int grid, int block, int cluster, int shared)
+{
+    bound = pointers;
+    grid_size = {grid, 1, 1};
+    block_threads = block;
+    cluster_threads = block * cluster;
+    for (int first = 0; first < grid; first += cluster) {
+        cluster_barrier = Barrier();
+        std::vector<Block> blocks(cluster);
+        std::vector<Warp> warps(cluster * block / 32);
+        std::vector<Fiber> fibers(cluster * block);
+        cluster_blocks.clear();
+        for (Block& each : blocks) {
+            each.shared.assign(shared + 16, 0xff);
+            cluster_blocks.push_back(&each);
+        }
+        for (int number = 0; number < cluster * block; ++number) {
+            Fiber& fiber = fibers[number];
+            fiber.stack.resize(1 << 17, char(0xff));
+            fiber.thread = {number % block, 0, 0};
+            fiber.block = {first + number / block, 0, 0};
+            fiber.own = &blocks[number / block];
+            fiber.warp = &warps[number / 32];
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.data();
+            fiber.context.uc_stack.ss_size = fiber.stack.size();
+            makecontext(&fiber.context, enter, 0);
+        }
+        for (long turns = 0, left = 1; left > 0; ++turns) {
+            left = 0;
+            for (Fiber& fiber : fibers) {
+                if (!fiber.finished) {
+                    ++left;
+                    current = &fiber;
+                    swapcontext(&scheduler, &fiber.context);
+                }
+            }
+            if (turns > 10000000) {
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+"""
+
+
+def run_on_host(
+    plan: ExecutionPlan, call: KernelCall, tensors: dict[str, NDArray[np.uint8]], folder: Path
+) -> NDArray[np.uint8]:
+    """The bytes of a plan's output after one launch.
+
+    Args:
+        plan: The plan.
+        call: The launch, of a grid in x.
+        tensors: The bytes of inputs and weights by name.
+        folder: Where the kernel is compiled.
+    """
+    kernel = plan.kernels[call.kernel]
+    source, library = folder / f"{kernel.digest}.cpp", folder / f"{kernel.digest}.so"
+    if not library.exists():
+        source.write_text(_translated(kernel.text, kernel.entry, len(call.args)))
+        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    buffers = [np.full(buffer.nbytes + 16, 0xFF, np.uint8) for buffer in plan.buffers]
+    buffers = [array[-array.ctypes.data % 16 :] for array in buffers]
+    for buffer, array in zip(plan.buffers, buffers, strict=True):
+        if buffer.name in tensors:
+            given = tensors[buffer.name].reshape(-1)
+            array[: given.size] = given
+    parameters = np.frombuffer(call.params, np.uint8).copy()
+    addresses = [buffers[argument.buffer].ctypes.data + argument.offset for argument in call.args]
+    pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, parameters.ctypes.data)
+    sizes: Sequence[int] = (call.grid[0], call.block[0], cluster_of(call)[0], call.shared_bytes)
+    if ctypes.CDLL(str(library)).run(pointers, *sizes):
+        raise RuntimeError(f"the kernel '{kernel.entry}' waits for ever")
+    (written,) = {argument.buffer for argument in call.args if argument.writes}
+    return buffers[written][: plan.buffers[written].nbytes]
+
+
+def _translated(text: str, entry: str, count: int) -> str:
+    """The kernel as C++ of a processor."""
+    for pattern, statement in _STATEMENTS.items():
+        text = re.sub(pattern, statement, text, flags=re.S)
+    for name, function in _FUNCTIONS.items():
+        text = re.sub(_FUNCTION.format(name), function.replace("\\", "\\\\"), text, flags=re.S)
+    text = re.sub(
+        r"inline void store_in_cluster\(.*?float value\)\n\{.*?\n\}\n",
+        "inline void store_in_cluster(const void* target, int rank, float value) "
+        "{ store_word_in_cluster(target, rank, value); }\n",
+        text.replace("__device__ __forceinline__ void store_in_cluster", "inline void store_in_cluster"),
+        count=1,
+        flags=re.S,
+    )
+    text = _ASM.sub("    abort();\n", text)
+    text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
+    text = text.replace(
+        "extern __shared__ __align__(16) unsigned char dynamic_shared[];",
+        "unsigned char* dynamic_shared = current->own->shared.data() + (-(size_t)current->own->shared.data() & 15);",
+    )
+    text = text.replace('extern "C" __global__ void', "void")
+    arguments = ", ".join(f"(decltype(pointer_of<{number}>({entry})))bound[{number}]" for number in range(count))
+    pick = (
+        "template <int N, typename... Types> struct Pick;\n"
+        "template <int N, typename First, typename... Rest> struct Pick<N, First, Rest...> : Pick<N - 1, Rest...> {};\n"
+        "template <typename First, typename... Rest> struct Pick<0, First, Rest...> { typedef First type; };\n"
+        "template <int N, typename... Types> typename Pick<N, Types...>::type pointer_of(void (*)(Types...));\n"
+    )
+    calling = f"static void call_kernel() {{ {entry}({arguments}, *(const Params*)bound[{count}]); }}\n"
+    return _HEADER.read_text() + text + "\n" + pick + _RUN + calling
