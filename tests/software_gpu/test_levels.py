@@ -7,7 +7,6 @@ ten instructions for each product of a matrix. So it is compared with the machin
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,21 +53,17 @@ def at(level: str) -> Iterator[None]:
         yield
 
 
-def same_bits_at_every_level(compute: Callable[[], list[Array]], levels: Sequence[str] = RUNNABLE) -> list[Array]:
-    """What `compute` gives at the machine's own level, if all levels that it can run give the same bits.
-
-    Of some levels only: what it gives at the machine's own that fuses, or not, as the last of them does.
-    """
+def same_bits_at_every_level(compute: Callable[[], list[Array]]) -> list[Array]:
+    """What `compute` gives at the machine's own level, if all levels that it can run give the same bits."""
     results = {}
-    for level in levels:
-        own = NATIVE if LEVELS[level].fuses else UNFUSED
-        for each in (own, level):
-            if each not in results:
-                with at(each):
-                    results[each] = compute()
-        for got, wanted in zip(results[level], results[own], strict=True):
+    for level in (NATIVE, UNFUSED, *RUNNABLE):
+        with at(level):
+            results[level] = compute()
+    for level in RUNNABLE:
+        expected = results[NATIVE if LEVELS[level].fuses else UNFUSED]
+        for got, wanted in zip(results[level], expected, strict=True):
             np.testing.assert_array_equal(got.view(np.uint8), wanted.view(np.uint8), err_msg=level)
-    return results[own]
+    return results[NATIVE]
 
 
 def compile_at_other_levels(source: str, levels: Sequence[str] = FEWEST_INSTRUCTIONS) -> None:
@@ -228,37 +223,30 @@ def test_fma_rounds_once_everywhere() -> None:
 
 
 class _Levels:
-    """Runs the graphs of other tests at a level and compares bits; compiles their kernels for one that is not here.
+    """Runs the graphs of other tests at every level and compares bits; compiles their kernels for the lowest levels."""
 
-    The levels take turns from graph to graph, and from one data type to the other: so each graph is run at every level.
-    What a level changes of a data type are conversions, which have tests of their own at all levels.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run_graph = Graph.run
-        turns = itertools.count(turn)
 
-        def run_at_a_level(graph: Graph, program: CompiledProgram, _: Device) -> list[torch.Tensor]:
-            turn = next(turns)
+        def run_everywhere(graph: Graph, program: CompiledProgram, _: Device) -> list[torch.Tensor]:
             results: list[list[torch.Tensor]] = []
 
             def compute() -> list[Array]:
                 results.append(run_graph(graph, program, Device("software-metal")))
                 return [canonical(result.numpy()) for result in results[-1]]
 
-            same_bits_at_every_level(compute, [RUNNABLE[turn % len(RUNNABLE)]])
-            elsewhere = FEWEST_INSTRUCTIONS[turn % len(FEWEST_INSTRUCTIONS)]
+            same_bits_at_every_level(compute)
             for function in program.functions.values():
                 for kernel in function.kernels:
-                    compile_at_other_levels(kernel.text, [elsewhere])
+                    compile_at_other_levels(kernel.text)
             return results[0]
 
-        monkeypatch.setattr(Graph, "run", run_at_a_level)
+        monkeypatch.setattr(Graph, "run", run_everywhere)
 
 
 @pytest.fixture
-def levels(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> _Levels:
-    return _Levels(monkeypatch, int(dtype == torch.bfloat16))
+def levels(monkeypatch: pytest.MonkeyPatch) -> _Levels:
+    return _Levels(monkeypatch)
 
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat"])
