@@ -2,8 +2,9 @@
 
 Run it as ``python -m benchmarks.cuda_batched``; ``--json`` adds the figures to a file. Each lane has so many tokens in
 its pages, which lie scattered in the pools. Logits are compared with PyTorch in float32 before anything is timed.
-PyTorch runs in bfloat16 with a cache of the whole context for each lane, updated in place. ``--prepare`` only extracts
-and compiles, for which it needs no GPU.
+PyTorch runs in bfloat16 with a cache of the whole context for each lane, updated in place. With ``--weights int8`` each
+matrix is rounded to 8 bits with a scale for each row; PyTorch then has the rounded numbers in bfloat16. ``--prepare``
+only extracts and compiles, for which it needs no GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from transformers.initialization import no_init_weights
 
 import npu_compiler
 from benchmarks import cuda_timing
-from benchmarks.cuda_qwen import Qwen, logits, make_model
+from benchmarks.cuda_quantised import Format, coded
+from benchmarks.cuda_qwen import Qwen, as_numpy, logits, make_model
 from benchmarks.decoder_sizes import QWEN
 from cuda_runtime import CUDAExecutor
 from npu_compiler.artifact.plan import ExecutionPlan
@@ -32,7 +34,7 @@ from npu_runtime import Device, load_weights
 
 _LANES = (1, 8, 32, 64, 128, 256)
 _PAGE = 128
-_KEYS = ("lanes", "tokens", "context")
+_KEYS = ("lanes", "tokens", "context", "weights")
 _COMPARED = 4  # lanes whose logits are compared with those of float32
 
 
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--lanes", nargs="+", type=int, default=list(_LANES), metavar="N")
     parser.add_argument("--tokens", type=int, default=1024, help="in the cache of each lane (default: 1024)")
     parser.add_argument("--context", type=int, default=2048, help="tokens of a lane at most (default: 2048)")
+    parser.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="what they are held in")
     parser.add_argument("--programs", type=Path, metavar="FOLDER", help="where compiled programs are kept")
     parser.add_argument("--prepare", action="store_true", help="fill that folder, and end")
     cuda_timing.add_arguments(parser, ("captured",))
@@ -54,7 +57,7 @@ def main() -> None:
     device = Device("cuda")
     ceilings = cuda_timing.ceilings(torch.bfloat16)
     qwen = Qwen()
-    weights = qwen.weights()
+    weights = (_rounded(qwen.model) if args.weights == "int8" else {}) | qwen.weights()
     with torch.device("meta"):
         wide = make_model()
     wide = wide.to_empty(device="cuda")
@@ -75,7 +78,7 @@ def _pages(lanes: int, args: argparse.Namespace) -> int:
 
 def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
     """A decode step's program, extracted from a model without weights unless it is kept."""
-    kept = args.programs and args.programs / f"decode_{lanes}_{args.tokens}_{args.context}.npubin"
+    kept = args.programs and args.programs / f"decode_{lanes}_{args.tokens}_{args.context}_{args.weights}.npubin"
     if kept is not None and kept.exists():
         return CompiledProgram.load(kept)
     with no_init_weights():
@@ -89,10 +92,26 @@ def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
     count = 2 * model.config.num_hidden_layers
     inputs["pools"] = tuple(torch.empty(1, dtype=torch.bfloat16).expand(shape) for _ in range(count))  # of no memory
     ir = npu_compiler.extract(PagedDecoder(model), inputs, model_name=f"decode_{lanes}").ir
+    if args.weights == "int8":
+        by_row = Format(8, torch.int8)
+        ir = coded(ir, by_row, by_row)
     program = npu_compiler.compile(ir, target="cuda")
     if kept is not None:
         program.save(kept)
     return program
+
+
+def _rounded(model: Any) -> dict[str, Any]:
+    """Rounds a model's matrices; gives their codes and scales by the names that `coded` gives them."""
+    made: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            scales = (parameter.detach().float().abs().amax(1, keepdim=True) / 127).to(torch.bfloat16)
+            codes = (parameter.detach().float() / scales.float()).round().clamp(-127, 127)
+            parameter.data = (codes * scales.float()).to(torch.bfloat16)
+            made |= {f"model.{name}.codes": codes.to(torch.int8).cpu().numpy()}
+            made |= {f"model.{name}.scales": as_numpy(scales)}
+    return made
 
 
 def _inputs(lanes: int, config: Any, args: argparse.Namespace) -> dict[str, Any]:
@@ -152,12 +171,13 @@ def _row(
     plan = executor.plan
     output = executor.run(_bound(plan, inputs), loaded)[plan.outputs[0].name]
     figures: dict[str, Any] = {"lanes": lanes, "tokens": args.tokens, "context": args.context}
+    figures["weights"] = args.weights
     figures |= {"launches": len(plan.calls)} | _compared(from_dlpack(output), wanted)
     figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
     parameters = sum(parameter.numel() for parameter in qwen.model.parameters())
     width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
     seen = lanes * (args.tokens + 1)
-    moved = 2 * (parameters + 2 * config.num_hidden_layers * width * seen)
+    moved = (1 if args.weights == "int8" else 2) * parameters + 4 * config.num_hidden_layers * width * seen
     flops = 2 * parameters * lanes + 4 * config.num_hidden_layers * config.hidden_size * seen
     figures |= cuda_timing.shares(figures["npu"], moved, flops, ceilings)
     figures["tokens/s"] = lanes / figures["npu"] * 1e3

@@ -25,7 +25,7 @@ from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.frontend.cached_decoder import CachedDecoder
 
-__all__ = ["Qwen", "Reference", "Step", "accuracy", "bound", "logits", "make_model"]
+__all__ = ["Qwen", "Reference", "Step", "accuracy", "as_numpy", "bound", "logits", "make_model"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Qwen:
     def weights(self) -> dict[str, NDArray[Any]]:
         """Parameters and buffers by the names that the extracted graphs use."""
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        return {f"model.{name}": _to_numpy(tensor.detach()) for name, tensor in named.items()}
+        return {f"model.{name}": as_numpy(tensor.detach()) for name, tensor in named.items()}
 
     def inputs(self, step: Step, device: str = "cuda") -> dict[str, Any]:
         """Random tokens from the first position on, and a random cache."""
@@ -111,7 +111,8 @@ def make_model() -> Any:
     return Qwen2ForCausalLM(Qwen2Config(**QWEN | {"attn_implementation": "sdpa"}))
 
 
-def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's numbers on the host, bfloat16 included."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
     array: NDArray[Any] = tensor.cpu().numpy()

@@ -1,8 +1,9 @@
 """What a server gives many clients, who are locust's: tokens a second, and the times that they wait.
 
-``python -m benchmarks.serving_load --json benchmarks/results/serving_load_software_gpu.json`` serves a small Qwen2 with
-random weights; ``python -m benchmarks.serving_load FOLDER --device cuda --clients 64 --prompt 512 --answer 256
---processes 8`` what ``npu extract-llm --lanes`` made. Prompts are random tokens, so that none begins as another does.
+``python -m benchmarks.serving_load --json benchmarks/results/serving_load.json`` serves a small Qwen2 with random
+weights; ``python -m benchmarks.serving_load qwen --device cuda --clients 64 --prompt 512 --answer 256 --processes 8
+--requests 10000`` Qwen2.5-1.5B by its configuration, or what ``npu extract-llm --lanes`` made in that folder. Prompts
+are random tokens, so that none begins as another does.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from npu_compiler.artifact.generation_spec import GenerationSpec
+from benchmarks.serving_model import make_qwen, make_small
+from benchmarks.serving_wear import answer, kill, wear
+from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
 from npu_compiler.integers import ceil_div
 from tests.support.serving import MODEL
 
@@ -46,6 +50,7 @@ class Load:
         prompt, answer: Tokens of each.
         seconds: For which new texts are asked for.
         processes: In which the clients run.
+        requests: That are sent to see what they leave behind.
     """
 
     clients: int = 16
@@ -53,10 +58,13 @@ class Load:
     answer: int = 64
     seconds: float = 15.0
     processes: int = 1
+    requests: int = 0
 
 
-def measure(folder: Path, device: str | None, load: Load) -> dict[str, Any]:
+def measure(folder: Path, device: str | None, load: Load) -> Iterator[dict[str, Any]]:
     """Serves a folder, and asks: one client, all of them, and as many requests as are half of what all of them got.
+
+    Figures come as they are measured, so that a run that is stopped leaves what it has.
 
     Args:
         folder: What ``npu extract-llm --lanes`` made, with a tokenizer.
@@ -69,49 +77,140 @@ def measure(folder: Path, device: str | None, load: Load) -> dict[str, Any]:
             _engine_figures, folder, devices[0], ceil_div(load.clients, len(devices)), load
         ).result()
     vocabulary = GenerationSpec.load(folder).vocabulary
-    with _server(folder, device) as url:
-        ask(url, vocabulary, load, load.clients, 2.0)  # what is made when it is first asked for
-        alone = ask(url, vocabulary, load, 1, load.seconds)
-        one = throughput(alone)
-        most = throughput(ask(url, vocabulary, load, load.clients, load.seconds))
-        period = 2 * load.clients * load.answer / most
-        half = ask(url, vocabulary, load, load.clients, load.seconds + period, period)
-    first = sorted(record["first"] - record["asked"] for record in half)
-    between = [(record["end"] - record["first"]) / (record["tokens"] - 1) for record in alone]
-    single, many, lanes = (alone_here[name] for name in ("one lane, s", "all lanes, s", "lanes"))
-    return {
-        "machine": alone_here["machine"] | {"devices": len(devices), "date": f"{date.today()}"},
+    yield {
+        "machine": alone_here.pop("machine") | {"devices": len(devices), "date": f"{date.today()}"},
         "clients": load.clients,
         "prompt, tokens": load.prompt,
         "answer, tokens": load.answer,
-        "decode step of one lane, ms": 1000 * single,
-        f"decode step of {lanes} lanes, ms": 1000 * many,
+    } | alone_here
+    with _server(folder, device) as (url, process):
+        yield from _asked(url, vocabulary, load, alone_here["decode step of lanes, ms"], len(devices))
+        if load.requests:
+            yield {"wear": wear(url, process.pid, load.requests)}
+        said = answer(url, vocabulary)
+        yield {"killed under load: clients that are told": kill(url, process, vocabulary, load.clients)}
+    started = time.perf_counter()
+    with _server(folder, device) as (url, _):
+        same = answer(url, vocabulary) == said
+        yield {
+            "killed under load: answers again after, s": time.perf_counter() - started,
+            "killed under load: answers the same again": same,
+        }
+
+
+def _asked(url: str, vocabulary: int, load: Load, steps: Mapping[int, float], devices: int) -> Iterator[dict[str, Any]]:
+    """What clients got, beside what the steps alone take."""
+    ask(url, vocabulary, load, load.clients, 2.0)  # what is made when it is first asked for
+    alone = ask(url, vocabulary, load, 1, load.seconds)
+    one = throughput(alone)
+    between = [(record["end"] - record["first"]) / (record["tokens"] - 1) for record in alone]
+    yield {
         "one client, tokens/s": one,
+        "one client: time for a token over the decode step": 1000 * median(between) / steps[1],
+        "one client: first token, ms": 1000 * median(record["first"] - record["asked"] for record in alone),
+    }
+    most = throughput(ask(url, vocabulary, load, load.clients, load.seconds))
+    lanes = max(steps)
+    yield {
         "all clients, tokens/s": most,
         "all clients over one": most / one,
-        "all clients over the decode step alone": most * many / (lanes * len(devices)),
-        "one client: time for a token over the decode step": median(between) / single,
+        "all clients over the decode step alone": most * steps[lanes] / (1000 * lanes * devices),
+    }
+    period = 2 * load.clients * load.answer / most
+    half = ask(url, vocabulary, load, load.clients, load.seconds + period, period)
+    first = [1000 * (record["first"] - record["asked"]) for record in half]
+    yield {
         "half load: requests": len(half),
-        "half load: first token p50, ms": 1000 * float(np.percentile(first, 50)),
-        "half load: first token p99, ms": 1000 * float(np.percentile(first, 99)),
+        "half load: first token p50, ms": float(np.percentile(first, 50)),
+        "half load: first token p99, ms": float(np.percentile(first, 99)),
     }
 
 
 def _engine_figures(folder: Path, device: str | None, clients: int, load: Load) -> dict[str, Any]:
-    """What a step takes of one lane, and of as many as there are clients or lanes; to be called in another process."""
+    """What steps and chunks take, and what all clients would get without a server; to be called in another process."""
     from benchmarks.resnet import machine_figures
     from npu_runtime import Device
     from npu_text.batching.paged_engine import PagedEngine
 
     opened = Device(device)
     engine = PagedEngine(folder, opened)
-    lanes = min(clients, engine.lanes)
-    return {
+    batch, most = engine.spec.batch, min(clients, engine.lanes)
+    assert batch is not None
+    sizes = sorted({1, most, *(lanes for lanes in batch.decode if lanes < most)})
+    figures: dict[str, Any] = {
         "machine": {name: machine_figures(opened)[name] for name in ("processor", "cores", "device")},
-        "lanes": lanes,
-        "one lane, s": _lanes_seconds(engine, 1, load),
-        "all lanes, s": _lanes_seconds(engine, lanes, load),
+        "decode step of lanes, ms": {lanes: 1000 * _lanes_seconds(engine, lanes, load) for lanes in sizes},
+        "chunk of tokens, ms": {count: 1000 * _chunk_seconds(engine, count) for count in engine.chunks},
     }
+    if most > 1:
+        figures["longest chunk beside a step of all lanes, ms"] = 1000 * _together_seconds(engine, most, load)
+    return figures | {"without a server, tokens/s": _driver_rate(engine, most, load)}
+
+
+def _chunk_seconds(engine: Any, tokens: int) -> float:
+    """What so many tokens of a prompt take, a text's first."""
+    from npu_text.batching.engine import LaneSampling, Prefill
+
+    engine.begin(0, LaneSampling(), [1])
+    part = Prefill(0, [1] * tokens, 0, tuple(range(ceil_div(tokens, engine.page_tokens))))
+    return _median_seconds(lambda: engine.prefill(part)())
+
+
+def _together_seconds(engine: Any, lanes: int, load: Load) -> float:
+    """What a turn takes in which the longest chunk is filled in while all lanes but its own go on."""
+    from npu_text.batching.engine import LaneSteps, Prefill
+
+    each = ceil_div(load.prompt + load.answer, engine.page_tokens)
+    pages = [tuple(range(lane * each, (lane + 1) * each)) for lane in range(lanes)]
+    tokens = min(engine.chunks[-1], load.prompt)
+    part = Prefill(lanes - 1, [1] * tokens, 0, pages[-1])
+    numbers = np.arange(lanes - 1)
+    positions = np.full(lanes - 1, load.prompt + load.answer // 2)
+    steps = LaneSteps(numbers, np.ones(lanes - 1, np.int64), positions, pages[:-1])
+
+    def turn() -> None:
+        filled, stepped = engine.prefill(part), engine.step(steps)
+        filled()
+        stepped()
+
+    return _median_seconds(turn)
+
+
+def _median_seconds(call: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(20):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def _driver_rate(engine: Any, clients: int, load: Load) -> float:
+    """Tokens a second of as many texts, a new one for each that ends, whose news nobody writes down."""
+    from npu_text.batching.driver import Driver
+    from npu_text.batching.texts import Event, TextRequest
+
+    generator = np.random.default_rng(0)
+    ended: SimpleQueue[float] = SimpleQueue()
+
+    def submit() -> None:
+        prompt = generator.integers(0, engine.vocabulary, load.prompt).tolist()
+        driver.submit(TextRequest(tuple(prompt), load.answer))
+
+    def deliver(events: Sequence[Event]) -> None:
+        for event in events:
+            if event.finish == "length":
+                ended.put(time.perf_counter())
+                submit()
+
+    driver = Driver(engine, deliver)
+    for _ in range(clients):
+        submit()
+    driver.start()
+    times = [ended.get() for _ in range(5 * clients)]
+    driver.stop()
+    rounds = [later - sooner for sooner, later in zip(times[clients:], times[2 * clients :], strict=False)]
+    return clients * load.answer / median(rounds)  # of as many texts as there are clients
 
 
 def _lanes_seconds(engine: Any, lanes: int, load: Load) -> float:
@@ -138,14 +237,14 @@ def _lanes_seconds(engine: Any, lanes: int, load: Load) -> float:
 
 
 @contextmanager
-def _server(folder: Path, device: str | None) -> Iterator[str]:
-    """`npu serve` as users start it; its address."""
+def _server(folder: Path, device: str | None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`npu serve` as users start it: its address, and its process."""
     command = [sys.executable, "-m", "npu_cli", "serve", str(folder), "--port", "0", "--name", MODEL]
     command += ["--device", device] if device else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as server:
         assert server.stdout is not None
         try:
-            yield server.stdout.readline().split()[0]
+            yield server.stdout.readline().split()[0], server
         finally:
             server.terminate()
             server.wait(60)
@@ -198,45 +297,38 @@ def throughput(records: Sequence[dict[str, Any]]) -> float:
     return tokens / (end - start)
 
 
-@contextmanager
-def _small_model(clients: int, context: int) -> Iterator[Path]:
-    """A folder with a Qwen2 of two layers, and a tokenizer whose tokens are bytes."""
-    from npu_compiler.frontend.decoder_request import BatchRequest
-    from npu_compiler.frontend.language_model import extract_language_model
-    from tests.support.decoders import config
-    from tests.support.serving import make_tokenizer
-
-    with tempfile.TemporaryDirectory() as place:
-        source, folder = Path(place) / "source", Path(place) / "model"
-        config("Qwen2").save_pretrained(source)
-        batch = BatchRequest((1, clients), page_tokens=32, chunks=(32,))
-        extract_language_model(source, folder, cache_length=context, prefill=(32,), batch=batch)
-        make_tokenizer().save(str(folder / "tokenizer.json"))
-        yield folder
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_load")
-    parser.add_argument("folder", type=Path, nargs="?", help="what to serve; default: a small model, made for this")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        help="what to serve; Qwen2.5-1.5B is made where it holds no model; default: a small one, for this run",
+    )
     parser.add_argument("--device", help="as for npu serve")
     parser.add_argument("--clients", type=int, default=Load.clients)
     parser.add_argument("--prompt", type=int, default=Load.prompt, help="tokens of each")
     parser.add_argument("--answer", type=int, default=Load.answer, help="tokens of each")
     parser.add_argument("--seconds", type=float, default=Load.seconds, help="of each of three loads")
     parser.add_argument("--processes", type=int, default=1, help="in which the clients run")
+    parser.add_argument("--requests", type=int, default=0, help="to send beside, to see what they leave behind")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
-    load = Load(args.clients, args.prompt, args.answer, args.seconds, args.processes)
-    if args.folder is None:
-        with _small_model(load.clients, 32 * ceil_div(load.prompt + load.answer, 32)) as folder:
-            figures = measure(folder, args.device, load)
-    else:
-        figures = measure(args.folder.resolve(), args.device, load)
-    for name, value in figures.items():
-        print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    load = Load(args.clients, args.prompt, args.answer, args.seconds, args.processes, args.requests)
+    with tempfile.TemporaryDirectory() as place:
+        folder = args.folder or Path(place)
+        if args.folder is None:
+            make_small(folder, load.clients)
+        elif not (folder / FILE_NAME).exists():
+            make_qwen(folder)
+        figures: dict[str, Any] = {}
+        for more in measure(folder.resolve(), args.device, load):
+            figures |= more
+            for name, value in more.items():
+                print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}", flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

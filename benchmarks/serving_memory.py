@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.support.serving import MODEL
 
-__all__ = ["main", "measure"]
+__all__ = ["fill_tokenizer", "main", "measure", "send"]
 
 _CLIENTS = 64
 _WORDS = 12_000  # the package `tokenizers` keeps the tokens of 10,000 words for each thread
@@ -49,10 +49,10 @@ def measure(requests: int, checkpoints: int = 5) -> dict[str, Any]:
             counts: Counter[str] = Counter()
             held = []
             started = time.perf_counter()
-            _fill_tokenizer(host, int(port))
+            fill_tokenizer(host, int(port))
             for part in range(checkpoints + 1):
                 done, todo = requests * max(part - 1, 0) // checkpoints, requests * part // checkpoints
-                counts += asyncio.run(_send(host, int(port), range(done, todo)))
+                counts += asyncio.run(send(host, int(port), range(done, todo)))
                 server.stdin.write("\n")
                 server.stdin.flush()
                 held.append({"requests": todo} | json.loads(server.stdout.readline()))
@@ -72,7 +72,7 @@ def measure(requests: int, checkpoints: int = 5) -> dict[str, Any]:
     }
 
 
-def _fill_tokenizer(host: str, port: int) -> None:
+def fill_tokenizer(host: str, port: int) -> None:
     """Makes the tokenizer keep as many words as it ever does, which would look like a leak if they came one by one."""
     connection = http.client.HTTPConnection(host, port, timeout=60)
     for first in range(0, _WORDS, _WORDS // 100):
@@ -83,7 +83,7 @@ def _fill_tokenizer(host: str, port: int) -> None:
     connection.close()
 
 
-async def _send(host: str, port: int, numbers: range) -> Counter[str]:
+async def send(host: str, port: int, numbers: range) -> Counter[str]:
     """Sends requests, some at a time; gives how they ended."""
     counts: Counter[str] = Counter()
     left = iter(numbers)

@@ -86,6 +86,12 @@ class CUDABackend(CUDADevice, Backend):
     def shares_memory_with(self, other: Backend) -> bool:
         return isinstance(other, CUDABackend) and other.ordinal == self.ordinal
 
+    def wait_for(self, other: Backend) -> None:
+        assert isinstance(other, CUDABackend)
+        if other is not self:
+            with self.current():
+                self.order(other.stream, self.stream)
+
     def allocate_all(self, sizes: Sequence[int]) -> list[DeviceBuffer]:
         """As `Backend.allocate_all`: pieces of one allocation, because the driver rounds each up to 2 MiB."""
         ends = list(accumulate(ceil_div(nbytes, ALIGNMENT) * ALIGNMENT for nbytes in sizes))

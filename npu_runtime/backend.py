@@ -280,6 +280,10 @@ class Backend(ABC):
         """Whether buffers of the other serve here, too."""
         return other is self
 
+    def wait_for(self, other: Backend) -> None:
+        """Has what is asked of this one from now on wait for what was asked of a sibling; the host does not."""
+        return  # a device that does one thing at a time does all in order
+
     @abstractmethod
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory whose content is not promised.

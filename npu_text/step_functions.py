@@ -64,12 +64,19 @@ class ProgramFunctions:
 
     def __init__(self, program: CompiledProgram, weights: Path, device: Device) -> None:
         self.program, self._device = program, device
-        self._workspace = Workspace(device.backend)  # tokens come one after another, and so do the functions
+        self._workspaces: dict[Device, Workspace] = {}  # tokens come one after another, and so do the functions
         self.weights = load_weights(weights, program, device)
 
-    def executor(self, name: str) -> Executor:
-        """A function's executor, in memory that all functions share."""
-        return Executor(self.program, self._device, name, self._workspace)
+    def executor(self, name: str, device: Device | None = None) -> Executor:
+        """A function's executor, in memory that all functions on its device share.
+
+        Args:
+            name: Of the function.
+            device: A sibling of the device, for what overlaps with others; the device when omitted.
+        """
+        device = device or self._device
+        workspace = self._workspaces.setdefault(device, Workspace(device.backend))
+        return Executor(self.program, device, name, workspace)
 
     def prepare(self, name: str) -> StepFunction:
         """As `StepFunctions.prepare`."""

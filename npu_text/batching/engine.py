@@ -201,7 +201,8 @@ class BatchEngine(Protocol):
         """Puts tokens into the cache.
 
         Returns:
-            Waits for the result. Calls before it is called are queued behind this one.
+            Waits for the result. Calls of this lane before it is called are queued behind this one; steps of other
+            lanes may overtake it.
         """
 
     def step(self, steps: LaneSteps) -> Callable[[], Stepped]:

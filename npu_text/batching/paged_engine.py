@@ -73,7 +73,11 @@ class PagedEngine:
         irs = {name: step.ir for name, step in batch.functions.items()}
         program = program or open_program(folder, irs, device.target, "batch")
         functions = ProgramFunctions(program, folder / spec.weights, device)
-        executors = {name: functions.executor(name) for name in batch.functions}  # all of them, ahead of any recording
+        self._beside = device.sibling()  # where prompts are filled in while texts go on
+        fills = self._chunk.values()
+        executors = {  # all of them, ahead of any recording
+            name: functions.executor(name, self._beside if name in fills else None) for name in batch.functions
+        }
         pools = _pools(batch, executors[next(iter(executors))], device)
         self._functions = {
             name: StepCalls(
@@ -84,6 +88,7 @@ class PagedEngine:
         self._copy = _PageCopy(self, pools)
         self._tables = _LaneTables(self.lanes, batch.context // batch.page_tokens, batch.pages)
         self._group: LaneGroup | None = None  # of the last step
+        self._filling: dict[int, object] = {}  # lanes whose last fill may be under way, each with what waits for it
 
     def check(self, sampling: LaneSampling, scored: int | None, masked: bool) -> None:
         """As `BatchEngine.check`."""
@@ -108,7 +113,15 @@ class PagedEngine:
         masks = [(part.mask, 0)] if part.choose and part.mask is not None else []
         lanes, positions = np.array([part.lane]), np.array([part.position + count])
         result = turn.launch(self.chooser.group(lanes) if part.choose else None, positions, masks)
-        return lambda: Prefilled(_first(result()) if part.choose else None)
+        self._filling[part.lane] = result
+
+        def filled() -> Prefilled:
+            chosen = result()
+            if self._filling.get(part.lane) is result:
+                del self._filling[part.lane]
+            return Prefilled(_first(chosen) if part.choose else None)
+
+        return filled
 
     def _scored(self, part: Prefill, best: int) -> Callable[[], Prefilled]:
         """Tokens of one text as the lanes of decode steps, for chunks give the logits of their last token alone.
@@ -151,6 +164,8 @@ class PagedEngine:
 
     def _turn(self, lanes: int, functions: Mapping[int, str], steps: LaneSteps) -> StepTurn:
         """The next turn of the function for the fewest lanes that hold these, with their step."""
+        if self._filling and not self._filling.keys().isdisjoint(steps.lanes.tolist()):
+            self.device.backend.wait_for(self._beside.backend)
         turn = self._functions[next(name for most, name in functions.items() if most >= lanes)].turn()
         self._tables.put(steps.lanes, steps.pages)
         turn.put(steps, self._tables.content)
@@ -158,6 +173,8 @@ class PagedEngine:
 
     def copy_page(self, source: int, target: int) -> None:
         """As `BatchEngine.copy_page`."""
+        if self._filling:
+            self.device.backend.wait_for(self._beside.backend)
         self._copy(source, target)
 
 

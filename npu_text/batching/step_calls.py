@@ -35,7 +35,12 @@ _NOBODY = -1  # the position of what is nobody's
 class Scene:
     """What the turns of a function share: memory on the device, and the plans around it.
 
+    Where the function runs on a sibling of the chooser's device it overlaps with what that does. Its choices are asked
+    for late, when the results are waited for, so that nothing else waits for them.
+
     Attributes:
+        device: Where the function runs.
+        overlaps: Whether that is a sibling.
         step: The function.
         idle: The page that nobody reads.
     """
@@ -50,7 +55,9 @@ class Scene:
         scorer: TokenScorer,
         idle: int,
     ) -> None:
-        device = self.device = chooser.device
+        device = self.device = executor.device
+        self._beside = chooser.device.backend
+        self.overlaps = device.backend is not self._beside
         self.step, self.idle = step, idle
         specs = {spec.name: spec for spec in executor.plan.inputs}
         self._names = [name for name in (step.tokens, step.positions, step.tables, step.last) if name]
@@ -59,33 +66,60 @@ class Scene:
         self._staging = Executor(compile(staging_ir(given), device.target, chooser.kind), device)
         self._there = [device_buffer(device, spec) for spec in self.staged]
         self._chooser, self._scorer = chooser, scorer
-        logits = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
-        self._logits = device_buffer(device, logits)
-        inputs = dict(zip(self._names, self._there, strict=True))
-        inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}
-        self._function = executor.bind(inputs, {step.logits: self._logits}, weights)
+        self._spec = next(spec for spec in executor.plan.outputs if spec.name == step.logits)
+        self._inputs = dict(zip(self._names, self._there, strict=True))
+        self._inputs |= {name: pool for (name, _), pool in zip(step.pools, pools, strict=True)}
+        self._executor, self._weights = executor, weights
+        self._shared = self._new_function()
 
-    def record(self, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
+    def function(self) -> _Function:
+        """The function for a turn, with logits of its own where they are read after the next turn was asked for."""
+        return self._new_function() if self.overlaps else self._shared
+
+    def _new_function(self) -> _Function:
+        logits = device_buffer(self.device, self._spec)
+        return _Function(logits, self._executor.bind(self._inputs, {self.step.logits: logits}, self._weights))
+
+    def record(self, function: _Function, inputs: Sequence[NPUBuffer], features: frozenset[Feature] | None) -> _Call:
         """A call of the function, from staged inputs to the chosen tokens; to the logits where features are None.
 
-        Where there are masks, the choice is asked for by itself.
+        Where there are masks, the choice is asked for by itself, and so it is where the function overlaps with others.
         """
-        choice = None if features is None else self._chooser.bind(self._logits, features)
+        choice = None if features is None else self._chooser.bind(function.logits, features)
         if choice is None or features is None:
-            return _Call(self._recorded(inputs), None, None)
-        if Feature.MASK in features:
-            return _Call(self._recorded(inputs), choice, self.device.backend.record(choice.plans))
-        return _Call(self._recorded(inputs, choice.plans), choice, None)
+            return _Call(self._recorded(function, inputs), None, None)
+        if Feature.MASK in features or self.overlaps:
+            return _Call(self._recorded(function, inputs), choice, self._beside.record(choice.plans))
+        return _Call(self._recorded(function, inputs, choice.plans), choice, None)
 
-    def record_scores(self, inputs: Sequence[NPUBuffer]) -> _ScoringCall:
+    def record_scores(self, function: _Function, inputs: Sequence[NPUBuffer]) -> _ScoringCall:
         """A call of the function, from staged inputs to scores."""
-        scores = self._scorer.bind(self._logits)
-        return _ScoringCall(self._recorded(inputs, [scores.plan]), scores)
+        scores = self._scorer.bind(function.logits)
+        return _ScoringCall(self._recorded(function, inputs, [scores.plan]), scores)
 
-    def _recorded(self, inputs: Sequence[NPUBuffer], behind: Sequence[BoundPlan] = ()) -> Recording:
+    def _recorded(
+        self, function: _Function, inputs: Sequence[NPUBuffer], behind: Sequence[BoundPlan] = ()
+    ) -> Recording:
         given = {f"input_{i}": buffer for i, buffer in enumerate(inputs)}
         there = {f"input_{i}_there": buffer for i, buffer in enumerate(self._there)}
-        return self.device.backend.record([self._staging.bind(given, there), self._function, *behind])
+        return self.device.backend.record([self._staging.bind(given, there), function.plan, *behind])
+
+    def launch(self, recording: Recording) -> Callable[[], None]:
+        """Asks for a call of the function, behind all that was asked of the chooser's device."""
+        self.device.backend.wait_for(self._beside)
+        return recording.launch()
+
+    def launch_choice(self, choice: Recording) -> Callable[[], None]:
+        """Asks for a choice that is a launch of its own, behind the function."""
+        self._beside.wait_for(self.device.backend)
+        return choice.launch()
+
+
+class _Function(NamedTuple):
+    """A function that is bound to its memory."""
+
+    logits: NPUBuffer
+    plan: BoundPlan
 
 
 class _Call(NamedTuple):
@@ -126,7 +160,7 @@ class StepTurn:
     """One call of a function: its inputs, in memory that host and device see; what they hold at a launch counts."""
 
     def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+        self._scene, self._function = scene, scene.function()
         arrays, self._buffers = zip(*(visible(scene.device, spec) for spec in scene.staged), strict=True)
         self._tokens, self.positions, self._tables, *last = arrays
         self._last = last[0] if last else None
@@ -186,24 +220,28 @@ class StepTurn:
         features = None if group is None else group.features(bool(masks))
         call = self._calls.get(features)
         if call is None:
-            call = self._calls[features] = self._scene.record(self._buffers, features)
+            call = self._calls[features] = self._scene.record(self._function, self._buffers, features)
         if group is not None and call.choice is not None:
             call.choice.put(group, positions)
-        waits = [call.recording.launch()]
+        waits, choose = [self._scene.launch(call.recording)], None
         if call.choice is not None and call.late is not None:
-            with call.choice.masks() as content:
-                masks[0][0].write_masks(masks, content)
-            waits.append(call.late.launch())
-        result = _Result(waits, _nothing if call.choice is None else partial(_stepped, call.choice))
+            if masks:
+                with call.choice.masks() as content:
+                    masks[0][0].write_masks(masks, content)
+            choose = partial(self._scene.launch_choice, call.late)
+            if not self._scene.overlaps:
+                waits.append(choose())
+                choose = None
+        result = _Result(waits, _nothing if call.choice is None else partial(_stepped, call.choice), choose)
         self._pending = result
         return result
 
     def score(self, tokens: Sequence[int], best: int) -> _Result[tuple[Chosen, ...]]:
         """Asks for the call, and for scores of tokens by the first rows of its logits; gives what waits for them."""
         if self._scoring is None:
-            self._scoring = self._scene.record_scores(self._buffers)
+            self._scoring = self._scene.record_scores(self._function, self._buffers)
         self._scoring.scores.put(tokens, best)
-        result = _Result([self._scoring.recording.launch()], self._scoring.scores.read)
+        result = _Result([self._scene.launch(self._scoring.recording)], self._scoring.scores.read)
         self._pending = result
         return result
 
@@ -220,9 +258,20 @@ def _stepped(choice: BoundChoice) -> Stepped:
 class _Result(Generic[_Given]):
     """What a call gives, once it has been waited for."""
 
-    def __init__(self, waits: Sequence[Callable[[], None]], read: Callable[[], _Given]) -> None:
-        """Takes what waits for the launches of a call, in order, and what reads its results then."""
-        self._waits, self._read = waits, read
+    def __init__(
+        self,
+        waits: Sequence[Callable[[], None]],
+        read: Callable[[], _Given],
+        late: Callable[[], Callable[[], None]] | None = None,
+    ) -> None:
+        """For a call.
+
+        Args:
+            waits: What waits for its launches, in order.
+            read: Reads the results then.
+            late: Asks for the last launch, before anything is waited for.
+        """
+        self._waits, self._read, self._late = waits, read, late
         self._given: list[_Given] = []
         self._error: NPUError | None = None
 
@@ -232,6 +281,8 @@ class _Result(Generic[_Given]):
         if not waits:
             return
         try:
+            if self._late is not None:
+                waits = [*waits, self._late()]
             for wait in reversed(waits):  # the last one tells when all have run
                 wait()
             self._given.append(self._read())

@@ -9,7 +9,7 @@ from typing import Any
 
 from npu_compiler.errors import MissingDependencyError
 from npu_runtime.device import Device
-from npu_text.serving.server import ServerOptions, app_of, open_model, switch_often
+from npu_text.serving.server import ServerOptions, app_of, open_model, prefer_texts
 
 __all__ = ["Replica", "openai_app"]
 
@@ -21,9 +21,9 @@ class Replica:
 
     def __init__(self, folder: str, device: str | None, options: ServerOptions) -> None:
         """As `openai_app` says; runs where the replica does."""
-        switch_often()
         self._options = options
         self._model = open_model(Path(folder), Device.of(device), options)
+        prefer_texts()
 
     async def __serve_build_asgi_app__(self) -> Any:
         return app_of(self._model, self._options)

@@ -23,7 +23,7 @@ from npu_text.serving.completions import Completion
 from npu_text.serving.embeddings import Embedder, Embeddings
 from npu_text.serving.errors import APIError, api_error, field_error
 from npu_text.serving.protocol import ChatRequest, CompletionRequest, EmbeddingRequest
-from npu_text.serving.server import Served, ServerOptions, open_model, switch_often
+from npu_text.serving.server import Served, ServerOptions, open_model, prefer_texts
 from npu_text.serving.service import Service
 
 __all__ = ["LLMServer"]
@@ -54,11 +54,11 @@ class LLMServer:
         milliseconds = llm_config.experimental_configs.get("stream_batching_interval_ms")
         self._pause = _EVENTS_SECONDS if milliseconds is None else milliseconds / 1000
         self._reader = ThreadPoolExecutor(1, "requests")  # as in `serving.app`: one thread
-        switch_often()
         loading, settings = llm_config.model_loading_config, dict(llm_config.engine_kwargs)
         device = Device.of(settings.pop("device", None))
         options = ServerOptions(name=llm_config.model_id, **settings)
         self._model: Served = open_model(Path(loading.model_source or llm_config.model_id), device, options)
+        prefer_texts()
         self._is_running = False
 
     @classmethod

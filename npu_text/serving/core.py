@@ -17,6 +17,10 @@ from npu_text.serving.vocabulary import Vocabulary
 
 __all__ = ["Core", "Listener", "TextJob"]
 
+# Of time between two events of a stream, for each stream that there is. An event takes the loop about half as long:
+# were each token an event, they would fill the time of short steps, and the engine's thread would wait for the loop's.
+_SECONDS_OF_STREAM = 60e-6
+
 
 @dataclass(frozen=True)
 class TextJob:
@@ -59,6 +63,8 @@ class _Entry:
     is_eager: bool
     asked: float = field(default_factory=time.perf_counter)
     last: float = 0.0
+    due: float = 0.0  # from when on it may be woken again
+    is_woken: bool = False  # since it was last read
 
 
 class Core:
@@ -137,7 +143,7 @@ class Core:
             self._loop.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: Sequence[Event]) -> None:
-        now = time.perf_counter()
+        now, pace = time.perf_counter(), _SECONDS_OF_STREAM * len(self._entries)
         more: dict[float, int] = {}  # tokens by how long they took: as long in all texts that were in the same steps
         for event in events:
             entry = self._entries.get(event.text)
@@ -151,8 +157,11 @@ class Core:
                 else:
                     self._listener.first_token(now - entry.asked)
                 entry.last = now
-            if (entry.answer.push(event) and entry.is_eager) or event.finish:
+            if entry.answer.push(event):
+                entry.is_woken = False
+            if event.finish or (entry.is_eager and not entry.is_woken and now >= entry.due):
                 entry.answers.wake(entry.number)
+                entry.is_woken, entry.due = True, now + pace
             if event.finish:
                 del self._entries[event.text]
                 text = event.text

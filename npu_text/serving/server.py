@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,9 +26,9 @@ __all__ = [
     "needing_extra",
     "open_app",
     "open_model",
+    "prefer_texts",
     "run",
     "run_at",
-    "switch_often",
 ]
 
 _SWITCH_SECONDS = 0.0005
@@ -212,10 +213,16 @@ def _listen(config: Any, ready: Callable[[Any], None], *signals: signal.Signals)
             if self.started:
                 ready(self.servers[0].sockets[0].getsockname())
 
-    switch_often()
+    prefer_texts()
     Server(config).run()
 
 
-def switch_often() -> None:
-    """Has the threads of this process take turns more often: the engine's is not to wait for one that writes JSON."""
+def prefer_texts() -> None:
+    """Keeps Python from holding up texts in this process, whose model is open.
+
+    Its threads take turns more often: the engine's is not to wait for one that writes JSON. What there is by now stays,
+    and is looked through for cycles no more, which stops all threads for tens of milliseconds each time.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.artifact.batch_spec import BatchSpec
 from npu_compiler.artifact.generation_spec import FILE_NAME, GenerationSpec
-from npu_compiler.errors import ExtractionError, InputError, IRError
+from npu_compiler.errors import ExtractionError, InputError, IRError, NPUError
 from npu_compiler.frontend.decoder_request import BatchRequest, check_request
 from npu_compiler.integers import ceil_div
 from npu_runtime import Device
@@ -26,6 +26,14 @@ from tests.support.decoders import VOCABULARY, Decoder, check_greedy, config, dt
 from tests.support.lane_choice import allowed_bits
 
 REQUEST = BatchRequest((1, 4), 32, pages=14, chunks=(16, 64), guess=4)
+
+
+@pytest.fixture(scope="module", params=["software-metal", "cuda"])
+def device(request: pytest.FixtureRequest) -> Device:
+    try:
+        return Device(request.param)
+    except NPUError as error:
+        pytest.skip(f"no such device: {error}")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -206,3 +208,10 @@ def test_long_texts_become_the_tokens_of_short_ones(vocabulary: Vocabulary) -> N
     """They go another way, on which other threads run meanwhile."""
     part = "한글 and <|im_start|> words "
     assert vocabulary.encode(part * 1000, special=False) == vocabulary.encode(part, special=False) * 1000
+
+
+def test_what_a_server_starts_with_is_looked_through_no_more() -> None:
+    program = "import gc; from npu_text.serving.server import prefer_texts; prefer_texts(); "
+    program += "print(gc.get_freeze_count() > 1000 > len(gc.get_objects()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

@@ -77,6 +77,22 @@ def test_a_stream_is_as_the_api_has_it(server: Server) -> None:
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
+def test_an_event_holds_several_tokens_where_there_is_no_time_for_each(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token and the end are told at once, whatever lies between when there is time."""
+    url, body = f"{server.url}/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 40, "ignore_eos": True}
+    body |= {"seed": 4, "logprobs": 1}
+    whole = httpx.post(url, json=body).json()["choices"][0]
+    monkeypatch.setattr("npu_text.serving.core._SECONDS_OF_STREAM", 60.0)
+    choices = [chunk["choices"][0] for chunk in events(httpx.post(url, json=body | {"stream": True}).text)]
+    assert len(choices) <= 3
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    told = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+    assert told == whole["logprobs"]["tokens"]
+    assert choices[-1]["finish_reason"] == "length"
+
+
 def test_characters_are_never_split(server: Server) -> None:
     """Each byte is a token here."""
     said = "한글과 😀 mixed é"

@@ -27,7 +27,7 @@ from npu_text.serving.replies import EventStream
 from tests.support.serving import END, Server, serve
 from tests.support.simulated_engine import SimulatedEngine
 
-__all__ = ["main"]
+__all__ = ["main", "resident_bytes"]
 
 _OF_REQUESTS = (Text, TextRequest, PageTable, Answer, Answers, Chat, Completion, EventStream)
 _SECONDS = 30.0
@@ -54,7 +54,7 @@ def _held(server: Server) -> dict[str, Any]:
         tasks = sum(isinstance(each, asyncio.Task) and not each.done() for each in objects)
         status = driver.status()
         held = {
-            "resident_bytes": _resident_bytes(),
+            "resident_bytes": resident_bytes(os.getpid()),
             "objects": len(objects),
             "of_requests": dict(kinds),
             "tasks": tasks,
@@ -75,11 +75,12 @@ def _held(server: Server) -> dict[str, Any]:
     return held
 
 
-def _resident_bytes() -> int:
+def resident_bytes(process: int) -> int:
+    """What a process holds in memory, given its number."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        told = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
+        told = subprocess.run(["ps", "-o", "rss=", "-p", str(process)], capture_output=True, text=True, check=True)
         return int(told.stdout) * 1024
 
 

@@ -1,0 +1,105 @@
+"""Prompts that are filled in by a sibling of the device, which does what it is asked for as late as it may."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from npu_compiler.frontend.decoder_request import BatchRequest
+from npu_runtime import Device
+from npu_runtime.backend import BoundPlan, Recording
+from npu_text.batching.engine import LaneSampling, Prefill
+from npu_text.batching.paged_engine import PagedEngine
+from tests.language.test_paged_engine import Allowed, Text, go_on, one_step, prompt
+from tests.support.decoders import Decoder, check_greedy, greedy, make_decoder
+
+
+class _Late(Recording):
+    """What is launched runs when somebody waits for it."""
+
+    def __init__(self, queue: list[Callable[[], object]], bound: Sequence[BoundPlan]) -> None:
+        super().__init__(bound)
+        self._queue = queue
+
+    def launch(self) -> Callable[[], None]:
+        self._queue.append(super().launch)
+        return lambda: _run(self._queue)
+
+
+def _run(queue: list[Callable[[], object]]) -> None:
+    while queue:
+        queue.pop(0)()
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return make_decoder(
+        tmp_path_factory.mktemp("late"), "Qwen2", batch=BatchRequest((4,), 32, pages=14, chunks=(16, 64))
+    )
+
+
+@pytest.fixture
+def engine(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> PagedEngine:
+    device = Device("software-metal")
+    queue: list[Callable[[], object]] = []
+    beside: Any = copy.copy(device.backend)
+    beside.record = lambda bound: _Late(queue, bound)
+    for backend in (device.backend, beside):
+        monkeypatch.setattr(backend, "shares_memory_with", lambda other: True)
+    monkeypatch.setattr(device.backend, "wait_for", lambda other: _run(queue if other is beside else []))
+    monkeypatch.setattr(device.backend, "sibling", lambda overlapping=1: beside)
+    return PagedEngine(decoder.folder, device)
+
+
+def _fill(engine: PagedEngine, lane: int, tokens: Sequence[int], pages: Sequence[int], **options: Any) -> Any:
+    engine.begin(lane, LaneSampling(), tokens)
+    return engine.prefill(Prefill(lane, tokens, 0, pages, **options))
+
+
+def test_others_go_on_meanwhile(engine: PagedEngine, decoder: Decoder) -> None:
+    other = Text(engine, 3, prompt(20, 1), [0]).fill()
+    tokens = prompt(60, 2)
+    filling = _fill(engine, 1, tokens, [5, 2])
+    go_on([other], 3)
+    text = Text(engine, 1, tokens, [5, 2])
+    text.tokens = [filling().chosen.token]
+    go_on([other, text], 3)
+    for each in (other, text):
+        check_greedy(decoder, each.prompt, each.tokens)
+
+
+def test_more_fills_than_turns(engine: PagedEngine, decoder: Decoder) -> None:
+    prompts = [prompt(40, seed) for seed in range(4)]
+    waits = [_fill(engine, lane, tokens, [2 * lane, 2 * lane + 1]) for lane, tokens in enumerate(prompts)]
+    for tokens, wait in zip(prompts, reversed([wait().chosen.token for wait in reversed(waits)]), strict=True):
+        assert wait == greedy(decoder, tokens, 1)[0]
+
+
+def test_a_step_behind_a_fill_of_its_lane_waits(engine: PagedEngine, decoder: Decoder) -> None:
+    tokens = prompt(40, 5)
+    filling = _fill(engine, 2, tokens[:-1], [1, 4], choose=False)
+    stepped = engine.step(one_step(2, tokens[-1:], 39, [1, 4]))
+    assert stepped().tokens.tolist() == greedy(decoder, tokens, 1)
+    assert filling().chosen is None
+
+
+def test_a_copied_page_is_filled_before(engine: PagedEngine, decoder: Decoder) -> None:
+    common = prompt(60, 6)
+    filling = _fill(engine, 0, common, [3, 4])
+    engine.copy_page(3, 10)
+    engine.copy_page(4, 11)
+    second = Text(engine, 1, common + prompt(3, 7), [10, 11]).fill(start=60)
+    go_on([second], 3)
+    check_greedy(decoder, second.prompt, second.tokens)
+    assert [filling().chosen.token] == greedy(decoder, common, 1)
+
+
+def test_a_mask_holds(engine: PagedEngine, decoder: Decoder) -> None:
+    few = Allowed([3, 77, 200])
+    filling = _fill(engine, 0, prompt(20), [0], mask=few)
+    assert few.asked == 1  # while the device works
+    logits = decoder.logits(prompt(20))[-1, few.tokens]
+    assert filling().chosen.token == few.tokens[int(logits.argmax())]
