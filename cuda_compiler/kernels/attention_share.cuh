@@ -36,21 +36,19 @@ __device__ __forceinline__ int list_open(const unsigned char* states, int batch,
 
 // A block's share of the pieces of what is open: its warps take them in turns. As few clusters work as have enough to do.
 struct Share {
-    int clusters, split, splits, count, warp;
+    int splits, count; // blocks that share the pieces, and how many this one has
 
     __device__ __forceinline__ explicit Share(int open)
     {
         int pieces = open * TILE_PIECES;
-        clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
-        split = int(blockIdx.x);
-        splits = clusters * CLUSTER;
-        count = max(0, (pieces - split + splits - 1) / splits);
-        warp = int(threadIdx.x) / 32;
+        splits = (pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH)) * CLUSTER;
+        count = max(0, (pieces - int(blockIdx.x) + splits - 1) / splits);
     }
-    __device__ __forceinline__ bool is_nobodys() const { return split >= splits; }
-    __device__ __forceinline__ bool is_first() const { return split == 0; }
+    __device__ __forceinline__ bool is_nobodys() const { return int(blockIdx.x) >= splits; }
+    __device__ __forceinline__ bool is_first() const { return blockIdx.x == 0; }
+    __device__ __forceinline__ int clusters() const { return splits / CLUSTER; }
     __device__ __forceinline__ int busy_warps() const { return min(count, WARPS); }
-    __device__ __forceinline__ bool has(int turn) const { return warp + turn * WARPS < count; }
+    __device__ __forceinline__ bool has(int turn) const { return own(turn) < count; }
     __device__ __forceinline__ int position(int turn) const
     {
         return (tile(turn) >> 1) * BLOCK + piece(turn) % TILE_PIECES * PIECE;
@@ -58,7 +56,8 @@ struct Share {
     __device__ __forceinline__ bool is_masked(int turn) const { return !(tile(turn) & 1); }
 
 private:
-    __device__ __forceinline__ int piece(int turn) const { return split + (warp + turn * WARPS) * splits; }
+    __device__ __forceinline__ static int own(int turn) { return int(threadIdx.x) / 32 + turn * WARPS; }
+    __device__ __forceinline__ int piece(int turn) const { return int(blockIdx.x) + own(turn) * splits; }
     __device__ __forceinline__ int tile(int turn) const { return open_blocks()[piece(turn) / TILE_PIECES]; }
 };
 
@@ -73,7 +72,7 @@ __device__ __forceinline__ void finish_shares(
     hand_over(parts, ring, rank, share.busy_warps());
     arrive_at_cluster();
     wait_for_cluster();
-    finish_slice(parts, rank, share.clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+    finish_slice(parts, rank, share.clusters(), batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 }
 
 #if FRESH
