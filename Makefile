@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 INSTALLER ?= $(if $(shell command -v uv 2>/dev/null),uv,pip)
-JOBS ?= 2
+# One more than two cores: some tests wait for processes that they started.
+JOBS ?= 3
 # Each process takes tests that stand together, so that what a file prepares is prepared once, and then from the others.
 SHARED := -n $(JOBS) --dist worksteal
 

@@ -13,7 +13,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
-from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, walk
+from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
 
 __all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
 __all__ += ["pack_source", "packed_loads", "with_packs"]
@@ -141,7 +141,7 @@ def _leaves(expr: Expr) -> list[Load | Iota]:
 
 
 def _loads(exprs: Sequence[Expr]) -> list[Load]:
-    return list(dict.fromkeys(node for expr in exprs for node in walk(expr) if isinstance(node, Load)))
+    return list(dict.fromkeys(load for expr in exprs for load in leaves(expr)))
 
 
 def _guarded(operands: Operands, load: Load) -> bool:

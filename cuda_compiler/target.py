@@ -57,10 +57,10 @@ class CUDATarget(CodegenTarget):
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         products = loads_vector, loads_grouped_codes, loads_packed, loads_codes, loads_bytes
-        forms = *products, loads_fresh, loads_pages, loads_coded_rows, loads_convolution, loads_element, loads_values
+        forms = *products, loads_fresh, loads_pages, loads_convolution, loads_element, loads_values
         if isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms):
             return True
-        return loads_rows(group, position, operand, self.device)
+        return any(loads(group, position, operand, self.device) for loads in (loads_rows, loads_coded_rows))
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
         return multiplies_codes(image, weight, groups)

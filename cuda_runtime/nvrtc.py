@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 
 from cuda_runtime.capability import architecture_name
@@ -15,13 +16,14 @@ __all__ = ["OPTIONS", "architectures", "compile_kernel", "nvrtc_version"]
 OPTIONS = ("--std=c++17", "--fmad=true", "-default-device", "-w")
 
 
-def compile_kernel(text: str, entry: str, architecture: int) -> bytes:
+def compile_kernel(text: str, entry: str, architecture: int, options: Sequence[str] = OPTIONS) -> bytes:
     """Machine code (a cubin) of a translation unit.
 
     Args:
         text: CUDA C++ that includes no header.
         entry: A kernel in it, for messages.
         architecture: Compute capability times ten, such as 90.
+        options: The compiler's, beside the architecture.
 
     Raises:
         KernelCompileError: The text includes a file, or the compiler refused it.
@@ -32,9 +34,9 @@ def compile_kernel(text: str, entry: str, architecture: int) -> bytes:
     program = ctypes.c_void_p()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{entry}.cu".encode(), 0, None, None))
     try:
-        options = [option.encode() for option in (f"--gpu-architecture={architecture_name(architecture)}", *OPTIONS)]
-        array = (ctypes.c_char_p * len(options))(*options)
-        if library.nvrtcCompileProgram(program, len(options), array) != 0:
+        given = [option.encode() for option in (f"--gpu-architecture={architecture_name(architecture)}", *options)]
+        array = (ctypes.c_char_p * len(given))(*given)
+        if library.nvrtcCompileProgram(program, len(given), array) != 0:
             raise KernelCompileError(
                 f"the CUDA compiler refused the kernel '{entry}' for compute capability "
                 f"{architecture // 10}.{architecture % 10}:\n{_read(program, 'ProgramLog').decode(errors='replace')}"

@@ -185,7 +185,8 @@ def _pipelines(api: MetalApi, kernels: Sequence[KernelSource]) -> list[Any]:
     texts = list(dict.fromkeys(kernel.text for kernel in kernels))
     entries = {text: [kernel.entry for kernel in kernels if kernel.text == text] for text in texts}
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        compiled = dict(zip(texts, workers.map(lambda text: _compile(api, text, entries[text]), texts), strict=True))
+        every = map if len(texts) < 2 else workers.map  # a thread for one takes longer than a kernel that is kept
+        compiled = dict(zip(texts, every(lambda text: _compile(api, text, entries[text]), texts), strict=True))
     return [compiled[kernel.text][kernel.entry] for kernel in kernels]
 
 

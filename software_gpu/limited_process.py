@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
@@ -51,7 +53,7 @@ def run_limited(command: Sequence[str], source: str, inherited: Sequence[int] = 
         ) as process:
             _limit(process.pid)
             try:
-                process.communicate(source.encode(), timeout=WALL_SECONDS)
+                _hand_over(process, source.encode())
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise _too_much(f"{WALL_SECONDS} seconds") from None
@@ -72,6 +74,47 @@ def run_limited(command: Sequence[str], source: str, inherited: Sequence[int] = 
             f"{MEMORY_BYTES >> 30} GiB. Divide the kernel"
         )
     return subprocess.CompletedProcess(command, code, said, words)
+
+
+def _hand_over(process: subprocess.Popen[bytes], data: bytes) -> None:
+    """Writes a process's input and waits for its end.
+
+    `Popen.communicate` with a limit of time looks for the end in steps of up to 50 ms, as long as most kernels take.
+
+    Raises:
+        TimeoutExpired: It takes too long.
+    """
+    stdin = process.stdin
+    try:
+        ending = os.fdopen(os.pidfd_open(process.pid), "rb")
+    except OSError:  # a system without
+        process.communicate(data, timeout=WALL_SECONDS)
+        return
+    assert stdin is not None
+    left, last = memoryview(data), time.monotonic() + WALL_SECONDS
+    with stdin, ending:
+        os.set_blocking(stdin.fileno(), False)
+        waiting = select.poll()
+        waiting.register(ending, select.POLLIN)
+        waiting.register(stdin, select.POLLOUT)
+        while ending.fileno() not in (ready := dict(waiting.poll(max(0.0, last - time.monotonic()) * 1000))):
+            if not ready:
+                raise subprocess.TimeoutExpired(process.args, WALL_SECONDS)
+            left = _written(stdin.fileno(), left)
+            if not left:
+                waiting.unregister(stdin)
+                stdin.close()
+    process.wait()
+
+
+def _written(file: int, left: memoryview) -> memoryview:
+    """What is still to be written; nothing where nobody reads any further."""
+    try:
+        return left[os.write(file, left) :]
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:
+        return left[:0]
 
 
 def _limit(process: int) -> None:

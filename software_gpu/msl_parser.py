@@ -199,6 +199,7 @@ class SourceText:
     tokens: list[Token]
     attributes: list[Attribute] = field(init=False)
     kernels: list[Kernel] = field(init=False)
+    _functions: dict[str, list[Function]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.attributes = list(_find_attributes(self.tokens))
@@ -210,6 +211,11 @@ class SourceText:
 
     def functions(self) -> dict[str, list[Function]]:
         """All functions with a body, by name."""
+        if self._functions is None:
+            self._functions = self._found_functions()
+        return self._functions
+
+    def _found_functions(self) -> dict[str, list[Function]]:
         found: dict[str, list[Function]] = {}
         depth = ended = 0  # and where what stands ahead has ended
         for index in range(len(self.tokens) - 1):

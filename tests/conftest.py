@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from tests.cuda.kernels import remember_in
+
 # An example may take any time: the machine may be slow, or busy.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -24,12 +26,14 @@ def pytest_collection() -> Generator[None, object, object]:
     """Tests are collected without Python's collector of cycles, which from then on leaves out what is there.
 
     Of 20,000 tests and what they import nothing is a cycle that ends, and looking through it takes a second each time.
+    What tests import later is as large: a tenth of the time would go to looking through that.
     """
     runs = gc.isenabled()
     gc.disable()
     try:
         result = yield
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         return result
     finally:
         if runs:
@@ -44,3 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rng() -> np.random.Generator:
     """A generator with a fixed seed, so that a failure can be repeated."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+    """No kernel is compiled twice in a session, whichever of its processes comes first."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if hasattr(request.config, "workerinput") else own  # of pytest-xdist's workers
+    remember_in(shared / "compiled_kernels")

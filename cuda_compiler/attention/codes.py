@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.decode import (
     ATTENTION_DECODE,
     Division,
@@ -15,12 +15,12 @@ from cuda_compiler.attention.decode import (
     divide,
     division_macros,
     is_kept,
+    launch_of,
     operand_macros,
 )
 from cuda_compiler.attention.mask import MaskBlocks
-from cuda_compiler.attention.sizes import bindings, operand_values
+from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.codes import number_macros
 from cuda_compiler.rows import lower_rows
@@ -58,15 +58,17 @@ ATTENTION_CODES = replace(
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
-        "attention_warp.cuh clusters.cuh attention_cluster.cuh"
+        "attention_warp.cuh clusters.cuh attention_cluster.cuh attention_share.cuh"
     ),
 )
 
 
-def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
-    """Whether the kernel reads keys or values as codes, and rounds what is new among them."""
+def loads_coded_rows(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
+    """Whether the device's kernel reads keys or values as codes, and rounds what is new among them."""
     problem = group.problem
     if not isinstance(operand, CodedRows) or not isinstance(problem, Attention) or problem.causal:
+        return False
+    if not offers(device, CLUSTERS):
         return False
     size = operand.shape[3]
     fits = size % _STEP == 0 and size <= _MAX_SIZE and problem.shared * problem.rows <= _MAX_ROWS
@@ -131,26 +133,12 @@ def lower_codes(
     fresh = 0 if k.fresh is None else k.fresh.codes.shape[2]
     functions = computed_in_kernel(_wanted(problem, k, v), lowering)
     early = blocks.ready and all(is_kept(part, lowering, fresh > 0) for part in (k, v, k.scale, v.scale))
-    tiles = problem.batch * problem.groups
-    results = tiles * division.clusters * division.results if division.clusters > 1 else 0
-    inputs = bindings(problem, blocks.states, results * FLOAT32.size, lowering)
-    del inputs["q"]
     caches = {"k": k.argument, "v": v.argument, "k_scales": k.scale.argument, "v_scales": v.scale.argument}
     caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
     reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    launch = EarlyLaunch(
-        ATTENTION_CODES,
-        grid=(division.clusters * division.cluster, 1, tiles),
-        values=ATTENTION_CODES.values_among(operand_values(problem, problem.rows)),
-        macros={**_macros(division, functions, k, v, fresh), "EARLY": int(early)},
-        inputs={**inputs, **caches},
-        flops=problem.flops,
-        prologues={"fresh": functions.prologue},
-        shared_bytes=division.shared_bytes,
-        extension=cluster_along_x(division.cluster),
-        hurries=early,
-    )
+    macros = _macros(division, functions, k, v, fresh)
+    launch = launch_of(ATTENTION_CODES, division, functions, macros, caches, blocks, early, lowering)
     return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
 
 

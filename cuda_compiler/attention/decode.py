@@ -19,7 +19,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch
 from cuda_compiler.packing import pack_size
 from cuda_compiler.skeleton import QUIET_CHECK
-from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
@@ -38,7 +38,7 @@ from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
 __all__ = ["ATTENTION_DECODE", "Division", "Functions", "are_fresh_rows", "computed_in_kernel", "divide"]
-__all__ += ["division_macros", "is_kept", "loads_fresh", "lower_decode", "operand_macros"]
+__all__ += ["division_macros", "is_kept", "launch_of", "loads_fresh", "lower_decode", "operand_macros"]
 
 _MAX_ROWS = 16
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
@@ -66,7 +66,7 @@ ATTENTION_DECODE = KernelTemplate(
     shared_bytes=None,
     files=(
         "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
-        "attention_cluster.cuh"
+        "attention_cluster.cuh attention_share.cuh"
     ),
     computed="fresh",
 )
@@ -201,23 +201,46 @@ def lower_decode(
         return None
     functions = computed_in_kernel(_wanted(problem), lowering)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
-    tiles = division.tiles
+    macros = {**division_macros(division), **operand_macros(functions, fresh), "HEAD_PARTS": division.parts}
+    caches = {"k": problem.k.argument, "v": problem.v.argument}
+    caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
+    launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
+    reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
+    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
+    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+
+
+def launch_of(
+    template: KernelTemplate,
+    division: Division,
+    functions: Functions,
+    macros: Mapping[str, object],
+    caches: Mapping[str, Argument],
+    blocks: MaskBlocks,
+    early: bool,
+    lowering: Lowering,
+) -> EarlyLaunch:
+    """The launch of a kernel of clusters that share positions.
+
+    Args:
+        template: The kernel.
+        division: What each of its blocks does.
+        functions: What it computes of its operands.
+        macros: What is defined for it.
+        caches: Where keys and values lie, and what belongs to them.
+        blocks: What each block of the mask does.
+        early: Whether it begins before the launch ahead of it has finished.
+        lowering: Where the trace's tensors are.
+    """
+    problem, tiles = division.problem, division.tiles
     results = tiles * division.clusters * division.results if division.clusters > 1 else 0
     inputs = bindings(problem, blocks.states, results * FLOAT32.size, lowering)
     del inputs["q"]
-    caches = {name: replace(inputs[name], writes=fresh > 0) for name in ("k", "v")}
-    reading = replace(group, problem=problem.stored())  # so that the bytes of keys and values count
-    size = min(2, pack_size(group, positions.operands, group.shape[-1]))
-    launch = EarlyLaunch(
-        ATTENTION_DECODE,
+    return EarlyLaunch(
+        template,
         grid=(division.clusters * division.cluster, 1, tiles),
-        values=ATTENTION_DECODE.values_among(operand_values(problem, problem.rows)),
-        macros={
-            **division_macros(division),
-            **operand_macros(functions, fresh),
-            "EARLY": int(early),
-            "HEAD_PARTS": division.parts,
-        },
+        values=template.values_among(operand_values(problem, problem.rows)),
+        macros={**macros, "EARLY": int(early)},
         inputs={**inputs, **caches},
         flops=problem.flops,
         prologues={"fresh": functions.prologue},
@@ -225,7 +248,6 @@ def lower_decode(
         extension=cluster_along_x(division.cluster),
         hurries=early,
     )
-    return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
 
 
 def _fresh_rows(problem: Attention) -> int | None:

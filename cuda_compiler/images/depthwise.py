@@ -36,6 +36,7 @@ CONV2D_DEPTHWISE = KernelTemplate(
     ),
     inputs="image weight",
     threads=_THREADS,
+    files="pixel_groups.cuh",
 )
 
 

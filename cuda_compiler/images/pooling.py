@@ -33,6 +33,7 @@ POOL2D = KernelTemplate(
     ),
     inputs="image",
     threads=_THREADS,
+    files="pixel_groups.cuh",
 )
 _PAIR_TYPES = {FLOAT16: '"f16x2"', BFLOAT16: '"bf16x2"'}
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read

@@ -6,7 +6,6 @@
 // order, so a lane reads the neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly. Each warp
 // has the next piece on its way. FRESH keys and values are rounded to codes here: each block computes them, since whichever
 // has their positions needs them, and one writes them to their places. Grid: as in attention_decode.cuh.
-constexpr int TILE_PIECES = BLOCK / PIECE;
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;      // of a row, a lane's; and those side by side
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
 constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
@@ -90,7 +89,7 @@ __device__ __forceinline__ int first_of_word(int word)
     return word / KEY_RUN * (KEY_RUN * 16) + int(threadIdx.x) % 4 * (KEY_RUN * 4) + word % KEY_RUN * 4;
 }
 
-__device__ __forceinline__ void load_queries(Queries& query, const tile_t* queries)
+__device__ __forceinline__ void load_coded_queries(Queries& query, const tile_t* queries)
 {
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -166,33 +165,10 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
     }
 }
 
-// Leaves what a warp has in shared memory; `parts` has the largest scores and the sums of weights.
-__device__ __forceinline__ void leave_results(Rows& rows, unsigned char* ring, Parts& parts)
+// The column of a lane's results, by their numbers: of each row they are neighbours.
+__device__ __forceinline__ int coded_lane_column(int i, int u)
 {
-    int warp = int(threadIdx.x) / 32, first = int(threadIdx.x) % 32 / 4 * (VALUE_WORDS * 4);
-    float* target = warp_results(ring, warp);
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        #pragma unroll
-        for (int u = 0; u < 2; ++u) {
-            float sum = rows.sum[set][u];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-            if (threadIdx.x % 32 < 4) {
-                parts.top[warp][lane_row(set, u)] = rows.top[set][u];
-                parts.sum[warp][lane_row(set, u)] = sum;
-            }
-        }
-        #pragma unroll
-        for (int i = 0; i < V_WIDTH / 16; ++i) {
-            #pragma unroll
-            for (int u = 0; u < 4; ++u) {
-                target[lane_row(set, u) * RESULT_PITCH + first + i * 2 + u / 2] =
-                    rows.result[set][i][u] * (1.0f / VALUE_UNIT);
-            }
-        }
-    }
+    return int(threadIdx.x) % 32 / 4 * (VALUE_WORDS * 4) + i * 2 + u / 2;
 }
 
 #if FRESH
@@ -296,11 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     extern __shared__ __align__(128) unsigned char ring[]; // what warps leave
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
-    __shared__ unsigned short list[TILES];
-    __shared__ unsigned char known[TILES];
-    __shared__ int open_tiles;
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
-    int warp = int(threadIdx.x) / 32, rank = int(blockIdx.x) % CLUSTER;
     if (EARLY) {
         hurry_next_grid();
     }
@@ -308,46 +280,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     if (!EARLY) {
         wait_for_previous_grid();
     }
-    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
-        reinterpret_cast<uint*>(queries)[index] = 0; // rows that there are none of
-    }
-    for (int tile = int(threadIdx.x); tile < TILES; tile += THREADS) {
-        bool any = true, all = (tile + 1) * BLOCK <= LENGTH && !MASK;
-#if MASK && MASK_STATES
-        any = false;
-        all = (tile + 1) * BLOCK <= LENGTH;
-        #pragma unroll
-        for (int head = 0; head < MASK_HEADS; ++head) {
-            int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
-            int state = states[(long long)number * TILES + tile];
-            any |= state != 0;
-            all &= state == 2;
-        }
-#endif
-        known[tile] = any ? all ? 2 : 1 : 0;
-    }
-    int pieces = list_open_blocks<TILES>(list, known, &open_tiles) * TILE_PIECES;
-    int clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
-    int split = int(blockIdx.x), splits = clusters * CLUSTER;
-    if (split >= splits) {
+    clear_queries(queries);
+    Share share(list_open(states, batch, group, p));
+    if (share.is_nobodys()) {
         wait_for_cluster();
         return;
     }
-    int mine = max(0, (pieces - split + splits - 1) / splits); // pieces of this block
     enter_group(k, v, mask, batch, group, p);
     k_scales += (long long)batch * K_SCALE_BATCH + (long long)group * K_SCALE_HEAD;
     v_scales += (long long)batch * V_SCALE_BATCH + (long long)group * V_SCALE_HEAD;
-    auto piece_of = [&](int turn) { return split + (warp + turn * WARPS) * splits; };
-    auto position_of = [&](int turn) {
-        int piece = piece_of(turn);
-        return (list[piece / TILE_PIECES] >> 1) * BLOCK + piece % TILE_PIECES * PIECE;
-    };
-    auto is_masked = [&](int turn) { return !(list[piece_of(turn) / TILE_PIECES] & 1); };
     Piece next = {};
     Scores added = {};
-    if (warp < mine) {
-        read_piece(next, k, v, k_scales, v_scales, position_of(0));
-        load_mask(added, mask, position_of(0), is_masked(0), p);
+    if (share.has(0)) {
+        read_piece(next, k, v, k_scales, v_scales, share.position(0));
+        load_mask(added, mask, share.position(0), share.is_masked(0), p);
     }
     if (EARLY) {
         wait_for_previous_grid();
@@ -355,23 +301,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
 #if FRESH
     __shared__ Fresh fresh;
     int key_places[FRESH], value_places[FRESH];
-    #pragma unroll
-    for (int row = 0; row < FRESH; ++row) {
-        key_places[row] = key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
-        value_places[row] = value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
-    }
+    find_places(key_places, value_places, batch, group, OPERAND_ARGUMENTS p);
+#endif
+    OwnQueries own;
+    compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
+#if FRESH
     compute_fresh(fresh, batch, group, OPERAND_ARGUMENTS p);
 #endif
-    for (int index = int(threadIdx.x); index < ROWS * HEAD_SIZE; index += THREADS) {
-        int row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
-        queries[row * Q_PITCH + index % HEAD_SIZE] =
-            tile_t(query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p));
-    }
+    leave_queries(queries, own);
     __syncthreads();
 #if FRESH
     round_fresh(fresh);
     __syncthreads();
-    if (split == 0) {
+    if (share.is_first()) {
         for (int row = 0; row < FRESH; ++row) {
             write_row<HEAD_SIZE, K_ROW, K_SCALE_ROW>(k, k_scales, fresh.code[row], fresh.key_scale[row], key_places[row]);
             write_row<VALUE_SIZE, V_ROW, V_SCALE_ROW>(
@@ -379,19 +321,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
         }
     }
 #endif
-    Rows rows = {};
+    Rows rows;
     Queries query;
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        rows.top[set][0] = rows.top[set][1] = CLOSED;
-    }
-    load_queries(query, queries);
-    for (int turn = 0; warp + turn * WARPS < mine; ++turn) {
-        int position = position_of(turn);
-        bool more = warp + (turn + 1) * WARPS < mine;
+    begin_rows(rows);
+    load_coded_queries(query, queries);
+    for (int turn = 0; share.has(turn); ++turn) {
+        int position = share.position(turn);
+        bool more = share.has(turn + 1);
         Piece piece = next;
         if (more) {
-            read_piece(next, k, v, k_scales, v_scales, position_of(turn + 1));
+            read_piece(next, k, v, k_scales, v_scales, share.position(turn + 1));
         }
 #if FRESH
         patch(piece, fresh, key_places, value_places, position);
@@ -400,25 +339,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
         multiply_coded_keys(score, query, piece);
         soften(rows, score, added, position);
         if (more) {
-            load_mask(added, mask, position_of(turn + 1), is_masked(turn + 1), p);
+            load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
         add_coded_values(rows, score, piece);
     }
-    if (warp < mine) {
-        leave_results(rows, ring, parts);
+    if (share.has(0)) {
+        leave_rows(rows, ring, parts, 1.0f / VALUE_UNIT, coded_lane_column);
     }
-    __syncthreads();
-    wait_for_cluster();
-    hand_over(parts, ring, rank, min(mine, WARPS));
-    arrive_at_cluster();
-    wait_for_cluster();
-    finish_slice(parts, rank, clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+    finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
-    if (split == 0 && threadIdx.x == 0) {
-        for (int row = 0; row < FRESH; ++row) {
-            report_key_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
-            report_value_place(batch, group, row, 0, OPERAND_ARGUMENTS p);
-        }
+    if (share.is_first() && threadIdx.x == 0) {
+        report_places(batch, group, OPERAND_ARGUMENTS p);
     }
 #endif
 }

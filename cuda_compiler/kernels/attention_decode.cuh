@@ -10,66 +10,15 @@
 // everywhere gives zeros.
 // Grid: clusters in x, batch * groups in z.
 
-// Lists the blocks of positions that are open, each times two, plus one where the mask changes nothing.
-__device__ __forceinline__ int list_open(unsigned short* list, const unsigned char* states, int batch, int group, const Params& p)
-{
-    __shared__ int counts[WARPS];
-    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, total = 0;
-    for (int base = 0; base < TILES; base += THREADS) {
-        int tile = base + int(threadIdx.x);
-        bool any = false, all = (tile + 1) * BLOCK <= LENGTH;
-#if MASK && MASK_STATES
-        #pragma unroll
-        for (int head = 0; head < MASK_HEADS; ++head) {
-            int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
-            int state = tile < TILES ? states[(long long)number * TILES + tile] : 0;
-            any |= state != 0;
-            all &= state == 2;
-        }
-#else
-        any = tile < TILES;
-        all &= !MASK;
-#endif
-        uint open = __ballot_sync(0xffffffffu, any);
-        if (lane == 0) {
-            counts[warp] = __popc(open);
-        }
-        __syncthreads();
-        int found = total;
-        #pragma unroll
-        for (int other = 0; other < WARPS; ++other) {
-            found += other < warp ? counts[other] : 0;
-            total += counts[other];
-        }
-        if (any) {
-            list[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + all);
-        }
-        __syncthreads();
-    }
-    return total;
-}
-
-// The element, of COUNT, that a thread computes in a turn; the last one again where there are no more.
-template <int COUNT>
-__device__ __forceinline__ int element_of_turn(int turn)
-{
-    return min(turn * THREADS + int(threadIdx.x), COUNT - 1);
-}
-constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
-
-// Computes the queries, and what is new among keys and values, beside each other. No branch stands between the loads, so
-// that all of them are on their way before the first is waited for.
+// Computes the queries, and what is new among keys and values, beside each other: all loads are on their way before the
+// first is waited for.
 __device__ __forceinline__ void compute_inputs(
     tile_t* queries, tile_t* fresh, int batch, int group, OPERAND_PARAMETERS const Params& p)
 {
-    constexpr int QUERIES = ROWS * HEAD_SIZE, NEW = HEAD_SIZE + VALUE_SIZE;
-    constexpr int KEYS = FRESH * HEAD_SIZE, VALUES = FRESH * VALUE_SIZE;
-    float query[turns_of(QUERIES)], key[turns_of(KEYS) + 1], value[turns_of(VALUES) + 1];
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(QUERIES); ++turn) {
-        int index = element_of_turn<QUERIES>(turn), row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
-        query[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
-    }
+    constexpr int NEW = HEAD_SIZE + VALUE_SIZE, KEYS = FRESH * HEAD_SIZE, VALUES = FRESH * VALUE_SIZE;
+    float key[turns_of(KEYS) + 1], value[turns_of(VALUES) + 1];
+    OwnQueries own;
+    compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
 #if FRESH
     #pragma unroll
     for (int turn = 0; turn < turns_of(KEYS); ++turn) {
@@ -82,11 +31,7 @@ __device__ __forceinline__ void compute_inputs(
         value[turn] = value_value(batch, group / HEAD_PARTS, index / VALUE_SIZE, index % VALUE_SIZE, OPERAND_ARGUMENTS p);
     }
 #endif
-    #pragma unroll
-    for (int turn = 0; turn < turns_of(QUERIES); ++turn) {
-        int index = element_of_turn<QUERIES>(turn);
-        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(query[turn]);
-    }
+    leave_queries(queries, own);
 #if FRESH
     #pragma unroll
     for (int turn = 0; turn < turns_of(KEYS); ++turn) {
@@ -143,9 +88,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH], fresh[FRESH ? FRESH * (HEAD_SIZE + VALUE_SIZE) : 8];
-    __shared__ unsigned short list[TILES];
     int batch = int(blockIdx.z) / GROUPS, group = int(blockIdx.z) % GROUPS;
-    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, rank = int(blockIdx.x) % CLUSTER;
+    int warp = int(threadIdx.x) / 32;
     if (EARLY) {
         hurry_next_grid();
     }
@@ -153,27 +97,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
     if (!EARLY) {
         wait_for_previous_grid();
     }
-    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
-        reinterpret_cast<uint*>(queries)[index] = 0; // rows and columns that there are none of
-    }
-    int pieces = list_open(list, states, batch, group, p) * (BLOCK / PIECE);
-    int clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
-    int split = int(blockIdx.x), splits = clusters * CLUSTER;
-    if (split >= splits) {
+    clear_queries(queries);
+    Share share(list_open(states, batch, group, p));
+    if (share.is_nobodys()) {
         wait_for_cluster();
         return;
     }
-    int mine = max(0, (pieces - split + splits - 1) / splits); // pieces of this block
     enter_group<HEAD_PARTS>(k, v, mask, batch, group, p);
-    auto position_of = [&](int turn) {
-        int piece = split + (warp + turn * WARPS) * splits;
-        return (list[piece / (BLOCK / PIECE)] >> 1) * BLOCK + piece % (BLOCK / PIECE) * PIECE;
-    };
-    auto is_masked = [&](int turn) { return !(list[(split + (warp + turn * WARPS) * splits) / (BLOCK / PIECE)] & 1); };
     auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
     auto copy = [&](int turn) {
-        if (warp + turn * WARPS < mine) {
-            int position = position_of(turn), count = LENGTH - position;
+        if (share.has(turn)) {
+            int position = share.position(turn), count = LENGTH - position;
             const tile_t *keys = k + (long long)position * K_ROW, *values = v + (long long)position * V_ROW;
             copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), keys, count);
             copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, values, count);
@@ -185,41 +119,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
         copy(turn);
     }
     Scores added = {};
-    if (warp < mine) {
-        load_mask(added, mask, position_of(0), is_masked(0), p);
+    if (share.has(0)) {
+        load_mask(added, mask, share.position(0), share.is_masked(0), p);
     }
     if (EARLY) {
         wait_for_previous_grid();
     }
 #if FRESH
     int key_places[FRESH], value_places[FRESH];
-    #pragma unroll
-    for (int row = 0; row < FRESH; ++row) {
-        key_places[row] = key_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
-        value_places[row] = value_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
-    }
+    find_places(key_places, value_places, batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
 #endif
     compute_inputs(queries, fresh, batch, group, OPERAND_ARGUMENTS p);
     __syncthreads();
 #if FRESH
-    if (split == 0 && group % HEAD_PARTS == 0) {
+    if (share.is_first() && group % HEAD_PARTS == 0) {
         write_fresh<HEAD_SIZE, K_ROW>(k, fresh, key_places);
         write_fresh<VALUE_SIZE, V_ROW>(v, fresh + HEAD_SIZE, value_places);
     }
 #endif
-    Rows rows = {};
+    Rows rows;
     Queries query;
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        rows.top[set][0] = rows.top[set][1] = CLOSED;
-        #pragma unroll
-        for (int d = 0; d < QK_WIDTH / 8; ++d) {
-            const tile_t* source = queries + (set * 8 + lane / 4) * Q_PITCH + d * 8 + lane % 4 * 2;
-            query[set][d / 2][d % 2] = *reinterpret_cast<const uint*>(source);
-        }
-    }
-    for (int turn = 0; warp + turn * WARPS < mine; ++turn) {
-        int position = position_of(turn);
+    begin_rows(rows);
+    load_queries(query, queries);
+    for (int turn = 0; share.has(turn); ++turn) {
+        int position = share.position(turn);
         Scores score;
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
@@ -229,28 +152,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_decode(
 #endif
         multiply_keys(score, query, slot(turn));
         soften(rows, score, added, position);
-        if (warp + (turn + 1) * WARPS < mine) {
-            load_mask(added, mask, position_of(turn + 1), is_masked(turn + 1), p);
+        if (share.has(turn + 1)) {
+            load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
         add_values(rows, score, slot(turn) + K_BYTES);
         __syncwarp();
         copy(turn + DEPTH);
     }
-    if (warp < mine) {
-        leave_rows(rows, ring, parts);
+    if (share.has(0)) {
+        leave_rows(rows, ring, parts, 1.0f, lane_column);
     }
-    __syncthreads();
-    wait_for_cluster();
-    hand_over(parts, ring, rank, min(mine, WARPS));
-    arrive_at_cluster();
-    wait_for_cluster();
-    finish_slice(parts, rank, clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+    finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 #if FRESH
-    if (split == 0 && group % HEAD_PARTS == 0 && threadIdx.x == 0) {
-        for (int row = 0; row < FRESH; ++row) {
-            report_key_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
-            report_value_place(batch, group / HEAD_PARTS, row, 0, OPERAND_ARGUMENTS p);
-        }
+    if (share.is_first() && group % HEAD_PARTS == 0 && threadIdx.x == 0) {
+        report_places(batch, group / HEAD_PARTS, OPERAND_ARGUMENTS p);
     }
 #endif
 }

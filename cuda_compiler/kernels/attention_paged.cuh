@@ -224,22 +224,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         pages[threadIdx.x] = number * PAGE < LENGTH ? int(page_of(0, 0, batch, number, PAGE_ARGUMENTS p)) : 0;
     }
     for (int tile = int(threadIdx.x); tile < PARTS * PART_TILES; tile += THREADS) {
-        bool any = tile < TILES, all = (tile + 1) * BLOCK <= LENGTH && (!MASK || MASK_STATES);
-#if MASK && MASK_STATES
-        any = false;
-        #pragma unroll
-        for (int head = 0; head < MASK_HEADS; ++head) {
-            int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
-            int state = tile < TILES ? states[(long long)number * TILES + tile] : 0;
-            any |= state != 0;
-            all &= state == 2;
-        }
-#endif
-        known[tile] = any ? all ? 2 : 1 : 0;
+        known[tile] = (unsigned char)state_of<TILES>(tile, states, batch, group, p);
     }
-    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
-        reinterpret_cast<uint*>(queries)[index] = 0; // rows and columns that there are none of
-    }
+    clear_queries(queries);
     __syncthreads();
     int parts = 0; // that are open
     for (int base = 0; base < PARTS; base += 32) {
@@ -303,37 +290,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
         return;
     }
 #endif
-    constexpr int QUERIES = ROWS * HEAD_SIZE, TURNS = (QUERIES + THREADS - 1) / THREADS;
-    float query_part[TURNS]; // on its way beside what is new
-    #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn) {
-        int index = min(turn * THREADS + int(threadIdx.x), QUERIES - 1), row = index / HEAD_SIZE;
-        int head = group * SHARED + row / OWN_ROWS;
-        query_part[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
-    }
+    OwnQueries own; // on their way beside what is new
+    compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
 #if FRESH
     __syncthreads();
     for (int index = int(threadIdx.x); index < min(fresh_count, AHEAD) * NEW; index += THREADS) {
         ahead[index] = tile_t(fresh_value(fresh[index / NEW].token, group, index % NEW, OPERAND_ARGUMENTS p));
     }
 #endif
-    #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn) {
-        int index = min(turn * THREADS + int(threadIdx.x), QUERIES - 1);
-        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(query_part[turn]);
-    }
+    leave_queries(queries, own);
     __syncthreads();
-    Rows rows = {};
+    Rows rows;
     Queries query;
-    #pragma unroll
-    for (int set = 0; set < SETS; ++set) {
-        rows.top[set][0] = rows.top[set][1] = CLOSED;
-        #pragma unroll
-        for (int d = 0; d < QK_WIDTH / 8; ++d) {
-            const tile_t* source = queries + (set * 8 + lane / 4) * Q_PITCH + d * 8 + lane % 4 * 2;
-            query[set][d / 2][d % 2] = *reinterpret_cast<const uint*>(source);
-        }
-    }
+    begin_rows(rows);
+    load_queries(query, queries);
     for (int turn = 0; warp + turn * WARPS < pieces; ++turn) {
         Scores score;
         wait_for_copies<DEPTH - 1>();
@@ -353,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_paged(
     wait_for_copies<0>();
     int busy = min(pieces, WARPS);
     if (warp < busy) {
-        leave_rows(rows, ring, sums);
+        leave_rows(rows, ring, sums, 1.0f, lane_column);
     }
     __syncthreads();
     float weight[WARPS];

@@ -19,6 +19,85 @@ typedef uint Queries[SETS][QK_WIDTH / 16][2];
 __device__ __forceinline__ int lane_row(int set, int u) { return set * 8 + int(threadIdx.x) % 4 * 2 + u % 2; }
 __device__ __forceinline__ int lane_place(int u) { return int(threadIdx.x) % 32 / 4 + u / 2 * 8; }
 
+// Rows of no positions yet.
+__device__ __forceinline__ void begin_rows(Rows& rows)
+{
+    rows = {};
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        rows.top[set][0] = rows.top[set][1] = CLOSED;
+    }
+}
+
+// Queries in shared memory are zero at first: there may be fewer rows and columns of them.
+__device__ __forceinline__ void clear_queries(tile_t* queries)
+{
+    for (int index = int(threadIdx.x); index < SETS * 8 * Q_PITCH / 2; index += THREADS) {
+        reinterpret_cast<uint*>(queries)[index] = 0;
+    }
+}
+
+// The element, of COUNT, that a thread computes in a turn; the last one again where there are no more.
+template <int COUNT>
+__device__ __forceinline__ int element_of_turn(int turn)
+{
+    return min(turn * THREADS + int(threadIdx.x), COUNT - 1);
+}
+constexpr int turns_of(int count) { return (count + THREADS - 1) / THREADS; }
+
+// What a thread computes of the queries, and leaves in shared memory. No branch stands between the loads, so that all of them
+// are on their way before the first is waited for.
+typedef float OwnQueries[turns_of(ROWS * HEAD_SIZE)];
+
+__device__ __forceinline__ void compute_queries(OwnQueries& own, int batch, int group, OPERAND_PARAMETERS const Params& p)
+{
+    #pragma unroll
+    for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
+        int index = element_of_turn<ROWS * HEAD_SIZE>(turn), row = index / HEAD_SIZE, head = group * SHARED + row / OWN_ROWS;
+        own[turn] = query_value(batch, head, row % OWN_ROWS, index % HEAD_SIZE, OPERAND_ARGUMENTS p);
+    }
+}
+
+__device__ __forceinline__ void leave_queries(tile_t* queries, const OwnQueries& own)
+{
+    #pragma unroll
+    for (int turn = 0; turn < turns_of(ROWS * HEAD_SIZE); ++turn) {
+        int index = element_of_turn<ROWS * HEAD_SIZE>(turn);
+        queries[index / HEAD_SIZE * Q_PITCH + index % HEAD_SIZE] = tile_t(own[turn]);
+    }
+}
+
+__device__ __forceinline__ void load_queries(Queries& query, const tile_t* queries)
+{
+    int lane = int(threadIdx.x) % 32;
+    #pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        #pragma unroll
+        for (int d = 0; d < QK_WIDTH / 8; ++d) {
+            const tile_t* source = queries + (set * 8 + lane / 4) * Q_PITCH + d * 8 + lane % 4 * 2;
+            query[set][d / 2][d % 2] = *reinterpret_cast<const uint*>(source);
+        }
+    }
+}
+
+// Whether some, or all, rows are open at one of COUNT blocks of positions: 0 for none, 2 for all, else 1.
+template <int COUNT>
+__device__ __forceinline__ int state_of(int block, const unsigned char* states, int batch, int group, const Params& p)
+{
+    bool any = block < COUNT, all = (block + 1) * BLOCK <= LENGTH && (!MASK || MASK_STATES);
+#if MASK && MASK_STATES
+    any = false;
+    #pragma unroll
+    for (int head = 0; head < MASK_HEADS; ++head) {
+        int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
+        int state = block < COUNT ? states[(long long)number * COUNT + block] : 0;
+        any |= state != 0;
+        all &= state == 2;
+    }
+#endif
+    return any ? all ? 2 : 1 : 0;
+}
+
 // Starts copying 16 rows of SIZE elements, and zeros behind them; rows from `count` on are zeros.
 template <int SIZE, int WIDTH, int PITCH, int STEP>
 __device__ __forceinline__ void copy_rows(unsigned char* tile, const tile_t* source, int count)
@@ -152,13 +231,15 @@ __device__ __forceinline__ float* warp_results(unsigned char* ring, int warp)
     return reinterpret_cast<float*>(ring + warp * DEPTH * SLOT_BYTES);
 }
 
-// Leaves what a warp has where its pieces were; `parts` has the largest scores and the sums of weights.
-template <typename Parts>
-__device__ __forceinline__ void leave_rows(Rows& rows, unsigned char* ring, Parts& parts)
+// The column of a lane's results, by their numbers.
+__device__ __forceinline__ int lane_column(int e, int u) { return e * 16 + lane_place(u); }
+
+// Leaves what a warp has where its pieces were, results times `unit`; `parts` has the largest scores and the sums of weights.
+template <typename Parts, typename Column>
+__device__ __forceinline__ void leave_rows(const Rows& rows, unsigned char* ring, Parts& parts, float unit, Column column)
 {
     int warp = int(threadIdx.x) / 32;
     float* target = warp_results(ring, warp);
-    __syncwarp();
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
@@ -176,7 +257,7 @@ __device__ __forceinline__ void leave_rows(Rows& rows, unsigned char* ring, Part
         for (int e = 0; e < V_WIDTH / 16; ++e) {
             #pragma unroll
             for (int u = 0; u < 4; ++u) {
-                target[lane_row(set, u) * RESULT_PITCH + e * 16 + lane_place(u)] = rows.result[set][e][u];
+                target[lane_row(set, u) * RESULT_PITCH + column(e, u)] = rows.result[set][e][u] * unit;
             }
         }
     }

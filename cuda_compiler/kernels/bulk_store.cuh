@@ -117,3 +117,25 @@ __device__ __forceinline__ void finish(
     leave_cluster(); // the others may still read what is staged here
 }
 #endif
+
+// What a multiplying warpgroup does with the tiles of its block.
+__device__ __forceinline__ void multiply_and_store(
+    const Ring& ring, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+{
+    int warp = int(threadIdx.x) / 32 % 4, first_row = TURNS ? 0 : group * GROUP_ROWS;
+    Turn turn;
+    int number = 0;
+    if (TURNS && group == 1) {
+        pass_turn(group);
+    }
+    for (int tile = int(blockIdx.x); tile < p.tiles_m * p.tiles_n; tile += int(gridDim.x), ++number) {
+        Work work(tile, p);
+        if (TURNS && number % 2 != group) {
+            turn.skip(work.count);
+            continue;
+        }
+        Sums sums;
+        multiply_steps(sums, ring, turn, group, first_row, work.count);
+        finish(sums, ring, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
+    }
+}

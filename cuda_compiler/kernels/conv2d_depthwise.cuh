@@ -29,15 +29,12 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_depthwise(
     const a_t* image, const b_t* weight, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     wait_for_previous_grid();
-    constexpr uint GROUPS_X = (OUT_WIDTH + ALONG_X - 1) / ALONG_X, GROUPS_Y = (OUT_HEIGHT + ALONG_Y - 1) / ALONG_Y;
-    uint index = blockIdx.x * 128 + threadIdx.x, group = index / PACKS;
-    if (group >= uint(p.groups)) {
+    PixelGroup own;
+    if (own.index >= uint(p.groups)) {
         return;
     }
-    int channel = int(index % PACKS) * STORE_SIZE, number = int(group / GROUPS_X / GROUPS_Y);
-    int y = int(group / GROUPS_X % GROUPS_Y) * ALONG_Y, x = int(group % GROUPS_X) * ALONG_X;
-    const a_t* source = image + (long long)number * IMAGE_STRIDE + (SHARED_CHANNEL ? 0 : channel);
-    int top = y * STEP_Y - PAD_Y, left = x * STEP_X - PAD_X;
+    const a_t* source = image + (long long)own.number * IMAGE_STRIDE + (SHARED_CHANNEL ? 0 : own.channel);
+    int top = own.y * STEP_Y - PAD_Y, left = own.x * STEP_X - PAD_X;
     float sums[ALONG_Y][ALONG_X][STORE_SIZE];
     #pragma unroll
     for (int i = 0; i < ALONG_Y; ++i) {
@@ -61,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_depthwise(
             if (below < 0 || below % DILATION_Y != 0 || below / DILATION_Y >= TAPS_Y) {
                 continue;
             }
-            const b_t* taps = weight + below / DILATION_Y * W_Y + channel;
+            const b_t* taps = weight + below / DILATION_Y * W_Y + own.channel;
             #pragma unroll
             for (int tap = 0; tap < TAPS_X; ++tap) {
                 Pack<b_t, STORE_SIZE> filter = load_pack<STORE_SIZE>(taps + tap * W_X);
@@ -80,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_depthwise(
     for (int i = 0; i < ALONG_Y; ++i) {
         #pragma unroll
         for (int j = 0; j < ALONG_X; ++j) {
-            if (y + i < OUT_HEIGHT && x + j < OUT_WIDTH) {
-                finish(sums[i][j], 0, (number * OUT_HEIGHT + y + i) * OUT_WIDTH + x + j, channel, out, EPILOGUE_ARGUMENTS p);
+            if (own.has(i, j)) {
+                finish(sums[i][j], 0, own.row(i, j), own.channel, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

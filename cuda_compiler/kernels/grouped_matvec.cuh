@@ -38,13 +38,6 @@ __device__ __forceinline__ void load_element(uint& bits, const T* source, bool v
                      : "l"(source), "r"(int(valid)));
     }
 }
-__device__ __forceinline__ float element_of(uint bits, float) { return __uint_as_float(bits); }
-__device__ __forceinline__ float element_of(uint bits, half element)
-{
-    element.bits = (unsigned short)bits;
-    return float(element);
-}
-__device__ __forceinline__ float element_of(uint bits, bfloat) { return __uint_as_float(bits << 16); }
 
 // A lane's codes of two rows of a tile, and what belongs to them.
 struct Codes {

@@ -42,28 +42,6 @@ __device__ __forceinline__ void copy_operands(
     }
 }
 
-// What a multiplying warpgroup does.
-__device__ __forceinline__ void multiply_and_store(
-    const Ring& ring, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
-{
-    int warp = int(threadIdx.x) / 32 % 4, first_row = TURNS ? 0 : group * GROUP_ROWS;
-    Turn turn;
-    int number = 0;
-    if (TURNS && group == 1) {
-        pass_turn(group);
-    }
-    for (int tile = int(blockIdx.x); tile < p.tiles_m * p.tiles_n; tile += int(gridDim.x), ++number) {
-        Work work(tile, p);
-        if (TURNS && number % 2 != group) {
-            turn.skip(work.count);
-            continue;
-        }
-        Sums sums;
-        multiply_steps(sums, ring, turn, group, first_row, work.count);
-        finish(sums, ring, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
-    }
-}
-
 // Grid: blocks that stay in x, parts of k in y.
 extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) matmul_bulk(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT_T* out, EPILOGUE_PARAMETERS const Params p)

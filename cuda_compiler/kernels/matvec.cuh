@@ -10,18 +10,11 @@ constexpr int LOAD_BYTES = LOAD * int(sizeof(matrix_t)), WORDS = LOAD_BYTES < 4 
 constexpr int STORES = OUTPUTS / (STORE_SIZE * PAIRS);     // of a chunk, for each vector
 static_assert(OUTPUTS % (STORE_SIZE * PAIRS) == 0, "stores take whole chunks");
 
-__device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index, float)
+template <typename T>
+__device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index, T element)
 {
-    return __uint_as_float(word[index]);
-}
-__device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index, half element)
-{
-    element.bits = (unsigned short)(word[index / 2] >> index % 2 * 16);
-    return float(element);
-}
-__device__ __forceinline__ float element_of(const uint (&word)[WORDS], int index, bfloat)
-{
-    return __uint_as_float(index % 2 ? word[index / 2] & 0xffff0000u : word[index / 2] << 16);
+    constexpr int EACH = 4 / int(sizeof(T)); // of a word
+    return element_of(word[index / EACH] >> index % EACH * (32 / EACH), element);
 }
 __device__ __forceinline__ int code_of(const uint (&word)[WORDS], int index, uint8)
 {
@@ -32,29 +25,13 @@ __device__ __forceinline__ int code_of(const uint (&word)[WORDS], int index, int
     return int(int8(word[index / 4] >> index % 4 * 8));
 }
 
-// Neighbouring elements of a row as they lie in memory: taken apart only where they are used, so that nothing waits for a
-// load before that.
+// Neighbouring elements of a row as they lie in memory.
 struct Weights {
     uint word[WORDS];
 
-    // Leaves the level-1 cache alone, stays where it is written, and changes nothing where `valid` is false.
     __device__ __forceinline__ void load(const matrix_t* source, bool valid)
     {
-        if (LOAD_BYTES == 16) {
-            asm volatile("{\n\t.reg .pred valid;\n\tsetp.ne.s32 valid, %5, 0;\n\t"
-                         "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
-                         : "+r"(word[0]), "+r"(word[1 % WORDS]), "+r"(word[2 % WORDS]), "+r"(word[3 % WORDS])
-                         : "l"(source), "r"(int(valid)));
-        } else if (valid && LOAD_BYTES == 1) {
-            word[0] = *reinterpret_cast<const uint8*>(source);
-        } else if (valid && LOAD_BYTES == 2) {
-            word[0] = *reinterpret_cast<const unsigned short*>(source);
-        } else if (valid) {
-            Pack<uint, WORDS> pack = load_pack<WORDS>(reinterpret_cast<const uint*>(source));
-            for (int w = 0; w < WORDS; ++w) {
-                word[w] = pack[w];
-            }
-        }
+        load_bits<LOAD_BYTES>(word, reinterpret_cast<const uint8*>(source), valid);
     }
 
 #if CODES

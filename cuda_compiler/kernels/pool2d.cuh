@@ -129,26 +129,23 @@ extern "C" __global__ void __launch_bounds__(128) pool2d(
     const a_t* image, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     wait_for_previous_grid();
-    constexpr uint GROUPS_X = (OUT_WIDTH + ALONG_X - 1) / ALONG_X, GROUPS_Y = (OUT_HEIGHT + ALONG_Y - 1) / ALONG_Y;
-    uint index = blockIdx.x * 128 + threadIdx.x, group = index / PACKS;
-    if (group >= uint(p.groups)) {
+    PixelGroup own;
+    if (own.index >= uint(p.groups)) {
         return;
     }
-    int channel = int(index % PACKS) * STORE_SIZE, number = int(group / GROUPS_X / GROUPS_Y);
-    int y = int(group / GROUPS_X % GROUPS_Y) * ALONG_Y, x = int(group % GROUPS_X) * ALONG_X;
     Running running[ALONG_Y][ALONG_X];
-    pool(running, image + (long long)number * IMAGE_STRIDE + channel * CHANNEL_STRIDE, y, x);
+    pool(running, image + (long long)own.number * IMAGE_STRIDE + own.channel * CHANNEL_STRIDE, own.y, own.x);
     #pragma unroll
     for (int i = 0; i < ALONG_Y; ++i) {
         #pragma unroll
         for (int j = 0; j < ALONG_X; ++j) {
-            if (y + i < OUT_HEIGHT && x + j < OUT_WIDTH) {
+            if (own.has(i, j)) {
                 float value[STORE_SIZE];
                 #pragma unroll
                 for (int u = 0; u < STORE_SIZE; ++u) {
-                    value[u] = running[i][j].value(u) / divisor(y + i, x + j);
+                    value[u] = running[i][j].value(u) / divisor(own.y + i, own.x + j);
                 }
-                finish(value, 0, (number * OUT_HEIGHT + y + i) * OUT_WIDTH + x + j, channel, out, EPILOGUE_ARGUMENTS p);
+                finish(value, 0, own.row(i, j), own.channel, out, EPILOGUE_ARGUMENTS p);
             }
         }
     }

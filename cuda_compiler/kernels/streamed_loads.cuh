@@ -22,3 +22,12 @@ __device__ __forceinline__ void load_bits(uint* word, const uint8* source, bool 
         word[0] = BYTES == 2 ? *reinterpret_cast<const unsigned short*>(source) : *source;
     }
 }
+
+// The number whose bits are the lowest ones.
+__device__ __forceinline__ float element_of(uint bits, float) { return __uint_as_float(bits); }
+__device__ __forceinline__ float element_of(uint bits, half element)
+{
+    element.bits = (unsigned short)bits;
+    return float(element);
+}
+__device__ __forceinline__ float element_of(uint bits, bfloat) { return __uint_as_float(bits << 16); }

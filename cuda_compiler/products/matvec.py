@@ -65,6 +65,7 @@ MATVEC = KernelTemplate(
     ),
     inputs="matrix vector codes?",
     threads=32 * _WARPS,
+    files="streamed_loads.cuh",
     computed="vector codes",
 )
 

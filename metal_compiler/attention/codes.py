@@ -20,7 +20,9 @@ CODE_MACROS = "".join(f"{name}? " for name in ("CODES VALUE_UNIT K_SCALES_AT V_S
 
 def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
     """Whether keys or values are codes that `attention.metal` reads."""
-    return isinstance(operand, CodedRows) and operand.kind in (INT8, FLOAT8_E4M3FN) and operand.fresh is None
+    if not isinstance(operand, CodedRows) or not isinstance(group.problem, Attention):
+        return False
+    return operand.kind in (INT8, FLOAT8_E4M3FN) and operand.fresh is None
 
 
 def code_macros(problem: Attention) -> dict[str, object]:

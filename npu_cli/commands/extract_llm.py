@@ -10,7 +10,7 @@ from npu_cli.progress import waiting
 from npu_cli.timing import timed
 from npu_compiler.artifact.describe import format_bytes
 from npu_compiler.errors import MissingDependencyError
-from npu_compiler.frontend.decoder_request import BatchRequest, CacheRequest, check_request
+from npu_compiler.frontend.decoder_request import BatchRequest, RoundingRequest, check_request
 
 __all__ = ["execute"]
 
@@ -26,10 +26,8 @@ def execute(args: argparse.Namespace) -> int:
         import_torchvision()
     from npu_compiler.frontend.language_model import extract_language_model
 
-    cache = CacheRequest(args.cache, args.kv_cache_dtype)
-    options = {"cache_length": cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
-    options["batch"] = batch
-    options["activations"] = args.activations
+    options = {"cache_length": args.cache, "prefill": args.prefill, "dtype": args.dtype, "seed": args.seed}
+    options |= {"batch": batch, "rounding": RoundingRequest(args.activations, args.kv_cache_dtype)}
     with waiting("extracting the model"):
         spec, seconds = timed(lambda: extract_language_model(args.model, args.output, **options))
     weights = format_bytes((args.output / spec.weights).stat().st_size)

@@ -83,12 +83,17 @@ class KernelSource:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of entry and text, in hexadecimal."""
-        return hashlib.sha256(f"{self.entry}\0{self.text}".encode()).hexdigest()
+        found = hashlib.sha256(f"{self.entry}\0".encode())
+        for number, part in enumerate(self.parts):
+            found.update(f"\n{part}".encode() if number else part.encode())
+        return found.hexdigest()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KernelSource) or (self.entry, self._length) != (other.entry, other._length):
             return False
-        return self.parts == other.parts or self.text == other.text
+        if [*map(len, self.parts)] == [*map(len, other.parts)]:
+            return self.parts == other.parts
+        return self.text == other.text
 
     def __hash__(self) -> int:
         return hash((self.entry, self._length))

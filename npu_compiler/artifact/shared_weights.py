@@ -34,11 +34,12 @@ def share_weights(planned: Planned) -> tuple[dict[str, ExecutionPlan], tuple[Wei
         names: dict[str, str] = {}
         for recipe in recipes:
             content = _ALL_BUT_SPEC(recipe), _ALL_BUT_NAME(recipe.spec)
-            if content not in shared:
+            same = shared.setdefault(content, recipe)
+            if same is recipe:
                 name = _unused(recipe.spec.name, taken)
-                same = name == recipe.spec.name
-                shared[content] = recipe if same else replace(recipe, spec=replace(recipe.spec, name=name))
-            names[recipe.spec.name] = shared[content].spec.name
+                if name != recipe.spec.name:
+                    same = shared[content] = replace(recipe, spec=replace(recipe.spec, name=name))
+            names[recipe.spec.name] = same.spec.name
         plans[function] = replace(plan, buffers=tuple(_renamed(buffer, names) for buffer in plan.buffers))
     return plans, tuple(shared.values())
 

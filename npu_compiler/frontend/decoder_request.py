@@ -16,7 +16,7 @@ __all__ = [
     "GGUF",
     "WEIGHTS",
     "BatchRequest",
-    "CacheRequest",
+    "RoundingRequest",
     "allowed_length",
     "check_request",
     "configuration",
@@ -37,17 +37,16 @@ _MOST_GUESSED = 16
 
 
 @dataclass(frozen=True)
-class CacheRequest:
-    """The cache of a text.
+class RoundingRequest:
+    """What functions round to codes of a byte while they run, ``int8`` or ``fp8``; ``16`` for nothing.
 
     Attributes:
-        length: The most tokens; 2048 when None, or as many positions as the model knows.
-        dtype: What keys and values are held in: ``int8`` or ``fp8`` for codes with a scale for each head and token,
-            ``16`` for themselves, as when None.
+        activations: Inputs of quantised linears; what the checkpoint says when None.
+        kv_cache: Keys and values of the cache, with a scale for each head and token; nothing when None.
     """
 
-    length: int | None = None
-    dtype: str | None = None
+    activations: str | None = None
+    kv_cache: str | None = None
 
 
 @dataclass(frozen=True)

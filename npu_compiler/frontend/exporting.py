@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.config
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.idle import remove_idle
@@ -32,7 +35,7 @@ def export(
     _check_model(model)
     args, kwargs = _arguments(example_inputs)
     # torch deprecates parts of itself from one release to the next; its users can do nothing about it.
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), _without_what_nobody_reads():
         warnings.simplefilter("ignore")
         try:
             exported = torch.export.export(model, args, kwargs)
@@ -49,6 +52,25 @@ def export(
     _check_values(exported)
     _check_pure(exported)
     return exported
+
+
+@contextmanager
+def _without_what_nobody_reads() -> Iterator[None]:
+    """Exports without what PyTorch keeps for debugging: a third of the time.
+
+    Each node would record the stack that made it, and each of the graphs on the way be printed as Python and compiled,
+    which a lazy one is when it is run.
+    """
+    records = hasattr(torch.fx.config, "do_not_emit_stack_traces")  # older releases always keep them
+    before = records and torch.fx.config.do_not_emit_stack_traces
+    try:
+        if records:
+            torch.fx.config.do_not_emit_stack_traces = True
+        with _use_lazy_graph_module(True):
+            yield
+    finally:
+        if records:
+            torch.fx.config.do_not_emit_stack_traces = before
 
 
 def _check_model(model: torch.nn.Module) -> None:

@@ -19,7 +19,7 @@ from npu_compiler.frontend.cached_decoder import CachedDecoder, cache_shapes
 from npu_compiler.frontend.decoder_request import (
     WEIGHTS,
     BatchRequest,
-    CacheRequest,
+    RoundingRequest,
     allowed_length,
     check_request,
     prefill_lengths,
@@ -39,12 +39,12 @@ def extract_language_model(
     source: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
-    cache_length: int | CacheRequest | None = None,
+    cache_length: int | None = None,
     prefill: Sequence[int] | None = None,
     dtype: str | None = None,
     seed: int = 0,
     batch: BatchRequest | None = None,
-    activations: str | None = None,
+    rounding: RoundingRequest | None = None,
 ) -> GenerationSpec:
     """Writes a decoder-only language model as IR, with one file of weights that all its functions share.
 
@@ -55,25 +55,23 @@ def extract_language_model(
     Args:
         source: A Hugging Face folder; or a configuration, as a file or a folder without weights, for seeded weights.
         folder: Where to write; made where it does not exist.
-        cache_length: The most tokens of a sequence; 2048 when None, or as many positions as the model knows. A request
-            says as well what the cache holds.
+        cache_length: The most tokens of a sequence; 2048 when None, or as many positions as the model knows.
         prefill: Lengths of prompts to extract a function for; 128 and 512 when None, as far as the cache holds them.
         dtype: Of weights and caches; `decoder_source.load_decoder` says what None means.
         seed: Of the weights, where the source has none.
         batch: What is wanted for many texts at once; None for nothing.
-        activations: What inputs of quantised linears are rounded to: ``fp8``, ``int8``, or ``16`` for nothing; what the
-            checkpoint says when None.
+        rounding: What is rounded to codes of a byte; what the checkpoint says when None.
 
     Raises:
         ExtractionError: The source is no language model that keeps plain keys and values, an argument does not fit it,
             or the folder cannot be written.
     """
-    asked = cache_length if isinstance(cache_length, CacheRequest) else CacheRequest(cache_length)
-    check_request(Path(source), Path(folder), asked.length, prefill, seed, batch, asked.dtype)
-    model = load_decoder(Path(source), dtype, seed, activations)
-    length = _checked_length(model.config, asked.length)
+    rounded = rounding or RoundingRequest()
+    check_request(Path(source), Path(folder), cache_length, prefill, seed, batch, rounded.kv_cache)
+    model = load_decoder(Path(source), dtype, seed, rounded.activations)
+    length = _checked_length(model.config, cache_length)
     lengths = prefill_lengths(prefill, length)
-    form = row_form(asked.dtype, model.dtype)
+    form = row_form(rounded.kv_cache, model.dtype)
     caches = _empty_caches(model, length, form)
     decoder = CachedDecoder(model, form)
     _check_same_results(decoder, caches)

@@ -173,8 +173,7 @@ class _Functional:
 
     def _alone(self, spec: TensorSpec, in_order: bool) -> _Seen:
         """A tensor in memory of its own; `in_order` says whether it is known to lie there in row-major order."""
-        place = View(spec.shape, dense(spec.shape).strides) if in_order else None
-        return _Seen(_Storage(), spec, spec.name, 0, place)
+        return _Seen(_Storage(), spec, spec.name, 0, dense(spec.shape).place if in_order else None)
 
     def _gives_in_order(self, node: OpNode) -> bool:
         """Whether a node's results are known to lie in row-major order; elsewhere PyTorch chooses their strides."""

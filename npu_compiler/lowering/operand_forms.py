@@ -16,7 +16,6 @@ from npu_compiler.lowering.fresh_codes import with_fresh_codes
 from npu_compiler.lowering.grouped_codes import as_grouped_codes
 from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
 from npu_compiler.lowering.paging import as_pages, with_fresh_rows
-from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows, Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
@@ -69,42 +68,56 @@ def with_operand_forms(
             continue
         current, nodes = _with_codes(group, groups, tensors, loads)
         assert current.problem is not None
-        problem = current.problem
-        for position, operand in enumerate(problem.operands):
+        for position, operand in enumerate(current.problem.operands):
             index = operand.tensor.index
             makers = groups.get(index, [])
             if type(operand) is not Operand or readers.get(index) != 1 or len(makers) != 1:
                 continue
             forms = _forms(operand, makers[0], index in outputs, position, tensors)
-            if not isinstance(problem, Attention):
-                forms = (form for form in forms if not isinstance(form, CodedRows))
             form = next((form for form in forms if loads(current, position, form)), None)
-            if form is not None:
-                problem = problem.with_operand(position, form)
-                current = replace(current, problem=problem)
-                nodes += makers[0].nodes
-                del result[index]
-                if isinstance(form, CodedRows):
-                    rounded = with_fresh_codes(form, groups, readers, outputs)
-                    if rounded is not None and loads(current, position, rounded[0]):
-                        problem = problem.with_operand(position, rounded[0])
-                        current = replace(current, problem=problem)
-                        assert rounded[0].fresh is not None
-                        nodes += rounded[0].fresh.nodes
-                        for taken in rounded[1]:
-                            del result[taken]
-                    continue
-                pool = form.tensor.index
-                writers = groups.get(pool, [])
-                fresh = with_fresh_rows(form, writers[0], tensors) if len(writers) == readers.get(pool) == 1 else None
-                if fresh is not None and loads(current, position, fresh):
-                    problem = problem.with_operand(position, fresh)
-                    current = replace(current, problem=problem)
-                    nodes += writers[0].nodes
-                    del result[pool]
+            if form is None:
+                continue
+            current = _loading(current, position, form)
+            nodes += makers[0].nodes
+            del result[index]
+            fresh = _with_fresh(form, groups, readers, outputs, tensors)
+            if fresh is not None and loads(current, position, fresh[0]):
+                current = _loading(current, position, fresh[0])
+                nodes += fresh[1]
+                for taken in fresh[2]:
+                    del result[taken]
         if nodes:
             result[group.output.index] = [replace(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
     return result
+
+
+def _loading(group: Group, position: int, operand: Operand) -> Group:
+    """The group with another form of an operand."""
+    assert group.problem is not None
+    return replace(group, problem=group.problem.with_operand(position, operand))
+
+
+def _with_fresh(
+    form: Operand,
+    groups: Mapping[int, list[Group]],
+    readers: Mapping[int, int],
+    outputs: Collection[int],
+    tensors: Sequence[TracedTensor],
+) -> tuple[Operand, tuple[str, ...], Sequence[int]] | None:
+    """A form with what is new among its rows, the nodes that write this, and the tensors whose groups it replaces; None
+    where nothing is new.
+    """
+    if isinstance(form, CodedRows):
+        rounded = with_fresh_codes(form, groups, readers, outputs)
+        if rounded is None:
+            return None
+        coded, taken = rounded
+        assert coded.fresh is not None
+        return coded, coded.fresh.nodes, taken
+    pool = form.tensor.index
+    writers = groups.get(pool, [])
+    fresh = with_fresh_rows(form, writers[0], tensors) if len(writers) == readers.get(pool) == 1 else None
+    return None if fresh is None else (fresh, writers[0].nodes, [pool])
 
 
 def _with_codes(
@@ -126,7 +139,7 @@ def _with_codes(
             continue
         grouped = as_grouped_codes(made, position, tensors)
         if grouped is not None and loads(group, position, grouped):
-            loading = replace(group, problem=group.problem.with_operand(position, grouped))
+            loading = _loading(group, position, grouped)
             if len(loading.reads()) <= MAX_READS:
                 group, nodes = loading, [*nodes, *makers[0].nodes]
                 continue

@@ -137,7 +137,9 @@ _REMEDY = "extract the model with npu_compiler.extract, which records all that t
 
 
 def _taken_out(attrs: dict[str, Any], key: str, kind: type, where: str) -> list[Any]:
-    value = attrs.pop(key, None) or []
+    value = attrs.pop(key, None)
+    if not value:
+        return []
     if not isinstance(value, list) or any(type(item) is not kind for item in value):
         raise IRError(f"{where}: given {value!r:.60} as '{key}', expected a list that pytorch-ir made; {_REMEDY}")
     return value

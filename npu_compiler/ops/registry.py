@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from npu_compiler.errors import IRError, UnsupportedOpError
@@ -151,6 +151,7 @@ def spelled(function: Callable[..., Any]) -> str:
     return _SPELLED[function]
 
 
+@lru_cache(maxsize=4096)
 def is_in_place(name: str) -> bool:
     """ATen's convention: the name before the overload ends in one underscore; Python's: ``__iand__`` and its like."""
     base = _plain_name(name)

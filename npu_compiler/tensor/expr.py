@@ -7,7 +7,7 @@ them, and looking them up, goes by identity: what is used in several places is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +25,13 @@ __all__ += ["children", "has_reduce", "leaves", "reindex", "reductions", "substi
 class _Node(Interned):
     """What expressions are made of."""
 
-    __slots__ = ("below",)
+    __slots__ = ("below", "loads")
 
     below: tuple[Expr, ...]
     """What `walk` found below it, once it was asked."""
+
+    loads: tuple[Load, ...]
+    """What `leaves` found, likewise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,9 +272,11 @@ def walk(expr: Expr) -> tuple[Expr, ...]:
     return order
 
 
-def leaves(expr: Expr) -> Iterator[Load]:
+def leaves(expr: Expr) -> tuple[Load, ...]:
     """The distinct loads of `expr`, those inside an index included."""
-    return (node for node in walk(expr) if isinstance(node, Load))
+    if not hasattr(expr, "loads"):
+        object.__setattr__(expr, "loads", tuple([node for node in walk(expr) if isinstance(node, Load)]))
+    return expr.loads
 
 
 def reductions(expr: Expr) -> list[Reduce]:

@@ -27,8 +27,9 @@ _LOCK = RLock()  # reentrant: to store an object may collect garbage, which forg
 def _forget(reference: _Reference) -> None:
     """Takes what is gone out of the table, unless its equal has taken its place."""
     with _LOCK:
-        if _TABLE.get(reference.key) is reference:
-            del _TABLE[reference.key]
+        found = _TABLE.pop(reference.key, reference)
+        if found is not reference:
+            _TABLE[reference.key] = found
 
 
 @cache
@@ -65,8 +66,7 @@ class _Interning(type):
         own = _Reference(made, _forget)
         own.key = key
         with _LOCK:
-            reference = _TABLE.get(key)  # another thread may have been here
-            found = None if reference is None else reference()
+            found = _TABLE.setdefault(key, own)()  # another thread may have been here
             if found is None:
                 _TABLE[key] = own
         return made if found is None else found

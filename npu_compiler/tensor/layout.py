@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError
+from npu_compiler.tensor.view import View
 
 __all__ = ["TOO_LARGE_REMEDY", "BufferSpec", "Layout", "channels_last", "dense", "filter_order", "layout_of"]
 
@@ -47,6 +48,11 @@ class Layout:
             strides[dim] = step
             step *= self.alloc_shape[dim]
         return tuple(strides)
+
+    @cached_property
+    def place(self) -> View:
+        """Where each element lies in the buffer."""
+        return View(self.shape, self.strides)
 
     @cached_property
     def size(self) -> int:

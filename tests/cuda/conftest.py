@@ -10,7 +10,6 @@ import pytest
 from cuda_runtime.nvrtc import architectures
 from npu_compiler.errors import MissingDependencyError, NPUError
 from npu_runtime import Device
-from tests.cuda.kernels import remember_in
 
 
 @cache
@@ -40,14 +39,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = {id(item): item for item in waiting if id(item) not in kept}
     config.hook.pytest_deselected(items=list(dropped.values()))
     items[:] = [item for item in items if id(item) not in dropped]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_kernels(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
-    """No kernel is compiled twice in a session, whichever of its processes comes first."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if hasattr(request.config, "workerinput") else own  # of pytest-xdist's workers
-    remember_in(shared / "compiled_kernels")
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,12 @@ from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import bulk
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs, bulk_tilings
 from cuda_compiler.tiles.tiling import Asked
-from cuda_runtime.nvrtc import compile_kernel
 from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, LibraryCall
 from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device
-from tests.cuda.kernels import kernels_for
+from tests.cuda.kernels import check_compile, kernels_for
 from tests.cuda.test_matvec import CUDAGraph
 from tests.metal.graphs import Node
 
@@ -91,9 +90,7 @@ def test_every_tiling_compiles(tiling: BulkTiling, force: Force) -> None:
     graph, results = products(torch.float16, 300, 800, 1096)
     program = graph.compile(*results[TILINGS.index(tiling) % 4 :][:2])
     _all_by_bulk(program)
-    for kernel in kernels_for(program.main, 90):
-        if kernel.entry == "matmul_bulk":
-            assert compile_kernel(kernel.text, kernel.entry, 90)
+    check_compile((kernel for kernel in kernels_for(program.main, 90) if kernel.entry == "matmul_bulk"), 90)
 
 
 @pytest.mark.parametrize("m", [65, 128, 512, 2048, 8192])

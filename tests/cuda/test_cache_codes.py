@@ -14,10 +14,10 @@ from tests.support.coded_cache import CodedStep, Sizes, check_step
 each_kind = pytest.mark.parametrize("kind", ["int8", "fp8"])
 
 
-def planned(sizes: Sizes, kind: str, dtype: torch.dtype = torch.float16) -> ExecutionPlan:
+def planned(sizes: Sizes, kind: str, dtype: torch.dtype = torch.float16, device: str | None = None) -> ExecutionPlan:
     step = CodedStep(sizes, kind, dtype)
     ir = npu_compiler.extract(step, step.inputs(0)).ir
-    return npu_compiler.compile(ir, "cuda", str(dtype).removeprefix("torch.")).main
+    return npu_compiler.compile(ir, "cuda", str(dtype).removeprefix("torch."), device).main
 
 
 def entries(plan: ExecutionPlan) -> list[str]:
@@ -41,6 +41,14 @@ def test_what_no_kernel_reads_is_said(kind: str, sizes: Sizes) -> None:
     plan = planned(sizes, kind)
     assert "attention_codes" not in entries(plan)
     assert any("stored as numbers before they are read" in note for note in plan.notes)
+
+
+@each_kind
+def test_a_gpu_without_clusters_reads_numbers_and_says_so(kind: str) -> None:
+    plan = planned(Sizes(2048), kind, device="sm_80")
+    assert "attention_codes" not in entries(plan)
+    (note,) = plan.notes
+    assert "stored as numbers before they are read, as 'cuda' loads no such codes there" in note
 
 
 @each_kind

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from cuda_runtime.conversion import Conversion, ask_all, conversion_text
-from cuda_runtime.nvrtc import compile_kernel
 from npu_runtime import Device
+from tests.cuda.kernels import compile_together
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -22,9 +22,8 @@ _PAIRS = [*product(_FLOATS, repeat=2), *product(_INTEGERS, repeat=2), ("bool", "
 @pytest.mark.parametrize("architecture", [70, 80, 90])
 def test_kernels_compile(architecture: int) -> None:
     pairs = _PAIRS[::5] if architecture == 70 else [("float32", "bfloat16"), ("float64", "float16")]
-    for source, target in pairs:
-        for entry in ("convert_small", "convert_turned"):
-            compile_kernel(conversion_text(source, target), entry, architecture)
+    kernels = ("convert_small", "convert_large", "convert_turned")
+    compile_together([(conversion_text(*pair), kernels) for pair in pairs], architecture)
 
 
 def _converted(array: NDArray[Any], target: Any, device: Device, axes: tuple[int, ...]) -> tuple[NDArray[Any], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from npu_compiler.errors import KernelCompileError, MissingDependencyError
 from npu_compiler.graph.lane_tokens import Feature, lane_row_ir, lane_rows_ir, lane_tokens_ir
 from npu_compiler.graph.next_token import next_token_ir
 from npu_compiler.graph.sampled_token import sampled_token_ir
-from tests.cuda import shapes, test_prefill
+from tests.cuda import kernels, shapes, test_prefill
 from tests.cuda.kernels import check_compile, kernels_for, one_of_each_form
 from tests.cuda.resnets import compiled_resnet
 from tests.ops.cases import Case
@@ -81,11 +82,28 @@ def test_refused_kernel_names_itself_and_the_reason() -> None:
         compile_kernel('extern "C" __global__ void broken(int* x) { *x = nowhere; }', "broken", 80)
 
 
+def test_texts_that_compile_together_see_nothing_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def compiled(text: str, entry: str, *given: Any) -> bytes:
+        calls.append(entry)
+        return compile_kernel(text, entry, *given)
+
+    monkeypatch.setattr(kernels, "compile_kernel", compiled)
+    whole = "#define SIZE {0}\nstruct Params {{ int at[SIZE]; }};\nstatic_assert(sizeof(Params) == 4 * {0}, \"\");\n"
+    whole += 'extern "C" __global__ void k(int* x, Params p) {{ *x = p.at[SIZE - 1]; }}'
+    kernels.compile_together([(whole.format(size), ("k",)) for size in (1, 2, 3)], 80)
+    assert calls == ["k, k, k"]
+    lacking = 'extern "C" __global__ void lacks(int* x) { Params p; *x = SIZE; }'
+    with pytest.raises(KernelCompileError, match="'lacks' for compute capability"):
+        kernels.compile_together([(whole.format(1), ("k",)), (lacking, ("lacks",))], 80)
+
+
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
 def test_kernels_of_resnets_compile(architecture: int) -> None:
     programs = compiled_resnet("resnet18", 1), compiled_resnet("resnet50", 64)
-    kernels = [kernel for program in programs for kernel in kernels_for(program.main, architecture)]
-    check_compile(one_of_each_form(kernels), architecture)
+    every = [kernel for program in programs for kernel in kernels_for(program.main, architecture)]
+    check_compile(one_of_each_form(every), architecture)
 
 
 @pytest.mark.parametrize(("name", "launches"), [("resnet18", 20), ("resnet50", 52)])

@@ -32,9 +32,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def extracted(source: Path, target: Path, activations: str | None = None) -> Path:
+    from npu_compiler.frontend.decoder_request import RoundingRequest
     from npu_compiler.frontend.language_model import extract_language_model
 
-    extract_language_model(source, target, cache_length=64, prefill=(8,), activations=activations)
+    extract_language_model(source, target, cache_length=64, prefill=(8,), rounding=RoundingRequest(activations))
     return target
 
 

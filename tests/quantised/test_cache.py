@@ -14,7 +14,7 @@ import npu_compiler
 from npu_cli.main import main
 from npu_compiler.artifact.generation_spec import GenerationSpec
 from npu_compiler.errors import ExtractionError
-from npu_compiler.frontend.decoder_request import BatchRequest, CacheRequest
+from npu_compiler.frontend.decoder_request import BatchRequest, RoundingRequest
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows
 from npu_runtime import Device, Generator, NPUBuffer
@@ -77,7 +77,7 @@ def generators(source: Path, tmp_path_factory: pytest.TempPathFactory, device: D
     @cache
     def made(kind: str) -> Generator:
         folder = tmp_path_factory.mktemp("model")
-        extract_language_model(source, folder, cache_length=CacheRequest(64, kind), prefill=(8,))
+        extract_language_model(source, folder, cache_length=64, rounding=RoundingRequest(kv_cache=kind), prefill=(8,))
         return Generator(folder, device)
 
     return made
@@ -138,8 +138,9 @@ def test_folders_say_what_caches_are(generators: Any, source: Path, tmp_path: Pa
 def test_what_has_no_such_cache_is_refused(source: Path, tmp_path: Path) -> None:
     from npu_compiler.frontend.language_model import extract_language_model
 
+    wanted = RoundingRequest(kv_cache="int8")
     with pytest.raises(ExtractionError, match="given kv_cache_dtype='int4', expected one of int8, fp8, 16"):
-        extract_language_model(source, tmp_path / "m", cache_length=CacheRequest(dtype="int4"))
+        extract_language_model(source, tmp_path / "m", rounding=RoundingRequest(kv_cache="int4"))
     with pytest.raises(ExtractionError, match="many texts at once, whose pages hold keys and values in 16 bits"):
-        extract_language_model(source, tmp_path / "m", cache_length=CacheRequest(dtype="int8"), batch=BatchRequest([1]))
+        extract_language_model(source, tmp_path / "m", rounding=wanted, batch=BatchRequest([1]))
     assert not (tmp_path / "m").exists()

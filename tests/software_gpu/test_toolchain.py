@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import stat
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 
 from npu_cli.main import main
 from npu_compiler.errors import KernelCompileError, ToolchainError
-from software_gpu import cache, library, toolchain
+from software_gpu import cache, library, limited_process, toolchain
 from software_gpu.library import compile_for, compile_library
+from software_gpu.limited_process import run_limited
 from software_gpu.machine_code import undefined_symbols
 from software_gpu.native_runtime import load_runtime
 from software_gpu.probe import kept_fallbacks, repair
@@ -256,3 +258,23 @@ def test_doctor_repairs(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["doctor", "--repair"]) == 0
     assert "1 damaged or refused" in capsys.readouterr().out
     assert not (empty_cache / "damaged.so").exists()
+
+
+@pytest.mark.parametrize("ends_are_told", [True, False])
+def test_a_process_is_given_its_whole_input_and_waited_for(
+    ends_are_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ends_are_told:  # by the system
+        monkeypatch.setattr(os, "pidfd_open", no_such_call)
+    text = "0123456789" * 100_000  # more than a pipe holds
+    assert run_limited(["cat"], text).stdout == text
+    assert run_limited(["true"], text).returncode == 0
+    assert run_limited(["sh", "-c", "exec <&-; sleep 0.05; exit 3"], text).returncode == 3
+    monkeypatch.setattr(limited_process, "WALL_SECONDS", 0.05)
+    for given in ("", text):
+        with pytest.raises(KernelCompileError, match=r"more than 0\.05 seconds"):
+            run_limited(["sleep", "60"], given)
+
+
+def no_such_call(process: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

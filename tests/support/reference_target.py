@@ -64,7 +64,9 @@ class ReferenceTarget(CodegenTarget):
         return Layout(shape, shape, (*filter_order(shape), 0)) if role == "conv_weight" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        return not isinstance(operand, Scattered) and not (isinstance(operand, CodedRows) and operand.fresh)
+        if isinstance(operand, CodedRows):
+            return isinstance(group.problem, Attention) and operand.fresh is None
+        return not isinstance(operand, Scattered)
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
         return True
