@@ -1,21 +1,19 @@
-// Products of up to 16 rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o, k].
-// The matrix is the operand of 16 rows, vectors are its columns, eight to a block of columns. Four lanes read a row side by
-// side, eight numbers each, a span: what a lane loads is its part of two products as it lies, since k is permuted alike for
-// both operands. The warps of CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH of which
-// are on their way, the first ones before the grid ahead of this one has finished. Grid: clusters with tiles in turns in x.
-// Block: 256.
+// Products of up to 8 rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o, k].
+// The matrix is the operand of 16 rows, vectors are its columns. Four lanes read a row side by side, eight numbers each, a
+// span: what a lane loads is its part of two products as it lies, since k is permuted alike for both operands. The warps of
+// CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH of which are on their way, the first
+// ones before the grid ahead of this one has finished. Grid: clusters with tiles in turns in x. Block: 256.
 constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16 * TILES, SIDES = 2 * TILES; // a lane's rows of a tile
 constexpr int CHUNK = 8, WORDS = CHUNK / 2, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int SPANS_EACH = (SPANS + WARPS * CLUSTER - 1) / (WARPS * CLUSTER); // of a warp
 constexpr int ROUNDS = (SPANS_EACH + DEPTH - 1) / DEPTH;
 constexpr bool WHOLE = COMMON % SPAN == 0, EVEN = SPANS == SPANS_EACH * WARPS * CLUSTER && SPANS_EACH % DEPTH == 0;
-constexpr int BLOCKS = (VECTORS + 7) / 8;            // of eight columns
-constexpr int CHAINS = TILES * BLOCKS == 1 ? 2 : 1;  // of products that do not wait for each other
+constexpr int COLUMNS = 8, CHAINS = TILES == 1 ? 2 : 1;  // of products that do not wait for each other
 constexpr bool WHOLE_VECTORS = PROLOGUE || CLUSTER == 1; // in shared memory; else what the spans of this block meet
 constexpr int STAGED_SPANS = WHOLE_VECTORS ? SPANS : WARPS * SPANS_EACH;
 constexpr int VECTOR_ROW = STAGED_SPANS * SPAN + (STAGED_SPANS * SPAN % 64 == 32 ? 0 : 32); // neighbours in other banks
-constexpr int PART_ROW = TILE + 4, TURNS = TILES * BLOCKS == 1 ? 2 : 1; // with two, tiles wait once for each other
-constexpr int PART = WARPS * BLOCKS * 8 * PART_ROW;
+constexpr int PART_ROW = TILE + 4, TURNS = TILES == 1 ? 2 : 1; // with two, tiles wait once for each other
+constexpr int PART = WARPS * COLUMNS * PART_ROW;
 constexpr int VALUES = STORE_SIZE * PAIRS, ITEMS = TILE / VALUES * VECTORS, SHARE = (ITEMS + CLUSTER - 1) / CLUSTER;
 constexpr int ITEMS_EACH = (ITEMS + THREADS - 1) / THREADS, SHARE_EACH = (SHARE + THREADS - 1) / THREADS;
 constexpr int GATHERED = CLUSTER > 1 ? CLUSTER * SHARE * VALUES : 0; // floats that the blocks of a cluster send to one
@@ -80,28 +78,20 @@ struct Stream {
     }
 };
 
-typedef float Sums[TILES][BLOCKS][4]; // in the register layout of mma.m16n8k16
+typedef float Sums[TILES][4]; // in the register layout of mma.m16n8k16
 
 // Adds the products of a span. `vectors` is the lane's part of the first vector there.
 __device__ __forceinline__ void multiply_span(
-    Sums (&sum)[CHAINS], const uint (&word)[SIDES][WORDS], const vector_t* const (&vectors)[BLOCKS], int first)
+    Sums (&sum)[CHAINS], const uint (&word)[SIDES][WORDS], const vector_t* vectors, int first)
 {
-    Pack<uint, WORDS> x[BLOCKS];
-    #pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-        x[block] = load_pack<WORDS>(reinterpret_cast<const uint*>(vectors[block] + first));
-    }
+    Pack<uint, WORDS> x = load_pack<WORDS>(reinterpret_cast<const uint*>(vectors + first));
     #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
         const uint(&upper)[WORDS] = word[tile * 2], (&lower)[WORDS] = word[tile * 2 + 1];
         #pragma unroll
         for (int side = 0; side < 2; ++side) {
             const uint numbers[4] = {upper[side * 2], lower[side * 2], upper[side * 2 + 1], lower[side * 2 + 1]};
-            #pragma unroll
-            for (int block = 0; block < BLOCKS; ++block) {
-                TensorCores<vector_t>::multiply(
-                    sum[side % CHAINS][tile][block], numbers, x[block][side * 2], x[block][side * 2 + 1]);
-            }
+            TensorCores<vector_t>::multiply(sum[side % CHAINS][tile], numbers, x[side * 2], x[side * 2 + 1]);
         }
     }
 }
@@ -146,7 +136,7 @@ __device__ __forceinline__ float sum_of_warps(const float* parts, int v, int row
     float sum = parts[v * PART_ROW + row];
     #pragma unroll
     for (int warp = 1; warp < WARPS; ++warp) {
-        sum += parts[(warp * BLOCKS * 8 + v) * PART_ROW + row];
+        sum += parts[(warp * COLUMNS + v) * PART_ROW + row];
     }
     return sum;
 }
@@ -199,12 +189,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
     stage_vectors(staged, vector, staged_first, p);
 #endif
     __syncthreads();
-    const vector_t* vectors[BLOCKS];
-    #pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) { // columns behind the last vector have another one's numbers, unread
-        int v = block * 8 + lane / 4;
-        vectors[block] = staged + (v < VECTORS ? v : 0) * VECTOR_ROW + (first_span - staged_first) * SPAN + quad * CHUNK;
-    }
+    int column = lane / 4 < VECTORS ? lane / 4 : 0; // behind the last vector they have another one's numbers, unread
+    const vector_t* vectors = staged + column * VECTOR_ROW + (first_span - staged_first) * SPAN + quad * CHUNK;
     if (CLUSTER > 1) {
         wait_for_cluster();
     }
@@ -233,12 +219,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
             stream.advance(clusters, p);
         }
         float* part = floats + turn % TURNS * PART;
-        float* mine = part + warp * BLOCKS * 8 * PART_ROW + quad * 2 * PART_ROW + lane / 4;
+        float* mine = part + warp * COLUMNS * PART_ROW + quad * 2 * PART_ROW + lane / 4;
         #pragma unroll
-        for (int found = 0; found < TILES * BLOCKS * 4; ++found) {
-            int at = found / (BLOCKS * 4), block = found / 4 % BLOCKS, index = found % 4;
-            float other = CHAINS == 2 ? sum[CHAINS - 1][at][block][index] : 0.0f;
-            mine[(block * 8 + index % 2) * PART_ROW + at * 16 + index / 2 * 8] = sum[0][at][block][index] + other;
+        for (int found = 0; found < TILES * 4; ++found) {
+            int at = found / 4, index = found % 4;
+            float other = CHAINS == 2 ? sum[CHAINS - 1][at][index] : 0.0f;
+            mine[index % 2 * PART_ROW + at * 16 + index / 2 * 8] = sum[0][at][index] + other;
         }
         __syncthreads();
         float* gathered = floats + GATHERED_AT + turn * GATHERED;

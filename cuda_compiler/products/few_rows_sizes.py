@@ -31,7 +31,7 @@ class FewRowsCosts:
         latency: From the request of bytes to their arrival, while memory is busy.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
         core_bytes: Bytes that a multiprocessor gets a clock at the most.
-        product: Of a multiprocessor, for a span of a warp by eight columns: two products, and the load of their part.
+        product: Of a multiprocessor, for a span of a warp: two products, and the load of their part.
         tile: To put the parts of a block's warps together, and store them.
         share: To put those of a cluster's blocks together, beside that.
         start: From the start of a launch to its first request, and from its last result to the next launch.
@@ -67,11 +67,6 @@ class Work:
     def spans(self) -> int:
         """Parts of a row that four lanes read side by side."""
         return ceil_div(self.k, _SPAN)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of eight columns."""
-        return ceil_div(self.rows, 8)
 
 
 @dataclass(frozen=True)
@@ -109,8 +104,8 @@ class FewRows:
 
     def shared_bytes(self, work: Work, values: int) -> int:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_rows.cuh."""
-        tile, spans, wide = 16 * self.tiles, self.vector_spans(work), self.tiles * work.blocks > 1
-        parts = (1 if wide else 2) * WARPS * work.blocks * 8 * (tile + 4)
+        tile, spans, wide = 16 * self.tiles, self.vector_spans(work), self.tiles > 1
+        parts = (1 if wide else 2) * WARPS * 8 * (tile + 4)
         share = ceil_div(tile // values * work.rows, self.cluster)
         gathered = 2 * self.cluster * share * values if self.cluster > 1 else 0
         width = spans * _SPAN
@@ -148,10 +143,10 @@ def _residents(tiles: int, cluster: int, work: Work, device: DeviceModel) -> Ite
 def _sized(tiles: int, cluster: int, resident: int, work: Work, device: DeviceModel) -> FewRows | None:
     """The sizes with as much on its way as registers hold; None where these, or shared memory, do not suffice."""
     sizes = FewRows(tiles, cluster, 1, resident)
-    spans, columns = sizes.spans_each(work), tiles * work.blocks
-    if columns > 4 or (cluster > 1 and 2 * work.spans <= WARPS * cluster):  # at least half of the warps have something
+    spans = sizes.spans_each(work)
+    if cluster > 1 and 2 * work.spans <= WARPS * cluster:  # at least half of the warps have something
         return None
-    others = 56 + 4 * columns + 6 * (work.blocks - 1) + _ROW_REGISTERS * work.is_computed
+    others = 56 + 4 * tiles + _ROW_REGISTERS * work.is_computed
     most = (65536 // (32 * WARPS * resident) - others) // (2 * tiles * _WORDS)
     shared = device.core_shared_bytes // resident - 1024
     if most < 1 or sizes.shared_bytes(work, 1) > min(shared, device.shared_bytes if cluster > 1 else _SHARED_BYTES):
@@ -169,7 +164,7 @@ def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel
     fastest = min(device.memory_a_clock * costs.memory, on_their_way / costs.latency)
     total = sizes.results(work) * sizes.cluster * tile_bytes
     left = of_busiest * tile_bytes - total / device.cores
-    products = sizes.tiles * work.blocks * costs.product  # of a span
+    products = sizes.tiles * costs.product  # of a span
     staged = running * work.rows * sizes.vector_spans(work) * _SPAN * 2 / device.cache_a_clock
     late = WARPS * sizes.depth * products / 2  # half of what is on its way
     turns = of_busiest if sizes.resident == 1 else 1  # two blocks do not wait at the same time

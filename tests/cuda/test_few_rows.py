@@ -84,11 +84,11 @@ class Linear:
 
 FORCED: list[tuple[Linear, torch.dtype, FewRows]] = [
     (Linear(8, 50, 1536), BFLOAT, FewRows(1, 1, 3, 2)),
-    (Linear(12, 40, 360), HALF, FewRows(1, 1, 4, 2)),
+    (Linear(7, 40, 360), HALF, FewRows(1, 1, 4, 2)),
     (Linear(3, 100, 1544, "residual"), BFLOAT, FewRows(3, 4, 2, 1)),
-    (Linear(13, 36, 264, "norm ahead"), BFLOAT, FewRows(2, 1, 4, 1)),
+    (Linear(6, 36, 264, "norm ahead"), BFLOAT, FewRows(2, 1, 4, 1)),
     (Linear(5, 84, 768, "gated"), HALF, FewRows(1, 1, 2, 2)),
-    (Linear(16, 70, 2048, "gated"), BFLOAT, FewRows(2, 2, 1, 2)),
+    (Linear(8, 70, 2048, "gated"), BFLOAT, FewRows(2, 2, 1, 2)),
     (Linear(2, 70, 320, "norm ahead"), HALF, FewRows(4, 1, 1, 1)),
 ]
 """Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a span."""
@@ -146,7 +146,7 @@ def test_kernels_compile(architecture: int, force: Any) -> None:
 
 WORKS = [
     Work(rows, outputs, k, is_computed)
-    for rows in (2, 8, 16)
+    for rows in (2, 8)
     for outputs, k in ((2048, 1536), (1536, 8960), (151936, 1536), (17, 64))
     for is_computed in (False, True)
 ]
@@ -173,7 +173,7 @@ def test_clusters_share_a_matrix_of_few_long_rows() -> None:
     assert best.sizes.clusters(Work(8, 1536, 8960, False), H200) * best.sizes.cluster > 66
 
 
-@pytest.mark.parametrize("m", [2, 8, 16])
+@pytest.mark.parametrize("m", [2, 5, 8])
 def test_rows_of_a_norm_are_computed_with_the_product(m: int) -> None:
     plan = Linear(m, 2048, 1536, "norm ahead").program(BFLOAT).main
     (step,) = plan.steps

@@ -90,7 +90,7 @@ def test_texts_that_compile_together_see_nothing_of_each_other(monkeypatch: pyte
         return compile_kernel(text, entry, *given)
 
     monkeypatch.setattr(kernels, "compile_kernel", compiled)
-    whole = "#define SIZE {0}\nstruct Params {{ int at[SIZE]; }};\nstatic_assert(sizeof(Params) == 4 * {0}, \"\");\n"
+    whole = '#define SIZE {0}\nstruct Params {{ int at[SIZE]; }};\nstatic_assert(sizeof(Params) == 4 * {0}, "");\n'
     whole += 'extern "C" __global__ void k(int* x, Params p) {{ *x = p.at[SIZE - 1]; }}'
     kernels.compile_together([(whole.format(size), ("k",)) for size in (1, 2, 3)], 80)
     assert calls == ["k, k, k"]
