@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from npu_compiler.artifact.output_structure import Structure
@@ -27,8 +28,15 @@ class TensorSpec:
         return f"{self.name}: {self.dtype}{list(self.shape)}"
 
 
+class _Reader:
+    __slots__ = ("read",)
+
+    read: tuple[str, ...]
+    """What `OpNode.tensors` gave, once it was asked: each pass asks."""
+
+
 @dataclass(frozen=True, slots=True)
-class OpNode:
+class OpNode(_Reader):
     """One ATen operation.
 
     Attributes:
@@ -45,13 +53,12 @@ class OpNode:
     attrs: Mapping[str, Any]
     outputs: tuple[str, ...]
 
-    def tensors(self) -> Iterator[str]:
+    def tensors(self) -> tuple[str, ...]:
         """Names of all tensors the node reads, in order of its parameters."""
-        for value in self.inputs.values():
-            if isinstance(value, str):
-                yield value
-            else:
-                yield from value
+        if not hasattr(self, "read"):
+            values = ((value,) if isinstance(value, str) else value for value in self.inputs.values())
+            object.__setattr__(self, "read", tuple(chain.from_iterable(values)))
+        return self.read
 
     def renamed(self, names: Mapping[str, str]) -> OpNode:
         """The same node reading `names[t]` wherever it reads a tensor `t` of `names`."""

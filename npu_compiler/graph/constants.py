@@ -81,7 +81,7 @@ def read_no_shapes(graph: IRGraph) -> IRGraph:
     """
     nodes, tensors = list[OpNode](), dict(graph.tensors)
     for node in graph.nodes:
-        first = next(node.tensors(), None)
+        first = next(iter(node.tensors()), None)
         if first is not None and not traits_of(node.op).reads_first:
             spec, key = graph.tensors[first], next(iter(node.inputs))
             name = f"{node.name}.like"
@@ -158,7 +158,7 @@ class _Scene:
             known = traits_of(node.op, node.attrs)
             if not (known.work is Work.VIEW or known.is_silent) or not any(node.tensors()) or known.picks:
                 break
-            name = next(node.tensors())
+            name = node.tensors()[0]
         return name
 
     def fold(self, name: str) -> Fold | None:

@@ -130,7 +130,7 @@ class _Functional:
                 raise UnsupportedOpError(node.name, node.op, f"it changes several tensors in place; {_REMEDY}")
             current = node.renamed({name: self._current(self._seen[name]) for name in node.tensors()})
             if self._assigns_itself(node):
-                self._seen[node.outputs[0]] = self._seen[next(node.tensors())]
+                self._seen[node.outputs[0]] = self._seen[node.tensors()[0]]
             elif _changes_elements(node):
                 self._change(node, current)
             else:
@@ -157,7 +157,7 @@ class _Functional:
     def _look(self, node: OpNode, current: OpNode) -> None:
         """Takes over a node that changes no element, and says of its results where they lie."""
         known = traits_of(node.op, node.attrs)
-        source = picked(node) if known.picks else next(node.tensors(), None)
+        source = picked(node) if known.picks else next(iter(node.tensors()), None)
         if source is None or known.memory is Memory.OWN or _is_another(node):
             in_order = self._gives_in_order(node)
             self._seen.update({name: self._alone(self._tensors[name], in_order) for name in node.outputs})
@@ -301,7 +301,7 @@ class _Functional:
 
     def _change(self, node: OpNode, current: OpNode) -> None:
         """Takes over a node that changes its first operand, and puts the new value back into the memory."""
-        seen = self._seen[next(node.tensors())]
+        seen = self._seen[node.tensors()[0]]
         made = self._tensors[node.outputs[0]]
         if (made.shape, made.dtype) != (seen.spec.shape, seen.spec.dtype):
             raise UnsupportedOpError(node.name, node.op, f"it makes '{seen.spec}' into '{made}' in place; {_REMEDY}")

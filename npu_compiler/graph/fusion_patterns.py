@@ -155,8 +155,8 @@ _HEADS = ("key", "value")
 
 def _is_repeated(few: str, many: str, scene: Scene) -> bool:
     """Whether `many` [B, G * n, L, D] is `few` [B, G, L, D] with each head n times, its copies side by side."""
-    expanded = next(scene.producers[many].tensors())
-    lifted = next(scene.producers[expanded].tensors())
+    expanded = scene.producers[many].tensors()[0]
+    lifted = scene.producers[expanded].tensors()[0]
     merged, repeated, single = (scene.shape(name) for name in (many, expanded, lifted))
     batch, heads, length, size = scene.shape(few) if len(scene.shape(few)) == 4 else (0, 0, 0, 0)
     return (

@@ -106,7 +106,7 @@ def _same_as(node: OpNode, tensors: Mapping[str, TensorSpec]) -> str | None:
         return None
     if known.picks:
         return picked(node)
-    source = next(node.tensors(), None)
+    source = next(iter(node.tensors()), None)
     if source is None:
         return None
     given, made = tensors[source], tensors[node.outputs[0]]

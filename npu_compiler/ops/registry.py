@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from npu_compiler.errors import IRError, UnsupportedOpError
-from npu_compiler.ops.binding import Evidence, Kind, Parameter, bind_tensors
+from npu_compiler.ops.binding import Bound, Evidence, Kind, Parameter, bind_tensors
 from npu_compiler.ops.rows import broadcasting
 from npu_compiler.ops.traits import Memory, Traits, Work
 
@@ -204,7 +204,9 @@ def bind(
     if entry is None:
         raise UnsupportedOpError(node, name, traits_of(name).undefined or "no definition of this op is registered")
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
-    bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
+    bound = _only_way(name, len(tensors), tuple(attrs))
+    if bound is None:
+        bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
     inputs: dict[str, str | tuple[str, ...]] = {}
     for parameter, place in bound.tensors.items():
         if isinstance(place, int):
@@ -215,6 +217,18 @@ def bind(
                 attrs["_dims"] = [dim for dim, i in enumerate(place) if i is not None]
     _check_attributes(node, entry, name, inputs, attrs)
     return BoundNode(inputs, attrs, bound.absent, bound.assumption)
+
+
+@lru_cache(maxsize=4096)  # a model has many nodes of an op that are alike
+def _only_way(name: str, count: int, attrs: tuple[str, ...]) -> Bound | None:
+    """How so many tensors are bound beside attributes of these names; None where that alone does not say it."""
+    entry = definition(name)
+    if entry is None or any(key.startswith("_tensor_") for key in attrs):
+        return None
+    try:
+        return bind_tensors(name, entry.parameters, count, dict.fromkeys(attrs))
+    except IRError:
+        return None
 
 
 def _check_attributes(

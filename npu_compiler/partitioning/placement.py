@@ -56,7 +56,7 @@ def place(graph: IRGraph, support: SupportRule) -> list[Placement]:
 
 def _producer(node: OpNode, maker: dict[str, int]) -> int | None:
     """Position of the node that makes what a free node passes on: its first tensor."""
-    source = next(node.tensors(), None)
+    source = next(iter(node.tensors()), None)
     return None if source is None else maker.get(source)
 
 
