@@ -48,22 +48,22 @@ def remember_in(folder: Path) -> None:
 def check_compile(kernels: Iterable[KernelSource], architecture: int) -> None:
     """Compiles kernels, each once in a session.
 
-    The first of each name is compiled as users compile it. The others are checked: several at a time, and without the
-    optimisations that take the most time.
+    The first of each name is compiled as users compile it, for whichever architecture comes first. The others are
+    checked: several at a time, and without the optimisations that take the most time.
 
     Raises:
         KernelCompileError: One is refused.
     """
     distinct = {kernel.digest: kernel for kernel in kernels}
     waiting = [kernel for kernel in distinct.values() if not _is_known(f"{kernel.digest}-{architecture}")]
-    first = {kernel.entry: kernel for kernel in reversed(waiting) if not _is_known(f"{kernel.entry}-{architecture}")}
+    first = {kernel.entry: kernel for kernel in reversed(waiting) if not _is_known(kernel.entry)}
     others = [kernel for kernel in waiting if first.get(kernel.entry) is not kernel]
     together = max(1, min(_TOGETHER, len(others) // (os.cpu_count() or 1)))
     batches = [others[start : start + together] for start in range(0, len(others), together)]
 
     def compile_first(kernel: KernelSource) -> None:
         assert compile_kernel(kernel.text, kernel.entry, architecture)
-        _remember(f"{kernel.digest}-{architecture}", f"{kernel.entry}-{architecture}")
+        _remember(f"{kernel.digest}-{architecture}", kernel.entry)
 
     def compile_batch(batch: Sequence[KernelSource]) -> None:
         compile_together([(kernel.text, (kernel.entry,)) for kernel in batch], architecture)
