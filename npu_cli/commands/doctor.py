@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -74,11 +75,19 @@ def _cache(subject: str, folder: Path) -> Finding:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()]
+            sizes = [*_sizes(folder)]
     except OSError as error:
         remedy = f"{folder}: {error.strerror}; name another folder in NPU_CACHE_DIR"
         return Finding(subject, False, remedy, fails=True)
     return Finding(subject, True, f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # another process may have removed it by now
+                if entry.is_file():
+                    yield entry.stat().st_size
 
 
 def _packages() -> Iterator[Finding]:

@@ -8,10 +8,12 @@ import os
 import stat
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from npu_cli.commands import doctor
 from npu_cli.main import main
 from npu_compiler.errors import KernelCompileError, ToolchainError
 from software_gpu import cache, library, limited_process, toolchain
@@ -250,6 +252,28 @@ def test_doctor_fails_where_nothing_can_be_kept(
     monkeypatch.setenv("NPU_CACHE_DIR", str(occupied))
     assert main(["doctor"]) == 1
     assert "NPU_CACHE_DIR" in capsys.readouterr().out
+
+
+def test_doctor_minds_no_file_that_is_gone_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        (tmp_path / str(number)).write_text("kept")
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.entry = entry
+
+        def is_file(self) -> bool:
+            return True
+
+        def stat(self) -> os.stat_result:
+            if self.entry.name == "1":
+                raise FileNotFoundError(self.entry.path)
+            return self.entry.stat()
+
+    with os.scandir(tmp_path) as entries:
+        kept = list(entries)
+    monkeypatch.setattr("os.scandir", lambda folder: nullcontext([Entry(entry) for entry in kept]))
+    assert sum(doctor._sizes(tmp_path)) == 8
 
 
 def test_doctor_repairs(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
