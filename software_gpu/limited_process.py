@@ -87,7 +87,7 @@ def _hand_over(process: subprocess.Popen[bytes], data: bytes) -> None:
     stdin = process.stdin
     try:
         ending = os.fdopen(os.pidfd_open(process.pid), "rb")
-    except OSError:  # a system without
+    except (AttributeError, OSError):  # a Python, or a system, without
         process.communicate(data, timeout=WALL_SECONDS)
         return
     assert stdin is not None
