@@ -51,8 +51,7 @@ ATTENTION_CODES = replace(
     ATTENTION_DECODE,
     entry="attention_codes",
     macros=(
-        f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT').replace(' HEAD_PARTS', '')} "
-        "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
+        f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT')} vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
         f"CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE {SCALE_MACROS}"
     ),
     inputs="fresh k v k_scales v_scales mask sinks? states partial",

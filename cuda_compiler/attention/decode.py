@@ -201,7 +201,7 @@ def lower_decode(
         return None
     functions = computed_in_kernel(_wanted(problem), lowering)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
-    macros = {**division_macros(division), **operand_macros(functions, fresh), "HEAD_PARTS": division.parts}
+    macros = {**division_macros(division), **operand_macros(functions, fresh)}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
     caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
@@ -373,6 +373,7 @@ def division_macros(division: Division) -> dict[str, object]:
         **size_macros(problem),
         "GROUPS": problem.groups * division.parts,
         "SHARED": division.shared,
+        "HEAD_PARTS": division.parts,
         "OWN_ROWS": problem.rows,
         "K_ROW": problem.k.strides[2],
         "V_ROW": problem.v.strides[2],

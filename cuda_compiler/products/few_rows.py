@@ -30,7 +30,7 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
-__all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows", "ranked_few_rows", "work_of"]
+__all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows"]
 
 _MAX_ROWS, _CHUNK = 8, 8  # vectors; neighbours of a lane
 _THREADS = 32 * WARPS

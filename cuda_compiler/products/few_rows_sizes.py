@@ -18,8 +18,8 @@ WARPS = 8
 
 _FAMILY = "few_rows"
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
-_CHUNK, _SPAN = 8, 32  # neighbours of a lane, and of four of them
-_WORDS = 4  # registers of a chunk
+_SPAN = 32  # neighbours that four lanes have
+_WORDS = 4  # registers of a lane for its part of them
 _ROW_REGISTERS = 40  # for the rows that it computes
 
 
