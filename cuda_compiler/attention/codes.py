@@ -8,6 +8,7 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.attention.decode import (
     ATTENTION_DECODE,
+    DECODE_MACROS,
     Division,
     Functions,
     are_fresh_rows,
@@ -51,7 +52,7 @@ ATTENTION_CODES = replace(
     ATTENTION_DECODE,
     entry="attention_codes",
     macros=(
-        f"{ATTENTION_DECODE.macros.replace('KEPT_T', 'KEPT')} vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
+        f"{DECODE_MACROS} KEPT vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
         f"CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE {SCALE_MACROS}"
     ),
     inputs="fresh k v k_scales v_scales mask sinks? states partial",

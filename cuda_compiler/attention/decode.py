@@ -37,8 +37,8 @@ from npu_compiler.tensor.expr import Expr, Iota, Load, walk
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["ATTENTION_DECODE", "Division", "Functions", "are_fresh_rows", "computed_in_kernel", "divide"]
-__all__ += ["division_macros", "is_kept", "launch_of", "loads_fresh", "lower_decode", "operand_macros"]
+__all__ = ["ATTENTION_DECODE", "DECODE_MACROS", "Division", "Functions", "are_fresh_rows", "computed_in_kernel"]
+__all__ += ["divide", "division_macros", "is_kept", "launch_of", "loads_fresh", "lower_decode", "operand_macros"]
 
 _MAX_ROWS = 16
 _MAX_PARTED_ROWS = 8  # of a query head, where clusters share the query heads of a head of keys
@@ -51,16 +51,18 @@ _ROW_GAP = 8  # elements between rows in shared memory
 _CLUSTER = 8
 _PLACE = "_place"  # ends the names of functions that say where a fresh row of a cache goes
 
+DECODE_MACROS = (
+    f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE ENOUGH "
+    f"MASK_HEADS {MASK_MACROS} FRESH EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
+)
+
 ATTENTION_DECODE = KernelTemplate(
     "attention_decode",
     params=(
         "int rows, k_batch, k_head, v_batch, v_head, mask_batch, mask_head, mask_row, mask_step, state_batch, "
         "state_head"
     ),
-    macros=(
-        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE "
-        f"ENOUGH MASK_HEADS HEAD_PARTS {MASK_MACROS} FRESH KEPT_T EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
-    ),
+    macros=f"{DECODE_MACROS} HEAD_PARTS KEPT_T",
     inputs="fresh k v mask sinks? states partial",
     threads=32 * _WARPS,
     shared_bytes=None,
@@ -201,7 +203,7 @@ def lower_decode(
         return None
     functions = computed_in_kernel(_wanted(problem), lowering)
     early = blocks.ready and all(is_kept(operand, lowering) for operand in (problem.k, problem.v))
-    macros = {**division_macros(division), **operand_macros(functions, fresh)}
+    macros = {**division_macros(division), **operand_macros(functions, fresh), "HEAD_PARTS": division.parts}
     caches = {"k": problem.k.argument, "v": problem.v.argument}
     caches = {name: replace(argument, writes=fresh > 0) for name, argument in caches.items()}
     launch = launch_of(ATTENTION_DECODE, division, functions, macros, caches, blocks, early, lowering)
@@ -373,7 +375,6 @@ def division_macros(division: Division) -> dict[str, object]:
         **size_macros(problem),
         "GROUPS": problem.groups * division.parts,
         "SHARED": division.shared,
-        "HEAD_PARTS": division.parts,
         "OWN_ROWS": problem.rows,
         "K_ROW": problem.k.strides[2],
         "V_ROW": problem.v.strides[2],
