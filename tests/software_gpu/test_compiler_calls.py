@@ -21,6 +21,7 @@ from tests.software_gpu.harness import HEAD, run
 from tests.software_gpu.test_library import SOURCE, SYNCHRONISING
 
 CONDITIONAL = SYNCHRONISING.replace("y[i] = values[31 - i];", "\n#if 1\n    y[i] = values[31 - i];\n#endif\n")
+COMPUTING = SYNCHRONISING.replace("float", "bfloat").replace("y[i] = values[31 - i];", "y[i] = -values[31 - i];")
 
 
 @pytest.fixture
@@ -59,9 +60,10 @@ def test_headers_are_read_once(calls: list[str]) -> None:
     [
         (SYNCHRONISING, ["compile", "link"]),
         (CONDITIONAL, ["macros", "compile", "link"]),
-        (SYNCHRONISING.replace("float", "bfloat"), ["translate", "compile", "link"]),
+        (SYNCHRONISING.replace("float", "bfloat"), ["compile", "link"]),
+        (COMPUTING, ["compile", "headers", "translate", "compile", "link"]),
     ],
-    ids=["plain", "conditional", "bfloat"],
+    ids=["plain", "conditional", "bfloat", "bfloat that is computed in"],
 )
 def test_a_source_is_compiled_once_whatever_its_forms(source: str, expected: list[str], calls: list[str]) -> None:
     compile_library(SOURCE.format("a"), {})
