@@ -85,8 +85,8 @@ class Toolchain:
         done = _execute(command, source, headers)
         return done.stderr if done.returncode else ""
 
-    def build(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
-        """Compiles C++ text to a shared object at `target`, which must not be in use.
+    def build(self, source: str, target: Path, flags: Sequence[str] = (), *, shared: bool = False) -> None:
+        """Compiles C++ text to an object file at `target`, or to a shared object.
 
         Raises:
             KernelCompileError: The compiler refuses the text.
@@ -96,7 +96,10 @@ class Toolchain:
             with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
                 code = Path(folder, "kernel.o")
                 self.compile(source, code, flags)
-                self._run([*self.linker, "-o", str(target), str(code)], "")
+                if shared:
+                    self._run([*self.linker, "-o", str(target), str(code)], "")
+                else:
+                    target.write_bytes(code.read_bytes())
         except OSError as error:
             raise ToolchainError(
                 f"kernels can't be compiled in {_temporary_folder()}: {error}. Free some space, or name another folder "
