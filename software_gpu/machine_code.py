@@ -121,7 +121,7 @@ def read_image(path: Path, what: str) -> Image:
             return _shared_object(file, what, variables)
         linked = Linked(bytearray()) if variables else link_object(file)  # nobody places one that has variables
         return Image(what, bytes(linked.content), linked.symbols, linked.sections, variables, tuple(linked.words))
-    except (struct.error, IndexError, ValueError, OSError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError, MemoryError, OSError) as error:
         raise KernelCompileError(f"{what}: the compiled library {path} can't be read ({error}). Delete it") from error
 
 

@@ -85,10 +85,10 @@ class _Linker:
         file, content = self._file, self._result.content
         kept = [(file.name(s), i, s) for i, s in enumerate(file.sections) if s.flags & _ALLOCATED and s.length]
         for name, index, section in sorted(kept, key=lambda one: (one[0], one[1])):
-            content.extend(bytes(-len(content) % max(section.alignment, 1)))
-            begin = self._begins[index] = len(content)
             if section.alignment > _PAGE:
                 raise file.refused(f"'{name}' begins at a multiple of {section.alignment}")
+            content.extend(bytes(-len(content) % max(section.alignment, 1)))
+            begin = self._begins[index] = len(content)
             content.extend(self._content(section))
             first = self._result.sections.get(name, (begin, 0))[0]
             self._result.sections[name] = first, len(content) - first
