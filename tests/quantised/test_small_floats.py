@@ -79,7 +79,11 @@ def test_four_bits_are_the_numbers_of_e2m1() -> None:
 def test_scales_that_are_no_numbers_are_refused() -> None:
     section, tensors, _ = mx("mxfp4")
     tensors["scales"][3, 1] = 255
-    with pytest.raises(ExtractionError, match="given the code 255 and a codebook of 255 numbers"):
+    with pytest.raises(ExtractionError, match=r"the scale NaN \(code 255 of float8_e8m0fnu\) at \[3, 1\]"):
+        imported(section, tensors)
+    section, tensors, _ = mx("nvfp4")
+    tensors["scales"][0, 2] = 0x7F
+    with pytest.raises(ExtractionError, match=r"the scale NaN \(code 127 of float8_e4m3fn\) at \[0, 2\]"):
         imported(section, tensors)
     weights: dict[str, Any] = {"type": "float", "symmetric": True} | FORMATS["nvfp4-pack-quantized"]
     given = {
@@ -90,4 +94,4 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ExtractionError, match=r"weight_global_scale': given \[0\.0\], expected one number above 0"):
         imported(compressed(weights, "nvfp4-pack-quantized"), given)
     with pytest.raises(ExtractionError, match="given 4 bits in groups of 64 for 'mxfp4', expected 4 and 32"):
-        imported({"quantization": {"group_size": 64, "bits": 4, "mode": "mxfp4"}}, tensors)
+        imported({"quantization": {"group_size": 64, "bits": 4, "mode": "mxfp4"}}, mx("mxfp4")[1])

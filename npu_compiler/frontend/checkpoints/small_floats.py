@@ -1,7 +1,8 @@
 """Floats of four bits, and scales that are small floats themselves: what the MX formats and NVFP4 are made of.
 
 OCP Microscaling Formats (MX) Specification 1.0: e2m1 has the numbers of `E2M1`, e8m0 is a power of two from ``2^-127``
-on, whose last code is NaN.
+on, whose last code is NaN. Scales stay codes of their own data types: numbers in half precision would take twice the
+bytes, and those of NVFP4, e4m3 by a number for all, would need float32.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ __all__ = ["E2M1", "of_codes", "powers_of_two", "scales_over_one"]
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 E2M1 = np.array([*_MAGNITUDES, *(-number for number in _MAGNITUDES)], np.float32)
-_POWERS = np.exp2(np.arange(255, dtype=np.float64) - 127).astype(np.float32)  # without NaN, which no scale may be
 
 
 def powers_of_two(codes: Array) -> CodedMatrix:
     """Scales as e8m0 has them.
 
     Args:
-        codes: uint8 [rows, groups].
+        codes: uint8 or float8_e8m0fnu [rows, groups].
     """
-    return of_codes(codes, np.ones((1, 1), np.float32), _POWERS)
+    return of_codes(codes.view(ml_dtypes.float8_e8m0fnu), np.ones((1, 1), np.float32))
 
 
 def scales_over_one(name: str, scales: Array, divisor: Array | None = None) -> CodedMatrix:
@@ -46,8 +46,7 @@ def scales_over_one(name: str, scales: Array, divisor: Array | None = None) -> C
     return of_codes(scales.view(ml_dtypes.float8_e4m3fn), (1 / number).reshape(1, 1))
 
 
-def of_codes(codes: Array, scale: Array, codebook: Array | None = None) -> CodedMatrix:
+def of_codes(codes: Array, scale: Array) -> CodedMatrix:
     """A matrix in codes of a byte with one scale for all."""
     rows, columns = codes.shape
-    book = codebook
-    return CodedMatrix((rows, columns), 8, codes, columns, scale, columns, rows=rows, codebook=book, may_be_zero=True)
+    return CodedMatrix((rows, columns), 8, codes, columns, scale, columns, rows=rows, may_be_zero=True)
