@@ -80,7 +80,7 @@ def run_decoder(
     try:
         output = model(
             input_ids=tokens,
-            attention_mask=visible,
+            attention_mask=_masks(model, visible, positions),
             position_ids=positions,
             past_key_values=Cache(layers=list(layers)),
             use_cache=True,
@@ -88,6 +88,26 @@ def run_decoder(
     finally:
         handle.remove()
     return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
+
+
+def _masks(model: Any, visible: torch.Tensor, positions: torch.Tensor) -> Any:
+    """What a model takes as its mask: for each kind of its layers, where some see a window of the text alone.
+
+    Attention that is no operator of PyTorch's own adds the mask to its scores.
+    """
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    near = visible
+    if window is not None and window < visible.shape[-1]:
+        near = visible & (torch.arange(visible.shape[-1]) > positions[:, None, :, None] - window)
+    kinds = {"full_attention": visible, "sliding_attention": near}
+    if config._attn_implementation != "sdpa":
+        least = torch.finfo(model.dtype).min
+        kinds = {name: torch.where(mask, 0.0, least).to(model.dtype) for name, mask in kinds.items()}
+    layers = set(getattr(config, "layer_types", None) or ())
+    if layers > {"sliding_attention"} and near is not visible:
+        return kinds
+    return kinds["full_attention" if layers == {"full_attention"} else "sliding_attention"]
 
 
 def cache_shapes(model: Any, length: int) -> list[tuple[int, ...]]:

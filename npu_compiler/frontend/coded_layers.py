@@ -68,8 +68,20 @@ class CodedWeight(torch.nn.Module):
         made: torch.Tensor = torch.ops.npu_codes.dequantize(*parts, *self._options, self._rows, self._zero, self._dtype)
         return made if tuple(made.shape) == self._shape else made.reshape(self._shape)
 
+    @property
+    def _has_one_scale(self) -> bool:
+        plain = isinstance(self.scales, torch.Tensor) and self.zeros is None and self.biases is None
+        return plain and self.scales.numel() == 1 and self.codes.shape[0] == self._shape[0]
+
     def picked(self, rows: torch.Tensor) -> torch.Tensor:
         """Some rows of the matrix, [*rows, columns]."""
+        if self._has_one_scale:
+            codes = self.codes[rows.reshape(-1)]
+            options = (*self._options, codes.shape[0], self._zero, self._dtype)
+            of_all: torch.Tensor = torch.ops.npu_codes.dequantize(
+                codes, self.scales, None, None, self.codebook, *options
+            )
+            return of_all.reshape(*rows.shape, self._shape[1])
         if self._rows > 1 or self.codes.shape[0] != self._shape[0]:
             return F.embedding(rows, self())
         parts = [self._picked_part(name, rows) for name in ("codes", "scales", "zeros", "biases")]

@@ -58,10 +58,10 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
         own = str(config.dtype).removeprefix("torch.")
         kind = getattr(torch, dtype or (own if own in _HALF else "bfloat16"))
         if has_weights:
-            options = {"dtype": kind, "attn_implementation": "sdpa", "local_files_only": True}
+            options = {"dtype": kind, "local_files_only": True}
             return AutoModelForCausalLM.from_pretrained(source, config=config, **options).eval()
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation="sdpa").eval()
+            model = AutoModelForCausalLM.from_config(config, dtype=kind).eval()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _refused(source, error) from error
     model.tie_weights()

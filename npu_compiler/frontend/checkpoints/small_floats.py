@@ -12,9 +12,11 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
+from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.integers import ceil_div
+from npu_compiler.tensor.coded import LARGEST
 
 __all__ = ["E2M1", "floats_of_a_byte", "out_of_tiles", "powers_of_two", "times"]
 
@@ -57,7 +59,7 @@ def times(name: str, scales: CodedMatrix, factor: Array | None, divides: bool = 
         return scales
     with np.errstate(divide="ignore"):
         number = np.float32(1) / factor.reshape(-1) if divides else factor.reshape(-1)
-    largest = float(ml_dtypes.finfo(scales.codes.dtype).max) * number.astype(np.float64)
+    largest = LARGEST[FLOAT8_E4M3FN] * number.astype(np.float64)
     if number.size != 1 or not (number[0] > 0 and largest[0] <= np.finfo(np.float32).max):
         given = factor.reshape(-1)[:4].tolist()
         raise ExtractionError(f"'{name}': given {given}, expected one number above 0; download it again")
