@@ -64,7 +64,10 @@ SCALES = torch.full((EXPERTS, 64, 4), 120, dtype=torch.uint8)
     ("changes", "message"),
     [
         ({"down_proj_scales": None}, r"experts\.down_proj_scales' is missing from the checkpoint"),
-        ({"down_proj_scales": SCALES[:, :, :3].contiguous()}, r"experts\.down_proj_scales': given the shape \[4, 64, 3\]"),
+        (
+            {"down_proj_scales": SCALES[:, :, :3].contiguous()},
+            r"experts\.down_proj_scales': given the shape \[4, 64, 3\]",
+        ),
         ({"down_proj_scales": SCALES.float()}, r"down_proj_scales': given float32, expected uint8 or float8_e8m0fnu"),
         (
             {"down_proj_scales": SCALES.index_fill(2, torch.tensor([1]), 255)},
