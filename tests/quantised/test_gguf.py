@@ -53,6 +53,31 @@ def test_blocks_mean_what_the_producer_says(kind: int) -> None:
     np.testing.assert_allclose(numbers(coded).numpy(), expected, rtol=1e-6, atol=0 if "FP4" in block.name else 1e-9)
 
 
+@pytest.mark.parametrize("factor", [0.375, 0.0])
+def test_the_scale_of_a_whole_tensor(factor: float, tmp_path: Path) -> None:
+    raw = some_blocks(40, ROWS, COLUMNS)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", raw, raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+    writer.add_tensor("blk.0.ffn_up.scale", np.array([factor], np.float32))
+    writer.add_tensor("blk.0.ffn_up.input_scale", np.array([3.0], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(tmp_path / "model.gguf")
+    if not factor:
+        with pytest.raises(
+            ExtractionError, match=r"'blk\.0\.ffn_up\.scale': given \[0\.0\], expected one number above"
+        ):
+            Gguf({}).matrix("model.layers.0.mlp.up_proj", (ROWS, COLUMNS), file)
+        return
+    coded = Gguf({}).matrix("model.layers.0.mlp.up_proj", (ROWS, COLUMNS), file)
+    assert coded is not None
+    assert not file.left()
+    meant = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.NVFP4) * np.float32(factor)
+    np.testing.assert_allclose(numbers(coded).numpy(), meant, rtol=1e-6, atol=0)
+
+
 def write(path: Path, family: str) -> Any:
     """A file of a tiny model, with several types of blocks; gives the model with the numbers that they mean."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "rope_theta": 5000.0}
