@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from npu_compiler.frontend.cache_forms import PlainRows, RowForm
 
-__all__ = ["CacheLayer", "CachedDecoder", "cache_shapes", "run_decoder"]
+__all__ = ["CacheLayer", "CachedDecoder", "attention_of", "cache_shapes", "run_decoder"]
 
 
 class CachedDecoder(torch.nn.Module):
@@ -88,6 +89,17 @@ def run_decoder(
     finally:
         handle.remove()
     return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
+
+
+def attention_of(config: Any) -> str:
+    """What transformers calls the attention that a model of a configuration is to have: PyTorch's operator, or, where
+    the model knows none such, as those with sinks, the one that it spells out.
+    """
+    try:
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        return "sdpa"  # which nothing is made with
+    return "sdpa" if kind._supports_sdpa else "eager"
 
 
 def _masks(model: Any, visible: torch.Tensor, positions: torch.Tensor) -> Any:

@@ -15,6 +15,7 @@ from transformers.initialization import no_init_weights
 
 from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.cached_decoder import attention_of
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.importer import Importer
 from npu_compiler.frontend.checkpoints.tensors import Tensors
@@ -49,7 +50,8 @@ def coded_decoder(
             is of the type that activations are to be rounded to.
     """
     with no_init_weights():  # nothing touches the memory of its weights, which only takes addresses
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention_of(config))
+    model.eval()
     head, rounded = model.get_output_embeddings(), 0
     for name, module in list(_matrices(model)):
         size = (int(module.weight.shape[0]), int(module.weight.shape[1]))

@@ -70,8 +70,11 @@ class CodedWeight(torch.nn.Module):
 
     @property
     def _has_one_scale(self) -> bool:
-        plain = isinstance(self.scales, torch.Tensor) and self.zeros is None and self.biases is None
-        return plain and self.scales.numel() == 1 and self.codes.shape[0] == self._shape[0]
+        """Whether all rows share one scale, and nothing else: as the scales of small floats do."""
+        scales: Any = self.scales
+        if isinstance(scales, CodedWeight) or scales.numel() != 1 or self.codes.shape[0] != self._shape[0]:
+            return False
+        return all(getattr(self, name) is None for name in ("zeros", "biases"))
 
     def picked(self, rows: torch.Tensor) -> torch.Tensor:
         """Some rows of the matrix, [*rows, columns]."""

@@ -126,7 +126,8 @@ def mlx(weight: torch.Tensor, bits: int, group: int, kind: torch.dtype) -> Encod
 
 def _nearest(numbers: Array) -> Array:
     """The code of the nearest float of four bits."""
-    return np.abs(numbers[..., None] - E2M1.astype(np.float64)).argmin(-1).astype(np.uint8)
+    codes: Array = np.abs(numbers[..., None] - E2M1.astype(np.float64)).argmin(-1).astype(np.uint8)
+    return codes
 
 
 def _pairs(codes: Array) -> torch.Tensor:

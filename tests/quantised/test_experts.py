@@ -24,7 +24,7 @@ def write(folder: Path, **changes: torch.Tensor | None) -> Any:
     from safetensors.torch import save_file
 
     transformers = import_transformers()
-    made = config("GptOss", **SIZES, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    made = config("GptOss", **SIZES)
     made.tie_word_embeddings = False
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(made).eval().to(torch.bfloat16)
