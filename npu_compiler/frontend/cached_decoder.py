@@ -96,7 +96,7 @@ def attention_of(config: Any) -> str:
     the model knows none such, as those with sinks, the one that it spells out.
     """
     try:
-        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
         return "sdpa"  # which nothing is made with
     return "sdpa" if kind._supports_sdpa else "eager"

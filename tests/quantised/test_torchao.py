@@ -15,6 +15,7 @@ from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.formats import importer_of
 from npu_compiler.frontend.checkpoints.small_floats import E2M1
 from npu_compiler.frontend.checkpoints.tensors import SafetensorsFolder
+from npu_compiler.integers import ceil_div
 from npu_runtime import Device
 from tests.quantised.encoders import integers_of
 from tests.quantised.test_decoders import all_linears, check
@@ -90,7 +91,7 @@ def test_8_bit_floats_in_blocks(block: list[int]) -> None:
 def in_tiles(scales: torch.Tensor) -> torch.Tensor:
     """Scales as tensor cores take them: in tiles of 128 rows and 4 columns, scale by scale from the description."""
     rows, columns = scales.shape
-    high, wide = -(-rows // 128), -(-columns // 4)
+    high, wide = ceil_div(rows, 128), ceil_div(columns, 4)
     made = torch.zeros(high * wide * 512, dtype=torch.uint8)
     for row in range(rows):
         for column in range(columns):
