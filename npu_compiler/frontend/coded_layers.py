@@ -13,15 +13,25 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 import npu_compiler.frontend.coded_operator  # noqa: F401, defines npu_codes::dequantize
+from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 
 __all__ = ["CodedEmbedding", "CodedLinear", "CodedWeight", "as_tensor"]
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor over an array's memory, also of the data types that numpy itself has not."""
+    """A tensor over an array's memory, also of the data types that numpy itself has not.
+
+    Raises:
+        ExtractionError: PyTorch has no such data type.
+    """
     if array.dtype.isbuiltin != 1:  # another library made it known to numpy
-        return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
+        kind = getattr(torch, array.dtype.name, None)
+        if kind is None:
+            raise ExtractionError(
+                f"given {array.dtype.name}, which PyTorch {torch.__version__} has not; install 2.7 or newer"
+            )
+        return torch.from_numpy(array.view(f"u{array.itemsize}")).view(kind)
     return torch.from_numpy(array)
 
 
