@@ -178,6 +178,7 @@ def _key(source: str, macros: Mapping[str, str], execution: Execution, toolchain
     return hashlib.sha256("\0".join([*parts, execution.value]).encode()).hexdigest()
 
 
+@functools.cache
 def _translator_digest() -> str:
     """Digest of the Python that writes C++, so that a new version of it makes new entries."""
     folder = Path(__file__).parent

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tests.support.environment  # noqa: F401, before numpy and torch read it
+
+# isort: split
 import gc
 import signal
 from collections.abc import Generator

@@ -81,7 +81,7 @@ def run(copy: Path, *arguments: str) -> str:
         site.mkdir()
         write_metadata(TOY_TARGET, site)
     path = os.pathsep.join(map(str, (copy, TOY_TARGET, site)))
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, *arguments]
     ran = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=500)
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-4000:]
