@@ -1,7 +1,7 @@
 """A directory of compiled libraries, shared by processes.
 
-An entry is a shared object followed by what the host must know about it (JSON) and a digest of both. It is written to
-a temporary name and renamed; one that does not verify counts as absent.
+An entry is an object file, or a shared object, followed by what the host must know about it (JSON) and a digest of
+both. It is written to a temporary name and renamed; one that does not verify counts as absent.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def cache_directory() -> Path:
 
 
 def load_or_build(key: str, build: Callable[[Path], bytes]) -> tuple[Path, bytes]:
-    """The shared object of `key` and its description, built when absent.
+    """The compiled code of `key` and its description, built when absent.
 
     Args:
         key: Digest of everything that decides the content.
-        build: Writes the shared object to the path it is given and returns the description.
+        build: Writes the code to the path it is given and returns the description.
     """
     path = cache_directory() / f"{key}.so"
     description = _read_verified(path)

@@ -290,7 +290,7 @@ def place_code(path: Path, what: str) -> tuple[Image, int]:
     """A compiled library, placed where the device can run it, and its address.
 
     Args:
-        path: The shared object.
+        path: The object file.
         what: Its kernels in words, for messages.
 
     Raises:

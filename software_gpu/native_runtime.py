@@ -142,7 +142,7 @@ def _build_runtime() -> Path:
     key = hashlib.sha256(f"runtime\0{toolchain.fingerprint}\0{source}".encode()).hexdigest()
 
     def build(path: Path) -> bytes:
-        toolchain.build(source, path)
+        toolchain.build(source, path, shared=True)
         return b""
 
     return load_or_build(key, build)[0]

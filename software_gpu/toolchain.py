@@ -46,8 +46,13 @@ FLAGS = (
     *COMPILER_LIMITS,
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-cl-single-precision-constant"),
 )
+_PLAIN_BFLOAT = ("-DMSL_PLAIN_BFLOAT",)  # include/msl_bfloat.h
 _REINSTALL = "Reinstall it: pip install --force-reinstall 'npu-compiler[software-gpu]'"
 OLDEST_CLANG = 17  # 16 has no arithmetic on __bf16
+
+
+class _Refusal(KernelCompileError):
+    """The compiler read the text to its end, and it is not C++ that it accepts."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ class Toolchain:
         done = _execute(command, source, headers)
         return done.stderr if done.returncode else ""
 
-    def build(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
-        """Compiles C++ text to a shared object at `target`, which must not be in use.
+    def build(self, source: str, target: Path, flags: Sequence[str] = (), *, shared: bool = False) -> None:
+        """Compiles C++ text to an object file at `target`, or to a shared object.
 
         Raises:
             KernelCompileError: The compiler refuses the text.
@@ -91,7 +96,10 @@ class Toolchain:
             with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
                 code = Path(folder, "kernel.o")
                 self.compile(source, code, flags)
-                self._run([*self.linker, "-o", str(target), str(code)], "")
+                if shared:
+                    self._run([*self.linker, "-o", str(target), str(code)], "")
+                else:
+                    target.write_bytes(code.read_bytes())
         except OSError as error:
             raise ToolchainError(
                 f"kernels can't be compiled in {_temporary_folder()}: {error}. Free some space, or name another folder "
@@ -100,10 +108,21 @@ class Toolchain:
 
     def compile(self, source: str, target: Path, flags: Sequence[str] = ()) -> None:
         """Compiles C++ text to an object file; raises as `build` does."""
+        expanded = [kind for kind, converts in self._small_floats() if not converts and kind in source]
+        if flags:  # another form of the language, or code that reports what it reads
+            return self._compile(source, target, flags, expanded)
+        try:
+            self._compile(source, target, _PLAIN_BFLOAT, [kind for kind in expanded if kind != "bfloat"])
+        except _Refusal:
+            if "bfloat" not in expanded:
+                raise
+            self._compile(source, target, flags, expanded)  # it computes in bfloat, or is wrong
+
+    def _compile(self, source: str, target: Path, flags: Sequence[str], expanded: Sequence[str]) -> None:
+        """Compiles in one run, or in two where the operations of some types are expanded between them."""
         headers = self._headers(source, flags)
         command = [*self.compiler, *self._flags(), *flags]
         reading = [*_including(headers), "-x", "c++", "-"]
-        expanded = [kind for kind, converts in self._small_floats() if not converts and kind in source]
         if expanded:
             unoptimised = ("-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm", "-o", "-")
             source = expand_small_floats(self._run([*command, *unoptimised, *reading], source, headers), expanded)
@@ -132,7 +151,7 @@ class Toolchain:
     def _run(self, command: Sequence[str], source: str, inherited: Sequence[int] = ()) -> str:
         done = _execute(command, source, inherited)
         if done.returncode == 1 and _is_refusal(done.stderr):
-            raise KernelCompileError(f"the compiler refused the kernel source:\n{_readable(done.stderr)}")
+            raise _Refusal(f"the compiler refused the kernel source:\n{_readable(done.stderr)}")
         if done.returncode:
             raise ToolchainError(_failure(done))
         return done.stdout

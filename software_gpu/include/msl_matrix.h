@@ -23,12 +23,11 @@ MSL_INLINE void note_access(const void* address, size_t bytes, bool writes) { ms
 MSL_INLINE void note_access(const void*, size_t, bool) {}
 #endif
 
+template <class T> using Row = msl::row<T, 8>;
+
 template <class T> MSL_INLINE row8 rounded(row8 row) {
   if constexpr (metal::is_same_v<T, float>) return row;
-  else {
-    typedef T V __attribute__((ext_vector_type(8)));
-    return __builtin_convertvector(__builtin_convertvector(row, V), row8);
-  }
+  else return Row<T>::widened(Row<T>::narrowed(row));
 }
 
 // Swaps the off-diagonal blocks of each 2x2 arrangement of blocks, of size 1, 2 and 4 in turn.
@@ -82,12 +81,11 @@ MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, P source, ulon
   static_assert(is_same_v<msl_pointee<P>, T>, "simdgroup_load needs a pointer to the matrix's own element type");
   if (!msl::leads_simdgroup()) return;
   source += origin.y * elements_per_row + origin.x;
-  typedef T V __attribute__((ext_vector_type(8)));
   for (int i = 0; i < 8; ++i) {
-    V row;
+    typename msl::Row<T>::type row;
     msl::note_access((const void*)(source + i * elements_per_row), sizeof(row), false);
     __builtin_memcpy(&row, (const void*)(source + i * elements_per_row), sizeof(row));
-    matrix.rows[i] = __builtin_convertvector(row, msl::row8);
+    matrix.rows[i] = msl::Row<T>::widened(row);
   }
   if (transpose) msl::transpose(matrix.rows);
 }
@@ -100,9 +98,8 @@ MSL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, P targe
   target += origin.y * elements_per_row + origin.x;
   simdgroup_matrix<T, 8, 8> stored = matrix;
   if (transpose) msl::transpose(stored.rows);
-  typedef T V __attribute__((ext_vector_type(8)));
   for (int i = 0; i < 8; ++i) {
-    V row = __builtin_convertvector(stored.rows[i], V);
+    typename msl::Row<T>::type row = msl::Row<T>::narrowed(stored.rows[i]);
     msl::note_access((const void*)(target + i * elements_per_row), sizeof(row), true);
     __builtin_memcpy((void*)(target + i * elements_per_row), &row, sizeof(row));
   }

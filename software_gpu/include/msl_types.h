@@ -16,10 +16,15 @@ typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
 typedef _Float16 half;
-typedef __bf16 bfloat;
 
 #define MSL_INLINE __attribute__((always_inline)) inline
 #define METAL_FUNC inline __attribute__((always_inline))
+
+#ifdef MSL_PLAIN_BFLOAT
+#include "msl_bfloat.h"
+#else
+typedef __bf16 bfloat;
+#endif
 
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
@@ -47,14 +52,18 @@ constexpr half operator""h(long double value) { return (half)(float)value; }
 constexpr half operator""h(unsigned long long value) { return (half)(float)value; }
 
 // One table of element types: each X(T) below makes something for every one of them.
-#define MSL_FOR_ELEMENTS(X) \
-  X(float) X(half) X(bfloat) X(int) X(uint) X(short) X(ushort) X(char) X(uchar) X(long) X(ulong) X(bool)
+#define MSL_FOR_ELEMENTS(X) MSL_FOR_BUILTINS(X) X(bfloat)
+#define MSL_FOR_BUILTINS(X) \
+  X(float) X(half) X(int) X(uint) X(short) X(ushort) X(char) X(uchar) X(long) X(ulong) X(bool)
 
 #define MSL_VECTORS(T)                                  \
   typedef T T##2 __attribute__((ext_vector_type(2)));   \
   typedef T T##3 __attribute__((ext_vector_type(3)));   \
   typedef T T##4 __attribute__((ext_vector_type(4)));
-MSL_FOR_ELEMENTS(MSL_VECTORS)
+MSL_FOR_BUILTINS(MSL_VECTORS)
+#ifndef MSL_PLAIN_BFLOAT
+MSL_VECTORS(bfloat)
+#endif
 
 // Packed vectors have the alignment of their element, and three elements take no fourth place.
 #define MSL_PACKED(T)                                                                       \
@@ -68,7 +77,9 @@ MSL_FOR_ELEMENTS(MSL_VECTORS)
   };
 MSL_PACKED(float)
 MSL_PACKED(half)
+#ifndef MSL_PLAIN_BFLOAT
 MSL_PACKED(bfloat)
+#endif
 MSL_PACKED(int)
 MSL_PACKED(uint)
 MSL_PACKED(short)
@@ -134,6 +145,11 @@ MSL_FLOAT_LIMITS(bfloat, FLT_MIN, 3.3895313892515355e+38f, 7.8125e-03f)
 
 template <class T, int N> struct msl_vector { typedef T type __attribute__((ext_vector_type(N))); };
 template <class T> struct msl_vector<T, 1> { typedef T type; };
+#ifdef MSL_PLAIN_BFLOAT
+template <> struct msl_vector<bfloat, 2> { typedef bfloat2 type; };
+template <> struct msl_vector<bfloat, 3> { typedef bfloat3 type; };
+template <> struct msl_vector<bfloat, 4> { typedef bfloat4 type; };
+#endif
 template <class T, int N> using vec = typename msl_vector<T, N>::type;
 
 template <class To, class From> MSL_INLINE To as_type(From value) {
@@ -156,6 +172,22 @@ template <class T> struct shape {
   template <> struct shape<T##4> { typedef T element; static constexpr int width = 4; };
 MSL_FOR_ELEMENTS(MSL_SHAPE)
 
+// N elements as they lie in memory, and the floats they are.
+template <class T, int N> struct row {
+  typedef T type __attribute__((ext_vector_type(N)));
+  typedef float Floats __attribute__((ext_vector_type(N)));
+  MSL_INLINE static Floats widened(type values) { return __builtin_convertvector(values, Floats); }
+  MSL_INLINE static type narrowed(Floats values) { return __builtin_convertvector(values, type); }
+};
+#ifdef MSL_PLAIN_BFLOAT
+template <int N> struct row<bfloat, N> {
+  typedef bfloats<N> type;
+  typedef typename type::Floats Floats;
+  MSL_INLINE static Floats widened(type values) { return (Floats)values; }
+  MSL_INLINE static type narrowed(Floats values) { return type(values); }
+};
+#endif
+
 template <class T> using element = typename shape<T>::element;
 template <class T> constexpr int width = shape<T>::width;
 
@@ -170,6 +202,9 @@ template <class Vector, class Part> MSL_INLINE void append(Vector& vector, int& 
 template <class T, int N, class... Parts> MSL_INLINE metal::vec<T, N> make(Parts... parts) {
   typedef metal::vec<T, N> V;
   if constexpr (N == 1) return T(parts...);
+#ifdef MSL_PLAIN_BFLOAT
+  else if constexpr (metal::is_same_v<T, bfloat>) return V(make<float, N>(parts...));
+#endif
   else if constexpr (sizeof...(Parts) == 0) return (V)(T)0;
   else {
     static_assert(sizeof...(Parts) == 1 || (width<Parts> + ...) == N, "a vector constructor needs one value per element");

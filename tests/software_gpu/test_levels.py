@@ -293,3 +293,41 @@ def test_arithmetic_and_rows(levels: _Levels, dtype: torch.dtype) -> None:
         test_prologue.layer_norm(graph, x),
         roundings=4,
     )
+
+
+# Of values that show a rounding: what is an operation of bfloat, what of float.
+MEANINGS = {
+    "float(b * b)": lambda b, f, i: (b * b).astype(np.float32),
+    "float(b * i)": lambda b, f, i: (b * i.astype(BFLOAT)).astype(np.float32),
+    "float(-b)": lambda b, f, i: -b.astype(np.float32),
+    "b * f": lambda b, f, i: b.astype(np.float32) * f,
+    "f - b": lambda b, f, i: f - b.astype(np.float32),
+    "float(i > 1 ? b : bfloat(f))": lambda b, f, i: np.where(i > 1, b, f.astype(BFLOAT)).astype(np.float32),
+    "i > 1 ? b : f": lambda b, f, i: np.where(i > 1, b.astype(np.float32), f),
+    "float(b > f) + float(b == b) + float(i > b)": lambda b, f, i: (
+        (b.astype(np.float32) > f) + np.float32(1) + (i.astype(BFLOAT) > b)
+    ),
+    "float(max(b, bfloat(f)))": lambda b, f, i: np.maximum(b, f.astype(BFLOAT)).astype(np.float32),
+    "float(bfloat4(f, b, f, f).y)": lambda b, f, i: b.astype(np.float32),
+    "float4(bfloat4(float4(f, float(b), f, f))).x": lambda b, f, i: f.astype(BFLOAT).astype(np.float32),
+    "float(half(b)) + float(int(b))": lambda b, f, i: (
+        b.astype(np.float32).astype(np.float16).astype(np.float32) + b.astype(np.int32).astype(np.float32)
+    ),
+    "float(as_type<ushort>(b))": lambda b, f, i: b.view(np.uint16).astype(np.float32),
+    "float(bfloat(16777217 + i))": lambda b, f, i: (16777217 + i).astype(np.float32).astype(BFLOAT).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("expression", MEANINGS)
+def test_an_expression_with_bfloat_means_one_thing_however_it_is_compiled(expression: str) -> None:
+    """With the type that is only moved and converted, where that is enough, and with clang's."""
+    source = HEAD + (
+        "kernel void k(device const bfloat* x [[buffer(0)]], device const float* z [[buffer(1)]], "
+        "device float* y [[buffer(2)]], uint at [[thread_position_in_grid]]) "
+        f"{{ bfloat b = x[at]; float f = z[at]; int i = int(at) + 1; y[at] = {expression}; }}"
+    )
+    b = (1 + np.arange(64, dtype=np.float32) / 64).astype(BFLOAT)
+    f = (1 + np.arange(64, dtype=np.float32) / 300).astype(np.float32)
+    i = np.arange(1, 65, dtype=np.int32)
+    (_, _, result) = run(source, "k", [b, f, np.zeros_like(f)], (1, 1, 1), (64, 1, 1))
+    np.testing.assert_array_equal(result, MEANINGS[expression](b, f, i).astype(np.float32))

@@ -198,7 +198,7 @@ def test_what_code_writes_over_the_header_fools_nobody(tmp_path: Path) -> None:
 REFUSED = {
     'extern "C" int system(const char*);' + ENTRY + '{ system("true"); }': "calls 'system'",
     "static int counter;" + ENTRY + "{ ++counter; }": "variables at program scope",
-    "thread_local int counter; " + ENTRY + "{ ++counter; }": "in a way .* that kernels don't",
+    "thread_local int counter; " + ENTRY + "{ ++counter; }": "variables at program scope",
 }
 
 
