@@ -154,9 +154,7 @@ class _Linker:
         if index not in self._jumps:
             word = self._word_of(index, ADDRESS)
             place = self._jumps[index] = self._append(_JUMP_BYTES)
-            jump = (
-                _arm_jump(word, place) if self._fill_in is _ARM else b"\xff\x25" + struct.pack("<i", word - place - 6)
-            )
+            jump = (_arm_jump if self._fill_in is _ARM else _x86_jump)(word, place)
             self._result.content[place : place + len(jump)] = jump
         return self._jumps[index]
 
