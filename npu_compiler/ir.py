@@ -55,10 +55,12 @@ class OpNode(_Reader):
 
     def tensors(self) -> tuple[str, ...]:
         """Names of all tensors the node reads, in order of its parameters."""
-        if not hasattr(self, "read"):
-            values = ((value,) if isinstance(value, str) else value for value in self.inputs.values())
+        try:
+            return self.read
+        except AttributeError:
+            values = [(value,) if isinstance(value, str) else value for value in self.inputs.values()]
             object.__setattr__(self, "read", tuple(chain.from_iterable(values)))
-        return self.read
+            return self.read
 
     def renamed(self, names: Mapping[str, str]) -> OpNode:
         """The same node reading `names[t]` wherever it reads a tensor `t` of `names`."""

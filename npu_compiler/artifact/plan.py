@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import chain
 
 from npu_compiler.artifact.extension import ArgumentExtension, LaunchExtension
+from npu_compiler.records import changed
 from npu_compiler.tensor.index_check import IndexCheck
 from npu_compiler.tensor.layout import BufferSpec
 
@@ -281,7 +282,7 @@ class ExecutionPlan:
             if not isinstance(call, KernelCall):
                 return call
             number = numbers.setdefault(call.kernel, len(numbers))
-            return call if number == call.kernel else replace(call, kernel=number)
+            return call if number == call.kernel else changed(call, kernel=number)
 
         steps = tuple(change_calls(step, renumbered) for step in self.steps)
         return replace(self, kernels=tuple(self.kernels[number] for number in numbers), steps=steps)

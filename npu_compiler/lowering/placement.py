@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from npu_compiler.artifact.memory import Lifetime, plan_arena
 from npu_compiler.artifact.plan import FAULTS, Argument, Buffer, Call, Role, Step, change_calls, options_of
+from npu_compiler.records import changed
 from npu_compiler.tensor.index_check import FAULT_BYTES
 from npu_compiler.tensor.trace import TracedTensor
 
@@ -99,7 +99,7 @@ class Placement:
         self.buffers.append(Buffer(role, name, nbytes))
 
     def _placed(self, call: Call) -> Call:
-        return replace(call, args=tuple(map(self._place_of, call.args)))
+        return changed(call, args=tuple(map(self._place_of, call.args)))
 
     def _place_of(self, argument: Argument) -> Argument:
         buffer, base = self.slots[self._aliases.get(argument.buffer, argument.buffer)]

@@ -41,9 +41,9 @@ class Const(_Node):
     value: float | int | bool
     dtype: DType
 
-    @classmethod
-    def key(cls, value: float | int | bool, dtype: DType) -> tuple[Any, ...]:
-        return cls, type(value), repr(value), dtype
+    @staticmethod
+    def key(value: float | int | bool, dtype: DType) -> tuple[Any, ...]:
+        return type(value), repr(value), dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,8 +252,14 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def walk(expr: Expr) -> tuple[Expr, ...]:
     """Each distinct sub-expression once, operands before what uses them."""
-    if hasattr(expr, "below"):
+    try:
         return (*expr.below, expr)  # what is lowered is walked a dozen times in a row
+    except AttributeError:
+        return _walked(expr)
+
+
+def _walked(expr: Expr) -> tuple[Expr, ...]:
+    """What `walk` gives, which the expression keeps."""
     found: dict[Expr, None] = {}
     stack = [expr]
     while stack:
@@ -274,9 +280,11 @@ def walk(expr: Expr) -> tuple[Expr, ...]:
 
 def leaves(expr: Expr) -> tuple[Load, ...]:
     """The distinct loads of `expr`, those inside an index included."""
-    if not hasattr(expr, "loads"):
-        object.__setattr__(expr, "loads", tuple([node for node in walk(expr) if isinstance(node, Load)]))
-    return expr.loads
+    try:
+        return expr.loads
+    except AttributeError:
+        object.__setattr__(expr, "loads", tuple([node for node in walk(expr) if type(node) is Load]))
+        return expr.loads
 
 
 def reductions(expr: Expr) -> list[Reduce]:

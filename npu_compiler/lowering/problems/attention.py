@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
+from npu_compiler.records import changed
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import MAX_HEAD_SIZE, Anchor, TracedTensor
 
@@ -77,8 +78,7 @@ class Attention(Problem):
         return [name for name in ("q", "k", "v", "mask", "sinks") if getattr(self, name) is not None]
 
     def with_operand(self, position: int, operand: Operand) -> Self:
-        changed: dict[str, Any] = {self._given[position]: operand}
-        return replace(self, **changed)
+        return changed(self, **{self._given[position]: operand})
 
     @property
     def dims(self) -> Dims:
