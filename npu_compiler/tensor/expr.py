@@ -280,6 +280,8 @@ def _walked(expr: Expr) -> tuple[Expr, ...]:
 
 def leaves(expr: Expr) -> tuple[Load, ...]:
     """The distinct loads of `expr`, those inside an index included."""
+    if type(expr) is Load:  # one that held itself would be freed late
+        return (expr,) if expr.index is None else (*leaves(expr.index), expr)
     try:
         return expr.loads
     except AttributeError:
