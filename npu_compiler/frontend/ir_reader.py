@@ -22,6 +22,7 @@ from npu_compiler.tensor.layout import BufferSpec, dense
 __all__ = ["read_graph", "read_node"]
 
 _MAX_ELEMENTS = 1 << 40
+_WHOLE = frozenset({int})  # and no bool
 
 
 def read_graph(source: IRSource) -> IRGraph:
@@ -76,7 +77,7 @@ def _spec(raw: Any, where: str) -> TensorSpec:
         raise IRError(f"{where}: given {raw!r:.60}, expected a tensor with name, shape and dtype")
     name = _field(raw, "name", str, where)
     shape = _field(raw, "shape", list, f"{where}, tensor '{name}'")
-    if any(type(size) is not int or size < 0 for size in shape):
+    if not _WHOLE.issuperset(map(type, shape)) or min(shape, default=0) < 0:
         raise IRError(
             f"{where}, tensor '{name}': given the shape {shape}, expected sizes that are known when compiling; "
             "extract the model without dynamic_shapes"

@@ -162,6 +162,7 @@ class _Grouping:
         self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
         self.stored = outputs  # tensors that must be in memory
         self.needed = _needed(self.tensors, outputs)
+        self.problems: dict[int, Problem] = {}  # by the index of their result
         for tensor in self.needed:
             for ref in tensor.operands():
                 self.users.setdefault(ref.tensor, set()).add(tensor.index)
@@ -418,7 +419,9 @@ class _Grouping:
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
         assert view is not None
-        problem = problem_of(value.anchor, self.tensors)
+        problem = self.problems.get(value.anchor.index)
+        if problem is None:
+            problem = self.problems[value.anchor.index] = problem_of(value.anchor, self.tensors)
         return [Group(tensor, problem, value.expr, shape, view, value.nodes)]
 
     def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:

@@ -34,7 +34,7 @@ volume_filtering = partial(image_filtering, image_ranks=(5,))
 def sizes(value: Any, rank: int, name: str) -> tuple[int, ...]:
     """A number for each spatial dimension, given as one number, a list of one or a list of as many."""
     values = [value] if isinstance(value, int) else list(value)
-    if len(values) not in (1, rank) or any(type(v) is not int for v in values):
+    if len(values) not in (1, rank) or {*map(type, values)} != {int}:
         raise OpRefusal(f"given {name}={value!r}, expected one or {rank} whole numbers")
     return tuple(values) if len(values) == rank else (values[0],) * rank
 
