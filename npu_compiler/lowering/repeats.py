@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property, partial
+from operator import attrgetter
 from typing import Any, get_args
 
 from npu_compiler.artifact.plan import FAULTS, Argument, Call, KernelCall, Step, change_calls, options_of
@@ -185,14 +186,16 @@ class _Names:
             number = self._number(value.index)
             return number if value is self._tensors[value.index] else (number, self._facts(value))
         if kind is tuple:
+            if _PLAIN.issuperset(map(type, value)):
+                return value
             return tuple([self.form(item) for item in value])
         if kind is float or kind is bool:
             return kind, repr(value)  # 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0
         if kind is Group:
             self.names.update(value.nodes)
             self.labels.append(" + ".join(value.nodes))
-        names = _field_names(kind)
-        return object() if names is None else (kind, *[self.form(getattr(value, name)) for name in names])
+        fields_of = _telling_fields(kind)
+        return object() if fields_of is None else (kind, *map(self.form, fields_of(value)))
 
     def _number(self, index: int) -> int:
         number = self.numbers.get(index)
@@ -234,8 +237,9 @@ _EXPRESSIONS = frozenset(get_args(Expr))
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    """The fields of a dataclass that tell its values apart, but for what nodes are called; None for what is none."""
+def _telling_fields(kind: type) -> Callable[[Any], Sequence[Any]] | None:
+    """Gives the fields of a dataclass that tell its values apart, not what nodes are called; None for what is none."""
     if not is_dataclass(kind):
         return None
-    return tuple(each.name for each in fields(kind) if (kind, each.name) != (Group, "nodes"))
+    names = [each.name for each in fields(kind) if (kind, each.name) != (Group, "nodes")]
+    return attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]

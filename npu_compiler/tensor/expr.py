@@ -241,13 +241,11 @@ FUNCTIONS: dict[str, Function] = {
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The expressions that `expr` is directly made of."""
-    if isinstance(expr, Call):
+    if type(expr) is Load:
+        return () if expr.index is None else (expr.index,)
+    if type(expr) is Call or type(expr) is Reduce:
         return expr.args
-    if isinstance(expr, Reduce):
-        return expr.args
-    if isinstance(expr, Load) and expr.index is not None:
-        return (expr.index,)
-    return (expr.index, expr.element) if isinstance(expr, Checked) else ()
+    return (expr.index, expr.element) if type(expr) is Checked else ()
 
 
 def walk(expr: Expr) -> tuple[Expr, ...]:
@@ -260,6 +258,9 @@ def walk(expr: Expr) -> tuple[Expr, ...]:
 
 def _walked(expr: Expr) -> tuple[Expr, ...]:
     """What `walk` gives, which the expression keeps."""
+    if not children(expr):
+        object.__setattr__(expr, "below", ())
+        return (expr,)
     found: dict[Expr, None] = {}
     stack = [expr]
     while stack:
@@ -311,15 +312,15 @@ def substitute(expr: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
 
 def _with_children(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
     """A node whose operands are those that `done` has in place of its own."""
-    if isinstance(node, Call):
+    if type(node) is Load:
+        return node if node.index is None else Load(node.ref, node.dtype, done[node.index], node.index_stride)
+    if type(node) is Call:
         args = tuple([done[arg] for arg in node.args])
         return node if args == node.args else Call(node.fn, args, node.dtype)
-    if isinstance(node, Reduce):
+    if type(node) is Reduce:
         args = tuple([done[arg] for arg in node.args])
         return node if args == node.args else replace(node, args=args)
-    if isinstance(node, Load) and node.index is not None:
-        return Load(node.ref, node.dtype, done[node.index], node.index_stride)
-    if isinstance(node, Checked):
+    if type(node) is Checked:
         return replace(node, index=done[node.index], element=done[node.element])
     return node
 
