@@ -84,10 +84,7 @@ class KernelSource:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of entry and text, in hexadecimal."""
-        found = hashlib.sha256(f"{self.entry}\0".encode())
-        for number, part in enumerate(self.parts):
-            found.update(f"\n{part}".encode() if number else part.encode())
-        return found.hexdigest()
+        return hashlib.sha256("\0".join((self.entry, "\n".join(self.parts))).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KernelSource) or (self.entry, self._length) != (other.entry, other._length):
