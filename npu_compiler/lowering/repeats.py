@@ -43,7 +43,8 @@ class Repeats:
         names = _Names(self._lowering.tensors)
         form = (*[names.form(group) for group in groups], *names.facts, names.order())
         exactly = form, tuple(names.checks)
-        for earlier in (*self._known.get(form, ()), *self._known.get(exactly, ())):
+        known = [*self._known.get(form, []), *self._known.get(exactly, [])]
+        for earlier in known:
             buffers = earlier.buffers(names, self._lowering)
             if buffers is not None:
                 return earlier.again(names, buffers, self._lowering)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
-from npu_compiler.records import changed
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import MAX_HEAD_SIZE, Anchor, TracedTensor
 
@@ -36,6 +34,7 @@ class Attention(Problem):
     """
 
     kind = "attention"
+    operand_names = ("q", "k", "v", "mask", "sinks")
 
     q: Operand
     k: Operand
@@ -67,18 +66,6 @@ class Attention(Problem):
             raise OpRefusal(f"given {given}, expected heads of 1 to {MAX_HEAD_SIZE} and at least one position")
         if self.batch * self.groups > _MAX_HEADS:
             raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return tuple(getattr(self, name) for name in self._given)
-
-    @property
-    def _given(self) -> list[str]:
-        """Names of the operands that there are."""
-        return [name for name in ("q", "k", "v", "mask", "sinks") if getattr(self, name) is not None]
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        return changed(self, **{self._given[position]: operand})
 
     @property
     def dims(self) -> Dims:
