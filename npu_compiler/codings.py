@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Arithmetic", "Coding", "SmallFloat"]
+__all__ = ["Arithmetic", "Coding", "PowerOfTwo", "SmallFloat"]
 
 _BIAS, _MANTISSA = 127, 23  # of float32
 _INFINITY = 0xFF << _MANTISSA
@@ -100,3 +100,24 @@ class SmallFloat(Coding):
         code = to.where(code < largest, code, largest)
         code = to.where(size > _INFINITY, self._sign - 1, code)
         return to.where(bits < 0, code + self._sign, code)
+
+
+@dataclass(frozen=True)
+class PowerOfTwo(Coding):
+    """An exponent of eight bits alone, as scales of the MX formats have it: ``2^(code - 127)``; the last code is NaN.
+
+    OCP Microscaling Formats (MX) Specification 1.0, section 5.4.1. As in PyTorch a number becomes the power that is
+    nearest to its magnitude, the larger one halfway; infinity becomes NaN, and 0 the least power.
+    """
+
+    def decode(self, code: Any, to: Arithmetic) -> Any:
+        number = to.of_bits(code << _MANTISSA)  # of the last code infinity
+        number = to.where(code < 255, number, to.of_bits(_INFINITY | (1 << (_MANTISSA - 1))))
+        return to.where(code < 1, to.of_bits(1 << (_MANTISSA - 1)), number)  # which is subnormal in float32
+
+    def encode(self, number: Any, to: Arithmetic) -> Any:
+        size = to.bits(number) & _MAGNITUDE
+        half = 1 << (_MANTISSA - 1)
+        code = (size + half) >> _MANTISSA
+        code = to.where(size > half, code, size & 0)  # up to the least power, which is half of the first normal number
+        return to.where(size < _INFINITY, code, 255)

@@ -9,7 +9,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from npu_compiler.codings import Coding, SmallFloat
+from npu_compiler.codings import Coding, PowerOfTwo, SmallFloat
 from npu_compiler.errors import IRError
 from npu_compiler.tensor.interning import Interned
 
@@ -27,7 +27,7 @@ __all__ = [
     "INT64",
     "FLOAT16",
 ]
-__all__ += ["BFLOAT16", "FLOAT32", "FLOAT64", "FLOAT8_E4M3FN", "FLOAT8_E5M2", "ALL"]
+__all__ += ["BFLOAT16", "FLOAT32", "FLOAT64", "FLOAT8_E4M3FN", "FLOAT8_E5M2", "FLOAT8_E8M0FNU", "ALL"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +120,7 @@ FLOAT32 = add(DType("float32", 4, 2, 1, "F32"))
 FLOAT64 = add(DType("float64", 8, 2, 2, "F64"))
 FLOAT8_E4M3FN = add(DType("float8_e4m3fn", 1, 2, -1, "F8_E4M3", SmallFloat(4, 3, has_infinity=False)))
 FLOAT8_E5M2 = add(DType("float8_e5m2", 1, 2, -1, "F8_E5M2", SmallFloat(5, 2, has_infinity=True)))
+FLOAT8_E8M0FNU = add(DType("float8_e8m0fnu", 1, 2, -1, "F8_E8M0", PowerOfTwo()))
 
 _TORCH_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
 

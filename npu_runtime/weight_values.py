@@ -55,13 +55,15 @@ def all_finite(array: NDArray[Any]) -> bool:
 
     In the order of bit patterns, infinity is above all numbers of its sign, and NaN above it. So the largest pattern
     tells: as signed integers that of the values without a sign, as unsigned ones that of those with a sign. Neither
-    look makes an array, and both together take less time than one that puts the signs away.
+    look makes an array, and both together take less time than one that puts the signs away. A type without signs, whose
+    infinity has the highest bit, needs the second look alone.
     """
     infinity, size = _infinity(array.dtype), array.dtype.itemsize
     if infinity is None:
         return True
     signed = np.ascontiguousarray(array).reshape(-1).view(f"i{size}")
-    unsigned, negative_infinity = signed.view(f"u{size}"), infinity + (1 << (8 * size - 1))
+    sign = 1 << (8 * size - 1)
+    unsigned, negative_infinity = signed.view(f"u{size}"), infinity | sign
     step = STEP_BYTES // size
     return all(
         int(signed[start : start + step].max()) < infinity

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from npu_compiler.frontend.cache_forms import PlainRows, RowForm
 
-__all__ = ["CacheLayer", "CachedDecoder", "cache_shapes", "run_decoder"]
+__all__ = ["CacheLayer", "CachedDecoder", "attention_of", "cache_shapes", "run_decoder"]
 
 
 class CachedDecoder(torch.nn.Module):
@@ -80,7 +81,7 @@ def run_decoder(
     try:
         output = model(
             input_ids=tokens,
-            attention_mask=visible,
+            attention_mask=_masks(model, visible, positions),
             position_ids=positions,
             past_key_values=Cache(layers=list(layers)),
             use_cache=True,
@@ -88,6 +89,37 @@ def run_decoder(
     finally:
         handle.remove()
     return (output.logits, *(tensor for layer in layers for tensor in layer.tensors))
+
+
+def attention_of(config: Any) -> str:
+    """What transformers calls the attention that a model of a configuration is to have: PyTorch's operator, or, where
+    the model knows none such, as those with sinks, the one that it spells out.
+    """
+    try:
+        kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        return "sdpa"  # which nothing is made with
+    return "sdpa" if kind._supports_sdpa else "eager"
+
+
+def _masks(model: Any, visible: torch.Tensor, positions: torch.Tensor) -> Any:
+    """What a model takes as its mask: for each kind of its layers, where some see a window of the text alone.
+
+    Attention that is no operator of PyTorch's own adds the mask to its scores.
+    """
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    near = visible
+    if window is not None and window < visible.shape[-1]:
+        near = visible & (torch.arange(visible.shape[-1]) > positions[:, None, :, None] - window)
+    kinds = {"full_attention": visible, "sliding_attention": near}
+    if config._attn_implementation != "sdpa":
+        least = torch.finfo(model.dtype).min
+        kinds = {name: torch.where(mask, 0.0, least).to(model.dtype) for name, mask in kinds.items()}
+    layers = set(getattr(config, "layer_types", None) or ())
+    if layers > {"sliding_attention"} and near is not visible:
+        return kinds
+    return kinds["full_attention" if layers == {"full_attention"} else "sliding_attention"]
 
 
 def cache_shapes(model: Any, length: int) -> list[tuple[int, ...]]:

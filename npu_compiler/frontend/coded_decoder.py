@@ -15,9 +15,11 @@ from transformers.initialization import no_init_weights
 
 from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.cached_decoder import attention_of
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.importer import Importer
 from npu_compiler.frontend.checkpoints.tensors import Tensors
+from npu_compiler.frontend.coded_experts import CodedExperts, hold_codes
 from npu_compiler.frontend.coded_layers import CodedEmbedding, CodedLinear, CodedWeight, as_tensor
 
 __all__ = ["ACTIVATIONS", "coded_decoder"]
@@ -48,7 +50,8 @@ def coded_decoder(
             is of the type that activations are to be rounded to.
     """
     with no_init_weights():  # nothing touches the memory of its weights, which only takes addresses
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention_of(config))
+    model.eval()
     head, rounded = model.get_output_embeddings(), 0
     for name, module in list(_matrices(model)):
         size = (int(module.weight.shape[0]), int(module.weight.shape[1]))
@@ -61,6 +64,7 @@ def coded_decoder(
                 layer.activations = _fitting(coded, ACTIVATIONS[asked])
                 rounded += layer.activations is not None
             model.set_submodule(name, layer)
+    _take_experts(model, importer, tensors, dtype)
     if activations not in (None, "16") and not rounded:
         raise ExtractionError(
             f"given activations='{activations}' for weights of which none are of that type with one scale for a row; "
@@ -84,6 +88,26 @@ def _matrices(model: Any) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             yield name, module
+
+
+def _take_experts(model: Any, importer: Importer, tensors: Tensors, dtype: torch.dtype) -> None:
+    """Puts codes in the place of the matrices of experts that the checkpoint has as codes."""
+    for path, module in list(model.named_modules()):
+        coded = {}
+        for own, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim != 3:
+                continue
+            name = f"{path}.{own}"
+            count, inputs, outputs = (int(size) for size in parameter.shape)
+            matrix = importer.experts(name, (count, inputs, outputs), tensors)
+            if matrix is None:
+                continue
+            if name in tensors:
+                raise ExtractionError(f"given '{name}' as numbers and in codes, expected the weight in one format")
+            weight = CodedWeight(matrix.check(name), dtype)
+            coded[own] = CodedExperts(weight, (count, inputs, outputs))
+        if coded:
+            hold_codes(module, coded)
 
 
 def _check_alone(name: str, coded: CodedMatrix, tensors: Tensors) -> None:

@@ -13,15 +13,25 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 import npu_compiler.frontend.coded_operator  # noqa: F401, defines npu_codes::dequantize
+from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 
 __all__ = ["CodedEmbedding", "CodedLinear", "CodedWeight", "as_tensor"]
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor over an array's memory, also of the data types that numpy itself has not."""
+    """A tensor over an array's memory, also of the data types that numpy itself has not.
+
+    Raises:
+        ExtractionError: PyTorch has no such data type.
+    """
     if array.dtype.isbuiltin != 1:  # another library made it known to numpy
-        return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
+        kind = getattr(torch, array.dtype.name, None)
+        if kind is None:
+            raise ExtractionError(
+                f"given {array.dtype.name}, which PyTorch {torch.__version__} has not; install 2.7 or newer"
+            )
+        return torch.from_numpy(array.view(f"u{array.itemsize}")).view(kind)
     return torch.from_numpy(array)
 
 
@@ -68,8 +78,23 @@ class CodedWeight(torch.nn.Module):
         made: torch.Tensor = torch.ops.npu_codes.dequantize(*parts, *self._options, self._rows, self._zero, self._dtype)
         return made if tuple(made.shape) == self._shape else made.reshape(self._shape)
 
+    @property
+    def _has_one_scale(self) -> bool:
+        """Whether all rows share one scale, and nothing else: as the scales of small floats do."""
+        scales: Any = self.scales
+        if isinstance(scales, CodedWeight) or scales.numel() != 1 or self.codes.shape[0] != self._shape[0]:
+            return False
+        return all(getattr(self, name) is None for name in ("zeros", "biases"))
+
     def picked(self, rows: torch.Tensor) -> torch.Tensor:
         """Some rows of the matrix, [*rows, columns]."""
+        if self._has_one_scale:
+            codes = self.codes[rows.reshape(-1)]
+            options = (*self._options, codes.shape[0], self._zero, self._dtype)
+            of_all: torch.Tensor = torch.ops.npu_codes.dequantize(
+                codes, self.scales, None, None, self.codebook, *options
+            )
+            return of_all.reshape(*rows.shape, self._shape[1])
         if self._rows > 1 or self.codes.shape[0] != self._shape[0]:
             return F.embedding(rows, self())
         parts = [self._picked_part(name, rows) for name in ("codes", "scales", "zeros", "biases")]

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from npu_compiler.errors import ExtractionError
+from npu_compiler.frontend.cached_decoder import attention_of
 from npu_compiler.frontend.checkpoints.formats import importer_of
 from npu_compiler.frontend.checkpoints.gguf import Gguf, GgufFile
 from npu_compiler.frontend.checkpoints.importer import Importer
@@ -58,10 +59,11 @@ def load_decoder(source: Path, dtype: str | None, seed: int, activations: str | 
         own = str(config.dtype).removeprefix("torch.")
         kind = getattr(torch, dtype or (own if own in _HALF else "bfloat16"))
         if has_weights:
-            options = {"dtype": kind, "attn_implementation": "sdpa", "local_files_only": True}
+            options = {"dtype": kind, "attn_implementation": attention_of(config), "local_files_only": True}
             return AutoModelForCausalLM.from_pretrained(source, config=config, **options).eval()
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation="sdpa").eval()
+            model = AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation=attention_of(config))
+        model.eval()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _refused(source, error) from error
     model.tie_weights()

@@ -137,14 +137,7 @@ def _batch_step(ir: Mapping[str, Any], file: str, shape: tuple[int, int], picks:
 
 
 def _checked_length(config: Any, requested: int | None) -> int:
-    length = allowed_length(getattr(config, "max_position_embeddings", None), requested)
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < length:
-        raise ExtractionError(
-            f"given a cache of {length} tokens for a model whose attention slides over {window}; choose a cache of at "
-            f"most {window}, within which its attention is the plain one"
-        )
-    return length
+    return allowed_length(getattr(config, "max_position_embeddings", None), requested)
 
 
 def _remove_functions(folder: Path) -> None:
@@ -176,7 +169,8 @@ def _example(count: int, caches: tuple[torch.Tensor, ...]) -> dict[str, Any]:
 
 def _check_same_results(decoder: CachedDecoder, caches: tuple[torch.Tensor, ...]) -> None:
     """Refuses a model that does not do with positions and mask what it does without a cache."""
-    tokens = torch.arange(min(4, caches[0].shape[2]))[None]
+    window = getattr(decoder.model.config, "sliding_window", None) or 0
+    tokens = torch.arange(min(max(4, window + 2), caches[0].shape[2]))[None]
     with torch.no_grad():
         expected = decoder.model(input_ids=tokens, use_cache=False).logits[0, -1].float()
         state = caches

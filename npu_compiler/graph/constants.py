@@ -207,7 +207,7 @@ class _Scene:
         if nbytes > max(_GROWTH * sources, _MOST_GROWN_BYTES):
             return False
         if plain is None:
-            return True
+            return nbytes <= sources or not made.is_of_codes_alone or self._is_filter(name)
         if nbytes > sources and _widens(plain.expr) and not self._is_filter(name):
             return False
         simple = not has_reduce(plain.expr) and all(load.index is None for load in leaves(plain.expr))
@@ -273,6 +273,12 @@ class _Making:
     def has_wide_numbers(self) -> bool:
         """Whether there are numbers on the way that no device has."""
         return any(self._graph.tensors[name].dtype == FLOAT64 for node in self._nodes for name in node.outputs)
+
+    @property
+    def is_of_codes_alone(self) -> bool:
+        """Whether all that is done is to make numbers of codes, those of scales before those of weights."""
+        known = [traits_of(node.op, node.attrs) for node in self._nodes]
+        return all(traits.makes_numbers or traits.work is Work.VIEW for traits in known)
 
     def as_expression(self, name: str) -> Tensor | None:
         """The tensor as one expression of its sources; None where something on the way has to be in memory."""

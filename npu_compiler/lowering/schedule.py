@@ -10,13 +10,14 @@ from math import prod
 
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.value import MAX_READS
-from npu_compiler.tensor.expr import leaves
+from npu_compiler.tensor.expr import Checked, Load, leaves, walk
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 
 __all__ = ["InPlace", "find_in_place", "needed_groups", "readers_of", "schedule"]
 
 _MAX_SHARED_GROUPS = 8
+_MOST_POINTERS = 30  # of a kernel: Metal binds 31 buffers, of which one holds parameters
 _MOST_WAITING = 1 << 16  # elements that may lie in memory from early on until something reads them
 
 
@@ -151,7 +152,18 @@ def schedule(
 
 def _fits(group: Group, members: Sequence[Group]) -> bool:
     """Whether one kernel can bind the tensors of all: each has pointers of its own, and one to its result."""
-    return sum(len(member.reads()) + 1 for member in (group, *members)) <= MAX_READS
+    together = (group, *members)
+    if sum(len(member.reads()) + 1 for member in together) > MAX_READS:
+        return False
+    return sum(map(_pointers, together)) <= _MOST_POINTERS
+
+
+def _pointers(group: Group) -> int:
+    """What an elementwise kernel binds: its result, what it reads, by where that begins, and the record of faults."""
+    exprs = (group.expr,) if group.index is None else (group.expr, group.index)
+    nodes = [node for expr in exprs for node in walk(expr)]
+    begins = {(node.ref.tensor, node.ref.view.offset) for node in nodes if isinstance(node, Load)}
+    return 1 + len(begins) + any(isinstance(node, Checked) for node in nodes)
 
 
 def needed_groups(groups: Mapping[int, list[Group]], outputs: Collection[int]) -> list[Group]:

@@ -280,8 +280,3 @@ def test_models_that_are_no_decoders(tmp_path: Path) -> None:
     transformers.ResNetConfig().save_pretrained(tmp_path / "images")
     with pytest.raises(ExtractionError, match="of a causal language model"):
         extract_language_model(tmp_path / "images", tmp_path / "model")
-    config("Qwen2", use_sliding_window=True, sliding_window=32, max_window_layers=0).save_pretrained(
-        tmp_path / "window"
-    )
-    with pytest.raises(ExtractionError, match="choose a cache of at most 32"):
-        extract_language_model(tmp_path / "window", tmp_path / "model", cache_length=64)

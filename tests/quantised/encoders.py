@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from npu_compiler.frontend.checkpoints.small_floats import E2M1
 from npu_compiler.integers import ceil_div
 from tests.support.quantised import Array, Encoded, bit_stream
 
@@ -121,3 +122,36 @@ def mlx(weight: torch.Tensor, bits: int, group: int, kind: torch.dtype) -> Encod
     packed = bit_stream(codes.reshape(rows, columns).numpy().astype(np.uint8), bits)
     tensors = {"weight": torch.from_numpy(packed.view(np.int32).copy()).view(torch.uint32)}
     return tensors | {"scales": scales, "biases": biases}, meant.to(kind).float()
+
+
+def _nearest(numbers: Array) -> Array:
+    """The code of the nearest float of four bits."""
+    codes: Array = np.abs(numbers[..., None] - E2M1.astype(np.float64)).argmin(-1).astype(np.uint8)
+    return codes
+
+
+def _pairs(codes: Array) -> torch.Tensor:
+    return torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << np.uint8(4))
+
+
+def mxfp4(weight: torch.Tensor) -> Encoded:
+    """compressed-tensors' floats of four bits in groups of 32, whose scales are powers of two."""
+    groups = weight.double().numpy().reshape(weight.shape[0], -1, 32)
+    powers = np.floor(np.log2(np.abs(groups).max(-1).clip(2.0**-100))) - 2
+    scales = np.exp2(powers)[..., None]
+    codes = _nearest(groups / scales)
+    meant = torch.from_numpy((E2M1[codes] * scales).reshape(weight.shape)).float()
+    stored = torch.from_numpy((powers + 127).astype(np.uint8))
+    return {"weight_packed": _pairs(codes.reshape(weight.shape)), "weight_scale": stored}, meant
+
+
+def nvfp4(weight: torch.Tensor) -> Encoded:
+    """Model Optimizer's floats of four bits in groups of 16, whose scales are 8-bit floats by a number for all."""
+    groups = weight.double().reshape(weight.shape[0], -1, 16)
+    whole = (groups.abs().max() / (448 * 6)).float()
+    scales = (groups.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+    wide = (scales.double() * whole.double())[..., None].numpy()
+    codes = _nearest(groups.numpy() / wide)
+    meant = torch.from_numpy((E2M1[codes] * wide).reshape(weight.shape)).float()
+    tensors = {"weight": _pairs(codes.reshape(weight.shape)), "weight_scale": scales, "weight_scale_2": whole}
+    return tensors, meant

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import npu_compiler
 from npu_runtime import Device, Generator
 from tests.quantised import encoders
 from tests.support.quantised import Encoded, Encoder, extracted, write_checkpoint
@@ -45,6 +46,7 @@ def section(method: str, **options: Any) -> dict[str, Any]:
     return {"quantization_config": {"quant_method": method, **options}}
 
 
+MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
 ORDER = np.random.default_rng(0).permutation
 FORMATS: dict[str, tuple[dict[str, Any], Encoder, torch.dtype, dict[str, Any]]] = {
     "pack-quantized": (
@@ -71,6 +73,23 @@ FORMATS: dict[str, tuple[dict[str, Any], Encoder, torch.dtype, dict[str, Any]]] 
         torch.bfloat16,
         {"family": "Qwen3"},
     ),
+    "mxfp4": (
+        section(
+            "compressed-tensors",
+            format="mxfp4-pack-quantized",
+            config_groups={"group_0": {"targets": ["Linear"], "weights": MXFP4}},
+            ignore=["lm_head"],
+        ),
+        all_linears(encoders.mxfp4),
+        torch.bfloat16,
+        {"tie_word_embeddings": False},
+    ),
+    "nvfp4 in float16": (
+        section("modelopt", quant_algo="NVFP4", ignore=["lm_head"]),
+        all_linears(encoders.nvfp4),
+        torch.float16,
+        {},
+    ),
     "mlx with embeddings": (
         {"quantization": {"group_size": GROUP, "bits": 3}},
         lambda name, weight: encoders.mlx(weight, 3, GROUP, torch.bfloat16),
@@ -78,6 +97,20 @@ FORMATS: dict[str, tuple[dict[str, Any], Encoder, torch.dtype, dict[str, Any]]] 
         {"family": "Llama"},
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4 in float16"])
+@pytest.mark.parametrize("target", ["metal", "cuda"])
+def test_small_floats_stay_codes_on_the_device(name: str, target: str, tmp_path: Path) -> None:
+    """Those of MXFP4 became numbers of 16 bits when weights were loaded, with scales by a table of powers of two."""
+    from npu_compiler.frontend.language_model import extract_language_model
+
+    config, encode, kind, options = FORMATS[name]
+    write_checkpoint(tmp_path / "source", config, encode, kind, num_hidden_layers=1, **options)
+    spec = extract_language_model(tmp_path / "source", tmp_path / "model", cache_length=64, prefill=())
+    program = npu_compiler.compile(tmp_path / "model" / spec.functions["decode"].ir, target=target)
+    held = sum(recipe.spec.nbytes for recipe in program.recipes)
+    assert held <= 1.02 * (tmp_path / "source" / "model.safetensors").stat().st_size
 
 
 @pytest.mark.parametrize("name", FORMATS)

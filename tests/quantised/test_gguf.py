@@ -29,6 +29,10 @@ def some_blocks(kind: int, rows: int, columns: int) -> Any:
     random = np.random.default_rng(kind)
     raw = random.integers(0, 256, (rows, columns // block.size, block.nbytes), np.uint8)
     places = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)}
+    if block.name in ("MXFP4", "NVFP4"):  # whose scales are of a byte
+        low, high, count = (0, 132, 1) if block.name == "MXFP4" else (0, 0x7F, 4)
+        raw[..., :count] = random.integers(low, high, (*raw.shape[:2], count), np.uint8)
+        return raw.reshape(rows, -1)
     for start in places.get(block.name, (0, 2) if block.name.endswith("_1") else (0,)):
         number = random.normal(0, 0.01, raw.shape[:2]).astype("<f2")
         raw[..., start : start + 2] = number[..., None].view(np.uint8)
@@ -46,7 +50,32 @@ def test_blocks_mean_what_the_producer_says(kind: int) -> None:
     block = BLOCKS[kind]
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(kind))
     coded = block.matrix((ROWS, COLUMNS), raw.reshape(ROWS, -1, block.nbytes))
-    np.testing.assert_allclose(numbers(coded).numpy(), expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(numbers(coded).numpy(), expected, rtol=1e-6, atol=0 if "FP4" in block.name else 1e-9)
+
+
+@pytest.mark.parametrize("factor", [0.375, 0.0])
+def test_the_scale_of_a_whole_tensor(factor: float, tmp_path: Path) -> None:
+    raw = some_blocks(40, ROWS, COLUMNS)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", raw, raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+    writer.add_tensor("blk.0.ffn_up.scale", np.array([factor], np.float32))
+    writer.add_tensor("blk.0.ffn_up.input_scale", np.array([3.0], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(tmp_path / "model.gguf")
+    if not factor:
+        with pytest.raises(
+            ExtractionError, match=r"'blk\.0\.ffn_up\.scale': given \[0\.0\], expected one number above"
+        ):
+            Gguf({}).matrix("model.layers.0.mlp.up_proj", (ROWS, COLUMNS), file)
+        return
+    coded = Gguf({}).matrix("model.layers.0.mlp.up_proj", (ROWS, COLUMNS), file)
+    assert coded is not None
+    assert not file.left()
+    meant = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.NVFP4) * np.float32(factor)
+    np.testing.assert_allclose(numbers(coded).numpy(), meant, rtol=1e-6, atol=0)
 
 
 def write(path: Path, family: str) -> Any:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+import npu_compiler
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.formats import importer_of
 from npu_compiler.frontend.checkpoints.packing import pack, unpack
 from npu_compiler.frontend.checkpoints.tensors import Tensors
-from npu_compiler.frontend.coded_layers import CodedWeight
+from npu_compiler.frontend.coded_layers import CodedLinear, CodedWeight
 from tests.quantised import encoders
 from tests.support.decoders import import_transformers
 from tests.support.quantised import Array, Encoded, as_array, bit_stream
@@ -232,8 +233,14 @@ def test_what_is_quantised_twice_is_not_larger() -> None:
     parts = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
     section = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     coded = imported(section, {"weight": packed} | parts, (256, 1024))
-    held = sum(buffer.nbytes for buffer in CodedWeight(coded, torch.bfloat16).buffers())
+    layer = CodedLinear(CodedWeight(coded, torch.bfloat16), bias=torch.ones(256, dtype=torch.bfloat16))
+    held = sum(buffer.nbytes for buffer in layer.buffers())
     assert held <= 1.02 * sum(tensor.nbytes for tensor in (packed, *parts.values()))
+    for target in ("metal", "cuda"):  # where it became numbers of 16 bits when weights were loaded
+        program = npu_compiler.compile(
+            npu_compiler.extract(layer.eval(), torch.zeros(1, 1024).bfloat16()), target=target
+        )
+        assert sum(recipe.spec.nbytes for recipe in program.recipes) == held
 
 
 def test_a_plain_model_has_no_importer() -> None:

@@ -69,6 +69,45 @@ def test_mlx(mode: str) -> None:
     assert torch.equal(numbers(imported(section, tensors), torch.bfloat16), meant.to(torch.bfloat16))
 
 
+def modelopt(algorithm: str) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]}}
+
+
+def test_modelopt_in_four_bits() -> None:
+    _, tensors, meant = mx("nvfp4")
+    given = {
+        "weight": tensors["weight"].view(torch.uint8),
+        "weight_scale": tensors["scales"].view(torch.float8_e4m3fn),
+        "weight_scale_2": torch.tensor(0.25),
+        "input_scale": torch.tensor(3.0),
+    }
+    coded = imported(modelopt("NVFP4"), given)
+    assert torch.equal(numbers(coded, torch.bfloat16), (meant / 4).to(torch.bfloat16))
+    with pytest.raises(ExtractionError, match=r"'layer\.weight_scale_2' is missing"):
+        imported(modelopt("NVFP4"), {name: given[name] for name in ("weight", "weight_scale")})
+    with pytest.raises(ExtractionError, match=r"weight_scale': given the shape \[48, 8\], expected \[48, 16\]"):
+        imported(modelopt("NVFP4"), given | {"weight_scale": given["weight_scale"][:, :8]})
+    with pytest.raises(ExtractionError, match="pre_quant_scale': given a scale for activations"):
+        imported(modelopt("NVFP4"), given | {"pre_quant_scale": torch.ones(256)})
+
+
+@pytest.mark.parametrize("scales", ["one", "rows", "powers"])
+def test_modelopt_in_eight_bits(scales: str) -> None:
+    _, tensors, meant = mx("mxfp8")
+    codes = tensors["weight"].view(torch.float8_e4m3fn)
+    factor = {"one": torch.tensor(0.02), "rows": torch.linspace(0.1, 1, 48)}.get(scales)
+    given = {"weight": codes, "weight_scale": tensors["scales"] if factor is None else factor}
+    if factor is not None:
+        meant = codes.double() * factor.double().reshape(-1, 1)
+    coded = imported(modelopt("MXFP8" if scales == "powers" else "FP8"), given)
+    assert torch.equal(numbers(coded, torch.bfloat16), meant.to(torch.bfloat16))
+
+
+def test_modelopt_of_other_algorithms_is_refused() -> None:
+    with pytest.raises(ExtractionError, match="given quant_algo='W4A8_AWQ' in the quantisation's configuration"):
+        imported(modelopt("W4A8_AWQ"), {})
+
+
 def test_four_bits_are_the_numbers_of_e2m1() -> None:
     exponent, fraction = np.arange(8) >> 1, np.arange(8) & 1
     made = np.where(exponent > 0, (1 + fraction / 2) * np.exp2(exponent - 1.0), fraction / 2)
@@ -79,7 +118,11 @@ def test_four_bits_are_the_numbers_of_e2m1() -> None:
 def test_scales_that_are_no_numbers_are_refused() -> None:
     section, tensors, _ = mx("mxfp4")
     tensors["scales"][3, 1] = 255
-    with pytest.raises(ExtractionError, match="given the code 255 and a codebook of 255 numbers"):
+    with pytest.raises(ExtractionError, match=r"the scale NaN \(code 255 of float8_e8m0fnu\) at \[3, 1\]"):
+        imported(section, tensors)
+    section, tensors, _ = mx("nvfp4")
+    tensors["scales"][0, 2] = 0x7F
+    with pytest.raises(ExtractionError, match=r"the scale NaN \(code 127 of float8_e4m3fn\) at \[0, 2\]"):
         imported(section, tensors)
     weights: dict[str, Any] = {"type": "float", "symmetric": True} | FORMATS["nvfp4-pack-quantized"]
     given = {
@@ -90,4 +133,4 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ExtractionError, match=r"weight_global_scale': given \[0\.0\], expected one number above 0"):
         imported(compressed(weights, "nvfp4-pack-quantized"), given)
     with pytest.raises(ExtractionError, match="given 4 bits in groups of 64 for 'mxfp4', expected 4 and 32"):
-        imported({"quantization": {"group_size": 64, "bits": 4, "mode": "mxfp4"}}, tensors)
+        imported({"quantization": {"group_size": 64, "bits": 4, "mode": "mxfp4"}}, mx("mxfp4")[1])

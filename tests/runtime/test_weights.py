@@ -237,7 +237,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "negative shape": (_entry(shape=[-4, -5]), r"has the shape \[-4, -5\]"),
     "fractional shape": (_entry(shape=[4.0, 5]), "has the shape"),
     "boolean shape": (_entry(shape=[True, 20]), "has the shape"),
-    "unknown dtype": (_entry(dtype="F8_E8M0"), "dtype F8_E8M0, expected one of BOOL, U8"),
+    "unknown dtype": (_entry(dtype="F4"), "dtype F4, expected one of BOOL, U8"),
 }
 
 

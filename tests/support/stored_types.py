@@ -56,7 +56,9 @@ class Stores(torch.nn.Module):
         super().__init__()
         self.kind = kind
         self.bias = torch.nn.Parameter(torch.zeros(24).half())  # a half model: float32 inputs stay what they are
-        self.register_buffer("weight", (torch.arange(24 * 40) % 91).to(torch.uint8).view(kind).reshape(24, 40))
+        own = torch.arange(256).to(torch.uint8).view(kind)
+        own = own[[bool(0 <= number <= 256 and not 0 < number < 2**-9) for number in own.float()]]
+        self.register_buffer("weight", own.repeat(960 // len(own) + 1)[:960].reshape(24, 40))
 
     def forward(self, x: torch.Tensor, hard: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weight = self.weight.to(x.dtype)

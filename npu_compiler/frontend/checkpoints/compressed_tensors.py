@@ -18,7 +18,7 @@ from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.gptq import order_of_groups
 from npu_compiler.frontend.checkpoints.importer import Config, Importer, group_size, number, option, skips
 from npu_compiler.frontend.checkpoints.packing import pack, unpack, words
-from npu_compiler.frontend.checkpoints.small_floats import E2M1, powers_of_two, scales_over_one
+from npu_compiler.frontend.checkpoints.small_floats import E2M1, floats_of_a_byte, powers_of_two, times
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.integers import ceil_div
 
@@ -158,14 +158,14 @@ def _with_small_scales(module: str, made: CodedMatrix, weights: Config, tensors:
     """Small floats with the scales of their groups: 8-bit floats, powers of two in a byte, or half precision."""
     scale, (rows, columns) = f"{module}.weight_scale", made.shape
     group = _group(scale, weights, columns)
-    scales = tensors.take(scale, (rows, columns // group), ("uint8", "float8_e4m3fn", *_SCALES))
+    scales = tensors.take(scale, (rows, columns // group), ("uint8", "float8_e8m0fnu", "float8_e4m3fn", *_SCALES))
     tensors.skip(f"{module}.input_global_scale")
     whole = f"{module}.weight_global_scale"
     own: Array | CodedMatrix = scales
-    if scales.dtype == np.uint8:
+    if scales.dtype.name in ("uint8", "float8_e8m0fnu"):
         own = powers_of_two(scales)
     elif scales.dtype.name == "float8_e4m3fn":
-        own = scales_over_one(whole, scales, tensors.take_if_there(whole, None, ("float32",)))
+        own = times(whole, floats_of_a_byte(scales), tensors.take_if_there(whole, None, ("float32",)), divides=True)
     if tensors.take_if_there(f"{module}.weight_zero_point") is not None:
         raise ExtractionError(f"'{module}.weight_zero_point': given zero points of small floats, expected none")
     return replace(made, scales=own, group=group, codebook=E2M1 if made.bits == 4 else None, scales_name=scale)

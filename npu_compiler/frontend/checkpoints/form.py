@@ -78,6 +78,7 @@ class CodedMatrix:
             self._expect(name, "zeros", self.zeros.shape, (groups[0], ceil_div(groups[1] * self.bits, 8)))
         if isinstance(self.scales, CodedMatrix):
             self.scales.check(name)
+            _check_codes_of_scales(self.scales_name or name, self.scales.codes)
         else:
             _check_scales(self.scales_name or name, self.scales, self.may_be_zero)
         if isinstance(self.biases, CodedMatrix):
@@ -108,5 +109,17 @@ def _check_scales(name: str, scales: Array, may_be_zero: bool) -> None:
         place = [int(index) for index in np.unravel_index(int(wrong.argmax()), wrong.shape)]
         raise ExtractionError(
             f"'{name}': given the scale {numbers[tuple(place)]} at {place}, expected a number other than 0; the "
+            "checkpoint is damaged: download or quantise it again"
+        )
+
+
+def _check_codes_of_scales(name: str, codes: Array) -> None:
+    """Refuses scales in 8-bit floats that are NaN."""
+    wrong = np.zeros(0, bool) if codes.dtype.kind in "iu" else np.isnan(codes.astype(np.float32))
+    if wrong.any():
+        place = [int(index) for index in np.unravel_index(int(wrong.argmax()), wrong.shape)]
+        code = int(codes[tuple(place)].view(np.uint8))
+        raise ExtractionError(
+            f"'{name}': given the scale NaN (code {code} of {codes.dtype.name}) at {place}, expected a number; the "
             "checkpoint is damaged: download or quantise it again"
         )

@@ -12,6 +12,8 @@ from npu_compiler.frontend.checkpoints.compressed_tensors import CompressedTenso
 from npu_compiler.frontend.checkpoints.gptq import Gptq
 from npu_compiler.frontend.checkpoints.importer import Config, Importer
 from npu_compiler.frontend.checkpoints.mlx import Mlx
+from npu_compiler.frontend.checkpoints.modelopt import ModelOpt
+from npu_compiler.frontend.checkpoints.mxfp4 import Mxfp4
 from npu_compiler.frontend.checkpoints.torchao import TorchAo
 
 __all__ = ["importer_of"]
@@ -22,6 +24,8 @@ _BY_METHOD: dict[str, type[Importer]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": BlockFp8,
     "gptq": Gptq,
+    "modelopt": ModelOpt,
+    "mxfp4": Mxfp4,
     "torchao": TorchAo,
 }
 

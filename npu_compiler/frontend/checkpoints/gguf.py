@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -21,6 +22,7 @@ from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.gguf_blocks import BLOCKS, PLAIN
 from npu_compiler.frontend.checkpoints.importer import Config, Importer
+from npu_compiler.frontend.checkpoints.small_floats import times
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.integers import ceil_div
 
@@ -266,7 +268,14 @@ class Gguf(Importer):
             raise ExtractionError(
                 f"'{own}': given the shape {list(tensors.shape(name))}, expected {list(shape)} in blocks of {kind.size}"
             )
-        return kind.matrix(shape, tensors.blocks(name, kind.nbytes, shape[1] // kind.size))
+        made = kind.matrix(shape, tensors.blocks(name, kind.nbytes, shape[1] // kind.size))
+        whole = f"{module}.scale"
+        if made.codebook is not None and whole in tensors:
+            assert isinstance(made.scales, CodedMatrix)
+            tensors.skip(f"{module}.input_scale")
+            factor = tensors.take(whole, (1,), ("float32",))
+            made = replace(made, scales=times(tensors.own_name(whole), made.scales, factor))
+        return replace(made, scales_name=own)
 
 
 def _either(names: Any) -> str:

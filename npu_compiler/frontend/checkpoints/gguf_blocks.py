@@ -13,6 +13,7 @@ import numpy as np
 
 from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.packing import pack
+from npu_compiler.frontend.checkpoints.small_floats import E2M1, floats_of_a_byte, powers_of_two
 
 __all__ = ["BLOCKS", "PLAIN", "BlockType"]
 
@@ -147,6 +148,21 @@ def _q3_k(shape: tuple[int, int], blocks: Array) -> CodedMatrix:
     return _made(shape, 3, low | (third << np.uint8(2)), _level(shape, 6, scales, _halves(blocks, 108), 32), 16, 4)
 
 
+def _e2m1(shape: tuple[int, int], numbers: Array, scales: CodedMatrix, group: int) -> CodedMatrix:
+    codes = pack(numbers.reshape(shape), 4)
+    return CodedMatrix(shape, 4, codes, shape[1], scales, group, codebook=E2M1)
+
+
+def _mxfp4(shape: tuple[int, int], blocks: Array) -> CodedMatrix:
+    return _e2m1(shape, _nibbles(blocks[..., 1:]), powers_of_two(np.ascontiguousarray(blocks[..., 0])), 32)
+
+
+def _nvfp4(shape: tuple[int, int], blocks: Array) -> CodedMatrix:
+    numbers = _nibbles(blocks[..., 4:].reshape(*blocks.shape[:2], 4, 8))
+    scales = blocks[..., :4].reshape(shape[0], -1) & np.uint8(127)  # which have no sign
+    return _e2m1(shape, numbers, floats_of_a_byte(scales), 16)
+
+
 BLOCKS = {
     2: BlockType("Q4_0", 32, 18, _q4_0),
     3: BlockType("Q4_1", 32, 20, _q4_1),
@@ -158,5 +174,7 @@ BLOCKS = {
     12: BlockType("Q4_K", _SUPER, 144, _q4_k),
     13: BlockType("Q5_K", _SUPER, 176, _q5_k),
     14: BlockType("Q6_K", _SUPER, 210, _q6_k),
+    39: BlockType("MXFP4", 32, 17, _mxfp4),
+    40: BlockType("NVFP4", 64, 36, _nvfp4),
 }
 """Types of blocks by their number in the file."""

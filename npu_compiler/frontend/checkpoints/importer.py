@@ -46,6 +46,22 @@ class Importer(ABC):
             ExtractionError: Tensors are missing or do not fit; it names the tensor, what was found and expected.
         """
 
+    def experts(self, name: str, shape: tuple[int, int, int], tensors: Tensors) -> CodedMatrix | None:
+        """The matrices of a mixture of experts; None where the checkpoint has them as plain numbers.
+
+        Args:
+            name: The parameter's path.
+            shape: Of the parameter, [experts, inputs, outputs].
+            tensors: The checkpoint's.
+
+        Returns:
+            [experts, outputs * inputs].
+
+        Raises:
+            ExtractionError: As `matrix`.
+        """
+        return None
+
     def activations(self, module: str) -> str | None:
         """What the input of a linear is rounded to while the model runs: ``fp8`` or ``int8``; None for nothing."""
         return None

@@ -14,7 +14,7 @@ from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import CodedMatrix
 from npu_compiler.frontend.checkpoints.importer import Config, Importer, group_size, number, option
 from npu_compiler.frontend.checkpoints.packing import words
-from npu_compiler.frontend.checkpoints.small_floats import E2M1, powers_of_two, scales_over_one
+from npu_compiler.frontend.checkpoints.small_floats import E2M1, floats_of_a_byte, powers_of_two
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 
 __all__ = ["Mlx"]
@@ -58,9 +58,10 @@ class Mlx(Importer):
         codes = words(tensors.take(name, (rows, columns * bits // 32), ("uint32", "int32")))
         if config.get("mode", "affine") != "affine":
             own = tensors.take(f"{module}.scales", sizes, ("uint8",))
-            scales = scales_over_one(name, own) if config["mode"] == "nvfp4" else powers_of_two(own)
+            scales = floats_of_a_byte(own) if config["mode"] == "nvfp4" else powers_of_two(own)
             codes, book = (codes, E2M1) if bits == 4 else (codes.view(ml_dtypes.float8_e4m3fn), None)
-            return CodedMatrix(shape, bits, codes, columns, scales, group, codebook=book)
+            named = f"{module}.scales"
+            return CodedMatrix(shape, bits, codes, columns, scales, group, codebook=book, scales_name=named)
         return CodedMatrix(
             shape,
             bits,

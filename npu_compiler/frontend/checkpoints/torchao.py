@@ -3,7 +3,9 @@
 Layout: of the weight ``M.weight`` the tensors ``M._weight_qdata``, ``M._weight_scale`` and, of integers,
 ``M._weight_zero_point``; a JSON text in the header of the file says under ``M.weight`` which class of torchao they
 make, and the block that shares a scale. ``Int8Tensor``, ``IntxUnpackedToInt8Tensor`` and ``Float8Tensor`` have one code
-to a byte; ``Int4Tensor`` two, signed, the first in the low bits, with scales and biases [groups, rows].
+to a byte; ``Int4Tensor`` two, signed, the first in the low bits, with scales and biases [groups, rows]. ``MXTensor``
+and ``NVFP4Tensor`` have small floats, two to a byte where they have four bits, and scales of a byte, which may lie in
+tiles.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from npu_compiler.errors import ExtractionError
 from npu_compiler.frontend.checkpoints.form import Array, CodedMatrix
 from npu_compiler.frontend.checkpoints.importer import Config, Importer, group_size
 from npu_compiler.frontend.checkpoints.packing import pack
+from npu_compiler.frontend.checkpoints.small_floats import E2M1, floats_of_a_byte, out_of_tiles, powers_of_two, times
 from npu_compiler.frontend.checkpoints.tensors import Tensors
 from npu_compiler.integers import ceil_div
 
@@ -24,7 +27,9 @@ __all__ = ["TorchAo"]
 
 _SCALES = ("float32", "bfloat16", "float16")
 _INTEGERS = ("Int8Tensor", "IntxUnpackedToInt8Tensor")
-_READ = ("Int4Tensor", "Float8Tensor", *_INTEGERS)
+_SMALL_FLOATS = ("MXTensor", "NVFP4Tensor")
+_READ = ("Int4Tensor", "Float8Tensor", *_INTEGERS, *_SMALL_FLOATS)
+_BITS = {"float4_e2m1fn_x2": 4, "float8_e4m3fn": 8, "float8_e5m2": 8}  # of an element of MXTensor
 _WAY_OUT = "quantise it with its plain packing (int4_packing_format='plain'), or with `npu quantize`"
 
 
@@ -51,6 +56,8 @@ class TorchAo(Importer):
                 raise ExtractionError(
                     f"'{module}._weight_{other}': given a scale for activations, expected weights alone; {_WAY_OUT}"
                 )
+        if kind in _SMALL_FLOATS:
+            return _of_small_floats(module, shape, kind, about, tensors)
         group, rows = _block(name, about.get("block_size"), shape)
         if kind == "Int4Tensor":
             return _packed(module, shape, group, tensors)
@@ -85,12 +92,17 @@ def _bits(name: str, kind: str, about: dict[str, Any]) -> int:
     """Of a code; all but one class have eight."""
     if kind != "IntxUnpackedToInt8Tensor":
         return 8
-    target = about.get("target_dtype")
-    given = target.get("_data") if isinstance(target, dict) else target
+    given = _named(about, "target_dtype")
     known = {f"int{bits}": bits for bits in range(2, 9)}
     if given not in known:
         raise ExtractionError(f"'{name}': given target_dtype={given!r}, expected {', '.join(known)}")
     return known[given]
+
+
+def _named(about: dict[str, Any], key: str) -> Any:
+    """The name of a data type."""
+    given = about.get(key)
+    return given.get("_data") if isinstance(given, dict) else given
 
 
 def _packed(module: str, shape: tuple[int, int], group: int, tensors: Tensors) -> CodedMatrix:
@@ -111,6 +123,34 @@ def _packed(module: str, shape: tuple[int, int], group: int, tensors: Tensors) -
         biases=np.ascontiguousarray(biases.T) if np.any(biases) else None,
         scales_name=f"{module}._weight_scale",
     )
+
+
+def _of_small_floats(
+    module: str, shape: tuple[int, int], kind: str, about: dict[str, Any], tensors: Tensors
+) -> CodedMatrix:
+    """Floats of four bits or eight, with scales that are powers of two (MX) or 8-bit floats (NVFP4)."""
+    name, scale, (rows, columns) = f"{module}._weight_qdata", f"{module}._weight_scale", shape
+    element = "float4_e2m1fn_x2" if kind == "NVFP4Tensor" else _named(about, "elem_dtype")
+    if element not in _BITS:
+        raise ExtractionError(f"'{module}.weight': given elem_dtype={element!r}, expected {', '.join(_BITS)}")
+    block, bits = about.get("block_size"), _BITS[element]
+    if type(block) is not int:
+        raise ExtractionError(f"'{module}.weight': given block_size={block!r}, expected the columns that share a scale")
+    group = group_size(name, block, columns)
+    codes = tensors.take(name, (rows, columns * bits // 8), ("uint8",) if bits == 4 else (element,))
+    stored = tensors.take(scale, None, ("float8_e4m3fn" if kind == "NVFP4Tensor" else "float8_e8m0fnu", "uint8"))
+    if about.get("is_swizzled_scales"):
+        stored = out_of_tiles(scale, stored, rows, columns // group)
+    else:
+        stored = tensors.take(scale, (rows, columns // group))
+    if kind == "NVFP4Tensor":
+        whole = f"{module}._weight_per_tensor_scale"
+        scales = times(whole, floats_of_a_byte(stored), tensors.take_if_there(whole, None, ("float32",)))
+        tensors.skip(f"{module}._weight_act_per_tensor_scale")
+    else:
+        scales = powers_of_two(stored)
+    book = E2M1 if bits == 4 else None
+    return CodedMatrix(shape, bits, codes, columns, scales, group, codebook=book, scales_name=scale)
 
 
 def _of_bytes(module: str, shape: tuple[int, int], block: tuple[int, int], bits: int, tensors: Tensors) -> CodedMatrix:
