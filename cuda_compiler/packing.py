@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.guards import Guard, conditions, is_uniform
@@ -13,6 +13,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
 
 __all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
@@ -161,7 +162,7 @@ def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = ""
     """Operands whose packed loads are read from variables ``x0``, ``x1``..., so named or as members, at ``u``."""
     names = dict(operands.names.loads)
     names.update({load.leaf: (f"{prefix}x{number}{suffix}", "u", False) for number, load in enumerate(loads)})
-    return replace(operands, names=replace(operands.names, loads=names))
+    return changed(operands, names=changed(operands.names, loads=names))
 
 
 def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -87,18 +88,21 @@ class CompiledProgram:
             kernels.update({kernel.digest: kernel for kernel in plan.kernels})
             digests = [kernel.digest for kernel in plan.kernels]
             functions[name] = [digests, encode(replace(plan, kernels=()))]
-        lines, sources = _shared_lines(kernels)
-        body: bytes = msgpack.packb(
-            {
-                "target": self.target,
-                "model": self.model,
-                "compute_dtype": self.compute_dtype,
-                "lines": lines,
-                "kernels": sources,
-                "functions": functions,
-                "recipes": encode(self.recipes),
-            }
-        )
+        packer = msgpack.Packer()
+        lines, packed = _shared_lines(kernels, packer)
+        fields = {
+            "target": self.target,
+            "model": self.model,
+            "compute_dtype": self.compute_dtype,
+            "lines": lines,
+            "kernels": None,
+            "functions": functions,
+            "recipes": encode(self.recipes),
+        }
+        parts = [packer.pack_map_header(len(fields))]
+        for key, value in fields.items():
+            parts += [packer.pack(key), packed if key == "kernels" else packer.pack(value)]
+        body = b"".join(parts)
         return _HEADER.pack(_MAGIC, self.version, hashlib.sha256(body).digest(), len(body)) + body
 
     @classmethod
@@ -169,20 +173,23 @@ def is_program_file(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _shared_lines(kernels: Mapping[str, KernelSource]) -> tuple[list[str], dict[str, list[object]]]:
-    """The distinct lines of all kernels, which have most in common; and by digest each kernel's entry and its lines."""
+def _shared_lines(kernels: Mapping[str, KernelSource], packer: Any) -> tuple[list[str], bytes]:
+    """The distinct lines of all kernels, which have most in common; and by digest each kernel's entry and its lines.
+
+    The latter is packed here: what kernels share is hundreds of lines, of which the numbers are packed once.
+    """
     lines: dict[str, int] = {}
-    parts: dict[str, list[int]] = {}  # which kernels share as a whole
-    sources: dict[str, list[object]] = {}
+    parts: dict[str, tuple[int, bytes]] = {}  # which kernels share as a whole: how many lines, and their numbers
+    sources = [packer.pack_map_header(len(kernels))]
     for digest, kernel in sorted(kernels.items()):
-        own: list[int] = []
         for part in kernel.parts:
-            numbers = parts.get(part)
-            if numbers is None:
-                numbers = parts[part] = [lines.setdefault(line, len(lines)) for line in part.split("\n")]
-            own += numbers
-        sources[digest] = [kernel.entry, own]
-    return list(lines), sources
+            if part not in parts:
+                numbers = [lines.setdefault(line, len(lines)) for line in part.split("\n")]
+                parts[part] = len(numbers), b"".join(map(packer.pack, numbers))
+        own = [parts[part] for part in kernel.parts]
+        sources += [packer.pack(digest), packer.pack_array_header(2), packer.pack(kernel.entry)]
+        sources += [packer.pack_array_header(sum(count for count, _ in own)), *(packed for _, packed in own)]
+    return list(lines), b"".join(sources)
 
 
 def _kernels(fields: Mapping[object, object], origin: str) -> dict[str, KernelSource]:

@@ -55,14 +55,16 @@ class OpNode(_Reader):
 
     def tensors(self) -> tuple[str, ...]:
         """Names of all tensors the node reads, in order of its parameters."""
-        if not hasattr(self, "read"):
-            values = ((value,) if isinstance(value, str) else value for value in self.inputs.values())
+        try:
+            return self.read
+        except AttributeError:
+            values = [(value,) if isinstance(value, str) else value for value in self.inputs.values()]
             object.__setattr__(self, "read", tuple(chain.from_iterable(values)))
-        return self.read
+            return self.read
 
     def renamed(self, names: Mapping[str, str]) -> OpNode:
         """The same node reading `names[t]` wherever it reads a tensor `t` of `names`."""
-        if not any(t in names for t in self.tensors()):
+        if names.keys().isdisjoint(self.tensors()):
             return self
         inputs = {
             key: names.get(value, value) if isinstance(value, str) else tuple(names.get(v, v) for v in value)
@@ -127,12 +129,12 @@ class IRGraph:
             if name not in self.tensors:
                 raise IRError(f"graph '{self.name}': tensor '{name}' has no shape and dtype; extract the model again")
         for node in self.nodes:
-            for name in node.tensors():
-                if name not in known:
-                    raise IRError(
-                        f"node '{node.name}' ({node.op}) reads the tensor '{name}', which no input, weight or earlier "
-                        "node makes; the IR is damaged or out of order, extract the model again"
-                    )
+            if not known.issuperset(node.tensors()):
+                name = next(name for name in node.tensors() if name not in known)
+                raise IRError(
+                    f"node '{node.name}' ({node.op}) reads the tensor '{name}', which no input, weight or earlier "
+                    "node makes; the IR is damaged or out of order, extract the model again"
+                )
             for name in node.outputs:
                 if name in known or name not in self.tensors:
                     why = "is made twice" if name in known else "has no shape and dtype"

@@ -211,7 +211,7 @@ def _is_ready(
     if mask is None or (mask.is_constant and not has_states(problem, division.block)):
         return True
     looked_at = states.buffer if has_states(problem, division.block) else mask.tensor.index
-    return not launches and is_settled(looked_at, lowering)
+    return not launches and bool(lowering.ask(is_settled, looked_at))
 
 
 def _check(problem: Attention) -> None:

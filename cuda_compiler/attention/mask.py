@@ -105,8 +105,8 @@ def mask_states(
     parts, tiles = ceil_div(problem.rows, state_rows), ceil_div(problem.length, block)
     if batch * heads > _MAX_GRID or parts > _MAX_GRID:
         raise OpRefusal(f"given {batch * heads} masks of {problem.rows} rows, expected at most {_MAX_GRID} of each")
-    key = ("mask states", problem.mask.tensor.index, problem.mask.view, state_rows, block)
-    buffer, is_new = lowering.common_scratch(key, batch * heads * parts * tiles)
+    content = ("mask states", problem.mask.view, state_rows, block)
+    buffer, is_new = lowering.common_scratch(content, problem.mask.tensor.index, batch * heads * parts * tiles)
     if not is_new:
         return [], Argument(buffer)
     grid = (tiles, parts, batch * heads)

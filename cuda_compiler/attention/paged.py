@@ -200,7 +200,7 @@ def _is_settled(problem: Attention, lowering: Lowering) -> bool:
         assert operand.fresh.index is not None
         looked_up += [operand.table, operand.fresh.index]
     read = {load.ref.tensor for expr in looked_up for load in leaves(expr)}
-    return all(lowering.tensors[index].source is None or is_settled(index, lowering) for index in read)
+    return all(lowering.tensors[index].source is None or lowering.ask(is_settled, index) for index in read)
 
 
 def _computed(problem: Attention, lowering: Lowering) -> Prologue:

@@ -58,7 +58,8 @@ def _dataclass_encoder(kind: Any) -> Callable[[Any], list[Any]]:
     def run(value: Any) -> list[Any]:
         fields = list(take(value))
         for place, encoder in further:
-            fields[place] = encoder(fields[place])
+            if fields[place] is not None:
+                fields[place] = encoder(fields[place])
         return fields
 
     return run
@@ -72,7 +73,7 @@ def _field_encoder(hint: Any) -> Callable[[Any], Any] | None:
     if element is not None and all(argument in (int, str, Ellipsis) for argument in get_args(hint)):
         return list
     if isinstance(element, type) and dataclasses.is_dataclass(element) and get_args(hint)[1:] == (Ellipsis,):
-        return lambda items: [encode(item) for item in items]
+        return lambda items: [*map(_encoder(element) or encode, items)]
     numbers = {alternative: number for number, alternative in enumerate(_alternatives(element))}
     if not numbers:
         return encode

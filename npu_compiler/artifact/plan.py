@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import chain
 
 from npu_compiler.artifact.extension import ArgumentExtension, LaunchExtension
+from npu_compiler.records import changed
 from npu_compiler.tensor.index_check import IndexCheck
 from npu_compiler.tensor.layout import BufferSpec
 
@@ -83,10 +84,7 @@ class KernelSource:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of entry and text, in hexadecimal."""
-        found = hashlib.sha256(f"{self.entry}\0".encode())
-        for number, part in enumerate(self.parts):
-            found.update(f"\n{part}".encode() if number else part.encode())
-        return found.hexdigest()
+        return hashlib.sha256("\0".join((self.entry, "\n".join(self.parts))).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KernelSource) or (self.entry, self._length) != (other.entry, other._length):
@@ -281,7 +279,7 @@ class ExecutionPlan:
             if not isinstance(call, KernelCall):
                 return call
             number = numbers.setdefault(call.kernel, len(numbers))
-            return call if number == call.kernel else replace(call, kernel=number)
+            return call if number == call.kernel else changed(call, kernel=number)
 
         steps = tuple(change_calls(step, renumbered) for step in self.steps)
         return replace(self, kernels=tuple(self.kernels[number] for number in numbers), steps=steps)

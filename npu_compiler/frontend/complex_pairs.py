@@ -74,11 +74,15 @@ class _Groups:
 def _names(tensors: Any) -> list[str]:
     """Names of the complex tensors of a list."""
     given = tensors if isinstance(tensors, (list, tuple)) else ()
-    return [t["name"] for t in given if isinstance(t, Mapping) and t.get("dtype") == _COMPLEX and "name" in t]
+    return [t["name"] for t in given if _is_mapping(t) and t.get("dtype") == _COMPLEX and "name" in t]
 
 
 def _complex_names(node: Any) -> list[str]:
-    return [*_names(node.get("inputs")), *_names(node.get("outputs"))] if isinstance(node, Mapping) else []
+    return [*_names(node.get("inputs")), *_names(node.get("outputs"))] if _is_mapping(node) else []
+
+
+def _is_mapping(value: Any) -> bool:
+    return type(value) is dict or isinstance(value, Mapping)  # the abstract class takes its time to say so
 
 
 @dataclass(frozen=True)

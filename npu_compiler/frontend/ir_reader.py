@@ -22,6 +22,7 @@ from npu_compiler.tensor.layout import BufferSpec, dense
 __all__ = ["read_graph", "read_node"]
 
 _MAX_ELEMENTS = 1 << 40
+_WHOLE = frozenset({int})  # and no bool
 
 
 def read_graph(source: IRSource) -> IRGraph:
@@ -61,9 +62,10 @@ def read_node(raw: Any) -> tuple[OpNode, dict[str, TensorSpec]]:
     return _NodeReader(tensors, Names(inputs, {})).read(raw, 0), tensors
 
 
-def _field(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+def _field(data: Mapping[str, Any], key: str, kind: type, where: str, tensor: str | None = None) -> Any:
     value = data.get(key)
     if not isinstance(value, kind):
+        where = where if tensor is None else f"{where}, tensor '{tensor}'"
         given = "nothing" if value is None else f"a {type(value).__name__}"
         raise IRError(
             f"{where}: given {given} as '{key}', expected a {kind.__name__}; make the IR with npu_compiler.extract"
@@ -72,18 +74,18 @@ def _field(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 
 
 def _spec(raw: Any, where: str) -> TensorSpec:
-    if not isinstance(raw, Mapping):
+    if type(raw) is not dict and not isinstance(raw, Mapping):
         raise IRError(f"{where}: given {raw!r:.60}, expected a tensor with name, shape and dtype")
     name = _field(raw, "name", str, where)
-    shape = _field(raw, "shape", list, f"{where}, tensor '{name}'")
-    if any(type(size) is not int or size < 0 for size in shape):
+    shape = _field(raw, "shape", list, where, name)
+    if not _WHOLE.issuperset(map(type, shape)) or min(shape, default=0) < 0:
         raise IRError(
             f"{where}, tensor '{name}': given the shape {shape}, expected sizes that are known when compiling; "
             "extract the model without dynamic_shapes"
         )
     if prod(shape) > _MAX_ELEMENTS:
         raise IRError(f"{where}, tensor '{name}': the shape {shape} has more than 2^40 elements")
-    return TensorSpec(name, tuple(shape), dtype(_field(raw, "dtype", str, f"{where}, tensor '{name}'")))
+    return TensorSpec(name, tuple(shape), dtype(_field(raw, "dtype", str, where, name)))
 
 
 def _declare(tensors: dict[str, TensorSpec], raws: Iterable[Any], where: str) -> list[str]:
@@ -147,11 +149,12 @@ class _NodeReader:
         if not isinstance(raw, Mapping):
             raise IRError(f"node {index}: given {raw!r:.60}, expected an object; make the IR with npu_compiler.extract")
         name = _field(raw, "name", str, f"node {index}")
-        op = canonical(_field(raw, "op_type", str, f"node '{name}'"))
-        given = _field(raw, "inputs", list, f"node '{name}'")
-        read = [self._operand(item, f"node '{name}'", op) for item in given]
-        attrs = _field(raw, "attrs", Mapping, f"node '{name}'")
-        outputs = [_spec(item, f"node '{name}'") for item in _field(raw, "outputs", list, f"node '{name}'")]
+        where = f"node '{name}'"
+        op = canonical(_field(raw, "op_type", str, where))
+        given = _field(raw, "inputs", list, where)
+        read = [self._operand(item, where, op) for item in given]
+        attrs = _field(raw, "attrs", Mapping, where)
+        outputs = [_spec(item, where) for item in _field(raw, "outputs", list, where)]
         bound = bind(name, op, read, attrs, evidence_of(name, op, read, attrs, outputs, self._tensors, self._names))
         self.assumptions += [bound.assumption] if bound.assumption else []
         for output in outputs:
@@ -166,7 +169,7 @@ class _NodeReader:
 
     def _operand(self, raw: Any, node: str, op: str) -> str:
         """The name of a tensor that a node reads, which was made as the node says."""
-        name = raw.get("name") if isinstance(raw, Mapping) else None
+        name = raw.get("name") if type(raw) is dict or isinstance(raw, Mapping) else None
         declared = self._tensors.get(name) if isinstance(name, str) else None
         if declared is not None and raw.get("dtype") == declared.dtype.name and raw.get("shape") == [*declared.shape]:
             return declared.name

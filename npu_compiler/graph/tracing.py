@@ -43,6 +43,7 @@ def trace_graph(graph: IRGraph, layouts: LayoutRule) -> tuple[Trace, dict[str, T
         declared = [graph.tensors[name] for name in node.outputs]
         for result, spec in zip(results_of(node, env, trace, declared), declared, strict=True):
             env[spec.name] = _as_declared(result, spec.dtype, trace)
+    trace.names = {}  # tensors know their trace: what goes round is freed late
     return trace, env
 
 

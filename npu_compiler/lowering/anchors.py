@@ -158,7 +158,7 @@ def _struct(template: KernelTemplate, names: tuple[str, ...]) -> ParamStruct:
 
 def definitions(macros: Mapping[str, object]) -> str:
     """The lines that define macros."""
-    return "".join(f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items())
+    return "".join([f"#define {name} {value}".rstrip() + "\n" for name, value in macros.items()])
 
 
 def function(head: str, statements: Iterable[str], result: str) -> str:

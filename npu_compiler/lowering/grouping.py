@@ -9,7 +9,7 @@ RMSNorm, softmax or add+ReLU are what these rules give.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -21,6 +21,7 @@ from npu_compiler.lowering.problems.problem import Added, Paired, Problem
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import column_step, expands, realign_rows, reshaped
 from npu_compiler.lowering.value import MAX_READS, Value, is_cheap
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.symbolic import OpRefusal, Trace
 from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
@@ -95,8 +96,8 @@ class Group:
         shape = (*self.shape[:-1], 1)
         view = stored.view.reshape(shape)
         assert view is not None
-        alone = replace(self, output=stored, expr=expr, shape=shape, view=view, beside=None)
-        return replace(self, beside=None), alone
+        alone = changed(self, output=stored, expr=expr, shape=shape, view=view, beside=None)
+        return changed(self, beside=None), alone
 
     def reads(self) -> tuple[int, ...]:
         """Indices of the tensors it reads from memory, each once."""
@@ -161,6 +162,7 @@ class _Grouping:
         self.computed_in: dict[int, int] = {}  # tensor -> the one tensor whose kernel computes it, instead of its own
         self.stored = outputs  # tensors that must be in memory
         self.needed = _needed(self.tensors, outputs)
+        self.problems: dict[int, Problem] = {}  # by the index of their result
         for tensor in self.needed:
             for ref in tensor.operands():
                 self.users.setdefault(ref.tensor, set()).add(tensor.index)
@@ -181,7 +183,7 @@ class _Grouping:
                 self.stored.update([*self._rows_beside(source)])
                 value = self._with_inlined_operands(tensor, source.expr, source.shape)
                 index = self._with_inlined_operands(tensor, source.index, source.shape, MAX_READS - len(value.reads))
-                self.values[tensor.index] = replace(value, index=index.expr, reads=value.reads | index.reads)
+                self.values[tensor.index] = changed(value, index=index.expr, reads=value.reads | index.reads)
             elif isinstance(source, Anchor):
                 itself = Load(Ref(tensor.index, tensor.view), tensor.dtype)
                 reads = frozenset((tensor.index, *(ref.tensor for ref in source.operands)))
@@ -210,11 +212,11 @@ class _Grouping:
         """
         value = Value.of(expr, shape, most_reads)
         if value.is_full:
-            return replace(value, nodes=(tensor.name,))
+            return changed(value, nodes=(tensor.name,))
         if not value.reductions and any(self._is_of_rows(load, shape) for load in leaves(expr)):
             single = reindex(expr, shape, (("reshape", (*shape, 1)),))
             if single is not None:
-                value = replace(value, expr=single, shape=(*shape, 1))
+                value = changed(value, expr=single, shape=(*shape, 1))
         inlined: dict[Expr, Expr] = {}
         loads: dict[int, list[Load]] = {}
         for load in leaves(value.expr):
@@ -232,7 +234,7 @@ class _Grouping:
         nodes = tuple(dict.fromkeys((*value.nodes, tensor.name)))
         expr = _replace_loads(value.expr, inlined)
         reads = frozenset(load.ref.tensor for load in leaves(expr))  # what is computed here may be loaded by the rest
-        value = replace(value, expr=expr, nodes=nodes, reads=reads)
+        value = changed(value, expr=expr, nodes=nodes, reads=reads)
         return self._with_common_operands(tensor, value)
 
     def _with_inlined(
@@ -288,7 +290,7 @@ class _Grouping:
         if shared is None or others:
             return None
         nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
-        return replace(larger, expr=_replace_loads(value.expr, dict.fromkeys(loads, shared)), nodes=nodes)
+        return changed(larger, expr=_replace_loads(value.expr, dict.fromkeys(loads, shared)), nodes=nodes)
 
     def _is_only_reader(self, tensor: TracedTensor, index: int) -> bool:
         return all(self._reader(user) == tensor.index for user in self.users[index])
@@ -403,7 +405,7 @@ class _Grouping:
             replacements[load] = made_there
         nodes = tuple(dict.fromkeys((*made.nodes, *value.nodes)))
         expr = _replace_loads(expr, replacements)
-        return replace(larger, expr=expr, shape=anchor.shape, nodes=nodes, anchor=anchor, pairs=pairs)
+        return changed(larger, expr=expr, shape=anchor.shape, nodes=nodes, anchor=anchor, pairs=pairs)
 
     def _as_groups(self, tensor: TracedTensor, value: Value) -> list[Group]:
         if isinstance(tensor.source, Scatter):
@@ -417,7 +419,9 @@ class _Grouping:
         shape = (*value.anchor.shape[:-1], value.anchor.shape[-1] // value.pairs)
         view = tensor.view.reshape(shape)
         assert view is not None
-        problem = problem_of(value.anchor, self.tensors)
+        problem = self.problems.get(value.anchor.index)
+        if problem is None:
+            problem = self.problems[value.anchor.index] = problem_of(value.anchor, self.tensors)
         return [Group(tensor, problem, value.expr, shape, view, value.nodes)]
 
     def _scatter_groups(self, tensor: TracedTensor, source: Scatter, value: Value) -> list[Group]:

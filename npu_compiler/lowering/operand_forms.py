@@ -7,7 +7,6 @@ of attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 from npu_compiler.ir import TensorSpec
@@ -22,6 +21,7 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
 from npu_compiler.lowering.schedule import needed_groups, readers_of
 from npu_compiler.lowering.value import MAX_READS
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, reindex
 from npu_compiler.tensor.symbolic import Trace
 from npu_compiler.tensor.trace import LayoutRule, TracedTensor
@@ -87,14 +87,14 @@ def with_operand_forms(
                 for taken in fresh[2]:
                     del result[taken]
         if nodes:
-            result[group.output.index] = [replace(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
+            result[group.output.index] = [changed(current, nodes=tuple(dict.fromkeys((*nodes, *group.nodes))))]
     return result
 
 
 def _loading(group: Group, position: int, operand: Operand) -> Group:
     """The group with another form of an operand."""
     assert group.problem is not None
-    return replace(group, problem=group.problem.with_operand(position, operand))
+    return changed(group, problem=group.problem.with_operand(position, operand))
 
 
 def _with_fresh(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from npu_compiler.artifact.plan import FAULTS, Argument
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.dialect import LeafNames
+from npu_compiler.lowering.params import CheckNumber
 from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, Reduce, walk
 from npu_compiler.tensor.intervals import interval, view_bounds
 from npu_compiler.tensor.symbolic import OpRefusal
@@ -175,7 +176,7 @@ class _Resolver:
         found = {}
         for number, node in enumerate(nodes):
             low, high = interval(node.element) or (0, 0)
-            check = address.field(f"{self.prefix}check{number}", node.check + 1)
+            check = address.field(f"{self.prefix}check{number}", CheckNumber(node.check + 1))
             found[node] = (f"p.{check}, {record}", low < 0 or high >= node.elements)
         return found
 

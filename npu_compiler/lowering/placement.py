@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from npu_compiler.artifact.memory import Lifetime, plan_arena
 from npu_compiler.artifact.plan import FAULTS, Argument, Buffer, Call, Role, Step, change_calls, options_of
+from npu_compiler.records import changed
 from npu_compiler.tensor.index_check import FAULT_BYTES
 from npu_compiler.tensor.trace import TracedTensor
 
@@ -33,6 +33,7 @@ class Placement:
         self._outputs, self._aliases = outputs, aliases
         self.buffers: list[Buffer] = []
         self.slots: dict[int, tuple[int, int]] = {}
+        self._places: Mapping[int, tuple[int, int]] = {}  # of aliases too
 
     def place(self, steps: Sequence[Step], scratch_sizes: Mapping[int, int]) -> tuple[Step, ...]:
         """Declares the buffers that steps bind; all that are no input, output or weight get places in the arena.
@@ -45,6 +46,8 @@ class Placement:
             The steps, whose arguments name the plan's buffers.
         """
         self._allocate(self._ranges(steps), scratch_sizes)
+        aliased = {index: self.slots[base] for index, base in self._aliases.items() if base in self.slots}
+        self._places = {**self.slots, **aliased}
         return tuple(change_calls(step, self._placed) for step in steps)
 
     def _allocate(self, ranges: Mapping[int, tuple[int, int]], scratch_sizes: Mapping[int, int]) -> None:
@@ -99,8 +102,5 @@ class Placement:
         self.buffers.append(Buffer(role, name, nbytes))
 
     def _placed(self, call: Call) -> Call:
-        return replace(call, args=tuple(map(self._place_of, call.args)))
-
-    def _place_of(self, argument: Argument) -> Argument:
-        buffer, base = self.slots[self._aliases.get(argument.buffer, argument.buffer)]
-        return Argument(buffer, base + argument.offset, argument.writes, argument.extension)
+        places = [(argument, *self._places[argument.buffer]) for argument in call.args]
+        return changed(call, args=tuple([Argument(b, base + a.offset, a.writes, a.extension) for a, b, base in places]))

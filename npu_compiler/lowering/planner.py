@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from npu_compiler.artifact.plan import ExecutionPlan, Step
 from npu_compiler.artifact.recipes import WeightRecipe
@@ -21,6 +20,7 @@ from npu_compiler.lowering.repeats import Repeats
 from npu_compiler.lowering.schedule import find_in_place, schedule
 from npu_compiler.lowering.sums import with_added_anchors
 from npu_compiler.lowering.target import CodegenTarget, Lowering
+from npu_compiler.records import changed
 from npu_compiler.tensor.layout import BufferSpec, Layout, layout_of
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, Trace
 from npu_compiler.tensor.trace import TracedTensor
@@ -79,7 +79,7 @@ def plan_graph(
         checks=tuple(trace.checks),
     )
     recipes = tuple(
-        replace(graph.weights[name], spec=_spec(trace.tensors[index], name, host_dtypes[name]))
+        changed(graph.weights[name], spec=_spec(trace.tensors[index], name, host_dtypes[name]))
         for index, name in weights.items()
         if index in placement.slots
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import TypeVar
 
@@ -49,8 +48,8 @@ def realign_rows(expr: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr
 
     def rewrite(node: Expr) -> Expr | None:
         if isinstance(node, Load):
-            return replace(node, ref=moved(node.ref, node.ref.view.shape))
-        return replace(node, view=moved(node.view, node.view.shape)) if isinstance(node, Iota) else None
+            return Load(moved(node.ref, node.ref.view.shape), node.dtype, node.index, node.index_stride)
+        return Iota(moved(node.view, node.view.shape), node.dtype) if isinstance(node, Iota) else None
 
     if old == new:
         return expr

@@ -11,7 +11,7 @@ from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import flops_of, traffic_of
-from npu_compiler.lowering.params import ParamStruct, ints
+from npu_compiler.lowering.params import Params, ParamStruct, ints
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -89,12 +89,12 @@ def shared_launch(
     text = SharedText("\n".join([*(part.text for part in parts), params]), tuple(pointers), _calls(parts, threads, ids))
     macros, functions = print_text(text)
     launch = Launch(template, (sum(counts), 1, 1), macros=macros, text=functions)
-    packed = [part.positions.struct(part.struct).pack(part.positions.values) for part in parts]
+    packed = (part.positions.struct(part.struct).pack(part.positions.values) for part in parts)
     return KernelCall(
         label="; ".join(" + ".join(part.group.nodes) for part in parts),
         kernel=lowering.kernel(writer.source(launch, "")),
         args=tuple(argument for part in parts for argument in part.positions.arguments(part.group)),
-        params=header.pack(ends) + b"".join(packed),
+        params=Params.joined((header.pack(ends), *packed)),
         grid=launch.grid,
         block=launch.threads,
         flops=sum(flops_of([part.group.expr], prod(part.group.shape)) for part in parts),

@@ -21,10 +21,27 @@ from npu_compiler.tensor.layout import Layout
 from npu_compiler.tensor.symbolic import OpRefusal
 from npu_compiler.tensor.trace import TracedTensor
 
-__all__ = ["CodegenTarget", "LowerProblem", "Lowering", "lowering_of", "target_named", "target_names"]
+__all__ = ["Answer", "CodegenTarget", "LowerProblem", "Lowering", "lowering_of", "target_named", "target_names"]
 
 _GROUP, _DEFAULTS = "npu.targets", "npu.defaults"
 _Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a target was told of a tensor or a scratch buffer that depends on the groups ahead.
+
+    Attributes:
+        question: Gives the answer for a buffer.
+        buffer: Its index.
+        answer: What it gave.
+        is_buffer: Whether the answer is itself the index of a scratch buffer.
+    """
+
+    question: Callable[[int, Lowering], Any]
+    buffer: int
+    answer: Any
+    is_buffer: bool = False
 
 
 @dataclass
@@ -37,12 +54,14 @@ class Lowering:
         scratch_sizes: Bytes of each scratch buffer asked for, by its index.
         common: The scratch buffers that several groups use, by what they hold.
         emitted: What was emitted so far.
-        asked: How often a target asked for what depends on the groups ahead.
+        asked: How often a target asked for what depends on the groups ahead, other than by `ask`.
+        answers: What it was told by `ask`.
         kernels: The distinct kernels, with their numbers.
         records: What the target itself remembers while it lowers the function, by kind; see `record`.
 
     Groups of the same form are lowered once (`repeats`). So of `tensors` a target looks at those that a group names,
-    and of what computes them only at what kind of source that is; and what it records must hold for equal kernels.
+    and of what computes them only at what kind of source that is; and what it records must hold for equal kernels. The
+    number of a check is a parameter, or all of the kernels' text and parameters are the same for groups of no others.
     """
 
     tensors: Sequence[TracedTensor]
@@ -51,6 +70,7 @@ class Lowering:
     common: dict[Hashable, int] = field(default_factory=dict)
     emitted: list[Step] = field(default_factory=list)
     asked: int = 0
+    answers: list[Answer] = field(default_factory=list)
     kernels: dict[KernelSource, int] = field(default_factory=dict)
     records: dict[type, Any] = field(default_factory=dict)
 
@@ -75,13 +95,31 @@ class Lowering:
         self.scratch_sizes[index] = nbytes
         return index
 
-    def common_scratch(self, content: Hashable, nbytes: int) -> tuple[int, bool]:
-        """A scratch buffer for what several groups need, and whether nobody has asked for it before."""
+    def ask(self, question: Callable[[int, Lowering], Any], buffer: int) -> Any:
+        """What a question about a tensor or a scratch buffer is answered with, given what was emitted so far.
+
+        For other groups of the form that is asked again: where the answer is the same, so are their steps.
+        """
+        asked = self.asked
+        self.answers.append(Answer(question, buffer, question(buffer, self)))
+        self.asked = asked
+        return self.answers[-1].answer
+
+    def common_scratch(self, content: Hashable, tensor: int, nbytes: int) -> tuple[int, bool]:
+        """A scratch buffer for what several groups need of a tensor, and whether nobody has asked for it before.
+
+        Args:
+            content: What it holds, without the tensor.
+            tensor: Index of the tensor that it is about.
+            nbytes: Its size.
+        """
+        found = self.common.get((content, tensor))
+        if found is not None:
+            self.answers.append(Answer(lambda index, now: now.common.get((content, index)), tensor, found, True))
+            return found, False
         self.asked += 1
-        is_new = content not in self.common
-        if is_new:
-            self.common[content] = self.scratch(nbytes)
-        return self.common[content], is_new
+        made = self.common[content, tensor] = self.scratch(nbytes)
+        return made, True
 
 
 LowerProblem = Callable[[Any, Group, Lowering], Sequence[Step]]

@@ -18,7 +18,7 @@ Amount = int | Callable[[Mapping[str, Any]], int] | None
 """A number; or how it follows from the macros; or None where each launch says it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelTemplate:
     """What Python and a kernel file agree on.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
+from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Expr, Load, Reduce, leaves, walk
 from npu_compiler.tensor.trace import TracedTensor
 
@@ -85,7 +86,7 @@ class Value:
         if work * (1 + reductions) > _MAX_WORK or len(reads) > self.most_reads:
             return None
         nodes = tuple(dict.fromkeys((*self.nodes, *made.nodes)))
-        return replace(self, nodes=nodes, reads=reads, work=work, reductions=reductions)
+        return changed(self, nodes=nodes, reads=reads, work=work, reductions=reductions)
 
 
 def is_cheap(expr: Expr, tensors: Sequence[TracedTensor], elements: int) -> bool:

@@ -34,7 +34,7 @@ volume_filtering = partial(image_filtering, image_ranks=(5,))
 def sizes(value: Any, rank: int, name: str) -> tuple[int, ...]:
     """A number for each spatial dimension, given as one number, a list of one or a list of as many."""
     values = [value] if isinstance(value, int) else list(value)
-    if len(values) not in (1, rank) or any(type(v) is not int for v in values):
+    if len(values) not in (1, rank) or {*map(type, values)} != {int}:
         raise OpRefusal(f"given {name}={value!r}, expected one or {rank} whole numbers")
     return tuple(values) if len(values) == rank else (values[0],) * rank
 
@@ -138,9 +138,16 @@ def _as_planes(x: Tensor, weight: Tensor, *geometry: Sequence[int]) -> tuple[Any
     return planes.reshape(shape), filters, *(numbers[1:] for numbers in (stride, before, dilation, out))
 
 
-def _batched(x: Tensor, weight: Tensor, rank: int) -> Tensor:
-    """The operand with its batch, which may be left out where it is one."""
-    if len(weight.shape) != rank + 2 or len(x.shape) not in (rank + 1, rank + 2):
+def with_batch(x: Tensor, weight: Tensor) -> Tensor:
+    """What a weight is for, with its batch, which may be left out where it is one.
+
+    Raises:
+        OpRefusal: Their dimensions do not go together, or it is no floating point.
+    """
+    rank = len(weight.shape) - 2
+    if rank not in (1, 2, 3):
+        raise OpRefusal(f"given a weight of {rank + 2} dimensions, expected 3 to 5")
+    if len(x.shape) not in (rank + 1, rank + 2):
         names = "C" + "".join(f", {name}" for name in "DHW"[3 - rank :] if rank > 1) + (", L" if rank == 1 else "")
         raise OpRefusal(f"given {len(x.shape)} dimensions, expected {rank + 2}: [N, {names}], or [{names}]")
     if not x.dtype.is_float:
@@ -170,45 +177,10 @@ def sliding_of(kernel: Sequence[int], stride: Any, padding: Any, dilation: Any) 
     return Sliding(strides, before, dilations, after=after)
 
 
-def _convolution(
-    rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor:
-    """A convolution as its schema has it."""
-    batched = _batched(x, weight, rank)
-    result = convolve(batched, weight, bias, sliding_of(weight.shape[2:], stride, padding, dilation), groups)
-    return result if batched is x else result.reshape(result.shape[1:])
-
-
 @line_filtering("aten.conv1d.default", "aten.conv1d.padding")
-def conv1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Cross-correlation of [N, C, L] with weight [O, C / groups, K], plus bias [O]; padding by numbers or by a word."""
-    return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
-
-
 @image_filtering("aten.conv2d.default", "aten.conv2d.padding")
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Cross-correlation of [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O]; padding as for a line."""
-    return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
-
-
 @volume_filtering("aten.conv3d.default", "aten.conv3d.padding")
-def conv3d(
+def conv(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -217,5 +189,7 @@ def conv3d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of [N, C, D, H, W] with weight [O, C / groups, KD, KH, KW], plus bias [O]."""
-    return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
+    """Cross-correlation of [N, C, ...] with weight [O, C / groups, ...], plus bias [O]; padding: numbers, or a word."""
+    batched = with_batch(input, weight)
+    result = convolve(batched, weight, bias, sliding_of(weight.shape[2:], stride, padding, dilation), groups)
+    return result if batched is input else result.reshape(result.shape[1:])

@@ -9,7 +9,7 @@ that, as traits: no name of an op is written anywhere but in `ops/` and where mo
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -204,9 +204,8 @@ def bind(
     if entry is None:
         raise UnsupportedOpError(node, name, traits_of(name).undefined or "no definition of this op is registered")
     attrs = {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in attrs.items()}
-    bound = _only_way(name, len(tensors), tuple(attrs))
-    if bound is None:
-        bound = bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
+    known = _only_way(name, len(tensors), tuple(attrs))
+    bound = known or bind_tensors(f"node '{node}' ({name})", entry.parameters, len(tensors), attrs, evidence)
     inputs: dict[str, str | tuple[str, ...]] = {}
     for parameter, place in bound.tensors.items():
         if isinstance(place, int):
@@ -215,7 +214,10 @@ def bind(
             inputs[parameter] = tuple(tensors[i] for i in place if i is not None)
             if None in place:
                 attrs["_dims"] = [dim for dim, i in enumerate(place) if i is not None]
-    _check_attributes(node, entry, name, inputs, attrs)
+    if attrs:
+        _check_attributes(node, entry, name, attrs)
+    if known is None:
+        _check_presence(node, entry, name, {*inputs, *attrs})
     return BoundNode(inputs, attrs, bound.absent, bound.assumption)
 
 
@@ -226,14 +228,23 @@ def _only_way(name: str, count: int, attrs: tuple[str, ...]) -> Bound | None:
     if entry is None or any(key.startswith("_tensor_") for key in attrs):
         return None
     try:
-        return bind_tensors(name, entry.parameters, count, dict.fromkeys(attrs))
+        bound = bind_tensors(name, entry.parameters, count, dict.fromkeys(attrs))
     except IRError:
         return None
+    return None if _missing(entry, {*bound.tensors, *attrs}) else bound
 
 
-def _check_attributes(
-    node: str, entry: OpDefinition, name: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
-) -> None:
+def _missing(entry: OpDefinition, given: Collection[str]) -> list[str]:
+    """The parameters that have to be given and are not."""
+    return [p.name for p in entry.parameters if not p.may_be_absent and p.name not in given]
+
+
+def _check_presence(node: str, entry: OpDefinition, name: str, given: Collection[str]) -> None:
+    for parameter in _missing(entry, given):
+        raise IRError(f"node '{node}' ({name}): its argument '{parameter}' is missing; extract the model again")
+
+
+def _check_attributes(node: str, entry: OpDefinition, name: str, attrs: Mapping[str, Any]) -> None:
     known = {p.name: p for p in entry.parameters}
     for key in attrs:
         if key not in known:
@@ -241,9 +252,4 @@ def _check_attributes(
         if not known[key].takes_attribute(attrs[key]):
             raise IRError(
                 f"node '{node}' ({name}): given {attrs[key]!r:.40} as '{key}', expected a tensor; extract again"
-            )
-    for parameter in entry.parameters:
-        if not parameter.may_be_absent and parameter.name not in inputs and parameter.name not in attrs:
-            raise IRError(
-                f"node '{node}' ({name}): its argument '{parameter.name}' is missing; extract the model again"
             )

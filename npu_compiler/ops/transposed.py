@@ -14,7 +14,7 @@ from typing import Any
 
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.convolution import IMAGES, Sliding, conv1d, conv2d, conv3d, convolve, filtering, flops, sizes
+from npu_compiler.ops.convolution import IMAGES, Sliding, conv, convolve, filtering, flops, sizes, with_batch
 from npu_compiler.ops.linear import product
 from npu_compiler.ops.padding import along, divided, surrounded
 from npu_compiler.ops.registry import op
@@ -24,16 +24,21 @@ from npu_compiler.tensor.symbolic import OpRefusal, Tensor
 _spreading = partial(filtering, images={"input": "image"}, term=Term("spreading", ("input", "weight", "bias")))
 
 
-def _spread(
-    rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, Any, Any, Any], groups: int
+@_spreading("aten.conv_transpose1d.default", image_ranks=(3,))
+@_spreading("aten.conv_transpose2d.input")
+@_spreading("aten.conv_transpose3d.input", image_ranks=(5,))
+def conv_transpose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
 ) -> Tensor:
-    """A transposed convolution by its stride, padding, output padding and dilation."""
-    stride, padding, output_padding, dilation = geometry
-    if len(weight.shape) != rank + 2 or len(input.shape) not in (rank + 1, rank + 2):
-        raise OpRefusal(f"given {len(input.shape)} dimensions, expected {rank + 2}, or {rank + 1} without a batch")
-    if not input.dtype.is_float:
-        raise OpRefusal(f"given {input.dtype}, expected floating point")
-    x = input if len(input.shape) == rank + 2 else input.reshape((1, *input.shape))
+    """[N, C, L...] spread by weight [C, O / groups, K...]: of (L - 1) * stride - 2 * padding + K + output_padding."""
+    x, rank = with_batch(input, weight), len(weight.shape) - 2
     steps, gaps = sizes(stride, rank, "stride"), sizes(dilation, rank, "dilation")
     cut, more = sizes(padding, rank, "padding"), sizes(output_padding, rank, "output_padding")
     channels, kernel = x.shape[1], weight.shape[2:]
@@ -129,54 +134,6 @@ def _phase_filters(weight: Tensor, steps: Sequence[int], taps: Sequence[int], gr
     return stored.reshape((groups * prod(steps) * each, inputs // groups, *taps))
 
 
-@_spreading("aten.conv_transpose1d.default", image_ranks=(3,))
-def conv_transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Tensor:
-    """[N, C, L] spread by weight [C, O / groups, K]: [N, O, (L - 1) * stride - 2 * padding + K + output_padding]."""
-    return _spread(1, input, weight, bias, (stride, padding, output_padding, dilation), groups)
-
-
-@_spreading("aten.conv_transpose2d.input")
-def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Tensor:
-    """[N, C, H, W] spread by weight [C, O / groups, KH, KW], each dimension as in `conv_transpose1d`."""
-    return _spread(2, input, weight, bias, (stride, padding, output_padding, dilation), groups)
-
-
-@_spreading("aten.conv_transpose3d.input", image_ranks=(5,))
-def conv_transpose3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Tensor:
-    """[N, C, D, H, W] spread by weight [C, O / groups, KD, KH, KW], each dimension as in `conv_transpose1d`."""
-    return _spread(3, input, weight, bias, (stride, padding, output_padding, dilation), groups)
-
-
-_PLAIN = {1: conv1d, 2: conv2d, 3: conv3d}
-
-
 def _is_plain(node: OpNode, graph: IRGraph) -> bool:
     return not node.attrs.get("transposed")
 
@@ -199,12 +156,9 @@ def convolution(
     groups: int,
 ) -> Tensor:
     """A convolution in its general form: of lines, images or volumes, transposed or not."""
-    rank = len(weight.shape) - 2
-    if rank not in _PLAIN:
-        raise OpRefusal(f"given a weight of {rank + 2} dimensions, expected 3 to 5")
     if transposed:
-        return _spread(rank, input, weight, bias, (stride, padding, output_padding, dilation), groups)
-    return _PLAIN[rank](input, weight, bias, stride, padding, dilation, groups)
+        return conv_transpose(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv(input, weight, bias, stride, padding, dilation, groups)
 
 
 @op("aten._convolution.default", work=Work.ANCHOR, is_learned=True, flops=flops)

@@ -41,9 +41,9 @@ class Const(_Node):
     value: float | int | bool
     dtype: DType
 
-    @classmethod
-    def key(cls, value: float | int | bool, dtype: DType) -> tuple[Any, ...]:
-        return cls, type(value), repr(value), dtype
+    @staticmethod
+    def key(value: float | int | bool, dtype: DType) -> tuple[Any, ...]:
+        return type(value), repr(value), dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,19 +241,26 @@ FUNCTIONS: dict[str, Function] = {
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The expressions that `expr` is directly made of."""
-    if isinstance(expr, Call):
+    if type(expr) is Load:
+        return () if expr.index is None else (expr.index,)
+    if type(expr) is Call or type(expr) is Reduce:
         return expr.args
-    if isinstance(expr, Reduce):
-        return expr.args
-    if isinstance(expr, Load) and expr.index is not None:
-        return (expr.index,)
-    return (expr.index, expr.element) if isinstance(expr, Checked) else ()
+    return (expr.index, expr.element) if type(expr) is Checked else ()
 
 
 def walk(expr: Expr) -> tuple[Expr, ...]:
     """Each distinct sub-expression once, operands before what uses them."""
-    if hasattr(expr, "below"):
+    try:
         return (*expr.below, expr)  # what is lowered is walked a dozen times in a row
+    except AttributeError:
+        return _walked(expr)
+
+
+def _walked(expr: Expr) -> tuple[Expr, ...]:
+    """What `walk` gives, which the expression keeps."""
+    if not children(expr):
+        object.__setattr__(expr, "below", ())
+        return (expr,)
     found: dict[Expr, None] = {}
     stack = [expr]
     while stack:
@@ -274,9 +281,13 @@ def walk(expr: Expr) -> tuple[Expr, ...]:
 
 def leaves(expr: Expr) -> tuple[Load, ...]:
     """The distinct loads of `expr`, those inside an index included."""
-    if not hasattr(expr, "loads"):
-        object.__setattr__(expr, "loads", tuple([node for node in walk(expr) if isinstance(node, Load)]))
-    return expr.loads
+    if type(expr) is Load:  # one that held itself would be freed late
+        return (expr,) if expr.index is None else (*leaves(expr.index), expr)
+    try:
+        return expr.loads
+    except AttributeError:
+        object.__setattr__(expr, "loads", tuple([node for node in walk(expr) if type(node) is Load]))
+        return expr.loads
 
 
 def reductions(expr: Expr) -> list[Reduce]:
@@ -301,15 +312,15 @@ def substitute(expr: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
 
 def _with_children(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
     """A node whose operands are those that `done` has in place of its own."""
-    if isinstance(node, Call):
+    if type(node) is Load:
+        return node if node.index is None else Load(node.ref, node.dtype, done[node.index], node.index_stride)
+    if type(node) is Call:
         args = tuple([done[arg] for arg in node.args])
         return node if args == node.args else Call(node.fn, args, node.dtype)
-    if isinstance(node, Reduce):
+    if type(node) is Reduce:
         args = tuple([done[arg] for arg in node.args])
         return node if args == node.args else replace(node, args=args)
-    if isinstance(node, Load) and node.index is not None:
-        return Load(node.ref, node.dtype, done[node.index], node.index_stride)
-    if isinstance(node, Checked):
+    if type(node) is Checked:
         return replace(node, index=done[node.index], element=done[node.element])
     return node
 

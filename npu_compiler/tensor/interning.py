@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import cache
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import ref
 
 __all__ = ["Interned", "count"]
@@ -27,9 +28,8 @@ _LOCK = RLock()  # reentrant: to store an object may collect garbage, which forg
 def _forget(reference: _Reference) -> None:
     """Takes what is gone out of the table, unless its equal has taken its place."""
     with _LOCK:
-        found = _TABLE.pop(reference.key, reference)
-        if found is not reference:
-            _TABLE[reference.key] = found
+        if _TABLE.get(reference.key) is reference:
+            del _TABLE[reference.key]
 
 
 @cache
@@ -48,6 +48,7 @@ class _Interning(type):
     """Gives the object that there is already in place of a new one that equals it."""
 
     __match_args__: tuple[str, ...]
+    key: Callable[..., tuple[Any, ...]] | None
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = None
@@ -56,7 +57,7 @@ class _Interning(type):
             args = made.parts()
         elif len(args) < len(cls.__match_args__):
             args += _defaults(cls)[len(args) :]
-        key = cls.key(*args)
+        key = (cls, *args) if cls.key is None else (cls, *cls.key(*args))
         reference = _TABLE.get(key)
         found = None if reference is None else reference()
         if found is not None:
@@ -65,15 +66,13 @@ class _Interning(type):
             made = type.__call__(cls, *args)
         own = _Reference(made, _forget)
         own.key = key
-        with _LOCK:
-            found = _TABLE.setdefault(key, own)()  # another thread may have been here
+        if _TABLE.setdefault(key, own) is own:  # in one step, which no other thread sees half done
+            return made
+        with _LOCK:  # another thread has been here, or what was here is just being forgotten
+            found = _TABLE.setdefault(key, own)()
             if found is None:
                 _TABLE[key] = own
         return made if found is None else found
-
-    def key(cls, *values: Any) -> tuple[Any, ...]:
-        """What two objects of the class have in common where they are one, given their fields."""
-        return (cls, *values)
 
 
 class Interned(metaclass=_Interning):
@@ -81,10 +80,15 @@ class Interned(metaclass=_Interning):
 
     Fields are hashable. What they hold of this kind is compared by identity, so that a key is as short as the node
     itself, however much lies below it. Threads may share them. Pickling and copying give the same object again.
+
+    Attributes:
+        key: What two objects of the class have in common where they are one, given their fields, where that is not the
+            fields themselves.
     """
 
     __slots__ = ("__weakref__",)
     __match_args__: tuple[str, ...] = ()
+    key: ClassVar[Callable[..., tuple[Any, ...]] | None] = None
 
     def parts(self) -> tuple[Any, ...]:
         """The fields, in order."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 __all__ = ["OpRefusal", "broadcast_shapes", "normalize_dim"]
 
 
@@ -20,6 +22,7 @@ def normalize_dim(dim: int, rank: int) -> int:
     return dim % max(rank, 1)
 
 
+@lru_cache(4096)  # a model has few shapes
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that tensors of `shapes` broadcast to.
 

@@ -42,12 +42,17 @@ class Tensor:
     Arithmetic broadcasts and promotes as PyTorch does. View methods make no copy unless strides cannot say the result.
     """
 
-    __slots__ = ("dtype", "expr", "ref", "shape", "trace")
+    __slots__ = ("dtype", "ref", "shape", "source", "trace")
 
     def __init__(self, trace: Trace, shape: tuple[int, ...], dtype: DType, source: Ref | Expr) -> None:
-        self.trace, self.shape, self.dtype = trace, shape, dtype
+        self.trace, self.shape, self.dtype, self.source = trace, shape, dtype, source
         self.ref = source if isinstance(source, Ref) else None
-        self.expr: Expr = Load(source, dtype.stored) if isinstance(source, Ref) else source
+
+    @property
+    def expr(self) -> Expr:
+        """What each element is."""
+        source = self.source
+        return Load(source, self.dtype.stored) if isinstance(source, Ref) else source
 
     def realize(self) -> Tensor:
         """This tensor in memory: itself where it is, else a new tensor of the trace that holds it."""

@@ -27,6 +27,8 @@ class View(Interned):
 
     def expand(self, shape: tuple[int, ...]) -> View:
         """Broadcasts to `shape`: new leading dimensions, and those of size 1, are repeated."""
+        if shape == self.shape:
+            return self
         lead = len(shape) - len(self.shape)
         strides = [0] * lead
         for size, own, stride in zip(shape[lead:], self.shape, self.strides, strict=True):

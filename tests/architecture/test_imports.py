@@ -39,11 +39,11 @@ OF_THE_COMPILER = {
 # What each room of the compiler may import of the others; modules beside the rooms are told apart by their own names.
 ROOMS = {
     "tensor": {"dtypes", "errors", "integers"},
-    "artifact": {"tensor", "dtypes", "errors", "integers", "plugins"},
+    "artifact": {"tensor", "dtypes", "errors", "integers", "plugins", "records"},
     "ops": {"ir", "tensor", "dtypes", "errors", "integers", "plugins"},
     "graph": {"ir", "ops", "artifact", "tensor", "dtypes", "errors", "integers"},
     "frontend": {"ir", "graph", "ops", "artifact", "tensor", "dtypes", "errors", "integers"},
-    "lowering": {"ir", "graph", "artifact", "tensor", "dtypes", "errors", "integers", "plugins"},
+    "lowering": {"ir", "graph", "artifact", "tensor", "dtypes", "errors", "integers", "plugins", "records"},
     "partitioning": {
         *("frontend", "lowering", "graph", "ops", "artifact", "tensor"),
         *("ir", "dtypes", "errors", "integers", "compiler", "op_support"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from npu_compiler.dtypes import DType
 from npu_compiler.lowering.problems.operand import Operand
@@ -35,6 +34,7 @@ class Attention(Problem):
     """
 
     kind = "attention"
+    operand_names = ("q", "k", "v", "mask", "sinks")
 
     q: Operand
     k: Operand
@@ -66,19 +66,6 @@ class Attention(Problem):
             raise OpRefusal(f"given {given}, expected heads of 1 to {MAX_HEAD_SIZE} and at least one position")
         if self.batch * self.groups > _MAX_HEADS:
             raise OpRefusal(f"given {self.batch} * {self.groups} heads of keys, expected at most {_MAX_HEADS}")
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return tuple(getattr(self, name) for name in self._given)
-
-    @property
-    def _given(self) -> list[str]:
-        """Names of the operands that there are."""
-        return [name for name in ("q", "k", "v", "mask", "sinks") if getattr(self, name) is not None]
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        changed: dict[str, Any] = {self._given[position]: operand}
-        return replace(self, **changed)
 
     @property
     def dims(self) -> Dims:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Self
 
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
@@ -31,6 +30,7 @@ class Convolution(Problem):
     """
 
     kind = "conv2d"
+    operand_names = ("image", "weight")
 
     extents: tuple[int, int, int, int]
     image: Operand
@@ -51,14 +51,6 @@ class Convolution(Problem):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.extents
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return self.image, self.weight
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        changed: dict[str, Any] = {("image", "weight")[position]: operand}
-        return replace(self, **changed)
 
     @property
     def dims(self) -> Dims:

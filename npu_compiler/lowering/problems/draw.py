@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Self
 
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.lowering.problems.operand import Operand
@@ -14,7 +13,7 @@ from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Draw"]
 
-_NAMES = ("logits", "limits", "top_k", "words")
+
 _PASSES = 4  # over a row: its highest logit, sums, and the tokens near what is looked for
 _WEIGHT_FLOPS = 8  # of a weight
 
@@ -31,6 +30,7 @@ class Draw(Problem):
     """
 
     kind = "draw"
+    operand_names = ("logits", "limits", "top_k", "words")
 
     logits: Operand
     limits: Operand
@@ -40,14 +40,6 @@ class Draw(Problem):
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Draw:
         return cls(result, *operands)
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return self.logits, self.limits, self.top_k, self.words
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        changed: dict[str, Any] = {_NAMES[position]: operand}
-        return replace(self, **changed)
 
     @property
     def rows(self) -> int:
@@ -67,7 +59,7 @@ class Draw(Problem):
     @property
     def arguments(self) -> dict[str, Argument]:
         """What kernels bind, by their names for it."""
-        return {name: operand.argument for name, operand in zip(_NAMES, self.operands, strict=True)}
+        return {name: operand.argument for name, operand in zip(self.operand_names, self.operands, strict=True)}
 
     @property
     def dims(self) -> Dims:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Dims, Problem
@@ -25,6 +25,7 @@ class GroupedProduct(Problem):
     """
 
     kind = "grouped_matmul"
+    operand_names = ("rows", "matrices", "ends")
 
     rows: Operand
     matrices: Operand
@@ -33,14 +34,6 @@ class GroupedProduct(Problem):
     @classmethod
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Self:
         return cls(result, *operands)
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return self.rows, self.matrices, self.ends
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        changed: dict[str, Any] = {("rows", "matrices", "ends")[position]: operand}
-        return replace(self, **changed)
 
     @property
     def dims(self) -> Dims:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import Self
 
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.problems.operand import Operand
@@ -49,6 +48,7 @@ class Pooling(Problem):
     """
 
     kind = "pool2d"
+    operand_names = ("image",)
 
     extents: tuple[int, int, int, int]
     image: Operand
@@ -73,13 +73,6 @@ class Pooling(Problem):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.extents
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.image,)
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        return replace(self, image=operand)
 
     @property
     def dims(self) -> Dims:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 from npu_compiler.lowering.operands import check_size
 from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.records import changed
 from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Added", "Dims", "Paired", "Problem"]
@@ -25,11 +27,13 @@ class Problem(ABC):
         kind: What the trace calls it: that of the anchors that pose it.
         takes_epilogue: Whether what follows it may be computed where its results are; else they go to memory as they
             are.
+        operand_names: The fields that are operands, in the order of the op's arguments; None is in one that is absent.
         result: The tensor that it computes, ahead of any epilogue.
     """
 
     kind: ClassVar[str]
     takes_epilogue: ClassVar[bool] = True
+    operand_names: ClassVar[tuple[str, ...]] = ()
     result: TracedTensor
 
     @classmethod
@@ -48,14 +52,19 @@ class Problem(ABC):
         """Of the result."""
         return self.result.shape
 
-    @property
-    @abstractmethod
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """What it reads, in the order of the op's arguments."""
+        return tuple([getattr(self, name) for name in self._given])
 
-    @abstractmethod
+    @property
+    def _given(self) -> list[str]:
+        """Names of the operands that there are."""
+        return [name for name in self.operand_names if getattr(self, name) is not None]
+
     def with_operand(self, position: int, operand: Operand) -> Self:
         """The same problem with one of its operands in another form."""
+        return changed(self, **{self._given[position]: operand})
 
     def stored(self) -> Self:
         """The same problem with all operands in memory."""

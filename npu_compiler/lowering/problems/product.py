@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Self
 
@@ -100,7 +101,7 @@ class Product(Problem):
         a, b = Matrix.of(left, (-2, -1), a_batch), Matrix.of(right, (-1, -2), b_batch)
         return cls(result, a, b, m, n, left.shape[-1], batch)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         return self.a.operand, self.b.operand
 

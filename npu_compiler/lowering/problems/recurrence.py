@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from math import prod
 from typing import Self
 
@@ -63,7 +64,7 @@ class Recurrence(Problem):
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Self:
         return cls(result, Cell(anchor.attrs["cell"]), tuple(anchor.attrs["names"]), tuple(operands))
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         return self.given
 

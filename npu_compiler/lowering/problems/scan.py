@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Self
 
 from npu_compiler.lowering.loops import flops_of
 from npu_compiler.lowering.problems.operand import Operand
@@ -28,6 +27,7 @@ class Scan(Problem):
     """
 
     kind = "scan"
+    operand_names = ("source",)
 
     source: Operand
     combination: Combination
@@ -38,13 +38,6 @@ class Scan(Problem):
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Scan:
         (source,) = operands
         return cls(result, source, **anchor.attrs)
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.source,)
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        return replace(self, source=operand)
 
     @property
     def columns(self) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Self
 
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.problems.operand import Operand
@@ -32,6 +31,7 @@ class ScatterRows(Problem):
     """
 
     kind = "scatter_rows"
+    operand_names = ("index", "values", "base")
 
     base: Operand | None
     index: Operand
@@ -45,14 +45,6 @@ class ScatterRows(Problem):
         index, values, *bases = operands
         how, include_self, fill = (anchor.attrs[name] for name in ("how", "include_self", "fill"))
         return cls(result, bases[0] if bases else None, index, values, how, include_self, fill)
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.index, self.values) if self.base is None else (self.index, self.values, self.base)
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        changed: dict[str, Any] = {("index", "values", "base")[position]: operand}
-        return replace(self, **changed)
 
     @property
     def dims(self) -> Dims:

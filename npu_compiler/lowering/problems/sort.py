@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Self
 
 from npu_compiler.dtypes import INT64
 from npu_compiler.integers import power_of_two
@@ -29,6 +28,7 @@ class Sort(Problem):
     """
 
     kind = "sort"
+    operand_names = ("source",)
 
     source: Operand
     descending: bool
@@ -37,13 +37,6 @@ class Sort(Problem):
     def of(cls, result: TracedTensor, anchor: Anchor, operands: Sequence[Operand]) -> Sort:
         (source,) = operands
         return cls(result, source, anchor.attrs["descending"])
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.source,)
-
-    def with_operand(self, position: int, operand: Operand) -> Self:
-        return replace(self, source=operand)
 
     @property
     def rows(self) -> int:
