@@ -8,9 +8,9 @@
 
 namespace msl {
 
-template <class T> constexpr bool is_number = __is_arithmetic(T);
-template <class T> constexpr bool is_float = false;
-template <> constexpr bool is_float<float> = true;
+template <class T> inline constexpr bool is_number = __is_arithmetic(T);
+template <class T> inline constexpr bool is_float = false;
+template <> inline constexpr bool is_float<float> = true;
 template <bool> struct when {};
 template <> struct when<true> { typedef int type; };
 

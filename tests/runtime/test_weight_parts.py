@@ -157,9 +157,16 @@ def test_a_signalling_nan_is_refused_without_a_warning() -> None:
         check_values("w", array)
 
 
-@pytest.mark.parametrize("kind", FLOATS, ids=str)
+def _has_sign(kind: DType) -> bool:
+    return bool(np.isfinite(np.float32(-1).astype(kind.numpy)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sign"),
+    [(kind, sign) for kind in FLOATS for sign in ((1, -1) if _has_sign(kind) else (1,))],
+    ids=str,
+)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, -np.nan])
-@pytest.mark.parametrize("sign", [1, -1])
 def test_one_value_that_is_not_finite_is_seen_anywhere(kind: DType, bad: float, sign: int) -> None:
     array = sign * np.arange(1, 70).reshape(3, 23).astype(kind.numpy)
     assert all_finite(array)
