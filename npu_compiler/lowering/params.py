@@ -90,7 +90,7 @@ class ParamStruct:
         Raises:
             CompileError: A field is missing, unknown or out of range.
         """
-        names, layout = self._names
+        names, layout = self._packing
         if values.keys() != names.keys():
             odd = sorted(values.keys() ^ names.keys())
             raise CompileError(f"parameters of {self.name}: missing or unknown {odd}, expected {[*names]}")
@@ -102,7 +102,7 @@ class ParamStruct:
         return Params.of(data, {_SIZE * i: n for i, n in enumerate(given) if type(n) is CheckNumber})
 
     @cached_property
-    def _names(self) -> tuple[dict[str, None], struct.Struct]:
+    def _packing(self) -> tuple[dict[str, None], struct.Struct]:
         """The fields' names, in order, and how their values are packed."""
         layout = "<" + "".join(_FORMATS[kind] for kind, _ in self.fields)
         return dict.fromkeys(name for _, name in self.fields), struct.Struct(layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -105,21 +106,21 @@ class CodedMatrix:
 def _check_scales(name: str, scales: Array, may_be_zero: bool) -> None:
     numbers = scales.astype(np.float32)
     wrong = ~np.isfinite(numbers) | ((numbers == 0) & (not may_be_zero))
-    if wrong.any():
-        place = [int(index) for index in np.unravel_index(int(wrong.argmax()), wrong.shape)]
-        raise ExtractionError(
-            f"'{name}': given the scale {numbers[tuple(place)]} at {place}, expected a number other than 0; the "
-            "checkpoint is damaged: download or quantise it again"
-        )
+    _refuse(name, wrong, lambda place: str(numbers[place]), "a number other than 0")
 
 
 def _check_codes_of_scales(name: str, codes: Array) -> None:
     """Refuses scales in 8-bit floats that are NaN."""
-    wrong = np.zeros(0, bool) if codes.dtype.kind in "iu" else np.isnan(codes.astype(np.float32))
+    if codes.dtype.kind not in "iu":
+        wrong, kind = np.isnan(codes.astype(np.float32)), codes.dtype.name
+        _refuse(name, wrong, lambda place: f"NaN (code {int(codes[place].view(np.uint8))} of {kind})", "a number")
+
+
+def _refuse(name: str, wrong: Array, told: Callable[[tuple[int, ...]], str], expected: str) -> None:
+    """Refuses scales of which some are wrong, by what is told of the first."""
     if wrong.any():
-        place = [int(index) for index in np.unravel_index(int(wrong.argmax()), wrong.shape)]
-        code = int(codes[tuple(place)].view(np.uint8))
+        place = tuple(int(index) for index in np.unravel_index(int(wrong.argmax()), wrong.shape))
         raise ExtractionError(
-            f"'{name}': given the scale NaN (code {code} of {codes.dtype.name}) at {place}, expected a number; the "
-            "checkpoint is damaged: download or quantise it again"
+            f"'{name}': given the scale {told(place)} at {[*place]}, expected {expected}; the checkpoint is damaged: "
+            "download or quantise it again"
         )

@@ -13,7 +13,6 @@ from npu_compiler.tensor.trace import Anchor, TracedTensor
 
 __all__ = ["Draw"]
 
-
 _PASSES = 4  # over a row: its highest logit, sums, and the tokens near what is looked for
 _WEIGHT_FLOPS = 8  # of a weight
 
