@@ -148,7 +148,7 @@ def test_one_kernel_takes_the_codes(case: Case) -> None:
     [
         Case(group=24, k=96),  # neither a part nor a multiple of what four lanes read
         Case(group=4, k=64),
-        Case(m=17),
+        Case(m=65, group=16),
         Case(bits=8, codebook=True, group=64),
     ],
     ids=str,
