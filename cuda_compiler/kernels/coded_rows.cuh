@@ -146,17 +146,21 @@ __device__ __forceinline__ void multiply_span(
                 number[side][pair] = scaled_pair(number[side][pair], own.scale[side], own.bias[side]);
             }
         }
+        Pack<uint, 4> x[COLUMN_BLOCKS];
         #pragma unroll
         for (int block = 0; block < COLUMN_BLOCKS; ++block) {
             const unsigned char* line = vectors + block * 8 * 128 + ((quad * 2 + octet) ^ lane / 4) * 16;
-            Pack<uint, 4> x = load_pack<4>(reinterpret_cast<const uint*>(line));
+            x[block] = load_pack<4>(reinterpret_cast<const uint*>(line));
+        }
+        #pragma unroll
+        for (int part = 0; part < 4; part += 2) { // products that follow each other add to other sums
             #pragma unroll
-            for (int part = 0; part < 4; part += 2) {
+            for (int block = 0; block < COLUMN_BLOCKS; ++block) {
                 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile) {
                     const uint(&upper)[4] = number[tile * 2], (&lower)[4] = number[tile * 2 + 1];
                     const uint a[4] = {upper[part], lower[part], upper[part + 1], lower[part + 1]};
-                    TensorCores<vector_t>::multiply(sum[tile][block], a, x[part], x[part + 1]);
+                    TensorCores<vector_t>::multiply(sum[tile][block], a, x[block][part], x[block][part + 1]);
                 }
             }
         }
