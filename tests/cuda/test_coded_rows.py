@@ -15,7 +15,7 @@ import torch
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import coded_rows
-from cuda_compiler.products.coded_rows import CodedRows, Work, coded_rows_candidates
+from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
@@ -28,14 +28,14 @@ BFLOAT, HALF = torch.bfloat16, torch.float16
 H200 = DEVICES.named("sm_90", "cuda")
 
 FORCED: list[tuple[Case, torch.dtype, CodedRows]] = [
-    (Case(17, 50, 384, 8, 384, torch.int8), BFLOAT, CodedRows(1, 4, 3, 1)),
-    (Case(64, 160, 416, 8, 416, torch.int8, behind="residual"), BFLOAT, CodedRows(2, 2, 3, 2)),
-    (Case(33, 100, 640, 4, 64, zeros=True), HALF, CodedRows(4, 1, 4, 3)),
-    (Case(40, 136, 288, 4, 32, zero=8, behind="gated"), BFLOAT, CodedRows(2, 2, 3, 1)),
-    (Case(24, 70, 256, 4, 128, codebook=True), BFLOAT, CodedRows(1, 4, 3, 1)),
-    (Case(20, 64, 512, 8, 128, torch.float8_e4m3fn, rows=128), HALF, CodedRows(2, 2, 3, 2)),
-    (Case(50, 48, 320, 8, 32, torch.int8, biases=True), BFLOAT, CodedRows(4, 1, 3, 1)),
-    (Case(18, 40, 256, 8, 64, zeros=True), HALF, CodedRows(1, 4, 3, 1)),
+    (Case(17, 50, 384, 8, 384, torch.int8), BFLOAT, ByWarps(3, 1, 1, 4)),
+    (Case(64, 160, 416, 8, 416, torch.int8, behind="residual"), BFLOAT, ByWarps(3, 2, 2, 2)),
+    (Case(33, 100, 640, 4, 64, zeros=True), HALF, ByWarps(4, 3, 4, 1)),
+    (Case(40, 136, 288, 4, 32, zero=8, behind="gated"), BFLOAT, ByWarps(3, 1, 2, 2)),
+    (Case(24, 70, 256, 4, 128, codebook=True), BFLOAT, ByWarps(3, 1, 1, 4)),
+    (Case(20, 64, 512, 8, 128, torch.float8_e4m3fn, rows=128), HALF, ByWarps(3, 2, 2, 2)),
+    (Case(50, 48, 320, 8, 32, torch.int8, biases=True), BFLOAT, ByWarps(3, 1, 4, 1)),
+    (Case(18, 40, 256, 8, 64, zeros=True), HALF, ByWarps(3, 1, 1, 4)),
 ]
 """Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a stage."""
 

@@ -1,0 +1,417 @@
+// Products of 17 to 64 rows by a matrix in packed codes that is read once, on compute capability 9.0: result[v, o] = sum of
+// vector[v, k] * number(o, k). Codes come to shared memory as they lie, a span of k at a time, STAGES of them on their way,
+// those of the first ones before the grid ahead of this one has finished. Warpgroups make numbers of 64 rows of the matrix
+// each, in the registers that tensor cores take them from, beside the products of the numbers before; the vectors are the
+// columns. Four lanes have a row of codes side by side, 16 each, so k is permuted, and the warpgroup that copies permutes the
+// vectors alike. CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x.
+constexpr int PRODUCERS = 128, MULTIPLIERS = 128 * GROUPS, THREADS = PRODUCERS + MULTIPLIERS, TILE_N = 64 * GROUPS;
+constexpr int SPAN = 64, SPANS = (COMMON + SPAN - 1) / SPAN;
+constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BYTES = COMMON * BITS / 8;
+constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;
+constexpr int STAGE_BYTES = CODE_BYTES + COLUMNS * 128;
+constexpr int WORDS = BITS / 2, SIDES = 2; // a lane's part of a row, and its rows
+constexpr int PART_ROW = TILE_N + 4, VALUES = STORE_SIZE * PAIRS;
+constexpr int SHARE = (COLUMNS + CLUSTER - 1) / CLUSTER; // vectors whose results a block of a cluster stores
+constexpr int ITEMS = SHARE * (TILE_N / VALUES), ITEMS_EACH = (ITEMS + MULTIPLIERS - 1) / MULTIPLIERS;
+constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + COLUMNS * PART_ROW * 4;
+constexpr int SCALES_AT = GATHERED_AT + (CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0);
+constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
+constexpr int AHEAD = 2; // spans of the vectors in registers
+static_assert(BITS == 4 || BITS == 8, "a lane's codes are whole words");
+static_assert(COLUMNS * 2 <= PRODUCERS, "a thread has half of a vector's span");
+static_assert(TILE_N % VALUES == 0, "stores take whole tiles");
+
+// What the numbers are made of.
+struct Matrix {
+    const uint8* codes;
+    const scale_t* scales;
+    const zero_t* zeros;
+    const bias_t* biases;
+};
+
+// Barriers of the stages: when codes and vectors are there, and when they are no longer needed.
+struct Ring {
+    uint base;
+    __device__ __forceinline__ uint full(int stage) const { return base + BARRIERS_AT + stage * 16; }
+    __device__ __forceinline__ uint empty(int stage) const { return full(stage) + 8; }
+    __device__ void make() const
+    {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            make_barrier(full(stage), PRODUCERS + PRODUCERS / 32);
+            make_barrier(empty(stage), MULTIPLIERS / 32);
+        }
+    }
+};
+
+// A stage of the ring, and the parity of its barriers' phase.
+struct Turn {
+    int stage, parity;
+    __device__ __forceinline__ void next()
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// A span of one of a block's tiles.
+struct Place {
+    int tile, span;
+
+    __device__ __forceinline__ static int first(int rank) { return SPANS * rank / CLUSTER; }
+    __device__ __forceinline__ void next(int rank, int clusters)
+    {
+        if (++span == first(rank + 1)) {
+            span = first(rank);
+            tile += clusters;
+        }
+    }
+};
+
+// Starts copying the codes of a span; zeros for rows and places that the matrix does not have.
+__device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* codes, const Place& at, const Params& p)
+{
+    constexpr int LINE = CODE_ROW / 16, APART = PRODUCERS / LINE; // chunks of a row, and rows
+    int chunk = int(threadIdx.x) % LINE, line = int(threadIdx.x) / LINE;
+    int first = at.span * CODE_ROW + chunk * 16, row = at.tile * TILE_N + line;
+    const uint8* source = codes + (long long)row * p.matrix_row + first;
+    unsigned char* target = stage + COLUMNS * 128 + line * CODE_ROW + chunk * 16;
+    bool inside = COMMON % SPAN == 0 || first < ROW_BYTES;
+    #pragma unroll
+    for (int index = 0; index < TILE_N / APART; ++index) {
+        bool valid = inside && row + index * APART < p.outputs;
+        copy_chunk(target + index * APART * CODE_ROW, valid ? source : codes, valid);
+        source += (long long)APART * p.matrix_row;
+    }
+}
+
+// A thread's half of a vector's span: every other chunk of eight, from one of the first two on.
+struct VectorPart {
+    Pack<uint, 4> chunk[4];
+
+    __device__ __forceinline__ void load(const vector_t* vector, const Place& at, const Params& p)
+    {
+        int v = int(threadIdx.x) / 2, side = int(threadIdx.x) % 2;
+        const vector_t* source = vector + (long long)v * p.vector_row + at.span * SPAN + side * 8;
+        #pragma unroll
+        for (int quad = 0; quad < 4; ++quad) {
+            bool valid = at.tile < p.tiles && v < VECTORS;
+            valid = valid && (COMMON % SPAN == 0 || at.span * SPAN + side * 8 + quad * 16 < COMMON);
+            chunk[quad] = Pack<uint, 4>{};
+            if (valid) {
+                chunk[quad] = load_pack<4>(reinterpret_cast<const uint*>(source + quad * 16));
+            }
+        }
+    }
+
+    // The pairs that four lanes have at a time become neighbours.
+    __device__ __forceinline__ void store(unsigned char* stage) const
+    {
+        int v = int(threadIdx.x) / 2, side = int(threadIdx.x) % 2;
+        if (v >= COLUMNS) {
+            return;
+        }
+        #pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            Pack<uint, 4> line;
+            #pragma unroll
+            for (int quad = 0; quad < 4; ++quad) {
+                line[quad] = chunk[quad][pair];
+            }
+            store_pack(reinterpret_cast<uint*>(stage + place_in_panel(v, side * 4 + pair)), line);
+        }
+    }
+};
+
+// What the copying warpgroup does. Nothing before this grid writes what the numbers are made of.
+__device__ __forceinline__ void bring_operands(
+    unsigned char* shared, const Ring& ring, const uint8* codes, const vector_t* vector, int rank, int clusters,
+    const Params& p)
+{
+    Place early{int(blockIdx.x) / CLUSTER, Place::first(rank)}, now = early, later = early;
+    int begun = 0;
+    for (; begun < STAGES && early.tile < p.tiles; ++begun) {
+        copy_codes(shared + begun * STAGE_BYTES, codes, early, p);
+        arrive_with_copies(ring.full(begun));
+        early.next(rank, clusters);
+    }
+    wait_for_previous_grid();
+    VectorPart part[AHEAD];
+    #pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+        part[ahead].load(vector, later, p);
+        later.next(rank, clusters);
+    }
+    Turn turn{0, 1}; // the first time around, everything is free
+    #pragma unroll 1
+    while (now.tile < p.tiles) {
+        #pragma unroll
+        for (int ahead = 0; ahead < AHEAD; ++ahead) {
+            if (now.tile < p.tiles) {
+                unsigned char* stage = shared + turn.stage * STAGE_BYTES;
+                wait_for_phase(ring.empty(turn.stage), turn.parity);
+                if (begun == 0) {
+                    copy_codes(stage, codes, now, p);
+                    arrive_with_copies(ring.full(turn.stage));
+                } else {
+                    begun -= 1;
+                }
+                part[ahead].store(stage);
+                publish_to_products();
+                __syncwarp();
+                arrive_by_warp(ring.full(turn.stage));
+                part[ahead].load(vector, later, p);
+                later.next(rank, clusters);
+                now.next(rank, clusters);
+                turn.next();
+            }
+        }
+    }
+    wait_for_copies<0>();
+}
+
+// What belongs to a lane's codes of a span, as it lies in memory, so that nothing waits for it before it is used.
+struct Belongings {
+    scale_t scale[SIDES];
+    zero_t zero[SIDES];
+    bias_t bias[SIDES];
+
+    __device__ __forceinline__ static int group_of(int span)
+    {
+        int k = span * SPAN + int(threadIdx.x) % 4 * 16;
+        return (COMMON % SPAN == 0 || k < COMMON ? k : COMMON - 1) / GROUP;
+    }
+
+    __device__ __forceinline__ void load(const Matrix& b, const Place& at, int first_row, const Params& p)
+    {
+        int group = group_of(at.span);
+        #pragma unroll
+        for (int side = 0; side < SIDES; ++side) {
+            int wanted = at.tile * TILE_N + first_row + side * 8;
+            int row = (wanted < p.outputs ? wanted : p.outputs - 1) / ROWS;
+            if (!ONE_GROUP) {
+                scale[side] = b.scales[(long long)row * p.scale_row + group * SCALE_GROUP];
+            }
+            if (ZEROS) {
+                zero[side] = b.zeros[(long long)row * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
+            }
+            if (BIASES) {
+                bias[side] = b.biases[(long long)row * p.bias_row + group * BIAS_GROUP];
+            }
+        }
+    }
+
+    __device__ __forceinline__ uint zero_of(int side, int group) const
+    {
+        if (!ZEROS) {
+            return zero_pair(float(ZERO));
+        }
+        int bits = int(zero[side]);
+        return zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
+    }
+};
+
+typedef float Sums[COLUMN_BLOCKS][4]; // of rows and vectors as the results of such products lie
+
+// Starts the products of a span. The numbers of an octet are made while those of the octet before are multiplied; the stage
+// before is free once these have been.
+__device__ __forceinline__ void multiply_span(
+    Sums& sum, uint (&number)[2][2][4], const unsigned char* stage, uint64 vectors, int first_row, const Belongings& own,
+    int group, const Codebook& codebook, int adds, uint freed)
+{
+    uint word[SIDES][WORDS];
+    #pragma unroll
+    for (int side = 0; side < SIDES; ++side) {
+        const unsigned char* codes = stage + COLUMNS * 128 + (first_row + side * 8) * CODE_ROW;
+        Pack<uint, WORDS> found =
+            load_pack<WORDS>(reinterpret_cast<const uint*>(codes + int(threadIdx.x) % 4 * (WORDS * 4)));
+        #pragma unroll
+        for (int index = 0; index < WORDS; ++index) {
+            word[side][index] = found[index];
+        }
+    }
+    #pragma unroll
+    for (int octet = 0; octet < 2; ++octet) {
+        uint made[SIDES][4];
+        #pragma unroll
+        for (int side = 0; side < SIDES; ++side) {
+            octet_in_order(made[side], word[side], octet, own.zero_of(side, group), codebook);
+            #pragma unroll
+            for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
+                made[side][pair] = scaled_pair(made[side][pair], own.scale[side], own.bias[side]);
+            }
+        }
+        wait_for_products<1>();
+        if (octet == 1 && adds) {
+            arrive_by_warp(freed);
+        }
+        #pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            #pragma unroll
+            for (int index = 0; index < 4; ++index) {
+                number[octet][part][index] = made[index % 2][part * 2 + index / 2];
+            }
+        }
+        begin_products();
+        #pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            multiply_64_rows(sum, number[octet][part], vectors + (octet * 2 + part) * 2, adds || octet || part);
+        }
+        commit_products();
+    }
+}
+
+// Sends each block of the cluster its share of the sums.
+__device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank, int thread)
+{
+    for (int index = thread; index < COLUMNS * (TILE_N / 4); index += MULTIPLIERS) {
+        int v = index / (TILE_N / 4), first = index % (TILE_N / 4) * 4;
+        Pack<float, 4> four = load_pack<4>(parts + v * PART_ROW + first);
+        float* target = gathered + (rank * SHARE + v % SHARE) * PART_ROW + first;
+        store_in_cluster(target, v / SHARE, make_float4(four[0], four[1], four[2], four[3]));
+    }
+}
+
+// A thread's values of a tile's results: which row of the result, and the first of VALUES neighbours.
+struct Item {
+    int own, v, first, at;
+    bool exists;
+
+    __device__ __forceinline__ Item(int index, int tile, int rank, const Params& p)
+    {
+        own = index / (TILE_N / VALUES);
+        v = rank * SHARE + own;
+        first = index % (TILE_N / VALUES) * VALUES;
+        at = tile * TILE_N + first;
+        exists = index < ITEMS && v < VECTORS && at < p.outputs;
+    }
+};
+
+// Puts the parts of a tile together and stores it.
+__device__ __forceinline__ void finish(
+    unsigned char* shared, const Sums& sum, float scale, int first_row, int tile, int rank, int thread, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    float* parts = reinterpret_cast<float*>(shared + PARTS_AT);
+    float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT);
+    float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT);
+    Fetched fetched[ITEMS_EACH];
+    #pragma unroll
+    for (int index = 0; index < ITEMS_EACH; ++index) {
+        Item item(thread + index * MULTIPLIERS, tile, rank, p);
+        if (item.exists) {
+            fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
+        }
+    }
+    synchronize(1, MULTIPLIERS); // the tile before has been read
+    if (thread < TILE_N) {
+        row_scale[thread] = scale;
+    }
+    #pragma unroll
+    for (int index = 0; index < COLUMN_BLOCKS * 4; ++index) {
+        int v = index / 4 * 8 + thread % 4 * 2 + index % 2;
+        parts[v * PART_ROW + first_row + index % 4 / 2 * 8] = sum[index / 4][index % 4];
+    }
+    synchronize(1, MULTIPLIERS);
+    if (CLUSTER > 1) {
+        wait_for_cluster();
+        send_sums(gathered, parts, rank, thread);
+        arrive_at_cluster();
+        wait_for_cluster();
+    }
+    #pragma unroll
+    for (int index = 0; index < ITEMS_EACH; ++index) {
+        Item item(thread + index * MULTIPLIERS, tile, rank, p);
+        if (item.exists) {
+            float value[VALUES];
+            #pragma unroll
+            for (int u = 0; u < VALUES; ++u) {
+                const float* part = (CLUSTER > 1 ? gathered : parts) + item.own * PART_ROW + item.first + u;
+                value[u] = part[0];
+                #pragma unroll
+                for (int block = 1; block < CLUSTER; ++block) {
+                    value[u] += part[block * SHARE * PART_ROW];
+                }
+                if (ONE_GROUP) {
+                    value[u] *= row_scale[item.first + u];
+                }
+            }
+            store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+        }
+    }
+}
+
+// What the multiplying warpgroups do.
+__device__ __forceinline__ void multiply_and_store(
+    unsigned char* shared, const Ring& ring, const Matrix& b, const codebook_t* entries, int rank, int clusters, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    int thread = int(threadIdx.x) - PRODUCERS, first_row = thread / 32 * 16 + thread % 32 / 4;
+    Codebook codebook;
+    codebook.load(entries);
+    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
+    Belongings next;
+    next.load(b, now, first_row, p);
+    wait_for_previous_grid();
+    Turn turn{0, 0};
+    uint64 vectors = matrix_descriptor(ring.base);
+    while (now.tile < p.tiles) {
+        Sums sum;
+        uint number[2][2][4];
+        int tile = now.tile, adds = 0;
+        float scale = 1.0f;
+        if (ONE_GROUP && thread < TILE_N) {
+            int row = tile * TILE_N + thread;
+            scale = float(b.scales[(long long)((row < p.outputs ? row : p.outputs - 1) / ROWS) * p.scale_row]);
+        }
+        uint freed = 0;
+        #pragma unroll 1
+        while (now.tile == tile) {
+            Belongings own = next;
+            int group = Belongings::group_of(now.span);
+            now.next(rank, clusters);
+            if (now.tile < p.tiles) {
+                next.load(b, now, first_row, p);
+            }
+            wait_for_phase(ring.full(turn.stage), turn.parity);
+            multiply_span(
+                sum, number, shared + turn.stage * STAGE_BYTES, vectors + turn.stage * (STAGE_BYTES >> 4), first_row, own,
+                group, codebook, adds, freed);
+            adds = 1;
+            freed = ring.empty(turn.stage);
+            turn.next();
+        }
+        wait_for_products<0>();
+        arrive_by_warp(freed);
+        finish(shared, sum, scale, first_row, tile, rank, thread, out, EPILOGUE_ARGUMENTS p);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
+    const uint8* matrix, const scale_t* scales, const zero_t* zeros, const bias_t* biases, const codebook_t* entries,
+    const vector_t* vector, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    Ring ring{shared_address(shared)};
+    int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    int rank = CLUSTER > 1 ? int(blockIdx.x) % CLUSTER : 0, clusters = int(gridDim.x) / CLUSTER;
+    if (CLUSTER > 1) {
+        announce_to_cluster();
+    }
+    if (threadIdx.x == 0) {
+        ring.make();
+    }
+    __syncthreads();
+    if (role == 0) {
+        bring_operands(shared, ring, matrix, vector, rank, clusters, p);
+        if (CLUSTER > 1) {
+            wait_for_cluster();
+            arrive_at_cluster();
+            wait_for_cluster();
+        }
+    } else {
+        multiply_and_store(
+            shared, ring, Matrix{matrix, scales, zeros, biases}, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);
+    }
+}
