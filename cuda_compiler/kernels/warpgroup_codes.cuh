@@ -220,6 +220,7 @@ __device__ __forceinline__ void multiply_span(
     Sums& sum, uint (&number)[2][2][4], const unsigned char* stage, uint64 vectors, int first_row, const Belongings& own,
     int group, const Codebook& codebook, int adds, uint freed)
 {
+#if !LATE
     uint word[SIDES][WORDS];
     #pragma unroll
     for (int side = 0; side < SIDES; ++side) {
@@ -253,6 +254,38 @@ __device__ __forceinline__ void multiply_span(
                 number[octet][part][index] = made[index % 2][part * 2 + index / 2];
             }
         }
+#else
+    #pragma unroll
+    for (int octet = 0; octet < 2; ++octet) {
+        wait_for_products<1>(); // the numbers of this octet of the span before have been read
+        if (octet == 1 && adds) {
+            arrive_by_warp(freed);
+        }
+        uint made[SIDES][4];
+        #pragma unroll
+        for (int side = 0; side < SIDES; ++side) {
+            const unsigned char* codes = stage + COLUMNS * 128 + (first_row + side * 8) * CODE_ROW;
+            uint word[WORDS];
+            Pack<uint, WORDS / 2> found = load_pack<WORDS / 2>(
+                reinterpret_cast<const uint*>(codes + int(threadIdx.x) % 4 * (WORDS * 4) + octet * (WORDS * 2)));
+            #pragma unroll
+            for (int index = 0; index < WORDS; ++index) {
+                word[index] = found[index % (WORDS / 2)];
+            }
+            octet_in_order(made[side], word, octet, own.zero_of(side, group), codebook);
+            #pragma unroll
+            for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
+                made[side][pair] = scaled_pair(made[side][pair], own.scale[side], own.bias[side]);
+            }
+        }
+        #pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            #pragma unroll
+            for (int index = 0; index < 4; ++index) {
+                number[octet][part][index] = made[index % 2][part * 2 + index / 2];
+            }
+        }
+#endif
         begin_products();
         #pragma unroll
         for (int part = 0; part < 2; ++part) {

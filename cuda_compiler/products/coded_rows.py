@@ -26,6 +26,7 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_rows"]
 
 _MAX_ROWS = 64
+LATE = 1
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
@@ -47,7 +48,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=_PARAMS,
-    macros=f"{_MACROS} GROUPS",
+    macros=f"{_MACROS} GROUPS LATE",
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh",
@@ -134,6 +135,6 @@ def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict
     """The kernel, what it needs to be told of sizes, and a function that it calls."""
     if isinstance(sizes, ByWarpgroups):
         product = warpgroup_product(work.columns, dtype, a_in_registers=True)
-        return WARPGROUP_CODES, {"GROUPS": sizes.groups}, product
+        return WARPGROUP_CODES, {"GROUPS": sizes.groups, "LATE": LATE}, product
     assert isinstance(sizes, ByWarps)
     return CODED_ROWS, {"WARPS_N": sizes.warps_n, "WARPS_K": sizes.warps_k}, ""
