@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
@@ -14,7 +14,7 @@ from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, Coded
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, argument_of, part_macros, part_rows
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import CallOption, KernelCall
-from npu_compiler.lowering.candidates import Candidate, Kept, best_candidates
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, Kept, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
@@ -82,8 +82,19 @@ def coded_rows_options(found: Product, group: Group, lowering: Lowering, positio
 
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
 def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[CodedRows], ...]:
+    """The candidates worth timing: the best first, and the best of those for more devices."""
     candidates = [*coded_rows_candidates(work, device)]
-    return best_candidates([lambda work, device: candidates], work, device, _KEPT) if candidates else ()
+    found: list[Candidate[CodedRows]] = []
+    for kind in (ByWarpgroups, ByWarps):
+        own = [each for each in candidates if isinstance(each.sizes, kind)]
+        if own:
+            kept = THE_BEST if found else _KEPT
+            found += best_candidates([partial(_these, own)], work, device, kept)
+    return tuple(found)
+
+
+def _these(found: list[Candidate[CodedRows]], work: Work, device: DeviceModel) -> list[Candidate[CodedRows]]:
+    return found
 
 
 def _lower(

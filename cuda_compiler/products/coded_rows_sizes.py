@@ -22,6 +22,14 @@ _LEAST_STAGES, _MOST_STAGES = 3, 16
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Clocks that a multiprocessor takes for a span of 32 rows: to make its numbers, and for each eight vectors."""
+
+    numbers: float
+    columns: float
+
+
+@dataclass(frozen=True)
 class CodedRowsCosts:
     """What a launch costs, in clocks where nothing else is said.
 
@@ -29,8 +37,7 @@ class CodedRowsCosts:
         latency: From the request of bytes to their arrival, while memory is busy.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
         core_bytes: Bytes that a multiprocessor gets a clock at the most, codes and vectors.
-        span: Of a multiprocessor, for a span of a warp and each eight vectors.
-        numbers: The same for making the numbers of a span.
+        warps, warpgroups: The pace of products of the two ways.
         tile: To put the parts of a block's warps together, and store them.
         share: To put those of a cluster's blocks together, beside that.
     """
@@ -38,8 +45,8 @@ class CodedRowsCosts:
     latency: float
     memory: float
     core_bytes: float
-    span: float
-    numbers: float
+    warps: Pace
+    warpgroups: Pace
     tile: float
     share: float
 
@@ -205,6 +212,7 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     memory = blocks * code_bytes / (device.memory_a_clock * costs.memory)
     cache = blocks * step_bytes / device.cache_a_clock
     arriving = costs.latency / (sizes.stages - 1)
-    products = sizes.sets * sizes.tile / 32 * (costs.numbers + costs.span * work.columns / 8)
+    pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
+    products = sizes.sets * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
     step = max(memory, cache, step_bytes / costs.core_bytes, arriving, products)
     return costs.latency + turns * (steps * step + costs.tile) + (costs.share if sizes.cluster > 1 else 0)

@@ -15,7 +15,7 @@ import torch
 from cuda_compiler.artifact.vocabulary import CLUSTERS
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import coded_rows
-from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
+from cuda_compiler.products.coded_rows_sizes import ByWarps, CodedRows, Work, coded_rows_candidates
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
