@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_compiler.artifact.vocabulary import CLUSTERS
+from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.products import coded_rows
-from cuda_compiler.products.coded_rows_sizes import ByWarps, CodedRows, Work, coded_rows_candidates
+from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, options_of
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
@@ -40,6 +40,19 @@ FORCED: list[tuple[Case, torch.dtype, CodedRows]] = [
 """Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a stage."""
 
 
+BY_WARPGROUPS: list[tuple[Case, torch.dtype, CodedRows]] = [
+    (Case(17, 50, 384, 8, 384, torch.int8), BFLOAT, ByWarpgroups(3, 1, 1)),
+    (Case(64, 160, 416, 8, 416, torch.int8, behind="residual"), BFLOAT, ByWarpgroups(4, 2, 1)),
+    (Case(33, 400, 640, 4, 64, zeros=True), HALF, ByWarpgroups(3, 3, 2)),
+    (Case(40, 450, 288, 4, 32, zero=8, behind="gated"), BFLOAT, ByWarpgroups(3, 1, 3)),
+    (Case(24, 70, 256, 4, 128, codebook=True), BFLOAT, ByWarpgroups(4, 1, 1)),
+    (Case(20, 64, 512, 8, 128, torch.float8_e4m3fn, rows=128), HALF, ByWarpgroups(3, 2, 1)),
+    (Case(50, 240, 320, 8, 32, torch.int8, biases=True), BFLOAT, ByWarpgroups(3, 1, 2)),
+    (Case(18, 40, 256, 8, 64, zeros=True), HALF, ByWarpgroups(3, 1, 1)),
+]
+"""The same for warpgroups, with tiles in turns, fewer spans than stages, and more of them."""
+
+
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes sizes the only candidate, and two blocks all that a launch without clusters has."""
@@ -48,7 +61,7 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         coded_rows._ranked.cache_clear()
 
         def only(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
-            yield Candidate("coded_rows", sizes, 1.0, CLUSTERS)
+            yield Candidate("coded_rows", sizes, 1.0, WARPGROUPS if isinstance(sizes, ByWarpgroups) else CLUSTERS)
 
         def clusters(sizes: CodedRows, work: Work, device: DeviceModel) -> int:
             return sizes.tiles(work) if sizes.cluster > 1 else min(2, sizes.tiles(work))
@@ -65,7 +78,7 @@ def launch_of(plan: ExecutionPlan) -> KernelCall:
     (option,) = [option for step in plan.steps for option in options_of(step)[:1]]
     (call,) = option.calls
     assert isinstance(call, KernelCall)
-    assert plan.kernels[call.kernel].entry == "coded_rows"
+    assert plan.kernels[call.kernel].entry in ("coded_rows", "warpgroup_codes")
     return call
 
 
@@ -85,20 +98,33 @@ def test_threads_on_the_processor_give_the_product(
     assert error <= (3.0 if case.behind or case.codebook else 1.2) * rounding
 
 
-@pytest.mark.parametrize("at", range(len(FORCED)))
+@pytest.mark.parametrize("at", range(len(FORCED + BY_WARPGROUPS)))
 def test_kernels_compile(at: int, force: Any) -> None:
-    case, dtype, sizes = FORCED[at]
+    case, dtype, sizes = (FORCED + BY_WARPGROUPS)[at]
     force(sizes)
     plan = case.program(dtype).main
-    architecture = 80 if sizes.cluster == 1 and at % 2 else 90
+    architecture = 80 if isinstance(sizes, ByWarps) and sizes.cluster == 1 and at % 2 else 90
     check_compile([plan.kernels[launch_of(plan).kernel]], architecture)
 
 
-@HALVES
-@pytest.mark.parametrize("case", [case for case, _, _ in FORCED], ids=str)
-def test_error_is_that_of_the_16_bit_product(case: Case, dtype: torch.dtype, device: Device) -> None:
+def relative_error(case: Case, dtype: torch.dtype, device: Device) -> float:
+    """Beside that of the product of the weight rounded to 16 bits."""
     given, plain = errors(case, dtype, device)
-    assert given <= (3.0 if case.behind or case.codebook else 1.2) * plain + 1e-6
+    return given / (plain + 1e-6) / (3.0 if case.behind or case.codebook else 1.2)
+
+
+@pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED + BY_WARPGROUPS, ids=str)
+def test_all_sizes_err_as_the_16_bit_product(
+    case: Case, dtype: torch.dtype, sizes: CodedRows, force: Any, device: Device
+) -> None:
+    force(sizes)
+    assert relative_error(case, dtype, device) <= 1
+
+
+@HALVES
+@pytest.mark.parametrize("case", [case for case, _, _ in FORCED + BY_WARPGROUPS], ids=str)
+def test_chosen_sizes_err_as_the_16_bit_product(case: Case, dtype: torch.dtype, device: Device) -> None:
+    assert relative_error(case, dtype, device) <= 1
 
 
 @pytest.mark.parametrize("rows", [17, 32, 64])
