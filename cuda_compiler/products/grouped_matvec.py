@@ -33,6 +33,7 @@ MAX_ROWS = 16
 _TILE, _QUAD = 16, 4
 _WARPS, _MOST_WARPS = 8, 16  # of a block; the most where it has one tile, of which each then has fewer spans
 _MAX_COMPUTED_ROWS = 8  # beyond which every block would compute for longer than a launch of its own takes
+_ACCESS = 8  # bytes of a load that are enough
 _PREFIX, _FAMILY = "v", "grouped_vectors"
 _SHARED_BYTES = 64 * 1024  # of a block, which every device has
 _PART_ROW, _COLUMNS = 20, 8
@@ -168,21 +169,27 @@ def suits_codes(codes: GroupedCodes) -> bool:
 
 
 def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
-    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit; None
-    where there are none.
+    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit; smaller
+    ones where with these the vectors, once for each group of a span, are no more than eight columns. None where there
+    are none.
     """
-    whole = codes.group >= found.k
     largest = 16 if codes.bits == 8 else 32
-    for chunk in (largest, largest // 2, largest // 4):
-        span = _QUAD * chunk
-        group = ceil_div(found.k, span) * span if whole else codes.group
-        if chunk < 8 or (group % span and (span % group or group < chunk)):
-            continue
-        row_bytes = ceil_div(found.k * codes.bits, 8)
-        access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
-        for slots, shared in _shared_bytes(found, span, max(1, span // group)):
-            if shared <= _SHARED_BYTES or (found.m == 1 and isinstance(found.a.operand, Computed)):
-                return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
+    fitting = [_geometry_of(found, codes, chunk) for chunk in (largest, largest // 2, largest // 4)]
+    some = [each for each in fitting if each is not None]
+    narrow = [each for each in some if each.span_groups * _columns(found) <= _COLUMNS and each.access >= _ACCESS]
+    return narrow[0] if narrow else some[0] if some else None
+
+
+def _geometry_of(found: Product, codes: GroupedCodes, chunk: int) -> _Geometry | None:
+    span = _QUAD * chunk
+    group = ceil_div(found.k, span) * span if codes.group >= found.k else codes.group
+    if chunk < 8 or (group % span and (span % group or group < chunk)):
+        return None
+    row_bytes = ceil_div(found.k * codes.bits, 8)
+    access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
+    for slots, shared in _shared_bytes(found, span, max(1, span // group)):
+        if shared <= _SHARED_BYTES or (found.m == 1 and isinstance(found.a.operand, Computed)):
+            return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
     return None
 
 
