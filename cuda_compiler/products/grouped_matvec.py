@@ -47,8 +47,8 @@ GROUPED_MATVEC = KernelTemplate(
     macros=(
         "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
         "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS "
-        "BLOCK_WARPS WARPS_K DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS "
-        "VECTOR_ARGUMENTS? ROW_THREADS?"
+        "BLOCK_WARPS WARPS_K DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE "
+        "VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros biases entries vector",
     files="tensor_cores.cuh grouped_codes.cuh streamed_loads.cuh",
@@ -169,9 +169,10 @@ def suits_codes(codes: GroupedCodes) -> bool:
 
 
 def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
-    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit; smaller
-    ones where with these the vectors, once for each group of a span, are no more than eight columns. None where there
-    are none.
+    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit.
+
+    Smaller ones where with these the vectors, once for each group of a span, are no more than eight columns. None where
+    there are none.
     """
     largest = 16 if codes.bits == 8 else 32
     fitting = [_geometry_of(found, codes, chunk) for chunk in (largest, largest // 2, largest // 4)]
