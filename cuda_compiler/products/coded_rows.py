@@ -27,6 +27,7 @@ __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_r
 
 _MAX_ROWS = 64
 LATE = 1
+HINT = 1
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
@@ -48,7 +49,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=_PARAMS,
-    macros=f"{_MACROS} GROUPS LATE",
+    macros=f"{_MACROS} GROUPS LATE HINT",
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh",
@@ -146,6 +147,6 @@ def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict
     """The kernel, what it needs to be told of sizes, and a function that it calls."""
     if isinstance(sizes, ByWarpgroups):
         product = warpgroup_product(work.columns, dtype, a_in_registers=True)
-        return WARPGROUP_CODES, {"GROUPS": sizes.groups, "LATE": LATE}, product
+        return WARPGROUP_CODES, {"GROUPS": sizes.groups, "LATE": LATE, "HINT": HINT}, product
     assert isinstance(sizes, ByWarps)
     return CODED_ROWS, {"WARPS_N": sizes.warps_n, "WARPS_K": sizes.warps_k}, ""
