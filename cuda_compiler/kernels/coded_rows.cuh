@@ -1,30 +1,12 @@
 // Products of 17 to 64 rows by a matrix in packed codes that is read once: result[v, o] = sum of vector[v, k] * number(o, k).
 // Codes and vectors come to shared memory as they lie, STAGES parts of k at a time, codes of the first ones before the grid
 // ahead of this one has finished. A warp makes numbers of 32 rows of the matrix in registers, the operand of 16 rows of tensor
-// cores, and multiplies them by all vectors, its columns: four lanes have a row side by side, 16 codes each, a span, since k
-// is permuted alike for both operands. WARPS_N warps have a tile's rows, WARPS_K sets of them take spans in turns, and CLUSTER
-// blocks share the parts of k. Grid: clusters with tiles in turns in x.
-constexpr int THREADS = 32 * WARPS_N * WARPS_K, TILE_N = 32 * WARPS_N;
-constexpr int SPAN = 64, STAGE_K = SPAN * WARPS_K, STEPS = (COMMON + STAGE_K - 1) / STAGE_K;
-constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BYTES = COMMON * BITS / 8;
-constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;
-constexpr int SPAN_BYTES = CODE_BYTES + COLUMNS * 128, STAGE_BYTES = WARPS_K * SPAN_BYTES;
-constexpr int WORDS = BITS / 2, SIDES = 4; // a lane's part of a row, and its rows
-constexpr int PART_ROW = TILE_N + 4, VALUES = STORE_SIZE * PAIRS;
-constexpr int SHARE = (COLUMNS + CLUSTER - 1) / CLUSTER; // vectors whose results a block of a cluster stores
-constexpr int ITEMS = SHARE * (TILE_N / VALUES), ITEMS_EACH = (ITEMS + THREADS - 1) / THREADS;
-constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + COLUMNS * PART_ROW * 4;
-constexpr int SCALES_AT = GATHERED_AT + (CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0);
-static_assert(BITS == 4 || BITS == 8, "a lane's codes are whole words");
-static_assert(TILE_N % VALUES == 0, "stores take whole tiles");
-
-// What the numbers are made of.
-struct Matrix {
-    const uint8* codes;
-    const scale_t* scales;
-    const zero_t* zeros;
-    const bias_t* biases;
-};
+// cores, and multiplies them by all vectors; k is permuted alike for both operands. The warps of a tile's rows are one set of
+// several, which take spans in turns, and CLUSTER blocks share the parts of k. Grid: clusters with tiles in turns in x.
+constexpr int WARPS_N = TILE_N / 32, THREADS = 32 * WARPS_N * SETS;
+constexpr int STAGE_K = SPAN * SETS, STEPS = (COMMON + STAGE_K - 1) / STAGE_K, STAGE_BYTES = SETS * SPAN_BYTES;
+constexpr int SIDES = 4, ITEMS_EACH = (ITEMS + THREADS - 1) / THREADS; // a lane's rows, and a thread's results
+constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
 
 // A step along k of one of a block's tiles.
 struct Step {
@@ -46,11 +28,11 @@ struct Step {
 // Starts copying the codes of a step; zeros for rows and places that the matrix does not have.
 __device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* codes, const Step& at, const Params& p)
 {
-    constexpr int CHUNKS = CODE_ROW / 16, LINE = CHUNKS * WARPS_K, APART = THREADS / LINE; // chunks of a row; rows
+    constexpr int CHUNKS = CODE_ROW / 16, LINE = CHUNKS * SETS, APART = THREADS / LINE; // chunks of a row; rows
     int chunk = int(threadIdx.x) % LINE, line = int(threadIdx.x) / LINE;
     int first = at.step * (STAGE_K * BITS / 8) + chunk * 16, row = at.tile * TILE_N + line;
     const uint8* source = codes + (long long)row * p.matrix_row + first;
-    unsigned char* target = stage + chunk / CHUNKS * SPAN_BYTES + line * CODE_ROW + chunk % CHUNKS * 16;
+    unsigned char* target = stage + chunk / CHUNKS * SPAN_BYTES + VECTOR_BYTES + line * CODE_ROW + chunk % CHUNKS * 16;
     bool inside = at.tile < p.tiles && (COMMON % STAGE_K == 0 || first < ROW_BYTES);
     #pragma unroll
     for (int index = 0; index < TILE_N / APART; ++index) {
@@ -63,7 +45,7 @@ __device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* co
 // The same for the vectors: lines of 128 bytes, whose chunks are permuted so that lanes read from different banks.
 __device__ __forceinline__ void copy_vectors(unsigned char* stage, const vector_t* vector, const Step& at, const Params& p)
 {
-    constexpr int LINE = 8 * WARPS_K, ALL = COLUMNS * LINE;
+    constexpr int LINE = 8 * SETS, ALL = COLUMNS * LINE;
     #pragma unroll
     for (int first = 0; first < ALL; first += THREADS) {
         int index = first + int(threadIdx.x), v = index / LINE, chunk = index % LINE;
@@ -71,61 +53,20 @@ __device__ __forceinline__ void copy_vectors(unsigned char* stage, const vector_
         if (ALL % THREADS == 0 || index < ALL) {
             bool valid = at.tile < p.tiles && v < VECTORS && (COMMON % STAGE_K == 0 || k < COMMON);
             const vector_t* from = vector + (valid ? (long long)v * p.vector_row + k : 0);
-            copy_chunk(stage + chunk / 8 * SPAN_BYTES + CODE_BYTES + v * 128 + (chunk % 8 ^ v % 8) * 16, from, valid);
+            copy_chunk(stage + chunk / 8 * SPAN_BYTES + v * 128 + (chunk % 8 ^ v % 8) * 16, from, valid);
         }
     }
 }
-
-// What belongs to a lane's codes of a span, as it lies in memory, so that nothing waits for it before it is used.
-struct Belongings {
-    scale_t scale[SIDES];
-    zero_t zero[SIDES];
-    bias_t bias[SIDES];
-
-    __device__ __forceinline__ static int group_of(int step, int set)
-    {
-        int k = step * STAGE_K + set * SPAN + int(threadIdx.x) % 4 * 16;
-        return (COMMON % STAGE_K == 0 || k < COMMON ? k : COMMON - 1) / GROUP;
-    }
-
-    __device__ __forceinline__ void load(const Matrix& b, const Step& at, int first_row, int set, const Params& p)
-    {
-        int group = group_of(at.step, set);
-        #pragma unroll
-        for (int side = 0; side < SIDES; ++side) {
-            int wanted = at.tile * TILE_N + first_row + side * 8 + int(threadIdx.x) % 32 / 4;
-            int row = (wanted < p.outputs ? wanted : p.outputs - 1) / ROWS;
-            if (!ONE_GROUP) {
-                scale[side] = b.scales[(long long)row * p.scale_row + group * SCALE_GROUP];
-            }
-            if (ZEROS) {
-                zero[side] = b.zeros[(long long)row * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
-            }
-            if (BIASES) {
-                bias[side] = b.biases[(long long)row * p.bias_row + group * BIAS_GROUP];
-            }
-        }
-    }
-
-    __device__ __forceinline__ uint zero_of(int side, int group) const
-    {
-        if (!ZEROS) {
-            return zero_pair(float(ZERO));
-        }
-        int bits = int(zero[side]);
-        return zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
-    }
-};
 
 typedef float Sums[2][COLUMN_BLOCKS][4]; // in the register layout of mma.m16n8k16
 
 // Adds the products of a span.
 __device__ __forceinline__ void multiply_span(
-    Sums& sum, const unsigned char* span, int first_row, const Belongings& own, int group, const Codebook& codebook)
+    Sums& sum, const unsigned char* span, int first_row, const Belongings<SIDES>& own, const Codebook& codebook)
 {
     int lane = int(threadIdx.x) % 32, quad = lane % 4;
-    const unsigned char* codes = span + (first_row + lane / 4) * CODE_ROW + quad * (WORDS * 4);
-    const unsigned char* vectors = span + CODE_BYTES + lane / 4 * 128;
+    const unsigned char* codes = span + VECTOR_BYTES + (first_row + lane / 4) * CODE_ROW + quad * (WORDS * 4);
+    const unsigned char* vectors = span + lane / 4 * 128;
     uint word[SIDES][WORDS];
     #pragma unroll
     for (int side = 0; side < SIDES; ++side) {
@@ -140,11 +81,7 @@ __device__ __forceinline__ void multiply_span(
         uint number[SIDES][4];
         #pragma unroll
         for (int side = 0; side < SIDES; ++side) {
-            octet_in_order(number[side], word[side], octet, own.zero_of(side, group), codebook);
-            #pragma unroll
-            for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
-                number[side][pair] = scaled_pair(number[side][pair], own.scale[side], own.bias[side]);
-            }
+            own.make_numbers(number[side], word[side], octet, side, codebook);
         }
         Pack<uint, 4> x[COLUMN_BLOCKS];
         #pragma unroll
@@ -173,7 +110,7 @@ __device__ __forceinline__ void leave_sums(float* parts, const Sums& sum, int fi
     int lane = int(threadIdx.x) % 32;
     float* own = parts + lane % 4 * 2 * PART_ROW + first_row + lane / 4;
     #pragma unroll
-    for (int turn = 0; turn < WARPS_K; ++turn) {
+    for (int turn = 0; turn < SETS; ++turn) {
         if (turn == set) {
             #pragma unroll
             for (int index = 0; index < 2 * COLUMN_BLOCKS * 4; ++index) {
@@ -185,32 +122,6 @@ __device__ __forceinline__ void leave_sums(float* parts, const Sums& sum, int fi
         __syncthreads();
     }
 }
-
-// Sends each block of the cluster its share of the sums.
-__device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank)
-{
-    for (int index = int(threadIdx.x); index < COLUMNS * (TILE_N / 4); index += THREADS) {
-        int v = index / (TILE_N / 4), first = index % (TILE_N / 4) * 4;
-        Pack<float, 4> four = load_pack<4>(parts + v * PART_ROW + first);
-        float* target = gathered + (rank * SHARE + v % SHARE) * PART_ROW + first;
-        store_in_cluster(target, v / SHARE, make_float4(four[0], four[1], four[2], four[3]));
-    }
-}
-
-// A thread's values of a tile's results: which row of the result, and the first of VALUES neighbours.
-struct Item {
-    int own, v, first, at;
-    bool exists;
-
-    __device__ __forceinline__ Item(int index, int tile, int rank, const Params& p)
-    {
-        own = index / (TILE_N / VALUES);
-        v = rank * SHARE + own;
-        first = index % (TILE_N / VALUES) * VALUES;
-        at = tile * TILE_N + first;
-        exists = index < ITEMS && v < VECTORS && at < p.outputs;
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
     const uint8* matrix, const scale_t* scales, const zero_t* zeros, const bias_t* biases, const codebook_t* entries,
@@ -235,8 +146,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         copy_codes(ring + stage * STAGE_BYTES, matrix, early, p);
         early.next(rank, clusters);
     }
-    Belongings next;
-    next.load(b, now, first_row, set, p);
+    int own_row = first_row + int(threadIdx.x) % 32 / 4;
+    Belongings<SIDES> next;
+    next.load(b, now.tile * TILE_N + own_row, now.step * SETS + set, p);
     wait_for_previous_grid();
     #pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; ++stage) {
@@ -250,25 +162,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         int tile = now.tile;
         scale_t scale{};
         if (ONE_GROUP && int(threadIdx.x) < TILE_N) {
-            int row = tile * TILE_N + int(threadIdx.x);
-            scale = scales[(long long)((row < p.outputs ? row : p.outputs - 1) / ROWS) * p.scale_row];
+            scale = scales[row_of_scales(tile * TILE_N + int(threadIdx.x), p) * p.scale_row];
         }
         #pragma unroll 1
         while (now.tile == tile) {
-            Belongings own = next;
-            int group = Belongings::group_of(now.step, set);
+            Belongings<SIDES> own = next;
             wait_for_copies<STAGES - 2>();
             __syncthreads();
             now.next(rank, clusters);
             if (now.tile < p.tiles) {
-                next.load(b, now, first_row, set, p);
+                next.load(b, now.tile * TILE_N + own_row, now.step * SETS + set, p);
             }
             unsigned char* freed = ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES;
             copy_codes(freed, matrix, ahead, p);
             copy_vectors(freed, vector, ahead, p);
             commit_copies();
             ahead.next(rank, clusters);
-            multiply_span(sum, ring + stage * STAGE_BYTES + set * SPAN_BYTES, first_row, own, group, codebook);
+            multiply_span(sum, ring + stage * STAGE_BYTES + set * SPAN_BYTES, first_row, own, codebook);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         Fetched fetched[ITEMS_EACH];
@@ -285,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         leave_sums(parts, sum, first_row, set);
         if (CLUSTER > 1) {
             wait_for_cluster();
-            send_sums(gathered, parts, rank);
+            send_sums<THREADS>(gathered, parts, rank, int(threadIdx.x));
             arrive_at_cluster();
             wait_for_cluster();
         }
@@ -294,18 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
             Item item(int(threadIdx.x) + index * THREADS, tile, rank, p);
             if (item.exists) {
                 float value[VALUES];
-                #pragma unroll
-                for (int u = 0; u < VALUES; ++u) {
-                    const float* part = (CLUSTER > 1 ? gathered : parts) + item.own * PART_ROW + item.first + u;
-                    value[u] = part[0];
-                    #pragma unroll
-                    for (int block = 1; block < CLUSTER; ++block) {
-                        value[u] += part[block * SHARE * PART_ROW];
-                    }
-                    if (ONE_GROUP) {
-                        value[u] *= row_scale[item.first + u];
-                    }
-                }
+                item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
                 store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }

@@ -1,32 +1,13 @@
 // Products of 17 to 64 rows by a matrix in packed codes that is read once, on compute capability 9.0: result[v, o] = sum of
 // vector[v, k] * number(o, k). Codes come to shared memory as they lie, a span of k at a time, STAGES of them on their way,
 // those of the first ones before the grid ahead of this one has finished. Warpgroups make numbers of 64 rows of the matrix
-// each, in the registers that tensor cores take them from, beside the products of the numbers before; the vectors are the
-// columns. Four lanes have a row of codes side by side, 16 each, so k is permuted, and the warpgroup that copies permutes the
-// vectors alike. CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x.
+// each, in the registers that tensor cores take them from, beside the products of the numbers before. So k is permuted, and
+// vectors are copied alike. CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x.
 constexpr int PRODUCERS = 128, COPIERS = PRODUCERS / 2; // those of codes, and as many of vectors
-constexpr int MULTIPLIERS = 128 * GROUPS, THREADS = PRODUCERS + MULTIPLIERS, TILE_N = 64 * GROUPS;
-constexpr int SPAN = 64, SPANS = (COMMON + SPAN - 1) / SPAN;
-constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BYTES = COMMON * BITS / 8;
-constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;
-constexpr int STAGE_BYTES = CODE_BYTES + COLUMNS * 128;
-constexpr int WORDS = BITS / 2, SIDES = 2; // a lane's part of a row, and its rows
-constexpr int PART_ROW = TILE_N + 4, VALUES = STORE_SIZE * PAIRS;
-constexpr int SHARE = (COLUMNS + CLUSTER - 1) / CLUSTER; // vectors whose results a block of a cluster stores
-constexpr int ITEMS = SHARE * (TILE_N / VALUES), ITEMS_EACH = (ITEMS + MULTIPLIERS - 1) / MULTIPLIERS;
-constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + COLUMNS * PART_ROW * 4;
-constexpr int SCALES_AT = GATHERED_AT + (CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0);
+constexpr int MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
+constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + MULTIPLIERS - 1) / MULTIPLIERS; // a lane's rows, and a thread's results
+constexpr int PARTS_AT = STAGES * SPAN_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
-static_assert(BITS == 4 || BITS == 8, "a lane's codes are whole words");
-static_assert(TILE_N % VALUES == 0, "stores take whole tiles");
-
-// What the numbers are made of.
-struct Matrix {
-    const uint8* codes;
-    const scale_t* scales;
-    const zero_t* zeros;
-    const bias_t* biases;
-};
 
 // Barriers of the stages: when codes and vectors are there, and when they are no longer needed.
 struct Ring {
@@ -95,7 +76,7 @@ __device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* co
     int chunk = int(threadIdx.x) % LINE, line = int(threadIdx.x) / LINE;
     int first = at.span * CODE_ROW + chunk * 16, row = at.tile * TILE_N + line;
     const uint8* source = codes + (long long)row * p.matrix_row + first;
-    unsigned char* target = stage + COLUMNS * 128 + line * CODE_ROW + chunk * 16;
+    unsigned char* target = stage + VECTOR_BYTES + line * CODE_ROW + chunk * 16;
     bool inside = COMMON % SPAN == 0 || first < ROW_BYTES;
     #pragma unroll
     for (int index = 0; index < TILE_N / APART; ++index) {
@@ -131,7 +112,7 @@ __device__ __forceinline__ void bring_operands(
         if (early-- == 0) {
             wait_for_previous_grid();
         }
-        unsigned char* stage = shared + turn.stage * STAGE_BYTES;
+        unsigned char* stage = shared + turn.stage * SPAN_BYTES;
         wait_for_phase(ring.empty(turn.stage), turn.parity);
         if (brings_codes) {
             copy_codes(stage, codes, now, p);
@@ -147,90 +128,14 @@ __device__ __forceinline__ void bring_operands(
     wait_for_copies<0>();
 }
 
-// What belongs to a lane's codes of a span, as it lies in memory, so that nothing waits for it before it is used.
-struct Belongings {
-    scale_t scale[SIDES];
-    zero_t zero[SIDES];
-    bias_t bias[SIDES];
-
-    __device__ __forceinline__ static int group_of(int span)
-    {
-        int k = span * SPAN + int(threadIdx.x) % 4 * 16;
-        return (COMMON % SPAN == 0 || k < COMMON ? k : COMMON - 1) / GROUP;
-    }
-
-    __device__ __forceinline__ void load(const Matrix& b, const Place& at, int first_row, const Params& p)
-    {
-        int group = group_of(at.span);
-        #pragma unroll
-        for (int side = 0; side < SIDES; ++side) {
-            int wanted = at.tile * TILE_N + first_row + side * 8;
-            int row = (wanted < p.outputs ? wanted : p.outputs - 1) / ROWS;
-            if (!ONE_GROUP) {
-                scale[side] = b.scales[(long long)row * p.scale_row + group * SCALE_GROUP];
-            }
-            if (ZEROS) {
-                zero[side] = b.zeros[(long long)row * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
-            }
-            if (BIASES) {
-                bias[side] = b.biases[(long long)row * p.bias_row + group * BIAS_GROUP];
-            }
-        }
-    }
-
-    __device__ __forceinline__ uint zero_of(int side, int group) const
-    {
-        if (!ZEROS) {
-            return zero_pair(float(ZERO));
-        }
-        int bits = int(zero[side]);
-        return zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
-    }
-};
-
 typedef float Sums[COLUMN_BLOCKS][4]; // of rows and vectors as the results of such products lie
 
 // Starts the products of a span. The numbers of an octet are made while those of the octet before are multiplied; the stage
 // before is free once these have been.
 __device__ __forceinline__ void multiply_span(
-    Sums& sum, uint (&number)[2][2][4], const unsigned char* stage, uint64 vectors, int first_row, const Belongings& own,
-    int group, const Codebook& codebook, int adds, uint freed)
+    Sums& sum, uint (&number)[2][2][4], const unsigned char* stage, uint64 vectors, int first_row,
+    const Belongings<SIDES>& own, const Codebook& codebook, int adds, uint freed)
 {
-#if !LATE
-    uint word[SIDES][WORDS];
-    #pragma unroll
-    for (int side = 0; side < SIDES; ++side) {
-        const unsigned char* codes = stage + COLUMNS * 128 + (first_row + side * 8) * CODE_ROW;
-        Pack<uint, WORDS> found =
-            load_pack<WORDS>(reinterpret_cast<const uint*>(codes + int(threadIdx.x) % 4 * (WORDS * 4)));
-        #pragma unroll
-        for (int index = 0; index < WORDS; ++index) {
-            word[side][index] = found[index];
-        }
-    }
-    #pragma unroll
-    for (int octet = 0; octet < 2; ++octet) {
-        uint made[SIDES][4];
-        #pragma unroll
-        for (int side = 0; side < SIDES; ++side) {
-            octet_in_order(made[side], word[side], octet, own.zero_of(side, group), codebook);
-            #pragma unroll
-            for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
-                made[side][pair] = scaled_pair(made[side][pair], own.scale[side], own.bias[side]);
-            }
-        }
-        wait_for_products<1>();
-        if (octet == 1 && adds) {
-            arrive_by_warp(freed);
-        }
-        #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            #pragma unroll
-            for (int index = 0; index < 4; ++index) {
-                number[octet][part][index] = made[index % 2][part * 2 + index / 2];
-            }
-        }
-#else
     #pragma unroll
     for (int octet = 0; octet < 2; ++octet) {
         wait_for_products<1>(); // the numbers of this octet of the span before have been read
@@ -240,7 +145,7 @@ __device__ __forceinline__ void multiply_span(
         uint made[SIDES][4];
         #pragma unroll
         for (int side = 0; side < SIDES; ++side) {
-            const unsigned char* codes = stage + COLUMNS * 128 + (first_row + side * 8) * CODE_ROW;
+            const unsigned char* codes = stage + VECTOR_BYTES + (first_row + side * 8) * CODE_ROW;
             uint word[WORDS];
             Pack<uint, WORDS / 2> found = load_pack<WORDS / 2>(
                 reinterpret_cast<const uint*>(codes + int(threadIdx.x) % 4 * (WORDS * 4) + octet * (WORDS * 2)));
@@ -248,11 +153,7 @@ __device__ __forceinline__ void multiply_span(
             for (int index = 0; index < WORDS; ++index) {
                 word[index] = found[index % (WORDS / 2)];
             }
-            octet_in_order(made[side], word, octet, own.zero_of(side, group), codebook);
-            #pragma unroll
-            for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
-                made[side][pair] = scaled_pair(made[side][pair], own.scale[side], own.bias[side]);
-            }
+            own.make_numbers(made[side], word, octet, side, codebook);
         }
         #pragma unroll
         for (int part = 0; part < 2; ++part) {
@@ -261,7 +162,6 @@ __device__ __forceinline__ void multiply_span(
                 number[octet][part][index] = made[index % 2][part * 2 + index / 2];
             }
         }
-#endif
         begin_products();
         #pragma unroll
         for (int part = 0; part < 2; ++part) {
@@ -270,32 +170,6 @@ __device__ __forceinline__ void multiply_span(
         commit_products();
     }
 }
-
-// Sends each block of the cluster its share of the sums.
-__device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank, int thread)
-{
-    for (int index = thread; index < COLUMNS * (TILE_N / 4); index += MULTIPLIERS) {
-        int v = index / (TILE_N / 4), first = index % (TILE_N / 4) * 4;
-        Pack<float, 4> four = load_pack<4>(parts + v * PART_ROW + first);
-        float* target = gathered + (rank * SHARE + v % SHARE) * PART_ROW + first;
-        store_in_cluster(target, v / SHARE, make_float4(four[0], four[1], four[2], four[3]));
-    }
-}
-
-// A thread's values of a tile's results: which row of the result, and the first of VALUES neighbours.
-struct Item {
-    int own, v, first, at;
-    bool exists;
-
-    __device__ __forceinline__ Item(int index, int tile, int rank, const Params& p)
-    {
-        own = index / (TILE_N / VALUES);
-        v = rank * SHARE + own;
-        first = index % (TILE_N / VALUES) * VALUES;
-        at = tile * TILE_N + first;
-        exists = index < ITEMS && v < VECTORS && at < p.outputs;
-    }
-};
 
 // Puts the parts of a tile together and stores it.
 __device__ __forceinline__ void finish(
@@ -325,7 +199,7 @@ __device__ __forceinline__ void finish(
     synchronize(1, MULTIPLIERS);
     if (CLUSTER > 1) {
         wait_for_cluster();
-        send_sums(gathered, parts, rank, thread);
+        send_sums<MULTIPLIERS>(gathered, parts, rank, thread);
         arrive_at_cluster();
         wait_for_cluster();
     }
@@ -334,18 +208,7 @@ __device__ __forceinline__ void finish(
         Item item(thread + index * MULTIPLIERS, tile, rank, p);
         if (item.exists) {
             float value[VALUES];
-            #pragma unroll
-            for (int u = 0; u < VALUES; ++u) {
-                const float* part = (CLUSTER > 1 ? gathered : parts) + item.own * PART_ROW + item.first + u;
-                value[u] = part[0];
-                #pragma unroll
-                for (int block = 1; block < CLUSTER; ++block) {
-                    value[u] += part[block * SHARE * PART_ROW];
-                }
-                if (ONE_GROUP) {
-                    value[u] *= row_scale[item.first + u];
-                }
-            }
+            item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
             store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
         }
     }
@@ -360,8 +223,8 @@ __device__ __forceinline__ void multiply_and_store(
     Codebook codebook;
     codebook.load(entries);
     Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
-    Belongings next;
-    next.load(b, now, first_row, p);
+    Belongings<SIDES> next;
+    next.load(b, now.tile * TILE_N + first_row, now.span, p);
     wait_for_previous_grid();
     Turn turn{0, 0};
     uint64 vectors = matrix_descriptor(ring.base);
@@ -371,23 +234,21 @@ __device__ __forceinline__ void multiply_and_store(
         int tile = now.tile, adds = 0;
         float scale = 1.0f;
         if (ONE_GROUP && thread < TILE_N) {
-            int row = tile * TILE_N + thread;
-            scale = float(b.scales[(long long)((row < p.outputs ? row : p.outputs - 1) / ROWS) * p.scale_row]);
+            scale = float(b.scales[row_of_scales(tile * TILE_N + thread, p) * p.scale_row]);
         }
         uint freed = 0;
         #pragma unroll 1
         while (now.tile == tile) {
-            Belongings own = next;
-            int group = Belongings::group_of(now.span);
+            Belongings<SIDES> own = next;
             now.next(rank, clusters);
             if (now.tile < p.tiles) {
-                next.load(b, now, first_row, p);
+                next.load(b, now.tile * TILE_N + first_row, now.span, p);
             }
             wait_for_phase(ring.full(turn.stage), turn.parity);
             publish_to_products();
             multiply_span(
-                sum, number, shared + turn.stage * STAGE_BYTES, vectors + turn.stage * (STAGE_BYTES >> 4), first_row, own,
-                group, codebook, adds, freed);
+                sum, number, shared + turn.stage * SPAN_BYTES, vectors + turn.stage * (SPAN_BYTES >> 4), first_row, own,
+                codebook, adds, freed);
             adds = 1;
             freed = ring.empty(turn.stage);
             turn.next();

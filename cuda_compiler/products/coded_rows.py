@@ -26,22 +26,21 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_rows"]
 
 _MAX_ROWS = 64
-LATE = 1
 HINT = 1
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
 _MACROS = (
     "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES STAGES CLUSTER"
+    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES TILE_N STAGES CLUSTER"
 )
 _INPUTS = "matrix scales zeros biases entries vector"
-_FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh"
+_FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
 
 CODED_ROWS = KernelTemplate(
     "coded_rows",
     params=_PARAMS,
-    macros=f"{_MACROS} WARPS_N WARPS_K",
+    macros=f"{_MACROS} SETS",
     inputs=_INPUTS,
     shared_bytes=None,
     files=_FILES,
@@ -49,7 +48,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=_PARAMS,
-    macros=f"{_MACROS} GROUPS LATE HINT",
+    macros=f"{_MACROS} HINT",
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh",
@@ -122,6 +121,7 @@ def _lower(
             "VECTORS": found.m,
             "GROUP": codes.group,
             "ONE_GROUP": int(codes.group >= found.k and codes.bias is None),
+            "TILE_N": sizes.tile,
             "STAGES": sizes.stages,
             "CLUSTER": sizes.cluster,
             **divided,
@@ -147,6 +147,6 @@ def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict
     """The kernel, what it needs to be told of sizes, and a function that it calls."""
     if isinstance(sizes, ByWarpgroups):
         product = warpgroup_product(work.columns, dtype, a_in_registers=True)
-        return WARPGROUP_CODES, {"GROUPS": sizes.groups, "LATE": LATE, "HINT": HINT}, product
+        return WARPGROUP_CODES, {"HINT": HINT}, product
     assert isinstance(sizes, ByWarps)
-    return CODED_ROWS, {"WARPS_N": sizes.warps_n, "WARPS_K": sizes.warps_k}, ""
+    return CODED_ROWS, {"SETS": sizes.sets}, ""
