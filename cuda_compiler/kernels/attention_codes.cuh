@@ -68,13 +68,16 @@ __device__ __forceinline__ void read_value(Values& values, int which, const unsi
 // Which position of a piece a lane's number `which` of values is.
 __device__ __forceinline__ int value_place_of(int which) { return int(threadIdx.x) % 4 * 2 + which % 2 + which / 2 * 8; }
 
-// Starts reading the keys, or values, of a piece from a position on; what would be behind the last position is the last one again.
+// A position, or the last one where there is none any more.
+__device__ __forceinline__ int existing(int position) { return LENGTH % PIECE == 0 ? position : min(position, LENGTH - 1); }
+
+// Starts reading the keys, or values, of a piece from a position on.
 __device__ __forceinline__ void read_keys(
     Keys& keys, const unsigned char* k, const k_scale_t* scales, int position)
 {
     #pragma unroll
     for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        int at = min(position + lane_place(half_piece * 2), LENGTH - 1);
+        int at = existing(position + lane_place(half_piece * 2));
         read_key<false>(keys, half_piece, k + (long long)at * K_ROW);
         keys.scale[half_piece] = float(scales[(long long)at * K_SCALE_ROW]);
     }
@@ -85,12 +88,12 @@ __device__ __forceinline__ void read_values(
 {
     #pragma unroll
     for (int which = 0; which < 4; ++which) {
-        int at = min(position + value_place_of(which), LENGTH - 1);
+        int at = existing(position + value_place_of(which));
         read_value<false>(values, which, v + (long long)at * V_ROW);
     }
     #pragma unroll
     for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        int at = min(position + lane_place(half_piece * 2), LENGTH - 1);
+        int at = existing(position + lane_place(half_piece * 2));
         values.scale[half_piece] = float(scales[(long long)at * V_SCALE_ROW]);
     }
 }
