@@ -2,8 +2,8 @@
 // WARPS_K warps have 16 rows at a time, a tile, on tensor cores: four lanes read a row side by side, CHUNK codes each, a
 // span; of a tile DEPTH spans are on their way, the first ones before the grid ahead of this one has finished. The columns
 // of a product are the vectors once for each group of a span: where a lane's codes belong to another group, its vector is
-// zero. So a span gives the sums of each group, which are multiplied by its scale. Grid: tiles, in turns, in x.
-constexpr int WARPS = BLOCK_WARPS, THREADS = 32 * WARPS, TILE = 16;
+// zero. So a span gives the sums of each group, which are multiplied by its scale. Grid: tiles, in turns, in x. Block: 256.
+constexpr int THREADS = 256, WARPS = THREADS / 32, TILE = 16;
 constexpr int TEAMS = WARPS / WARPS_K; // of warps that share a tile
 constexpr int OCTETS = CHUNK / 8, SPAN = 4 * CHUNK, SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int PASSES = (SPANS + WARPS_K - 1) / WARPS_K, ROUNDS = (PASSES + DEPTH - 1) / DEPTH;

@@ -2,12 +2,13 @@
 // vector[v, k] * number(o, k). Codes come to shared memory as they lie, a span of k at a time, STAGES of them on their way,
 // those of the first ones before the grid ahead of this one has finished. Warpgroups make numbers of 64 rows of the matrix
 // each, in the registers that tensor cores take them from, beside the products of the numbers before. So k is permuted, and
-// vectors are copied alike. CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x.
-constexpr int PRODUCERS = 128, COPIERS = PRODUCERS / 2; // those of codes, and as many of vectors
+// the warpgroup that copies permutes the vectors alike. CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x.
+constexpr int PRODUCERS = 128, AHEAD = 2; // and the spans of the vectors that they have in registers
 constexpr int MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + MULTIPLIERS - 1) / MULTIPLIERS; // a lane's rows, and a thread's results
 constexpr int PARTS_AT = STAGES * SPAN_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
+static_assert(COLUMNS * 2 <= PRODUCERS, "a thread has half of a vector's span");
 
 // Barriers of the stages: when codes and vectors are there, and when they are no longer needed.
 struct Ring {
@@ -17,7 +18,7 @@ struct Ring {
     __device__ void make() const
     {
         for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(full(stage), PRODUCERS);
+            make_barrier(full(stage), PRODUCERS + PRODUCERS / 32);
             make_barrier(empty(stage), MULTIPLIERS / 32);
         }
     }
@@ -49,30 +50,10 @@ struct Place {
     }
 };
 
-// Copies 16 bytes, of which memory gives the cache all that lies in the same 256; zeros where `valid` is false.
-__device__ __forceinline__ void copy_code_chunk(void* target, const void* source, bool valid)
-{
-#if HINT
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
-#else
-    copy_chunk(target, source, valid);
-#endif
-}
-
-// Copies two numbers, or writes zeros and reads nothing where `valid` is false.
-__device__ __forceinline__ void copy_pair(void* target, const void* source, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(target)), "l"(source),
-                 "r"(valid ? 4 : 0)
-                 : "memory");
-}
-
 // Starts copying the codes of a span; zeros for rows and places that the matrix does not have.
 __device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* codes, const Place& at, const Params& p)
 {
-    constexpr int LINE = CODE_ROW / 16, APART = COPIERS / LINE; // chunks of a row, and rows
+    constexpr int LINE = CODE_ROW / 16, APART = PRODUCERS / LINE; // chunks of a row, and rows
     int chunk = int(threadIdx.x) % LINE, line = int(threadIdx.x) / LINE;
     int first = at.span * CODE_ROW + chunk * 16, row = at.tile * TILE_N + line;
     const uint8* source = codes + (long long)row * p.matrix_row + first;
@@ -81,49 +62,92 @@ __device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* co
     #pragma unroll
     for (int index = 0; index < TILE_N / APART; ++index) {
         bool valid = inside && row + index * APART < p.outputs;
-        copy_code_chunk(target + index * APART * CODE_ROW, valid ? source : codes, valid);
+        copy_chunk(target + index * APART * CODE_ROW, valid ? source : codes, valid);
         source += (long long)APART * p.matrix_row;
     }
 }
 
-// The same for the vectors, a pair of neighbours at a time: pairs that four lanes have at a time become neighbours.
-__device__ __forceinline__ void copy_vectors(unsigned char* stage, const vector_t* vector, const Place& at, const Params& p)
-{
-    int lane = int(threadIdx.x) % 32, warp = (int(threadIdx.x) - COPIERS) / 32, k = at.span * SPAN + lane * 2;
-    const vector_t* source = vector + (long long)warp * p.vector_row + k;
-    #pragma unroll
-    for (int first = 0; first < COLUMNS; first += COPIERS / 32) {
-        int v = first + warp;
-        bool valid = v < VECTORS && (COMMON % SPAN == 0 || k < COMMON);
-        copy_pair(stage + place_in_panel(v, lane % 8) + lane / 8 * 4, valid ? source : vector, valid);
-        source += (long long)(COPIERS / 32) * p.vector_row;
+// A thread's half of a vector's span: every other chunk of eight, from one of the first two on.
+struct VectorPart {
+    Pack<uint, 4> chunk[4];
+
+    __device__ __forceinline__ void load(const vector_t* vector, const Place& at, const Params& p)
+    {
+        int v = int(threadIdx.x) / 2, side = int(threadIdx.x) % 2;
+        const vector_t* source = vector + (long long)v * p.vector_row + at.span * SPAN + side * 8;
+        #pragma unroll
+        for (int quad = 0; quad < 4; ++quad) {
+            bool valid = at.tile < p.tiles && v < VECTORS;
+            valid = valid && (COMMON % SPAN == 0 || at.span * SPAN + side * 8 + quad * 16 < COMMON);
+            chunk[quad] = Pack<uint, 4>{};
+            if (valid) {
+                chunk[quad] = load_pack<4>(reinterpret_cast<const uint*>(source + quad * 16));
+            }
+        }
     }
-}
+
+    // The pairs that four lanes have at a time become neighbours.
+    __device__ __forceinline__ void store(unsigned char* stage) const
+    {
+        int v = int(threadIdx.x) / 2, side = int(threadIdx.x) % 2;
+        if (v >= COLUMNS) {
+            return;
+        }
+        #pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            Pack<uint, 4> line;
+            #pragma unroll
+            for (int quad = 0; quad < 4; ++quad) {
+                line[quad] = chunk[quad][pair];
+            }
+            store_pack(reinterpret_cast<uint*>(stage + place_in_panel(v, side * 4 + pair)), line);
+        }
+    }
+};
 
 // What the copying warpgroup does. Nothing before this grid writes what the numbers are made of.
 __device__ __forceinline__ void bring_operands(
     unsigned char* shared, const Ring& ring, const uint8* codes, const vector_t* vector, int rank, int clusters,
     const Params& p)
 {
-    bool brings_codes = int(threadIdx.x) < COPIERS;
-    Turn turn{0, 1}; // the first time around, everything is free
-    int early = brings_codes ? STAGES : 0;
-    for (Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)}; now.tile < p.tiles; now.next(rank, clusters)) {
-        if (early-- == 0) {
-            wait_for_previous_grid();
-        }
-        unsigned char* stage = shared + turn.stage * SPAN_BYTES;
-        wait_for_phase(ring.empty(turn.stage), turn.parity);
-        if (brings_codes) {
-            copy_codes(stage, codes, now, p);
-        } else {
-            copy_vectors(stage, vector, now, p);
-        }
-        arrive_with_copies(ring.full(turn.stage));
-        turn.next();
+    Place early{int(blockIdx.x) / CLUSTER, Place::first(rank)}, now = early, later = early;
+    int begun = 0;
+    for (; begun < STAGES && early.tile < p.tiles; ++begun) {
+        copy_codes(shared + begun * SPAN_BYTES, codes, early, p);
+        arrive_with_copies(ring.full(begun));
+        early.next(rank, clusters);
     }
-    if (early >= 0) {
-        wait_for_previous_grid();
+    wait_for_previous_grid();
+    VectorPart part[AHEAD];
+    #pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+        part[ahead].load(vector, later, p);
+        later.next(rank, clusters);
+    }
+    Turn turn{0, 1}; // the first time around, everything is free
+    #pragma unroll 1
+    while (now.tile < p.tiles) {
+        #pragma unroll
+        for (int ahead = 0; ahead < AHEAD; ++ahead) {
+            if (now.tile < p.tiles) {
+                unsigned char* stage = shared + turn.stage * SPAN_BYTES;
+                wait_for_phase(ring.empty(turn.stage), turn.parity);
+                if (begun == 0) {
+                    copy_codes(stage, codes, now, p);
+                    arrive_with_copies(ring.full(turn.stage));
+                } else {
+                    begun -= 1;
+                }
+                part[ahead].store(stage);
+                publish_to_products();
+                __syncwarp();
+                arrive_by_warp(ring.full(turn.stage));
+                part[ahead].load(vector, later, p);
+                later.next(rank, clusters);
+                now.next(rank, clusters);
+                turn.next();
+            }
+        }
     }
     wait_for_copies<0>();
 }
@@ -245,7 +269,6 @@ __device__ __forceinline__ void multiply_and_store(
                 next.load(b, now.tile * TILE_N + first_row, now.span, p);
             }
             wait_for_phase(ring.full(turn.stage), turn.parity);
-            publish_to_products();
             multiply_span(
                 sum, number, shared + turn.stage * SPAN_BYTES, vectors + turn.stage * (SPAN_BYTES >> 4), first_row, own,
                 codebook, adds, freed);

@@ -26,7 +26,6 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_rows"]
 
 _MAX_ROWS = 64
-HINT = 1
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
@@ -48,7 +47,7 @@ CODED_ROWS = KernelTemplate(
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
     params=_PARAMS,
-    macros=f"{_MACROS} HINT",
+    macros=_MACROS,
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh",
@@ -84,12 +83,12 @@ def coded_rows_options(found: Product, group: Group, lowering: Lowering, positio
 def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[CodedRows], ...]:
     """The candidates worth timing: the best first, and the best of those for more devices."""
     candidates = [*coded_rows_candidates(work, device)]
-    found: list[Candidate[CodedRows]] = []
-    for kind in (ByWarpgroups, ByWarps):
-        own = [each for each in candidates if isinstance(each.sizes, kind)]
-        if own:
-            kept = THE_BEST if found else _KEPT
-            found += best_candidates([partial(_these, own)], work, device, kept)
+    if not candidates:
+        return ()
+    found = best_candidates([partial(_these, candidates)], work, device, _KEPT)
+    by_warps = [each for each in candidates if isinstance(each.sizes, ByWarps)]
+    if by_warps and all(isinstance(each.sizes, ByWarpgroups) for each in found):
+        return (*found, *best_candidates([partial(_these, by_warps)], work, device, THE_BEST))
     return tuple(found)
 
 
@@ -147,6 +146,6 @@ def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict
     """The kernel, what it needs to be told of sizes, and a function that it calls."""
     if isinstance(sizes, ByWarpgroups):
         product = warpgroup_product(work.columns, dtype, a_in_registers=True)
-        return WARPGROUP_CODES, {"HINT": HINT}, product
+        return WARPGROUP_CODES, {}, product
     assert isinstance(sizes, ByWarps)
     return CODED_ROWS, {"SETS": sizes.sets}, ""

@@ -34,12 +34,10 @@ class CodedRowsCosts:
     """What a launch costs, in clocks where nothing else is said.
 
     Attributes:
-        latency: From the request of bytes to their arrival, while memory is busy.
+        latency: From the request of bytes to their arrival, while memory is busy; and of a launch.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
         core_bytes: Bytes that a multiprocessor gets a clock at the most, codes and vectors.
         warps, warpgroups: The pace of products of the two ways.
-        tile: To put the parts of a block's warps together, and store them.
-        share: To put those of a cluster's blocks together, beside that.
     """
 
     latency: float
@@ -47,8 +45,6 @@ class CodedRowsCosts:
     core_bytes: float
     warps: Pace
     warpgroups: Pace
-    tile: float
-    share: float
 
 
 @dataclass(frozen=True)
@@ -215,4 +211,4 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
     products = sizes.sets * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
     step = max(memory, cache, step_bytes / costs.core_bytes, arriving, products)
-    return costs.latency + turns * (steps * step + costs.tile) + (costs.share if sizes.cluster > 1 else 0)
+    return costs.latency + turns * steps * step

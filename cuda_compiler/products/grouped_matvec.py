@@ -30,10 +30,8 @@ __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_v
 __all__ += ["argument_of", "part_macros", "part_rows", "suits_codes"]
 
 MAX_ROWS = 16
-_TILE, _QUAD = 16, 4
-_WARPS, _MOST_WARPS = 8, 16  # of a block; the most where it has one tile, of which each then has fewer spans
+_WARPS, _TILE, _QUAD = 8, 16, 4
 _MAX_COMPUTED_ROWS = 8  # beyond which every block would compute for longer than a launch of its own takes
-_ACCESS = 8  # bytes of a load that are enough
 _PREFIX, _FAMILY = "v", "grouped_vectors"
 _SHARED_BYTES = 64 * 1024  # of a block, which every device has
 _PART_ROW, _COLUMNS = 20, 8
@@ -46,12 +44,13 @@ GROUPED_MATVEC = KernelTemplate(
     params=("int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"),
     macros=(
         "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-        "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS "
-        "BLOCK_WARPS WARPS_K DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE "
-        "VECTOR_PARAMETERS VECTOR_ARGUMENTS? ROW_THREADS?"
+        "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES CHUNK ACCESS WARPS_K "
+        "DEPTH RESIDENT STAGED SLOTS VECTOR_PACKS MATRIX_CONSTANT HURRIES PROLOGUE VECTOR_PARAMETERS "
+        "VECTOR_ARGUMENTS? ROW_THREADS?"
     ),
     inputs="matrix scales zeros biases entries vector",
     files="tensor_cores.cuh grouped_codes.cuh streamed_loads.cuh",
+    threads=32 * _WARPS,
     shared_bytes=None,
     computed="vector",
 )
@@ -108,14 +107,12 @@ class _Work:
         spans: Of each.
         lane_bytes: Of a lane's part of a span.
         is_wide: Whether the vectors, once for each group of a span, are more than eight columns.
-        is_staged: Whether a block holds whole vectors.
     """
 
     tiles: int
     spans: int
     lane_bytes: int
     is_wide: bool
-    is_staged: bool
 
 
 @dataclass(frozen=True)
@@ -123,12 +120,11 @@ class _Shape:
     """How threads share the work.
 
     Attributes:
-        warps, warps_k: Warps of a block, and those that share a tile.
+        warps_k: Warps that share a tile.
         depth: Spans of a tile that each has on their way.
         resident: Blocks of a multiprocessor.
     """
 
-    warps: int
     warps_k: int
     depth: int
     resident: int
@@ -169,28 +165,21 @@ def suits_codes(codes: GroupedCodes) -> bool:
 
 
 def _geometry(found: Product, codes: GroupedCodes) -> _Geometry | None:
-    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit.
-
-    Smaller ones where with these the vectors, once for each group of a span, are no more than eight columns. None where
-    there are none.
+    """The largest chunks of which four make up groups, or of whose spans groups are made, and whose vectors fit; None
+    where there are none.
     """
+    whole = codes.group >= found.k
     largest = 16 if codes.bits == 8 else 32
-    fitting = [_geometry_of(found, codes, chunk) for chunk in (largest, largest // 2, largest // 4)]
-    some = [each for each in fitting if each is not None]
-    narrow = [each for each in some if each.span_groups * _columns(found) <= _COLUMNS and each.access >= _ACCESS]
-    return narrow[0] if narrow else some[0] if some else None
-
-
-def _geometry_of(found: Product, codes: GroupedCodes, chunk: int) -> _Geometry | None:
-    span = _QUAD * chunk
-    group = ceil_div(found.k, span) * span if codes.group >= found.k else codes.group
-    if chunk < 8 or (group % span and (span % group or group < chunk)):
-        return None
-    row_bytes = ceil_div(found.k * codes.bits, 8)
-    access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
-    for slots, shared in _shared_bytes(found, span, max(1, span // group)):
-        if shared <= _SHARED_BYTES or (found.m == 1 and isinstance(found.a.operand, Computed)):
-            return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
+    for chunk in (largest, largest // 2, largest // 4):
+        span = _QUAD * chunk
+        group = ceil_div(found.k, span) * span if whole else codes.group
+        if chunk < 8 or (group % span and (span % group or group < chunk)):
+            continue
+        row_bytes = ceil_div(found.k * codes.bits, 8)
+        access = gcd(chunk * codes.bits // 8, found.b.along, codes.offset, row_bytes, 16)
+        for slots, shared in _shared_bytes(found, span, max(1, span // group)):
+            if shared <= _SHARED_BYTES or (found.m == 1 and isinstance(found.a.operand, Computed)):
+                return _Geometry(chunk, access, group, max(1, span // group), slots, shared)
     return None
 
 
@@ -198,19 +187,14 @@ def _shared_bytes(found: Product, span: int, span_groups: int) -> Iterator[tuple
     """Ways to hold vectors, the best first: the spans of them that each warp holds at a time, 0 for all of them, and
     the bytes of a block's shared memory.
     """
-    parts = _part_bytes(found, span_groups, _WARPS)
+    blocks = ceil_div(span_groups * _columns(found), _COLUMNS)
+    parts = 4 * _WARPS * max(2, blocks) * _COLUMNS * _PART_ROW
     row = ceil_div(found.k, span) * span + 32
     computed = ceil_div(found.k, 8) * 8 if isinstance(found.a.operand, Computed) else 0
     yield 0, parts + 2 * found.m * (row + computed)
     if not computed and found.k % 8 == 0 and not any(n % 8 for n in found.a.across(along_k=True)):
         for slots in (3, 2):
             yield slots, parts + 2 * _WARPS * slots * found.m * (span + 32)
-
-
-def _part_bytes(found: Product, span_groups: int, warps: int) -> int:
-    """Shared memory for the sums of so many warps."""
-    blocks = ceil_div(span_groups * _columns(found), _COLUMNS)
-    return 4 * warps * max(2, blocks) * _COLUMNS * _PART_ROW
 
 
 def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, positions: Positions) -> KernelCall:
@@ -224,9 +208,9 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     store = min(size, 2)
     tiles, spans = ceil_div(found.n, _TILE), ceil_div(found.k, geometry.span)
     is_wide = _columns(found) * geometry.span_groups > _COLUMNS
-    shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8, is_wide, not geometry.slots), device)
+    shape = _shape(_Work(tiles, spans, 2 * geometry.chunk * codes.bits // 8, is_wide), device)
     is_constant = all(lowering.tensors[index].source is None for index in codes.reads())
-    blocks = min(ceil_div(tiles, shape.warps // shape.warps_k), device.cores * shape.resident)
+    blocks = min(ceil_div(tiles, _WARPS // shape.warps_k), device.cores * shape.resident)
     hurries = is_constant and blocks <= device.cores
     one_group = codes.group >= found.k and codes.bias is None
     macros: dict[str, object] = {
@@ -238,7 +222,6 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         "ONE_GROUP": int(one_group),
         "CHUNK": geometry.chunk,
         "ACCESS": geometry.access,
-        "BLOCK_WARPS": shape.warps,
         "WARPS_K": shape.warps_k,
         "DEPTH": shape.depth,
         "RESIDENT": shape.resident,
@@ -259,7 +242,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     }
     vector_input, prologues = {"vector": vector.argument}, {}
     if computed is not None:
-        prologues = {"vector": vector_prologue(computed, lowering, 32 * shape.warps, blocks, _PREFIX)}
+        prologues = {"vector": vector_prologue(computed, lowering, 32 * _WARPS, blocks, _PREFIX)}
         vector_input = {}
     launch = EarlyLaunch(
         GROUPED_MATVEC,
@@ -276,8 +259,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         },
         flops=found.flops,
         prologues=prologues,
-        block=(32 * shape.warps, 1, 1),
-        shared_bytes=geometry.shared + _part_bytes(found, geometry.span_groups, shape.warps - _WARPS),
+        shared_bytes=geometry.shared,
         hurries=hurries,
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
@@ -334,14 +316,11 @@ def _candidates(work: _Work, device: DeviceModel) -> Iterator[Candidate[_Shape]]
     for warps_k in (8, 4, 2, 1):
         passes, alone = ceil_div(work.spans, warps_k), ceil_div(work.tiles, _WARPS // warps_k) <= device.cores
         most = (costs.alone_in_flight if alone else costs.in_flight) * 16 // work.lane_bytes
-        warps = _WARPS
-        if alone and warps_k == _WARPS and passes > 1 and work.is_staged:
-            warps, passes, most = _MOST_WARPS, ceil_div(work.spans, _MOST_WARPS), ceil_div(most, 2)
         most = max(1, min(most, _WIDE_DEPTH) if work.is_wide else most)
         depth = ceil_div(passes, ceil_div(passes, most))
-        shape = _Shape(warps, warps_k * warps // _WARPS, depth, 1 if alone else costs.blocks)
+        shape = _Shape(warps_k, depth, 1 if alone else costs.blocks)
         each = ceil_div(work.tiles, device.cores * costs.blocks * (_WARPS // warps_k))
-        loads = each * (passes * warps / _WARPS * work.lane_bytes / 16 + costs.share_cost)
+        loads = each * (passes * work.lane_bytes / 16 + costs.share_cost)
         loaded_bytes = device.cores * costs.blocks * 32 * _WARPS * 16  # by one load of all threads
         clocks = loads * (loaded_bytes / device.memory_a_clock)
         yield Candidate(_FAMILY, shape, device.microseconds(clocks))
