@@ -145,7 +145,7 @@ def packed_tilings(asked: Asked, code_bytes: float, device: DeviceModel) -> Rank
 
     def candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:
         for found in bulk_candidates(asked, device):
-            if found.sizes.splits == 1:
+            if found.sizes.splits == found.sizes.resident == 1:
                 least = costs.step + costs.column * found.sizes.columns
                 clocks = bulk_clocks(found.sizes, bulk_costs(device), asked, device, least)
                 yield replace(found, microseconds=device.microseconds(clocks))
@@ -183,7 +183,7 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
             "entries": argument_of(codes.codebook, codes),
         },
         flops=found.flops,
-        text=warpgroup_product(tiling.columns, found.a.dtype.name),
+        text=warpgroup_product(tiling.group_columns, found.a.dtype.name),
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
