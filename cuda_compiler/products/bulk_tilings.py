@@ -55,9 +55,8 @@ class BulkTiling(BulkTile):
     @classmethod
     def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
         """With as many stages as fit a block's shared memory."""
-        usable = (
-            device.shared_bytes if tile.resident == 1 else device.core_shared_bytes // tile.resident - _RESERVED_BYTES
-        )
+        shared = device.core_shared_bytes // tile.resident - _RESERVED_BYTES
+        usable = min(device.shared_bytes, shared)
         stages = usable // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
         return cls(tile.rows, tile.columns, tile.turns, tile.splits, tile.resident, stages)
 
