@@ -32,7 +32,7 @@ from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows"]
 
-_MAX_ROWS, _CHUNK = 8, 8  # vectors; neighbours of a lane
+_MAX_ROWS, _CHUNK = 32, 8  # vectors; neighbours of a lane
 _THREADS = 32 * WARPS
 _PREFIX = "v"
 _COMPUTED_BYTES = 80 * 1024  # of shared memory, where each block computes the rows
