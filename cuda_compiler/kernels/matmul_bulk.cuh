@@ -6,12 +6,9 @@
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
 // cores, are eight neighbours of a row.
 
-// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin; of
-// BLOCKS that share a multiprocessor, to each other.
+// Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin.
 constexpr bool LEAN = STEPS_M * GROUP_COLUMNS <= 160;
-constexpr int MOST_THREADS = BLOCKS == 1 && LEAN ? 512 : THREADS, COPY_REGISTERS = BLOCKS == 1 && LEAN ? 56 : 24;
-constexpr int PRODUCT_REGISTERS = BLOCKS == 2 ? 104 : LEAN ? 160 : 240;
-static_assert(BLOCKS == 1 || BLOCKS == 2, "registers for so many");
+constexpr int MOST_THREADS = LEAN ? 512 : THREADS, COPY_REGISTERS = LEAN ? 56 : 24, PRODUCT_REGISTERS = LEAN ? 160 : 240;
 
 // What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.
 __device__ __forceinline__ void copy_operands(
@@ -46,7 +43,7 @@ __device__ __forceinline__ void copy_operands(
 }
 
 // Grid: blocks that stay in x, parts of k in y.
-extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, BLOCKS) matmul_bulk(
+extern "C" __global__ void KERNEL_ATTRIBUTES __launch_bounds__(MOST_THREADS, 1) matmul_bulk(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];

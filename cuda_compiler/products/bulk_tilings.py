@@ -17,7 +17,6 @@ from npu_compiler.lowering.device_model import DeviceModel, scaling
 __all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_costs", "bulk_tilings"]
 
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
-_RESERVED_BYTES = 1024  # of shared memory, that the system takes for each block
 _PANEL = 16  # tiles along m that follow each other before the next ones along n
 _LEAST_STAGES = 2  # one is copied while another is multiplied
 
@@ -32,14 +31,12 @@ class BulkTile:
             else they share the rows of one, or the columns of one of 64 rows.
         splits: Parts of k, each for a block of its own, which form a cluster and add what they have. Such blocks
             compute one tile and take no turns.
-        resident: Blocks that share a multiprocessor: what one waits for, another, or the next kernel's, need not.
     """
 
     rows: int
     columns: int
     turns: bool = False
     splits: int = 1
-    resident: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,8 @@ class BulkTiling(BulkTile):
     @classmethod
     def of(cls, tile: BulkTile, device: DeviceModel) -> BulkTiling:
         """With as many stages as fit a block's shared memory."""
-        shared = device.core_shared_bytes // tile.resident - _RESERVED_BYTES
-        usable = min(device.shared_bytes, shared)
-        stages = usable // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
-        return cls(tile.rows, tile.columns, tile.turns, tile.splits, tile.resident, stages)
+        stages = device.shared_bytes // ((tile.rows + tile.columns) * _LINE_BYTES + _BARRIER_BYTES)
+        return cls(tile.rows, tile.columns, tile.turns, tile.splits, stages)
 
     @property
     def threads(self) -> int:
@@ -80,8 +75,8 @@ class BulkTiling(BulkTile):
         return self.columns // 2 if self.rows == WARPGROUP_ROWS and not self.turns else self.columns
 
     def blocks(self, tiles: int, device: DeviceModel) -> int:
-        """Blocks to launch for each part of k: where they stay, as many as run at a time at the most."""
-        return tiles if self.splits > 1 else min(device.cores * self.resident, tiles)
+        """Blocks to launch for each part of k: where they stay, one a multiprocessor at the most."""
+        return tiles if self.splits > 1 else min(device.cores, tiles)
 
     def macros(self) -> dict[str, object]:
         """What the kernel's file expects."""
@@ -153,11 +148,11 @@ def bulk_clocks(
         device: The device.
         least_step: Clocks that a step along k takes at the least, where more than copies has to be done for it.
     """
-    cores = (cluster_cores(device)[tiling.splits] if tiling.splits > 1 else device.cores) * tiling.resident
+    cores = cluster_cores(device)[tiling.splits] if tiling.splits > 1 else device.cores
     average = max(1.0, asked.tiles(tiling.rows, tiling.columns) * tiling.splits / cores)
     rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
-    step = max(_step(tiling), least_step) * tiling.resident
+    step = max(_step(tiling), least_step)
     steps = rounds * ceil(ceil(asked.k / LINE) / tiling.splits)
     products = costs.launch + max(steps * step, 2 * asked.n * asked.k / costs.memory_bytes)
     if tiling.turns:

@@ -145,7 +145,7 @@ def packed_tilings(asked: Asked, code_bytes: float, device: DeviceModel) -> Rank
 
     def candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[BulkTiling]]:
         for found in bulk_candidates(asked, device):
-            if found.sizes.splits == found.sizes.resident == 1:
+            if found.sizes.splits == 1:
                 least = costs.step + costs.column * found.sizes.columns
                 clocks = bulk_clocks(found.sizes, bulk_costs(device), asked, device, least)
                 yield replace(found, microseconds=device.microseconds(clocks))

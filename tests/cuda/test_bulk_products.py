@@ -31,7 +31,7 @@ SIZES = [(66, 32, 8), (130, 224, 520), (300, 800, 1096), (517, 416, 72)]
 
 def _name(tiling: BulkTiling) -> str:
     kind = "turns" if tiling.turns else "shared"
-    return f"{tiling.rows}x{tiling.columns} {kind} {tiling.splits} of {tiling.resident}"
+    return f"{tiling.rows}x{tiling.columns} {kind} {tiling.splits}"
 
 
 each_tiling = pytest.mark.parametrize("tiling", TILINGS, ids=_name)
