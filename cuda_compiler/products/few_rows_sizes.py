@@ -33,7 +33,7 @@ class FewRowsCosts:
         core_bytes: Bytes that a multiprocessor gets a clock at the most.
         product: Of a multiprocessor, for a span of a warp: two products, and the load of their part.
         tile: To put the parts of a block's warps together, and store them.
-        share: To put those of a cluster's blocks together, beside that.
+        share: To put those of a cluster's blocks together, beside that, for each tile.
         start: From the start of a launch to its first request, and from its last result to the next launch.
         in_tiles: The part of the memory's bandwidth that kernels of tiles get, whose models have matrices in the cache.
     """
@@ -173,12 +173,13 @@ def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel
     staged = running * work.rows * sizes.vector_spans(work) * _SPAN * 2 / device.cache_a_clock
     late = WARPS * sizes.depth * products / 2  # half of what is on its way
     turns = of_busiest if sizes.resident == 1 else 1  # two blocks do not wait at the same time
-    ending = late + turns * costs.tile * work.groups + (costs.share if sizes.cluster > 1 else 0)
+    ending = late + turns * costs.tile * work.groups + (of_busiest * costs.share if sizes.cluster > 1 else 0)
     streaming = max(total / fastest + left / costs.core_bytes, of_busiest * WARPS * spans * products)
     return costs.start + costs.latency + staged + streaming + ending
 
 
 def _tiles_of_busiest(sizes: FewRows, work: Work, clusters: int, device: DeviceModel) -> int:
-    """Tiles that the blocks of the busiest multiprocessor have together."""
-    results, cores = sizes.results(work), max(1, device.cores // sizes.cluster)
+    """Tiles that the blocks of the busiest multiprocessor have together: clusters fill one before they go to the next."""
+    results = sizes.results(work)
+    cores = device.cores if sizes.cluster == 1 else ceil_div(clusters, sizes.resident)
     return sum(ceil_div(results - first, clusters) for first in range(0, clusters, cores))

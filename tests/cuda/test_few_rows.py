@@ -91,7 +91,7 @@ FORCED: list[tuple[Linear, torch.dtype, FewRows]] = [
     (Linear(8, 70, 2048, "gated"), BFLOAT, FewRows(2, 2, 1, 2)),
     (Linear(2, 70, 320, "norm ahead"), HALF, FewRows(4, 1, 1, 1)),
     (Linear(16, 50, 520), HALF, FewRows(1, 1, 2, 2)),
-    (Linear(27, 70, 1032, "gated"), BFLOAT, FewRows(2, 2, 2, 1)),
+    (Linear(11, 70, 1032, "gated"), BFLOAT, FewRows(2, 2, 2, 1)),
 ]
 """Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a span."""
 
