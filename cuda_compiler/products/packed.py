@@ -49,8 +49,8 @@ MATMUL_PACKED = KernelTemplate(
     "matmul_packed",
     params=f"{MATMUL_BULK.params}, matrix_row, scale_row, zero_row, bias_row",
     macros=(
-        "TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS SCALE_GROUP "
-        "ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
+        "TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS "
+        "SCALE_GROUP ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
     ),
     inputs="a matrix scales zeros biases entries",
     shared_bytes=None,
