@@ -23,10 +23,16 @@ _LEAST_STAGES, _MOST_STAGES = 3, 16
 
 @dataclass(frozen=True)
 class Pace:
-    """Clocks that a multiprocessor takes for a span of 32 rows: to make its numbers, and for each eight vectors."""
+    """What a multiprocessor does.
+
+    Attributes:
+        numbers, columns: Clocks for a span of 32 rows: to make its numbers, and for each eight vectors.
+        nbytes: Bytes that it gets a clock at the most, codes and vectors.
+    """
 
     numbers: float
     columns: float
+    nbytes: float
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,11 @@ class CodedRowsCosts:
     Attributes:
         latency: From the request of bytes to their arrival, while memory is busy; and of a launch.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
-        core_bytes: Bytes that a multiprocessor gets a clock at the most, codes and vectors.
         warps, warpgroups: The pace of products of the two ways.
     """
 
     latency: float
     memory: float
-    core_bytes: float
     warps: Pace
     warpgroups: Pace
 
@@ -192,7 +196,7 @@ def _ways(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
     if offers(device, WARPGROUPS):
         yield from ((WARPGROUPS, ByWarpgroups(0, cluster, groups)) for groups in (1, 2, 3))
     requires = CLUSTERS if offers(device, CLUSTERS) else TENSOR_CORES
-    for warps_k in (1, 2, 4):
+    for warps_k in (2, 4):  # with one set all wait for the same copies, a fifth longer as measured
         for warps_n in range(1, 9):
             if 4 <= warps_n * warps_k <= 12:
                 yield requires, ByWarps(0, cluster, warps_n, warps_k)
@@ -210,5 +214,5 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     arriving = costs.latency / (sizes.stages - 1)
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
     products = sizes.sets * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
-    step = max(memory, cache, step_bytes / costs.core_bytes, arriving, products)
+    step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
     return costs.latency + turns * steps * step
