@@ -165,7 +165,7 @@ def _translated(text: str, entry: str, count: int) -> str:
         flags=re.S,
     )
     text = re.sub(
-        r"inline void store_in_cluster\(.*?float4 value\)\n\{.*?\n\}\n",
+        r"inline void store_in_cluster\([^)]*float4 value\)\n\{.*?\n\}\n",
         "inline void store_in_cluster(const void* target, int rank, float4 value) "
         "{ store_words_in_cluster(target, rank, value); }\n",
         text,
