@@ -26,6 +26,10 @@ CUDA = Dialect(
     faults="Fault*",
     functions={
         "quotient": "quotient({0}, {1})",
+        "max": "greater({0}, {1})",
+        "min": "lesser({0}, {1})",
+        "nearest": "nearest({0})",
+        "code": "rounded_code({0}, {1})",
         "bits": "__float_as_int({0})",
         "of_bits": "__int_as_float({0})",
     },

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.guards import Guard, conditions, is_uniform
+from npu_compiler.dtypes import FLOAT32, INT8, INT32
 from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import Printer, is_small
 from npu_compiler.lowering.grouping import Group
@@ -14,12 +15,13 @@ from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.records import changed
-from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
+from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, leaves, walk
 
 __all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
 __all__ += ["pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
+_LARGEST_ZERO = 1 << 16  # that a byte's bits are read less; the sum is a whole float
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,20 @@ def define_indexed(printer: Printer, packs: Mapping[str, PackedLoad]) -> None:
     for name, load in packs.items():
         if load.leaf.index is not None:
             printer.define(load.leaf, f"{CUDA.register(load.leaf.dtype)}({name}[u])")
+
+
+def define_bytes(printer: Printer, expr: Expr, packs: Mapping[str, PackedLoad], size: int) -> None:
+    """Tells a printer of the numbers, at ``u``, that packs of bytes in `expr` hold, which take no conversion."""
+    bytes_of = {load.leaf: name for name, load in packs.items() if load.storage == CUDA.storage[INT8.name]}
+    if not bytes_of or size % 4:
+        return
+    for node in walk(expr):
+        zero, cast = 0, node
+        if isinstance(node, Call) and node.fn == "sub" and isinstance(node.args[1], Const):
+            cast, zero = node.args[0], node.args[1].value
+        if isinstance(cast, Call) and cast.fn == "cast" and cast.dtype == FLOAT32 and cast.args[0] in bytes_of:
+            if zero == int(zero) and abs(zero) <= _LARGEST_ZERO:
+                printer.define(node, f"number_of_byte({bytes_of[cast.args[0]]}, u, {int(zero)})")
 
 
 def _is_same(load: Load, operands: Operands, axis: int, size: int, checked: bool) -> bool:
@@ -272,24 +288,34 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
-    define_indexed(printer, {f"fetched.{name}": load for name, load in packs.items()})
-    result = f"{storage}({printer.value(group.expr)})"
+    fetched = {f"fetched.{name}": load for name, load in packs.items()}
+    define_indexed(printer, fetched)
+    define_bytes(printer, group.expr, fetched, size)
+    in_bytes = group.output.dtype == INT8 and size % 4 == 0
+    result = _low_byte(group.expr, printer) if in_bytes else printer.value(group.expr)
     indices = Printer(CUDA, operands.names)
     place = scatter_place(group, operands.output, indices)
     return [
         *indices.lines,
         f"    {storage}* target = out + {place.address};",
-        f"    Pack<{storage}, {size}> result;",
+        f"    int result[{size}];" if in_bytes else f"    Pack<{storage}, {size}> result;",
         f"    const int first = {inner};",
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
         f"        const int {inner} = first + u;",
         *_result_lines(group),
         *printer.lines,
-        f"        result[u] = {result};",
+        f"        result[u] = {result if in_bytes else f'{storage}({result})'};",
         "    }",
-        f"    {place.condition}store_pack(target, result);",
+        f"    {place.condition}store_pack(target, {'pack_of_bytes(result)' if in_bytes else 'result'});",
     ]
+
+
+def _low_byte(expr: Expr, printer: Printer) -> str:
+    """Text of an integer whose low byte is that of `expr`."""
+    if not isinstance(expr, Call) or expr.fn != "code":
+        return printer.value(expr)
+    return CUDA.call(expr.fn, [printer.value(argument) for argument in expr.args], INT32)
 
 
 def _result_lines(group: Group) -> list[str]:

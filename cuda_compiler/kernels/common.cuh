@@ -45,6 +45,20 @@ struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
     __device__ const T& operator[](int index) const { return at[index]; }
 };
 
+// Of bytes by fours, in words: registers that were copied byte by byte would be taken apart and put together again.
+template <int COUNT>
+struct alignas(COUNT) ByteWords {
+    uint words[COUNT / 4];
+    __device__ int8& operator[](int index) { return reinterpret_cast<int8*>(words)[index]; }
+    __device__ const int8& operator[](int index) const { return reinterpret_cast<const int8*>(words)[index]; }
+};
+template <>
+struct Pack<int8, 4> : ByteWords<4> {};
+template <>
+struct Pack<int8, 8> : ByteWords<8> {};
+template <>
+struct Pack<int8, 16> : ByteWords<16> {};
+
 template <int COUNT, typename T>
 __device__ __forceinline__ Pack<T, COUNT> load_pack(const T* source)
 {
@@ -98,6 +112,59 @@ __device__ __forceinline__ float quotient(float dividend, float divisor)
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
     return dividend * reciprocal;
+}
+
+// The greater and the lesser of two; NaN stays.
+template <typename T>
+__device__ __forceinline__ T greater(T a, T b) { return a > b || a != a ? a : b; }
+template <typename T>
+__device__ __forceinline__ T lesser(T a, T b) { return a < b || a != a ? a : b; }
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ float greater(float a, float b)
+{
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ __forceinline__ float lesser(float a, float b)
+{
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+#endif
+
+// Numbers of at most 2^22 are rounded by an addition, as floats from 2^23 on have no fractions: conversions to integers and
+// roundings take a multiprocessor eight times as long. The bits of the sum then hold the integer.
+constexpr float WHOLE = 12582912.0f; // 1.5 * 2^23
+__device__ __forceinline__ float nearest(float number) { return (number + WHOLE) - WHOLE; }
+
+// The nearest integer, halves to even ones, and a constant; of the result the lower half is right.
+__device__ __forceinline__ int rounded_code(float number, int zero)
+{
+    float sum = zero % 2 == 0 ? number + (WHOLE + float(zero)) : (number + WHOLE) + float(zero);
+    return __float_as_int(sum);
+}
+
+// The number of a byte of a pack of at least four, less a whole constant: its bits stand below those of 2^23.
+template <int COUNT>
+__device__ __forceinline__ float number_of_byte(const Pack<int8, COUNT>& pack, int u, int zero)
+{
+    uint word = pack.words[u / 4] ^ 0x80808080u;
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + u % 4)) - float(8388736 + zero);
+}
+
+// The low bytes of integers, four of them at a time.
+template <int COUNT>
+__device__ __forceinline__ Pack<int8, COUNT> pack_of_bytes(const int (&values)[COUNT])
+{
+    Pack<int8, COUNT> pack;
+    #pragma unroll
+    for (int u = 0; u < COUNT; u += 4) {
+        uint low = __byte_perm(values[u], values[u + 1], 0x0040), high = __byte_perm(values[u + 2], values[u + 3], 0x0040);
+        pack.words[u / 4] = __byte_perm(low, high, 0x5410);
+    }
+    return pack;
 }
 
 __device__ __forceinline__ float combine_sum(float a, float b) { return a + b; }

@@ -24,6 +24,7 @@ from npu_compiler.lowering.value import MAX_READS, Value, is_cheap
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
 from npu_compiler.tensor.symbolic import OpRefusal, Trace
+from npu_compiler.tensor.rounded import simplified
 from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.tensor.view import View
 
@@ -444,4 +445,11 @@ def _needed(tensors: Sequence[TracedTensor], outputs: Collection[int]) -> list[T
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
-    return substitute(expr, replacements.get) if replacements else expr
+    """`expr` with what stands in place of its loads, in the simplest form that this gives it."""
+    if not replacements:
+        return expr
+
+    def rewritten(node: Expr) -> Expr | None:
+        return simplified(node) if (found := replacements.get(node)) is None else found
+
+    return substitute(expr, rewritten)
