@@ -36,7 +36,7 @@ class PackedLoad:
     storage: str
 
 
-def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> int:
+def pack_size(group: Group, operands: Operands, width: int, axis: int = -1, most: int = PACK_SIZES[0]) -> int:
     """Elements of a pack: the most for which the output, and best all contiguous operands, are aligned; else 1.
 
     Args:
@@ -44,13 +44,15 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
         operands: Its operands.
         width: Extent of the dimension that packs run along.
         axis: That dimension, counted from the last.
+        most: Elements that the kernel stores at a time at the most.
     """
     if group.index is not None and any(operands.walks[leaf][axis] for leaf in _leaves(group.index)):
         return 1
     along, outer = _split(operands.walks[None], axis)
     item, offset = group.output.dtype.size, output_argument(group).offset
     outer = [*outer, group.index_stride]
-    fitting = [s for s in PACK_SIZES if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
+    sizes = (*([most] if most > PACK_SIZES[0] else []), *PACK_SIZES)
+    fitting = [s for s in sizes if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
     walks = [(load, operands.walks.get(load)) for load in _loads([group.expr])]
     contiguous = [load for load, walk in walks if walk is not None and walk[axis] == 1]
     for wanted in (len(contiguous), sum(not _guarded(operands, load) for load in contiguous)):

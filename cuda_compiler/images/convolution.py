@@ -163,11 +163,17 @@ def _tiled_options(
     large = geometry["CHANNELS"] != CHUNK
     asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, bytes_of_a_result(conv, group, lowering))
     tilings = close_tilings(asked, lowering.device, large)
-    fused = anchor_epilogue(group, found, pack_size(group, found.operands, conv.outputs))
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
-    given = (conv, fused, lowering, image, "\n".join(structs))
-    ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
+    given = (lowering, image, "\n".join(structs))
+    fused = {
+        most: anchor_epilogue(group, found, pack_size(group, found.operands, conv.outputs, most=most))
+        for most in {tiling.neighbours(group.output.dtype) for tiling in tilings}
+    }
+    ways = [
+        option_of(_lower_tiled(conv, fused[tiling.neighbours(group.output.dtype)], *given, tiling), tiling)
+        for tiling in tilings
+    ]
     if not _is_coded(conv) and fits_overlaps(conv, group, found, lowering.device):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
     return ways

@@ -10,6 +10,7 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.tiles.tiling import TEAMS, Asked, Tiling
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
+from npu_compiler.dtypes import DType
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
@@ -43,6 +44,10 @@ class TeamTiling(Tiling):
     def grid(self, tiles: int, device: DeviceModel) -> int:
         """Blocks that stay, each for several tiles."""
         return min(tiles, device.cores * self.blocks)
+
+    def neighbours(self, dtype: DType) -> int:
+        """Of results of a byte a thread stores 16, where four of them have a row of 64."""
+        return 16 if dtype.size == 1 and self.columns % 64 == 0 else super().neighbours(dtype)
 
     def functions(self, dtype: str) -> str:
         return warpgroup_product(self.columns // self.warps_n, dtype)

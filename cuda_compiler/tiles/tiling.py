@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, TypeAlias
 
+from cuda_compiler.packing import PACK_SIZES
+from npu_compiler.dtypes import DType
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
@@ -113,6 +115,10 @@ class Tiling:
             "SHARED_BYTES": self.shared_bytes,
             "RESULT_TILES": results,
         }
+
+    def neighbours(self, dtype: DType) -> int:
+        """Results of a data type that a thread may store together."""
+        return PACK_SIZES[0]
 
     def panel(self, tiles_m: int, tiles_n: int, device: DeviceModel) -> int:
         """Tiles along m that should follow each other, so that tiles computed at a time read as little as they can."""
