@@ -136,13 +136,13 @@ __device__ __forceinline__ float lesser(float a, float b)
 
 // Numbers of at most 2^22 are rounded by an addition, as floats from 2^23 on have no fractions: conversions to integers and
 // roundings take a multiprocessor eight times as long. The bits of the sum then hold the integer.
-constexpr float WHOLE = 12582912.0f; // 1.5 * 2^23
-__device__ __forceinline__ float nearest(float number) { return (number + WHOLE) - WHOLE; }
+constexpr float WHOLE_FLOATS = 12582912.0f; // 1.5 * 2^23
+__device__ __forceinline__ float nearest(float number) { return (number + WHOLE_FLOATS) - WHOLE_FLOATS; }
 
 // The nearest integer, halves to even ones, and a constant; of the result the lower half is right.
 __device__ __forceinline__ int rounded_code(float number, int zero)
 {
-    float sum = zero % 2 == 0 ? number + (WHOLE + float(zero)) : (number + WHOLE) + float(zero);
+    float sum = zero % 2 == 0 ? number + (WHOLE_FLOATS + float(zero)) : (number + WHOLE_FLOATS) + float(zero);
     return __float_as_int(sum);
 }
 
