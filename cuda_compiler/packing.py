@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cuda_compiler.dialect import CUDA
+from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.guards import Guard, conditions, is_uniform
 from npu_compiler.dtypes import FLOAT32, INT8, INT32
 from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
@@ -21,7 +21,6 @@ __all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "e
 __all__ += ["pack_source", "packed_loads", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
-_LARGEST_ZERO = 1 << 16  # that a byte's bits are read less; the sum is a whole float
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,8 @@ def define_bytes(printer: Printer, expr: Expr, packs: Mapping[str, PackedLoad], 
         if isinstance(node, Call) and node.fn == "sub" and isinstance(node.args[1], Const):
             cast, zero = node.args[0], node.args[1].value
         if isinstance(cast, Call) and cast.fn == "cast" and cast.dtype == FLOAT32 and cast.args[0] in bytes_of:
-            if zero == int(zero) and abs(zero) <= _LARGEST_ZERO:
-                printer.define(node, f"number_of_byte({bytes_of[cast.args[0]]}, u, {int(zero)})")
+            if zero in range(-128, 128):
+                printer.define(node, f"{NUMBER_OF_BYTE}({bytes_of[cast.args[0]]}, u, {int(zero)})")
 
 
 def _is_same(load: Load, operands: Operands, axis: int, size: int, checked: bool) -> bool:
@@ -309,15 +308,16 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs:
         *printer.lines,
         f"        result[u] = {result if in_bytes else f'{storage}({result})'};",
         "    }",
-        f"    {place.condition}store_pack(target, {'pack_of_bytes(result)' if in_bytes else 'result'});",
+        f"    {place.condition}store_pack(target, {f'{PACK_OF_BYTES}(result)' if in_bytes else 'result'});",
     ]
 
 
 def _low_byte(expr: Expr, printer: Printer) -> str:
     """Text of an integer whose low byte is that of `expr`."""
-    if not isinstance(expr, Call) or expr.fn != "code":
-        return printer.value(expr)
-    return CUDA.call(expr.fn, [printer.value(argument) for argument in expr.args], INT32)
+    if isinstance(expr, Call) and expr.fn == "code":
+        return CUDA.call(expr.fn, [printer.value(argument) for argument in expr.args], INT32)
+    is_cut = isinstance(expr, Call) and expr.fn == "cast" and expr.args[0].dtype == INT32
+    return printer.value(expr.args[0] if isinstance(expr, Call) and is_cut else expr)
 
 
 def _result_lines(group: Group) -> list[str]:

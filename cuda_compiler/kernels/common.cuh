@@ -146,27 +146,6 @@ __device__ __forceinline__ int rounded_code(float number, int zero)
     return __float_as_int(sum);
 }
 
-// The number of a byte of a pack of at least four, less a whole constant: its bits stand below those of 2^23.
-template <int COUNT>
-__device__ __forceinline__ float number_of_byte(const Pack<int8, COUNT>& pack, int u, int zero)
-{
-    uint word = pack.words[u / 4] ^ 0x80808080u;
-    return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + u % 4)) - float(8388736 + zero);
-}
-
-// The low bytes of integers, four of them at a time.
-template <int COUNT>
-__device__ __forceinline__ Pack<int8, COUNT> pack_of_bytes(const int (&values)[COUNT])
-{
-    Pack<int8, COUNT> pack;
-    #pragma unroll
-    for (int u = 0; u < COUNT; u += 4) {
-        uint low = __byte_perm(values[u], values[u + 1], 0x0040), high = __byte_perm(values[u + 2], values[u + 3], 0x0040);
-        pack.words[u / 4] = __byte_perm(low, high, 0x5410);
-    }
-    return pack;
-}
-
 __device__ __forceinline__ float combine_sum(float a, float b) { return a + b; }
 __device__ __forceinline__ int combine_sum(int a, int b) { return a + b; }
 __device__ __forceinline__ int64 combine_sum(int64 a, int64 b) { return a + b; }

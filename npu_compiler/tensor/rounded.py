@@ -9,7 +9,7 @@ from __future__ import annotations
 from npu_compiler.dtypes import FLOAT32, INT32, DType
 from npu_compiler.tensor.expr import Call, Const, Expr
 
-__all__ = ["rounded_code", "simplified"]
+__all__ = ["rounded_code", "simplified", "under_casts"]
 
 
 def rounded_code(number: Expr, zero: int, limits: tuple[int, int], dtype: DType) -> Expr | None:
@@ -56,7 +56,7 @@ def _without_relu(limited: Call) -> Expr | None:
     if not isinstance(scaled, Call) or scaled.fn != "mul":
         return None
     number, scale = scaled.args
-    inner = _under_casts(number)
+    inner = under_casts(number)
     is_scale = isinstance(scale, Const) and scale.value > 0
     if not is_scale or not isinstance(inner, Call) or inner.fn != "where":
         return None
@@ -68,7 +68,7 @@ def _without_relu(limited: Call) -> Expr | None:
     return Call("max", (Call("mul", (kept, scale), FLOAT32), zero), FLOAT32)
 
 
-def _under_casts(number: Expr) -> Expr:
+def under_casts(number: Expr) -> Expr:
     """What stands under casts between types of floating point, which change nothing ahead of a store."""
     while isinstance(number, Call) and number.fn == "cast" and number.args[0].dtype.is_float and number.dtype.is_float:
         number = number.args[0]
