@@ -33,9 +33,10 @@ def single_launch(launch: Launch, group: Group, lowering: Lowering) -> KernelCal
 
 def anchor_epilogue(group: Group, found: Positions, size: int) -> Epilogue:
     """The functions that fetch operands, and that compute and store `size` neighbouring results of a thread."""
-    assert group.anchor is not None
+    anchor = group.anchor
+    assert anchor is not None
     group = changed(group, expr=shortened(group.expr))
-    values = f"const {CUDA.register(group.anchor.dtype)} (&value)[{size * group.pairs}], "
+    values = f"const {CUDA.register(anchor.dtype)} (&value)[{size * group.pairs}], "
     text = epilogue(group, found, size, _POSITIONS, _NAMES, values)
     macros = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs}
     return Epilogue(group, found, text, macros)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.guards import Guard, conditions, is_uniform
-from npu_compiler.dtypes import FLOAT32, INT8, INT32
+from npu_compiler.dtypes import FLOAT32, INT8, INT32, UINT8
 from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import Printer, is_small
 from npu_compiler.lowering.grouping import Group
@@ -15,7 +15,8 @@ from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.records import changed
-from npu_compiler.tensor.expr import Call, Checked, Const, Expr, Iota, Load, leaves, walk
+from npu_compiler.tensor.expr import Call, Checked, Expr, Iota, Load, leaves, walk
+from npu_compiler.tensor.rounded import by_constant
 
 __all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
 __all__ += ["pack_source", "packed_loads", "with_packs"]
@@ -124,16 +125,16 @@ def define_indexed(printer: Printer, packs: Mapping[str, PackedLoad]) -> None:
 
 def define_bytes(printer: Printer, expr: Expr, packs: Mapping[str, PackedLoad], size: int) -> None:
     """Tells a printer of the numbers, at ``u``, that packs of bytes in `expr` hold, which take no conversion."""
-    bytes_of = {load.leaf: name for name, load in packs.items() if load.storage == CUDA.storage[INT8.name]}
+    bytes_of = {load.leaf: name for name, load in packs.items() if load.leaf.dtype in (INT8, UINT8)}
     if not bytes_of or size % 4:
         return
     for node in walk(expr):
-        zero, cast = 0, node
-        if isinstance(node, Call) and node.fn == "sub" and isinstance(node.args[1], Const):
-            cast, zero = node.args[0], node.args[1].value
-        if isinstance(cast, Call) and cast.fn == "cast" and cast.dtype == FLOAT32 and cast.args[0] in bytes_of:
-            if zero in range(-128, 128):
-                printer.define(node, f"{NUMBER_OF_BYTE}({bytes_of[cast.args[0]]}, u, {int(zero)})")
+        number, zero = by_constant(node, "sub") or (node, 0)
+        code = number.args[0] if isinstance(number, Call) and number.fn == "cast" else None
+        if number.dtype != FLOAT32 or not isinstance(code, Load) or code not in bytes_of:
+            continue
+        if zero in (range(-128, 128) if code.dtype == INT8 else range(256)):
+            printer.define(node, f"{NUMBER_OF_BYTE}({bytes_of[code]}, u, {int(zero)})")
 
 
 def _is_same(load: Load, operands: Operands, axis: int, size: int, checked: bool) -> bool:
@@ -292,7 +293,7 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs:
     fetched = {f"fetched.{name}": load for name, load in packs.items()}
     define_indexed(printer, fetched)
     define_bytes(printer, group.expr, fetched, size)
-    in_bytes = group.output.dtype == INT8 and size % 4 == 0
+    in_bytes = group.output.dtype in (INT8, UINT8) and size % 4 == 0
     result = _low_byte(group.expr, printer) if in_bytes else printer.value(group.expr)
     indices = Printer(CUDA, operands.names)
     place = scatter_place(group, operands.output, indices)
@@ -308,7 +309,7 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs:
         *printer.lines,
         f"        result[u] = {result if in_bytes else f'{storage}({result})'};",
         "    }",
-        f"    {place.condition}store_pack(target, {f'{PACK_OF_BYTES}(result)' if in_bytes else 'result'});",
+        f"    {place.condition}store_pack(target, {f'{PACK_OF_BYTES}<{storage}>(result)' if in_bytes else 'result'});",
     ]
 
 

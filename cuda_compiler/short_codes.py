@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from npu_compiler.dtypes import FLOAT32, INT32
 from npu_compiler.tensor.expr import Call, Const, Expr, substitute
-from npu_compiler.tensor.rounded import under_casts
+from npu_compiler.tensor.rounded import by_constant, under_casts
 
 __all__ = ["shortened"]
 
@@ -27,30 +27,30 @@ def shortened(expr: Expr) -> Expr:
 def _shortened(node: Expr) -> Expr | None:
     if not isinstance(node, Call) or node.fn not in ("code", "nearest"):
         return None
-    limited = _limited(node.args[0])
+    limited, zero = _limited(node.args[0]), 0
+    if node.fn == "code" and isinstance(node.args[1], Const):
+        zero = int(node.args[1].value)
     if limited is None:
         return None
     number, low, high = limited
-    zero = node.args[1].value if node.fn == "code" and isinstance(node.args[1], Const) else 0
-    even = int(zero) if zero % 2 == 0 else 0  # halves go to even codes less their zero point
+    even = zero if zero % 2 == 0 else 0  # halves go to even codes less their zero point
     unit = Call("saturate", (_scaled(number, 1 / _RANGE, -low / _RANGE),), FLOAT32)
     whole = _sum(_product(unit, _const(_RANGE)), _const(_WHOLE + low + even))
     whole = Call("min", (whole, _const(_WHOLE + high + even)), FLOAT32)
     if node.fn == "nearest":
         return Call("sub", (whole, _const(_WHOLE)), FLOAT32)
-    whole = whole if even == zero else _sum(whole, _const(zero))
-    return Call("cast", (Call("bits", (whole,), INT32),), node.dtype)
+    code = whole if even == zero else _sum(whole, _const(zero))
+    return Call("cast", (Call("bits", (code,), INT32),), node.dtype)
 
 
 def _limited(number: Expr) -> tuple[Expr, int, int] | None:
     """What ``min(max(y, low), high)`` limits, and the limits, where a byte holds all codes between them."""
     limits = []
     for fn in ("min", "max"):
-        if not isinstance(number, Call) or number.fn != fn or not isinstance(number.args[1], Const):
+        found = by_constant(number, fn)
+        if found is None or found[1] != int(found[1]) or abs(found[1]) > _LARGEST_LIMIT:
             return None
-        number, limit = number.args[0], number.args[1].value
-        if limit != int(limit) or abs(limit) > _LARGEST_LIMIT:
-            return None
+        number, limit = found
         limits.append(int(limit))
     high, low = limits
     return (number, low, high) if 0 <= high - low < _RANGE else None
@@ -59,8 +59,9 @@ def _limited(number: Expr) -> tuple[Expr, int, int] | None:
 def _scaled(number: Expr, scale: float, added: float) -> Expr:
     """``number * scale + added``, with as few operations on what differs between rows as there can be."""
     number = under_casts(number)
-    if isinstance(number, Call) and number.fn == "mul" and isinstance(number.args[1], Const):
-        return _scaled(number.args[0], scale * number.args[1].value, added)
+    product = by_constant(number, "mul")
+    if product is not None:
+        return _scaled(product[0], scale * product[1], added)
     if isinstance(number, Call) and number.fn == "add" and any(map(_has_scale, number.args)):
         left, right = number.args
         return _sum(_scaled(left, scale, 0.0), _scaled(right, scale, added))
@@ -69,8 +70,7 @@ def _scaled(number: Expr, scale: float, added: float) -> Expr:
 
 def _has_scale(number: Expr) -> bool:
     """Whether it is a product by a constant."""
-    number = under_casts(number)
-    return isinstance(number, Call) and number.fn == "mul" and isinstance(number.args[1], Const)
+    return by_constant(under_casts(number), "mul") is not None
 
 
 def _sum(left: Expr, right: Expr) -> Expr:

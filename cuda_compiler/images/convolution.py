@@ -25,7 +25,7 @@ from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, optio
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling, with_codes
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.anchors import Epilogue
@@ -47,7 +47,10 @@ _PLAIN_THREADS = 128
 CONV2D = KernelTemplate(
     "conv2d",
     params="int rows, tiles_m",
-    macros=f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE?",
+    macros=(
+        f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE? "
+        "LEFT_UNSIGNED?"
+    ),
     inputs="image weight added_image? added_weight? partial",
     shared_bytes=None,
 )
@@ -115,7 +118,7 @@ def _fits_tiles(conv: Convolution) -> bool:
 
 def _is_coded(conv: Convolution) -> bool:
     """Whether codes of bytes are multiplied; elsewhere the image and the filter are numbers of 16 bits."""
-    return conv.image.dtype == conv.weight.dtype == INT8
+    return conv.weight.dtype == INT8 and conv.image.dtype in (INT8, UINT8)
 
 
 def _summed(conv: Convolution, group: Group) -> list[Convolution]:
@@ -205,6 +208,8 @@ def _lower_tiled(
     }
     if conv.outside:
         macros["OUTSIDE"] = conv.outside
+    if conv.image.dtype == UINT8:
+        macros["LEFT_UNSIGNED"] = 1
     weight = conv.weight.argument
     inputs = {"image": image, "weight": weight}
     for part in summed[1:]:

@@ -46,18 +46,21 @@ struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
 };
 
 // Of bytes by fours, in words: registers that were copied byte by byte would be taken apart and put together again.
-template <int COUNT>
+template <typename T, int COUNT>
 struct alignas(COUNT) ByteWords {
     uint words[COUNT / 4];
-    __device__ int8& operator[](int index) { return reinterpret_cast<int8*>(words)[index]; }
-    __device__ const int8& operator[](int index) const { return reinterpret_cast<const int8*>(words)[index]; }
+    __device__ T& operator[](int index) { return reinterpret_cast<T*>(words)[index]; }
+    __device__ const T& operator[](int index) const { return reinterpret_cast<const T*>(words)[index]; }
 };
-template <>
-struct Pack<int8, 4> : ByteWords<4> {};
-template <>
-struct Pack<int8, 8> : ByteWords<8> {};
-template <>
-struct Pack<int8, 16> : ByteWords<16> {};
+#define NPU_PACKS_OF_BYTES(type)                                                                                       \
+    template <>                                                                                                        \
+    struct Pack<type, 4> : ByteWords<type, 4> {};                                                                      \
+    template <>                                                                                                        \
+    struct Pack<type, 8> : ByteWords<type, 8> {};                                                                      \
+    template <>                                                                                                        \
+    struct Pack<type, 16> : ByteWords<type, 16> {};
+NPU_PACKS_OF_BYTES(int8)
+NPU_PACKS_OF_BYTES(uint8)
 
 template <int COUNT, typename T>
 __device__ __forceinline__ Pack<T, COUNT> load_pack(const T* source)

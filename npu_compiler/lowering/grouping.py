@@ -104,6 +104,10 @@ class Group:
         """Indices of the tensors it reads from memory, each once."""
         return self._reads
 
+    def times_read(self, index: int) -> int:
+        """As how many operands, and loads of its expressions, it reads a tensor."""
+        return sum(read == index for read in self._each_read())
+
     @cached_property
     def _reads(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self._each_read()))

@@ -1,7 +1,8 @@
 """Numbers rounded to codes of a few bits, and such codes read again as numbers, in as few operations as there are.
 
-The number is limited before it is rounded. So it is small, and a target may round it by adding a large number and taking
-that away again; nothing happens between a code and the number that it stands for but the removal of the zero point.
+The number is limited before it is rounded. So it is small, and a target may round it by adding a large number and
+taking that away again; nothing happens between a code and the number that it stands for but the removal of the zero
+point.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from npu_compiler.dtypes import FLOAT32, INT32, DType
 from npu_compiler.tensor.expr import Call, Const, Expr
 
-__all__ = ["rounded_code", "simplified", "under_casts"]
+__all__ = ["by_constant", "rounded_code", "simplified", "under_casts"]
 
 
 def rounded_code(number: Expr, zero: int, limits: tuple[int, int], dtype: DType) -> Expr | None:
@@ -40,10 +41,9 @@ def simplified(node: Expr) -> Expr | None:
         number, zero = first.args
         assert isinstance(zero, Const)
         return Call("add", (Call("nearest", (number,), FLOAT32), Const(float(zero.value), FLOAT32)), FLOAT32)
-    if node.fn == "sub" and isinstance(first, Call) and first.fn == "add":
-        (whole, added), taken = first.args, node.args[1]
-        is_same = isinstance(added, Const) and isinstance(taken, Const) and added.value == taken.value
-        if is_same and isinstance(whole, Call) and whole.fn == "nearest":
+    if (taken := by_constant(node, "sub")) is not None and (added := by_constant(first, "add")) is not None:
+        whole = added[0]
+        if added[1] == taken[1] and isinstance(whole, Call) and whole.fn == "nearest":
             return whole
     if node.fn == "max" and node.args[1] is Const(0.0, FLOAT32):
         return _without_relu(node)
@@ -66,6 +66,13 @@ def _without_relu(limited: Call) -> Expr | None:
     if not all(isinstance(each, Const) and each.value == 0 for each in (otherwise, condition.args[1])):
         return None
     return Call("max", (Call("mul", (kept, scale), FLOAT32), zero), FLOAT32)
+
+
+def by_constant(node: Expr, fn: str) -> tuple[Expr, float] | None:
+    """The first operand of a call of `fn`, and the second one, where that is a constant."""
+    if not isinstance(node, Call) or node.fn != fn or not isinstance(node.args[1], Const):
+        return None
+    return node.args[0], node.args[1].value
 
 
 def under_casts(number: Expr) -> Expr:
