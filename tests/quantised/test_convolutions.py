@@ -83,3 +83,43 @@ def test_a_network_of_numbers_has_no_codes() -> None:
     network, image = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3), torch.nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
     graph = read_graph(npu_compiler.extract(network, (image,)).ir)
     assert optimize(graph, multiplies_codes=lambda image, weight, groups: True).nodes == optimize(graph).nodes
+
+
+class Shortcut(torch.nn.Module):
+    """A convolution of codes to which its own image is added, and a convolution that reads what becomes codes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner, self.behind = Coding(-3, padding=1), Coded(torch.nn.Conv2d(6, 4, 1))
+        self.inner.coded = Coded(torch.nn.Conv2d(6, 6, 3, padding=1))
+        self.made = Rounded(0.0, 1.0)
+        self.made.scale, self.made.zero = 2.0**-4, -128
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner.rounded(x)
+        made: torch.Tensor = self.behind(self.made(torch.relu(self.inner.coded(x) + x)))
+        return made
+
+
+def test_what_an_epilogue_reads_too_is_stored() -> None:
+    """The codes of the image are an operand of the convolution and of what follows it."""
+    model = Shortcut()
+    image = (torch.randint(-128, 128, (2, 6, 9, 8), generator=torch.Generator().manual_seed(6)) + 3) * 2.0**-5
+    planned, weights = _planned(model, image)
+    (result,) = planned.run({planned.plan.inputs[0].name: image}, weights)
+    with torch.no_grad():
+        expected = model(image).numpy()
+    assert np.mean(np.abs(result - expected) > 2**-8 * np.abs(expected) + 2**-8) < 0.01
+
+
+def test_codes_from_zero_are_unsigned() -> None:
+    """Those of what a ReLU gives, but neither an output nor codes whose zero is another."""
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 1)).eval()
+    image = torch.randn(1, 3, 8, 8)
+    graph = read_graph(npu_compiler.extract(with_codes(network, image), (image,)).ir)
+    made = optimize(graph, multiplies_codes=lambda image, weight, groups: groups == 1)
+    kinds = [made.tensors[node.outputs[0]].dtype.name for node in made.nodes if ".quantize_per_tensor" in node.op]
+    assert kinds == ["int8", "uint8"]
+    (convolution,) = (node for node in made.nodes if node.op.endswith("coded_convolution.default") and "conv2d_1" in node.name)
+    assert convolution.attrs["outside"] == 0
