@@ -37,13 +37,13 @@ class _CUDAKernels(KernelWriter):
             macros = {**fused.macros, **macros}
             own = [fused.text, *(own or ([""] if fused.group.problem is not None else []))]
         checks = [file for file, names in _CALLED.items() if any(name in text for name in names for text in own)]
-        after = (*template.files.split(), *launch.files, f"{template.entry}.cuh")
+        after = [file for file in (*template.files.split(), *launch.files) if file not in checks]
         return KernelSource(
             template.entry,
             *(self.file("common.cuh"), definitions(macros), declaration),
             *map(self.file, (*checks, *before)),
             *(own or [""]),
-            *map(self.file, after),
+            *map(self.file, (*after, f"{template.entry}.cuh")),
         )
 
     def number(self, launch: Launch, source: KernelSource, lowering: Lowering) -> int:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from npu_compiler.dtypes import FLOAT32, INT8, UINT8
+from npu_compiler.graph.coded_pooling import pool_codes
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
 from npu_compiler.graph.unsigned_codes import count_codes_from_zero
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
@@ -70,4 +71,4 @@ def convolve_codes(graph: IRGraph, multiplies: MultipliesCodes) -> IRGraph:
     variables = ("codes", "scale", "zero_point", "filters", "scales", "zeros", "bias")
     equation = pattern(convolution_of_numbers, variables, ("zeros", "bias"))
     rule = Rule("a convolution of codes", (equation,), partial(_of_codes, multiplies=multiplies))
-    return apply(count_codes_from_zero(graph), rule)
+    return apply(pool_codes(count_codes_from_zero(graph)), rule)

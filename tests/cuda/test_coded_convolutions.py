@@ -159,6 +159,41 @@ def test_shortcuts_are_added_to_codes(channels: int, zero: int, device: Device) 
         np.testing.assert_array_equal(result, expected)
 
 
+class Pooled(torch.nn.Module):
+    """A convolution of an image of few channels, whose maxima become codes."""
+
+    def __init__(self, has_relu: bool) -> None:
+        super().__init__()
+        last = Requantised(Sizes(16, 64, 8, 1), 0, False)
+        self.rounded, self.made, self.same = last.rounded, last.made, last.same
+        self.coded = Coded(torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False))
+        self.coded.scales.fill_(2.0**-8)
+        self.made.zero = -128 if has_relu else 3
+        self.has_relu = has_relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.coded(self.rounded(x))
+        x = torch.nn.functional.max_pool2d(torch.relu(x) if self.has_relu else x, 3, 2, 1)
+        made: torch.Tensor = self.same(self.made(x))
+        return made
+
+
+@pytest.mark.parametrize("has_relu", [True, False])
+@pytest.mark.parametrize("side", [37, 64])
+def test_maxima_are_those_of_codes(side: int, has_relu: bool, device: Device) -> None:
+    model, image = Pooled(has_relu), _image(Sizes(3, 64, side, 7)).clamp(-0.5, 0.5)
+    with torch.no_grad():
+        expected = model(image).numpy()
+    for result in _results(model, image, device):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("architecture", [75, 80, 90])
+def test_kernels_of_maxima_compile(architecture: int) -> None:
+    program, _ = _compiled(Pooled(True), _image(Sizes(3, 64, 37, 7)))
+    check_plan_compiles(program.main, architecture)
+
+
 @pytest.mark.parametrize("architecture", [70, 75, 80, 90])
 def test_kernels_compile(architecture: int) -> None:
     sizes = CASES[(architecture - 70) // 5 * 2 + 1]

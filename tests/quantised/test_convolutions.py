@@ -121,5 +121,22 @@ def test_codes_from_zero_are_unsigned() -> None:
     made = optimize(graph, multiplies_codes=lambda image, weight, groups: groups == 1)
     kinds = [made.tensors[node.outputs[0]].dtype.name for node in made.nodes if ".quantize_per_tensor" in node.op]
     assert kinds == ["int8", "uint8"]
-    (convolution,) = (node for node in made.nodes if node.op.endswith("coded_convolution.default") and "conv2d_1" in node.name)
-    assert convolution.attrs["outside"] == 0
+    convolutions = [node for node in made.nodes if ".coded_convolution" in node.op]
+    assert [node.attrs["outside"] == 0 for node in convolutions] == [False, True]
+
+
+@pytest.mark.parametrize(("has_relu", "kind"), [(True, "uint8"), (False, "int8")])
+def test_what_is_pooled_is_codes(has_relu: bool, kind: str) -> None:
+    torch.manual_seed(7)
+    layers = [torch.nn.ReLU()] if has_relu else []
+    pooling = torch.nn.MaxPool2d(3, 2, 1)
+    network = torch.nn.Sequential(torch.nn.Conv2d(5, 16, 3), *layers, pooling, torch.nn.Conv2d(16, 8, 1)).eval()
+    image = torch.randn(2, 5, 12, 11)
+    coded = with_codes(network, image)
+    planned, weights = _planned(coded, image)
+    (group,) = (group for group in planned.groups if group.problem is not None and group.problem.kind == "pool2d")
+    assert group.problem is not None
+    assert group.problem.operands[0].dtype.name == group.output.dtype.name == kind
+    (result,) = planned.run({planned.plan.inputs[0].name: image}, weights)
+    with torch.no_grad():
+        np.testing.assert_allclose(result, coded(image).numpy(), rtol=2**-7, atol=2**-5)
