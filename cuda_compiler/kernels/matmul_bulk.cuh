@@ -1,13 +1,13 @@
 // Matrix products on compute capability 9.0: a[m, k] by b[k, n], lines of both along k. One warp asks the copy engine for
 // tiles, two warpgroups multiply what is there. With TURNS each of them has a tile of its own, and one stores while the other
-// multiplies; else they share the rows of one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
+// multiplies; else they share one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
 // which form a cluster; such blocks compute one tile.
 //
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
 // cores, are eight neighbours of a row.
 
 // Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin.
-constexpr bool LEAN = STEPS_M * TILE_N <= 160;
+constexpr bool LEAN = STEPS_M * GROUP_COLUMNS <= 160;
 constexpr int MOST_THREADS = LEAN ? 512 : THREADS, COPY_REGISTERS = LEAN ? 56 : 24, PRODUCT_REGISTERS = LEAN ? 160 : 240;
 
 // What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.

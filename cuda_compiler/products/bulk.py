@@ -25,7 +25,7 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["MATMUL_BULK", "bulk_epilogue", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
 __all__ += ["suits_bulk"]
 
-_ROWS = 65  # fewer are what one warpgroup multiplies at a time
+_ROWS = 9  # fewer are for kernels of few rows, or of threads that copy
 _GROUP = 32  # columns whose lines are ordered together
 _TAKEN = 8  # neighbours of a row that a thread has
 
@@ -86,7 +86,7 @@ def lower_bulk(
         macros={**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)},
         inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
-        text=warpgroup_product(tiling.columns, multiplied),
+        text=warpgroup_product(tiling.group_columns, multiplied),
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )

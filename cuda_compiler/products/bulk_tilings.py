@@ -12,7 +12,7 @@ from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, kept_candidates, o
 from cuda_compiler.tiles.tiling import BULK, Asked
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS
 from npu_compiler.lowering.candidates import Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, scaling
 
 __all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_costs", "bulk_tilings"]
 
@@ -28,7 +28,7 @@ class BulkTile:
     Attributes:
         rows, columns: Size of a tile along m and n.
         turns: Whether the two multiplying warpgroups have a tile each, so that one stores while the other multiplies;
-            else they share the rows of one.
+            else they share the rows of one, or the columns of one of 64 rows.
         splits: Parts of k, each for a block of its own, which form a cluster and add what they have. Such blocks
             compute one tile and take no turns.
     """
@@ -69,6 +69,11 @@ class BulkTiling(BulkTile):
         """Tiles along m and n."""
         return ceil(m / self.rows), ceil(n / self.columns)
 
+    @property
+    def group_columns(self) -> int:
+        """Columns that a warpgroup multiplies at a time."""
+        return self.columns // 2 if self.rows == WARPGROUP_ROWS and not self.turns else self.columns
+
     def blocks(self, tiles: int, device: DeviceModel) -> int:
         """Blocks to launch for each part of k: where they stay, one a multiprocessor at the most."""
         return tiles if self.splits > 1 else min(device.cores, tiles)
@@ -95,6 +100,7 @@ class BulkCosts:
         whole_rounds: How much a round that does not fill the device costs, of what it leaves idle.
         store: Clocks for a result.
         add, add_result: Clocks for blocks to wait for each other, and to add a result.
+        memory_bytes: Bytes of the right matrix that arrive from memory a clock.
     """
 
     tiles: tuple[BulkTile, ...]
@@ -103,6 +109,7 @@ class BulkCosts:
     store: float
     add: float
     add_result: float
+    memory_bytes: float = scaling("memory_a_clock")
 
 
 def bulk_costs(device: DeviceModel) -> BulkCosts:
@@ -145,7 +152,9 @@ def bulk_clocks(
     average = max(1.0, asked.tiles(tiling.rows, tiling.columns) * tiling.splits / cores)
     rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
-    products = costs.launch + rounds * ceil(ceil(asked.k / LINE) / tiling.splits) * max(_step(tiling), least_step)
+    step = max(_step(tiling), least_step)
+    steps = rounds * ceil(ceil(asked.k / LINE) / tiling.splits)
+    products = costs.launch + max(steps * step, 2 * asked.n * asked.k / costs.memory_bytes)
     if tiling.turns:
         return products + 2 * costs.store * results  # the last tile's alone, by half of the warps
     added = costs.add + costs.add_result * results if tiling.splits > 1 else 0
@@ -155,5 +164,5 @@ def bulk_clocks(
 def _step(tiling: BulkTiling) -> float:
     """Clocks of a step along k: shared memory takes and gives a line a clock, tensor cores multiply 32 lines by one."""
     written = tiling.rows + tiling.columns
-    read = tiling.rows / WARPGROUP_ROWS * (WARPGROUP_ROWS + tiling.columns)
+    read = tiling.rows * tiling.columns / tiling.group_columns + tiling.rows / WARPGROUP_ROWS * tiling.columns
     return max(written + read, tiling.rows * tiling.columns / 32)
