@@ -6,13 +6,11 @@ from dataclasses import replace
 
 from npu_compiler.dtypes import INT8, UINT8
 from npu_compiler.ir import IRGraph, OpNode
-from npu_compiler.ops.pooling import max_pool_codes
+from npu_compiler.ops.pooling import max_pool2d, max_pool_codes
 from npu_compiler.ops.quantization import quantize_per_tensor
 from npu_compiler.ops.registry import spelled
 
 __all__ = ["pool_codes"]
-
-_POOLING = "aten.max_pool2d.default"
 
 
 def pool_codes(graph: IRGraph) -> IRGraph:
@@ -23,7 +21,7 @@ def pool_codes(graph: IRGraph) -> IRGraph:
     users, producers, tensors = graph.users(), graph.producers(), dict(graph.tensors)
     turned: dict[str, OpNode] = {}
     for pooling in graph.nodes:
-        rounding = _rounding_behind(pooling, graph, users) if pooling.op == _POOLING else None
+        rounding = _rounding_behind(pooling, graph, users) if pooling.op == spelled(max_pool2d) else None
         if rounding is None or pooling.inputs["self"] not in producers:
             continue
         (image,), (pooled,), (codes,) = pooling.tensors(), pooling.outputs, rounding.outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -173,7 +173,7 @@ def _places(x: Tensor, axes: Sequence[_Axis]) -> Tensor:
     return result.cast(INT64)
 
 
-def _define_max(rank: int) -> None:
+def _define_max(rank: int) -> Callable[..., Tensor]:
     def compute(
         self: Tensor,
         kernel_size: Any,
@@ -201,6 +201,7 @@ def _define_max(rank: int) -> None:
 
     _pooling(f"aten.max_pool{rank}d.default", image_ranks=RANKS[rank])(compute)
     _pooling(f"aten.max_pool{rank}d_with_indices.default", image_ranks=RANKS[rank])(with_indices)
+    return compute
 
 
 @op("rewritten.max_pool_codes.default", work=Work.ANCHOR, images={"input": "image"}, image_ranks=RANKS[2])
@@ -308,8 +309,9 @@ def _define_adaptive(rank: int) -> None:
     _pooling(f"aten.adaptive_max_pool{rank}d.default", image_ranks=RANKS[rank])(maximum)
 
 
+_MAXIMA = {rank: _define_max(rank) for rank in RANKS}
+max_pool2d = _MAXIMA[2]
 for _rank in RANKS:
-    _define_max(_rank)
     _define_mean(_rank)
     _define_adaptive(_rank)
 
