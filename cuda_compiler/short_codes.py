@@ -9,10 +9,11 @@ themselves. Sums are rounded as often as before, or less often, to 2^-17 of a co
 from __future__ import annotations
 
 from npu_compiler.dtypes import FLOAT32, INT32
-from npu_compiler.tensor.expr import Call, Const, Expr, substitute
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.tensor.expr import Call, Const, Expr, substitute, walk
 from npu_compiler.tensor.rounded import by_constant, under_casts
 
-__all__ = ["shortened"]
+__all__ = ["operations_on_codes", "shortened"]
 
 _WHOLE = 1.5 * (1 << 23)  # from which on floats have no fractions, upwards and downwards
 _RANGE = 256
@@ -22,6 +23,14 @@ _LARGEST_LIMIT = 1 << 16
 def shortened(expr: Expr) -> Expr:
     """An expression of the results of a product, its roundings shortened; see above."""
     return substitute(expr, _shortened)
+
+
+def operations_on_codes(group: Group) -> int:
+    """Operations of an epilogue on each result, conversions left out, where it rounds to codes; 0 where it does not."""
+    calls = [node for node in walk(group.expr) if isinstance(node, Call)]
+    if not any(call.fn in ("code", "nearest") for call in calls):
+        return 0
+    return sum(isinstance(node, Call) and node.fn not in ("cast", "bits") for node in walk(shortened(group.expr)))
 
 
 def _shortened(node: Expr) -> Expr | None:

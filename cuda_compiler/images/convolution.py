@@ -21,6 +21,7 @@ from cuda_compiler.images.image_packing import (
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.packing import pack_size
+from cuda_compiler.short_codes import operations_on_codes
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling, with_codes
@@ -164,7 +165,8 @@ def _tiled_options(
         geometry = _in_units(geometry)
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
-    asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, bytes_of_a_result(conv, group, lowering))
+    moved, operations = bytes_of_a_result(conv, group, lowering), operations_on_codes(group)
+    asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, moved, operations)
     tilings = close_tilings(asked, lowering.device, large)
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]

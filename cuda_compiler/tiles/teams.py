@@ -90,6 +90,8 @@ class TeamCosts:
         launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
         step: Clocks that a step along k takes at the least.
         store: Clocks of a team for a result.
+        operation: Clocks of a team for each operation on a result that is one of more than `few_operations`.
+        column_rows: How many rows such results would take as long as fetching what is the same for all rows.
         result: Clocks of the multiprocessor for a result, which teams cannot share.
         late_byte: Clocks for a byte that the epilogue reads and that no register waits for.
         held: Results of a thread whose operands are fetched ahead.
@@ -106,6 +108,9 @@ class TeamCosts:
     held: int
     stored_bytes: float
     copy_bytes: float
+    operation: float
+    few_operations: int
+    column_rows: int
 
 
 def team_costs(device: DeviceModel) -> TeamCosts:
@@ -130,6 +135,8 @@ def team_clocks(tiling: TeamTiling, tile: TeamTile, costs: TeamCosts, asked: Ask
     size, steps = tiling.rows * tiling.columns, ceil(asked.k / LINE)
     tiles = asked.tiles(tiling.rows, tiling.columns)
     products, stores = steps * max(costs.step, size * LINE / tile.products), size * costs.store
+    operation = max(0, asked.operations - costs.few_operations) * costs.operation
+    stores += (tiling.rows + costs.column_rows) * tiling.columns * operation
     copies = steps * (tiling.rows + tiling.columns) * LINE * 2 / costs.copy_bytes
     threads = 32 * tiling.warps_m
     late = max(0, size - costs.held * threads) * max(0.0, asked.moved - costs.stored_bytes) * costs.late_byte

@@ -28,6 +28,7 @@ class Asked:
     Attributes:
         m, n, k, batch: Its sizes.
         moved: Bytes that the epilogue reads and stores for each of the product's results.
+        operations: What it computes for each of them.
     """
 
     m: int
@@ -35,6 +36,7 @@ class Asked:
     k: int
     batch: int = 1
     moved: float = 2.0
+    operations: int = 0
 
     def tiles(self, rows: int, columns: int) -> int:
         """Tiles of so many rows and columns."""
