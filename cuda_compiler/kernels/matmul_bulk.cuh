@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_operands(
         Work work(tile, p);
         ahead = min(work.count, STAGES);
         for (int step = 0; step < ahead; ++step) {
-            arrive_and_expect(ring.full(step), STAGE_BYTES);
+            arrive_and_expect(ring.full(step), A_COPIED + B_BYTES);
             copy_b(ring, step, b, work, step);
         }
     }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void copy_operands(
         for (int step = 0; step < work.count; ++step) {
             if (ahead == 0) {
                 wait_for_phase(ring.empty(turn.stage), turn.parity);
-                arrive_and_expect(ring.full(turn.stage), STAGE_BYTES);
+                arrive_and_expect(ring.full(turn.stage), A_COPIED + B_BYTES);
                 copy_b(ring, turn.stage, b, work, step);
             } else {
                 --ahead;

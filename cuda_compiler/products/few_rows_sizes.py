@@ -179,7 +179,7 @@ def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel
 
 
 def _tiles_of_busiest(sizes: FewRows, work: Work, clusters: int, device: DeviceModel) -> int:
-    """Tiles that the blocks of the busiest multiprocessor have together: clusters fill one before they go to the next."""
+    """Tiles that the blocks of the busiest multiprocessor have together: clusters fill one before the next."""
     results = sizes.results(work)
     cores = device.cores if sizes.cluster == 1 else ceil_div(clusters, sizes.resident)
     return sum(ceil_div(results - first, clusters) for first in range(0, clusters, cores))

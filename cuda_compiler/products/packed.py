@@ -49,8 +49,8 @@ MATMUL_PACKED = KernelTemplate(
     "matmul_packed",
     params=f"{MATMUL_BULK.params}, matrix_row, scale_row, zero_row, bias_row",
     macros=(
-        "TILE_M TILE_N STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS SCALE_GROUP "
-        "ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
+        "TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS "
+        "SCALE_GROUP ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
     ),
     inputs="a matrix scales zeros biases entries",
     shared_bytes=None,
@@ -169,7 +169,7 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
         grid=(tiling.blocks(values["tiles_m"] * values["tiles_n"], lowering.device), 1, 1),
         values={**values, "matrix_row": found.b.along, **part_rows(codes)},
         macros={
-            **tiling.macros(),
+            **tiling.macros(found.m),
             **part_macros(codes, found.a.dtype),
             "GROUP": codes.group,
             "vector_t": CUDA.storage[found.a.dtype.name],
