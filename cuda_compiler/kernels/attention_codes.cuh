@@ -3,8 +3,8 @@
 // weight of its position, by VALUE_UNIT more, so that half precision holds what it would of the values themselves.
 //
 // Codes go from memory to registers, where they become the numbers that tensor cores multiply: sums take their terms in any
-// order, so a lane reads the neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly. Each warp
-// has the next piece on its way. FRESH keys and values are rounded to codes here: each block computes them, since whichever
+// order, so a lane reads the neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly. The next
+// keys are on their way once these have been multiplied, and so are the next values. FRESH keys and values are rounded to codes here: each block computes them, since whichever
 // has their positions needs them, and one writes them to their places. Grid: as in attention_decode.cuh.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;      // of a row, a lane's; and those side by side
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
@@ -12,9 +12,13 @@ constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
 static_assert(HEAD_SIZE % 32 == 0 && VALUE_SIZE % 32 == 0, "a lane has whole words of each row");
 
 // What a lane has of a piece: of keys the rows l / 4 and l / 4 + 8; of values 2 * (l % 4), the next, and both 8 further on.
-struct Piece {
-    uint key[2][KEY_WORDS], value[4][VALUE_WORDS];
-    float key_scale[2], value_scale[2];
+struct Keys {
+    uint key[2][KEY_WORDS];
+    float scale[2];
+};
+struct Values {
+    uint value[4][VALUE_WORDS];
+    float scale[2];
 };
 
 template <int RUN>
@@ -50,36 +54,47 @@ __device__ __forceinline__ void read_row(uint (&words)[COUNT], const unsigned ch
 }
 
 template <bool SHARED_ROW>
-__device__ __forceinline__ void read_key(Piece& piece, int half_piece, const unsigned char* row)
+__device__ __forceinline__ void read_key(Keys& keys, int half_piece, const unsigned char* row)
 {
-    read_row<SHARED_ROW, KEY_RUN, KEY_RUN * 16>(piece.key[half_piece], row + threadIdx.x % 4 * (KEY_RUN * 4));
+    read_row<SHARED_ROW, KEY_RUN, KEY_RUN * 16>(keys.key[half_piece], row + threadIdx.x % 4 * (KEY_RUN * 4));
 }
 
 template <bool SHARED_ROW>
-__device__ __forceinline__ void read_value(Piece& piece, int which, const unsigned char* row)
+__device__ __forceinline__ void read_value(Values& values, int which, const unsigned char* row)
 {
-    read_row<SHARED_ROW, VALUE_RUN, VALUE_RUN * 4>(piece.value[which], row + threadIdx.x % 32 / 4 * (VALUE_WORDS * 4));
+    read_row<SHARED_ROW, VALUE_RUN, VALUE_RUN * 4>(values.value[which], row + threadIdx.x % 32 / 4 * (VALUE_WORDS * 4));
 }
 
 // Which position of a piece a lane's number `which` of values is.
 __device__ __forceinline__ int value_place_of(int which) { return int(threadIdx.x) % 4 * 2 + which % 2 + which / 2 * 8; }
 
-// Starts reading the piece from a position on; what would be behind the last position is the last one again.
-__device__ __forceinline__ void read_piece(
-    Piece& piece, const unsigned char* k, const unsigned char* v, const k_scale_t* k_scales, const v_scale_t* v_scales,
-    int position)
+// A position, or the last one where there is none any more.
+__device__ __forceinline__ int existing(int position) { return LENGTH % PIECE == 0 ? position : min(position, LENGTH - 1); }
+
+// Starts reading the keys, or values, of a piece from a position on.
+__device__ __forceinline__ void read_keys(
+    Keys& keys, const unsigned char* k, const k_scale_t* scales, int position)
 {
     #pragma unroll
     for (int half_piece = 0; half_piece < 2; ++half_piece) {
-        int at = min(position + lane_place(half_piece * 2), LENGTH - 1);
-        read_key<false>(piece, half_piece, k + (long long)at * K_ROW);
-        piece.key_scale[half_piece] = float(k_scales[(long long)at * K_SCALE_ROW]);
-        piece.value_scale[half_piece] = float(v_scales[(long long)at * V_SCALE_ROW]);
+        int at = existing(position + lane_place(half_piece * 2));
+        read_key<false>(keys, half_piece, k + (long long)at * K_ROW);
+        keys.scale[half_piece] = float(scales[(long long)at * K_SCALE_ROW]);
     }
+}
+
+__device__ __forceinline__ void read_values(
+    Values& values, const unsigned char* v, const v_scale_t* scales, int position)
+{
     #pragma unroll
     for (int which = 0; which < 4; ++which) {
-        int at = min(position + value_place_of(which), LENGTH - 1);
-        read_value<false>(piece, which, v + (long long)at * V_ROW);
+        int at = existing(position + value_place_of(which));
+        read_value<false>(values, which, v + (long long)at * V_ROW);
+    }
+    #pragma unroll
+    for (int half_piece = 0; half_piece < 2; ++half_piece) {
+        int at = existing(position + lane_place(half_piece * 2));
+        values.scale[half_piece] = float(scales[(long long)at * V_SCALE_ROW]);
     }
 }
 
@@ -102,7 +117,7 @@ __device__ __forceinline__ void load_coded_queries(Queries& query, const tile_t*
     }
 }
 
-__device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries& query, const Piece& piece)
+__device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries& query, const Keys& keys)
 {
     uint zero = zero_pair(0.0f);
     #pragma unroll
@@ -112,8 +127,8 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
     #pragma unroll
     for (int word = 0; word < KEY_WORDS; word += 2) {
         uint upper[4], lower[4];
-        bytes_as_numbers(upper, piece.key[0][word], piece.key[0][word + 1], zero);
-        bytes_as_numbers(lower, piece.key[1][word], piece.key[1][word + 1], zero);
+        bytes_as_numbers(upper, keys.key[0][word], keys.key[0][word + 1], zero);
+        bytes_as_numbers(lower, keys.key[1][word], keys.key[1][word + 1], zero);
         #pragma unroll
         for (int i = 0; i < 2; ++i) {
             uint part[4] = {upper[2 * i], lower[2 * i], upper[2 * i + 1], lower[2 * i + 1]};
@@ -127,20 +142,20 @@ __device__ __forceinline__ void multiply_coded_keys(Scores& score, const Queries
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            score[set][u] *= piece.key_scale[u / 2];
+            score[set][u] *= keys.scale[u / 2];
         }
     }
 }
 
 // result += values * weight. Number i of a lane's results is that of the elements 2 * i and the next of its run of each row.
-__device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Piece& piece)
+__device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weight, const Values& values)
 {
     uint zero = zero_pair(0.0f), part[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
         #pragma unroll
         for (int half_piece = 0; half_piece < 2; ++half_piece) {
-            float scale = piece.value_scale[half_piece] * VALUE_UNIT;
+            float scale = values.scale[half_piece] * VALUE_UNIT;
             float left = weight[set][half_piece * 2] * scale, right = weight[set][half_piece * 2 + 1] * scale;
             part[set][half_piece] = transposed(pack_pair(left, right));
         }
@@ -150,7 +165,7 @@ __device__ __forceinline__ void add_coded_values(Rows& rows, const Scores& weigh
         uint pairs[2][4]; // of two neighbouring positions: the elements of a word
         #pragma unroll
         for (int half_piece = 0; half_piece < 2; ++half_piece) {
-            uint first = piece.value[half_piece * 2][word], second = piece.value[half_piece * 2 + 1][word];
+            uint first = values.value[half_piece * 2][word], second = values.value[half_piece * 2 + 1][word];
             bytes_as_numbers(
                 pairs[half_piece], __byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632), zero);
         }
@@ -238,27 +253,36 @@ __device__ __forceinline__ void write_row(unsigned char* target, S* scales, cons
     }
 }
 
-// Puts what is new where it belongs in a piece, which may have been read before it was in memory.
-__device__ __forceinline__ void patch(
-    Piece& piece, const Fresh& fresh, const int (&key_places)[FRESH], const int (&value_places)[FRESH], int position)
+// Puts what is new where it belongs in the keys, or values, of a piece, which may have been read before it was in memory.
+__device__ __forceinline__ void patch_keys(Keys& keys, const Fresh& fresh, const int (&places)[FRESH], int position)
 {
     #pragma unroll
     for (int row = 0; row < FRESH; ++row) {
-        int key_at = key_places[row] - position, value_at = value_places[row] - position;
         #pragma unroll
         for (int half_piece = 0; half_piece < 2; ++half_piece) {
-            if (key_at == lane_place(half_piece * 2)) {
-                read_key<true>(piece, half_piece, fresh.code[row]);
-                piece.key_scale[half_piece] = fresh.key_scale[row];
+            if (places[row] - position == lane_place(half_piece * 2)) {
+                read_key<true>(keys, half_piece, fresh.code[row]);
+                keys.scale[half_piece] = fresh.key_scale[row];
             }
-            if (value_at == lane_place(half_piece * 2)) {
-                piece.value_scale[half_piece] = fresh.value_scale[row];
+        }
+    }
+}
+
+__device__ __forceinline__ void patch_values(Values& values, const Fresh& fresh, const int (&places)[FRESH], int position)
+{
+    #pragma unroll
+    for (int row = 0; row < FRESH; ++row) {
+        int at = places[row] - position;
+        #pragma unroll
+        for (int half_piece = 0; half_piece < 2; ++half_piece) {
+            if (at == lane_place(half_piece * 2)) {
+                values.scale[half_piece] = fresh.value_scale[row];
             }
         }
         #pragma unroll
         for (int which = 0; which < 4; ++which) {
-            if (value_at == value_place_of(which)) {
-                read_value<true>(piece, which, fresh.code[row] + HEAD_SIZE);
+            if (at == value_place_of(which)) {
+                read_value<true>(values, which, fresh.code[row] + HEAD_SIZE);
             }
         }
     }
@@ -289,10 +313,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     enter_group(k, v, mask, batch, group, p);
     k_scales += (long long)batch * K_SCALE_BATCH + (long long)group * K_SCALE_HEAD;
     v_scales += (long long)batch * V_SCALE_BATCH + (long long)group * V_SCALE_HEAD;
-    Piece next = {};
+    Keys keys = {};
+    Values values = {};
     Scores added = {};
     if (share.has(0)) {
-        read_piece(next, k, v, k_scales, v_scales, share.position(0));
+        read_keys(keys, k, k_scales, share.position(0));
+        read_values(values, v, v_scales, share.position(0));
         load_mask(added, mask, share.position(0), share.is_masked(0), p);
     }
     if (EARLY) {
@@ -328,20 +354,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     for (int turn = 0; share.has(turn); ++turn) {
         int position = share.position(turn);
         bool more = share.has(turn + 1);
-        Piece piece = next;
-        if (more) {
-            read_piece(next, k, v, k_scales, v_scales, share.position(turn + 1));
-        }
 #if FRESH
-        patch(piece, fresh, key_places, value_places, position);
+        patch_keys(keys, fresh, key_places, position);
 #endif
         Scores score;
-        multiply_coded_keys(score, query, piece);
+        multiply_coded_keys(score, query, keys);
+        if (more) { // into the registers of those that were just multiplied
+            read_keys(keys, k, k_scales, share.position(turn + 1));
+        }
         soften(rows, score, added, position);
         if (more) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-        add_coded_values(rows, score, piece);
+#if FRESH
+        patch_values(values, fresh, value_places, position);
+#endif
+        add_coded_values(rows, score, values);
+        if (more) {
+            read_values(values, v, v_scales, share.position(turn + 1));
+        }
     }
     if (share.has(0)) {
         leave_rows(rows, ring, parts, 1.0f / VALUE_UNIT, coded_lane_column);

@@ -8,29 +8,40 @@ __device__ __forceinline__ unsigned short* open_blocks()
     return list;
 }
 
-// Lists the open blocks; gives how many there are.
+// Lists the open blocks; gives how many there are. A thread looks at neighbouring ones.
 __device__ __forceinline__ int list_open(const unsigned char* states, int batch, int group, const Params& p)
 {
+    constexpr int EACH = (TILES + THREADS - 1) / THREADS;
     __shared__ int counts[WARPS];
-    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, total = 0;
-    for (int base = 0; base < TILES; base += THREADS) {
-        int tile = base + int(threadIdx.x), state = state_of<TILES>(tile, states, batch, group, p);
-        uint open = __ballot_sync(0xffffffffu, state != 0);
-        if (lane == 0) {
-            counts[warp] = __popc(open);
-        }
-        __syncthreads();
-        int found = total;
-        #pragma unroll
-        for (int other = 0; other < WARPS; ++other) {
-            found += other < warp ? counts[other] : 0;
-            total += counts[other];
-        }
-        if (state) {
-            open_blocks()[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + (state == 2));
-        }
-        __syncthreads();
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, first = int(threadIdx.x) * EACH;
+    int state[EACH], before = 0, all = 0;
+    #pragma unroll
+    for (int index = 0; index < EACH; ++index) {
+        state[index] = state_of<TILES>(first + index, states, batch, group, p);
     }
+    #pragma unroll
+    for (int index = 0; index < EACH; ++index) {
+        uint open = __ballot_sync(0xffffffffu, state[index] != 0);
+        before += __popc(open & ((1u << lane) - 1));
+        all += __popc(open);
+    }
+    if (lane == 0) {
+        counts[warp] = all;
+    }
+    __syncthreads();
+    int total = 0;
+    #pragma unroll
+    for (int other = 0; other < WARPS; ++other) {
+        before += other < warp ? counts[other] : 0;
+        total += counts[other];
+    }
+    #pragma unroll
+    for (int index = 0; index < EACH; ++index) {
+        if (state[index]) {
+            open_blocks()[before++] = (unsigned short)((first + index) * 2 + (state[index] == 2));
+        }
+    }
+    __syncthreads();
     return total;
 }
 

@@ -56,47 +56,22 @@ __device__ __forceinline__ void load_unit(Unit& unit, const Matrix& b, int numbe
     }
 }
 
-__device__ __forceinline__ float half_of_pair(uint pair, int side)
-{
-    vector_t number;
-    number.bits = (unsigned short)(side ? pair >> 16 : pair);
-    return float(number);
-}
-
-// The numbers of a pair times the scale, and with the bias.
-__device__ __forceinline__ uint scaled_pair(uint pair, const Unit& unit, uint scale)
-{
-    if (sizeof(scale_t) == 2 && !BIASES) {
-        return Numbers::mul(pair, scale);
-    }
-    float bias = BIASES ? float(unit.bias) : 0.0f;
-    vector_t low(half_of_pair(pair, 0) * float(unit.scale) + bias), high(half_of_pair(pair, 1) * float(unit.scale) + bias);
-    return uint(high.bits) << 16 | low.bits;
-}
-
 __device__ __forceinline__ void store_unit(
     unsigned char* tile, const Unit& unit, int number, const Codebook& codebook)
 {
     if (number >= UNITS) {
         return;
     }
-    uint line = number / 2, scale = pair_of(float(unit.scale)), zero = zero_pair(unit.zero);
+    uint line = number / 2, zero = zero_pair(unit.zero);
     #pragma unroll
     for (int octet = 0; octet < 4; ++octet) {
         uint pair[4];
-        octet_as_numbers(pair, unit.word, octet, zero, codebook);
+        octet_in_order(pair, unit.word, octet, zero, codebook);
         #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            pair[i] = scaled_pair(pair[i], unit, scale);
+            pair[i] = scaled_pair(pair[i], unit.scale, unit.bias);
         }
         uint4 chunk = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-        if (BITS == 4 && !CODEBOOK) { // pairs are of codes 0 and 4, 1 and 5...
-            chunk = make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
-                               __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
-        } else if (BITS == 8 && !CODEBOOK) { // of 0 and 2, 1 and 3...
-            chunk = make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[0], pair[1], 0x7632),
-                               __byte_perm(pair[2], pair[3], 0x5410), __byte_perm(pair[2], pair[3], 0x7632));
-        }
         *reinterpret_cast<uint4*>(tile + place_in_panel(line, number % 2 * 4 + octet)) = chunk;
     }
 }

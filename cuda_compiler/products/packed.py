@@ -12,6 +12,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk import MATMUL_BULK, bulk_epilogue, bulk_values, rows_argument, suits_bulk
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates, bulk_clocks, bulk_costs
+from cuda_compiler.products.coded_rows import coded_rows_options, suits_coded_rows
 from cuda_compiler.products.grouped_matvec import (
     argument_of,
     part_macros,
@@ -54,7 +55,10 @@ MATMUL_PACKED = KernelTemplate(
     ),
     inputs="a matrix scales zeros biases entries",
     shared_bytes=None,
-    files="tensor_cores.cuh grouped_codes.cuh warpgroups.cuh bulk_copies.cuh bulk_tile.cuh bulk_store.cuh",
+    files=(
+        "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh warpgroups.cuh bulk_copies.cuh bulk_tile.cuh "
+        "bulk_store.cuh"
+    ),
 )
 
 
@@ -67,12 +71,13 @@ def loads_packed(group: Group, position: int, operand: Operand) -> bool:
     if isinstance(left.operand, Dequantised | GroupedCodes) or left.dtype not in (FLOAT16, BFLOAT16):
         return False
     found = problem.with_operand(position, operand)
-    many = found.m >= _LEAST_ROWS and suits_bulk(found) and are_along_k(found) and left.has_chunks(8, found.k, True)
+    many = suits_coded_rows(found) or (found.m >= _LEAST_ROWS and suits_bulk(found))
+    in_lines = are_along_k(found) and left.has_chunks(8, found.k, True)
     whole = operand.group >= found.k or operand.group % _UNIT == 0
     aligned = not any(number % _ACCESS for number in (found.b.along, operand.offset))
     fits = operand.bits in (4, 8) and 8 % operand.zero_bits == 0 and found.k % _UNIT == 0 and whole and aligned
     constant = operand.is_constant and all(part.is_constant for part in operand.parts)
-    return many and fits and constant and suits_codes(operand)
+    return many and in_lines and fits and constant and suits_codes(operand)
 
 
 def packed_options(
@@ -91,12 +96,15 @@ def packed_options(
         positions: The operands of what follows.
         others: The options of the same product of numbers in memory, the last one for any device.
     """
+    few = coded_rows_options(found, group, lowering, positions)
+    made, calls = _numbers_ahead(found, lowering)
+    ahead = [replace(option, calls=(*calls, *option.calls)) for option in others(made)]
+    if few:
+        return [*few, *ahead]
     fused = bulk_epilogue(group, positions)
     asked = Asked(found.m, found.n, found.k, 1, bytes_of_a_result(found, group, lowering))
     ranked = packed_tilings(asked, _code_bytes(found), lowering.device)
     options = [CallOption(WARPGROUPS, (_lower(found, fused, lowering, tiling),)) for tiling in ranked.tilings]
-    made, calls = _numbers_ahead(found, lowering)
-    ahead = [replace(option, calls=(*calls, *option.calls)) for option in others(made)]
     return [*options, *ahead] if ranked.are_best else [*ahead[:1], *options, *ahead[1:]]
 
 

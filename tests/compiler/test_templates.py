@@ -144,7 +144,7 @@ def samples() -> list[dict[str, Any]]:
         npu_compiler.extract(over_codes, over_codes.inputs(3)).ir,
         step.ir,
         paged.ir,
-        *map(coded_linear, (1, 128)),
+        *map(coded_linear, (1, 40, 128)),
     )
     return [
         *(each.ir(torch.float32) for each in cases),

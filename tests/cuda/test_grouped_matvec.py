@@ -148,7 +148,7 @@ def test_one_kernel_takes_the_codes(case: Case) -> None:
     [
         Case(group=24, k=96),  # neither a part nor a multiple of what four lanes read
         Case(group=4, k=64),
-        Case(m=17),
+        Case(m=65, group=16),
         Case(bits=8, codebook=True, group=64),
     ],
     ids=str,
@@ -189,7 +189,7 @@ def test_kernels_compile(at: int, architecture: int) -> None:
 
 
 @cache
-def _inputs(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def inputs_of(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     random = torch.Generator().manual_seed(7)
     x, y = (torch.randn(case.m, size, generator=random).to(dtype) for size in (case.k, case.n))
     return x, y, (torch.rand(case.k, generator=random) + 0.5).to(dtype)
@@ -197,7 +197,7 @@ def _inputs(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 
 def errors(case: Case, dtype: torch.dtype, device: Device) -> tuple[float, float]:
     """The relative error of the kernel, and of a product of the weight rounded to 16 bits, rounded."""
-    parts, (x, y, norm) = case.parts(dtype), _inputs(case, dtype)
+    parts, (x, y, norm) = case.parts(dtype), inputs_of(case, dtype)
     exact, weight = case.exact(parts, x, y, norm)
     inputs = {"x": x} | ({"y": y} if case.behind == "residual" else {})
     weights = {**parts, **({"norm": norm} if case.behind == "norm ahead" else {})}

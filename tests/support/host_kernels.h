@@ -20,6 +20,7 @@ struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 template <typename To, typename From>
 static To bits_as(From from)
@@ -177,6 +178,13 @@ static void store_word_in_cluster(const void* target, int rank, float value)
 {
     size_t at = (const unsigned char*)target - current->own->shared.data();
     memcpy(cluster_blocks[rank]->shared.data() + at, &value, 4);
+}
+static void store_words_in_cluster(const void* target, int rank, float4 value)
+{
+    const float* word = &value.x;
+    for (int index = 0; index < 4; ++index) {
+        store_word_in_cluster((const float*)target + index, rank, word[index]);
+    }
 }
 static void arrive_in_cluster()
 {

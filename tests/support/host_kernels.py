@@ -164,6 +164,14 @@ def _translated(text: str, entry: str, count: int) -> str:
         count=1,
         flags=re.S,
     )
+    text = re.sub(
+        r"inline void store_in_cluster\(.*?float4 value\)\n\{.*?\n\}\n",
+        "inline void store_in_cluster(const void* target, int rank, float4 value) "
+        "{ store_words_in_cluster(target, rank, value); }\n",
+        text,
+        count=1,
+        flags=re.S,
+    )
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
     text = text.replace(

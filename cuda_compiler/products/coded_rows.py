@@ -1,0 +1,151 @@
+"""Products of 17 to 64 rows by packed codes, which are read once and made into numbers in registers."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.vocabulary import TENSOR_CORES
+from cuda_compiler.devices import offers
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.packing import pack_size
+from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
+from cuda_compiler.products.grouped_matvec import MAX_ROWS, argument_of, part_macros, part_rows
+from cuda_compiler.tiles.wgmma import warpgroup_product
+from npu_compiler.artifact.plan import CallOption, KernelCall
+from npu_compiler.lowering.candidates import THE_BEST, Candidate, Kept, best_candidates
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.positions import Positions
+from npu_compiler.lowering.problems.forms import GroupedCodes
+from npu_compiler.lowering.problems.product import Product
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch
+
+__all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_rows"]
+
+_MAX_ROWS = 64
+_STORED = 8  # neighbours that a thread stores at a time
+_KEPT = Kept(close=1.1, most=2)
+_PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
+_MACROS = (
+    "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
+    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES TILE_N STAGES CLUSTER"
+)
+_INPUTS = "matrix scales zeros biases entries vector"
+_FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
+
+CODED_ROWS = KernelTemplate(
+    "coded_rows",
+    params=_PARAMS,
+    macros=f"{_MACROS} SETS",
+    inputs=_INPUTS,
+    shared_bytes=None,
+    files=_FILES,
+)
+WARPGROUP_CODES = KernelTemplate(
+    "warpgroup_codes",
+    params=_PARAMS,
+    macros=_MACROS,
+    inputs=_INPUTS,
+    shared_bytes=None,
+    files=f"{_FILES} warpgroups.cuh",
+)
+
+
+def suits_coded_rows(found: Product) -> bool:
+    """Whether the kernels take a product of packed codes that `loads_packed` has looked at."""
+    return MAX_ROWS < found.m <= _MAX_ROWS and found.batches == 1 and found.n > 0
+
+
+def coded_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
+    """The launches worth trying, the best first, each for devices with tensor cores or with more.
+
+    Args:
+        found: The product.
+        group: What follows it.
+        lowering: Where the trace's tensors are.
+        positions: The operands of what follows.
+    """
+    codes = found.b.operand
+    assert isinstance(codes, GroupedCodes)
+    if not suits_coded_rows(found) or not offers(lowering.device, TENSOR_CORES):
+        return []
+    work = Work(found.m, found.n, found.k, codes.bits)
+    return [
+        CallOption(each.requires, (_lower(found, work, group, lowering, positions, each.sizes),))
+        for each in _ranked(work, lowering.device)
+    ]
+
+
+@lru_cache(maxsize=1024)  # a model has the same product in many layers
+def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[CodedRows], ...]:
+    """The candidates worth timing: the best first, and the best of those for more devices."""
+    candidates = [*coded_rows_candidates(work, device)]
+    if not candidates:
+        return ()
+    found = best_candidates([partial(_these, candidates)], work, device, _KEPT)
+    by_warps = [each for each in candidates if isinstance(each.sizes, ByWarps)]
+    if by_warps and all(isinstance(each.sizes, ByWarpgroups) for each in found):
+        return (*found, *best_candidates([partial(_these, by_warps)], work, device, THE_BEST))
+    return tuple(found)
+
+
+def _these(found: list[Candidate[CodedRows]], work: Work, device: DeviceModel) -> list[Candidate[CodedRows]]:
+    return found
+
+
+def _lower(
+    found: Product, work: Work, group: Group, lowering: Lowering, positions: Positions, sizes: CodedRows
+) -> KernelCall:
+    codes, vector = found.b.operand, found.a
+    assert isinstance(codes, GroupedCodes)
+    size = min(_STORED // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
+    template, divided, text = _way(sizes, work, vector.dtype.name)
+    launch = Launch(
+        template,
+        grid=(sizes.clusters(work, lowering.device) * sizes.cluster, 1, 1),
+        values={
+            "outputs": found.n,
+            "tiles": sizes.tiles(work),
+            "matrix_row": found.b.along,
+            "vector_row": vector.along,
+            **part_rows(codes),
+        },
+        macros={
+            **part_macros(codes, vector.dtype),
+            "vector_t": CUDA.storage[vector.dtype.name],
+            "COMMON": found.k,
+            "VECTORS": found.m,
+            "GROUP": codes.group,
+            "ONE_GROUP": int(codes.group >= found.k and codes.bias is None),
+            "TILE_N": sizes.tile,
+            "STAGES": sizes.stages,
+            "CLUSTER": sizes.cluster,
+            **divided,
+        },
+        inputs={
+            "matrix": codes.argument,
+            "scales": codes.scale.argument,
+            "zeros": argument_of(codes.zeros, codes),
+            "biases": argument_of(codes.bias, codes),
+            "entries": argument_of(codes.codebook, codes),
+            "vector": vector.argument,
+        },
+        flops=found.flops,
+        text=text,
+        block=(sizes.threads, 1, 1),
+        shared_bytes=sizes.shared_bytes(work),
+        extension=cluster_along_x(sizes.cluster),
+    )
+    return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
+
+
+def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict[str, object], str]:
+    """The kernel, what it needs to be told of sizes, and a function that it calls."""
+    if isinstance(sizes, ByWarpgroups):
+        product = warpgroup_product(work.columns, dtype, a_in_registers=True)
+        return WARPGROUP_CODES, {}, product
+    assert isinstance(sizes, ByWarps)
+    return CODED_ROWS, {"SETS": sizes.sets}, ""

@@ -1,0 +1,218 @@
+"""How threads share a product of 17 to 64 rows by packed codes, and what each way should take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
+from cuda_compiler.devices import cluster_cores, offers
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.candidates import Candidate
+from npu_compiler.lowering.device_model import DeviceModel
+
+__all__ = ["ByWarpgroups", "ByWarps", "CodedRows", "CodedRowsCosts", "Work", "coded_rows_candidates"]
+
+_FAMILY = "coded_rows"
+_SPAN = 64  # codes of a row that four lanes have side by side
+_SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
+_LEAST_STAGES, _MOST_STAGES = 3, 16
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a multiprocessor does.
+
+    Attributes:
+        numbers, columns: Clocks for a span of 32 rows: to make its numbers, and for each eight vectors.
+        nbytes: Bytes that it gets a clock at the most, codes and vectors.
+    """
+
+    numbers: float
+    columns: float
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class CodedRowsCosts:
+    """What a launch costs, in clocks where nothing else is said.
+
+    Attributes:
+        latency: From the request of bytes to their arrival, while memory is busy; and of a launch.
+        memory: The part of the memory's bandwidth that such a kernel gets at the most.
+        warps, warpgroups: The pace of products of the two ways.
+    """
+
+    latency: float
+    memory: float
+    warps: Pace
+    warpgroups: Pace
+
+
+@dataclass(frozen=True)
+class Work:
+    """What threads share: rows of the vectors, rows of the matrix, numbers of each, and bits of their codes."""
+
+    rows: int
+    outputs: int
+    k: int
+    bits: int
+
+    @property
+    def columns(self) -> int:
+        """Of the tensor cores' products."""
+        return ceil_div(self.rows, 8) * 8
+
+    @property
+    def spans(self) -> int:
+        """Of a row."""
+        return ceil_div(self.k, _SPAN)
+
+
+@dataclass(frozen=True)
+class CodedRows(ABC):
+    """How threads share the work.
+
+    Attributes:
+        stages: Parts of k in shared memory at a time.
+        cluster: Blocks that share k.
+    """
+
+    stages: int
+    cluster: int
+
+    @property
+    @abstractmethod
+    def tile(self) -> int:
+        """Rows of the matrix that a block has at a time."""
+
+    @property
+    @abstractmethod
+    def sets(self) -> int:
+        """Spans of a stage."""
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Of a block."""
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Of a stage."""
+        return 0
+
+    def tiles(self, work: Work) -> int:
+        return ceil_div(work.outputs, self.tile)
+
+    def stage_bytes(self, work: Work) -> int:
+        return self.sets * (self.tile * _SPAN * work.bits // 8 + work.columns * _SPAN * 2)
+
+    def clusters(self, work: Work, device: DeviceModel) -> int:
+        """Clusters that the launch has, of one block each where there are none."""
+        tiles = self.tiles(work)
+        return tiles if self.cluster > 1 else min(tiles, device.cores)
+
+    def shared_bytes(self, work: Work) -> int:
+        """Dynamic shared memory of a block; as in the kernels' files."""
+        part, share = 4 * (self.tile + 4), ceil_div(work.columns, self.cluster)
+        gathered = self.cluster * share * part if self.cluster > 1 else 0
+        staged = self.stages * (self.stage_bytes(work) + self.barrier_bytes)
+        return staged + work.columns * part + gathered + 4 * self.tile
+
+    def filling(self, work: Work, device: DeviceModel) -> Self | None:
+        """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
+        most = device.shared_bytes if offers(device, CLUSTERS) else _SHARED_BYTES
+        held = device.cores if self.cluster == 1 else cluster_cores(device).get(self.cluster, 0)
+        stages = (most - replace(self, stages=0).shared_bytes(work)) // (self.stage_bytes(work) + self.barrier_bytes)
+        waits = self.cluster > 1 and self.tiles(work) * self.cluster > held
+        if stages < _LEAST_STAGES or ceil_div(work.spans, self.sets) < 2 * self.cluster or waits:
+            return None
+        return replace(self, stages=min(stages, _MOST_STAGES))
+
+
+@dataclass(frozen=True)
+class ByWarps(CodedRows):
+    """Each warp makes numbers of 32 rows of the matrix, and multiplies them.
+
+    Attributes:
+        warps_n, warps_k: Warps that have a tile's rows, and sets of them that have spans in turns.
+    """
+
+    warps_n: int
+    warps_k: int
+
+    @property
+    def tile(self) -> int:
+        return 32 * self.warps_n
+
+    @property
+    def sets(self) -> int:
+        return self.warps_k
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_n * self.warps_k
+
+
+@dataclass(frozen=True)
+class ByWarpgroups(CodedRows):
+    """Warpgroups make numbers of 64 rows of the matrix each, and multiply them beside that; another one copies."""
+
+    groups: int
+
+    @property
+    def tile(self) -> int:
+        return 64 * self.groups
+
+    @property
+    def sets(self) -> int:
+        return 1
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.groups + 1)
+
+    @property
+    def barrier_bytes(self) -> int:
+        return 16
+
+
+def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
+    """All ways to share the work that fit, with what each should take."""
+    costs = device.constants(_FAMILY, CodedRowsCosts)
+    clusters = range(1, 9) if offers(device, CLUSTERS) else (1,)
+    for cluster in clusters:
+        for requires, each in _ways(cluster, device):
+            sizes = each.filling(work, device)
+            if sizes is not None:
+                clocks = _clocks(sizes, work, costs, device)
+                yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
+
+
+def _ways(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
+    """What is required, and the sizes but for the stages."""
+    if offers(device, WARPGROUPS):
+        yield from ((WARPGROUPS, ByWarpgroups(0, cluster, groups)) for groups in (1, 2, 3))
+    requires = CLUSTERS if offers(device, CLUSTERS) else TENSOR_CORES
+    for warps_k in (2, 4):  # with one set all wait for the same copies, a fifth longer as measured
+        for warps_n in range(1, 9):
+            if 4 <= warps_n * warps_k <= 12:
+                yield requires, ByWarps(0, cluster, warps_n, warps_k)
+
+
+def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceModel) -> float:
+    """What a launch takes: bytes at the pace of the memory, or of what is on its way, or products."""
+    blocks = sizes.clusters(work, device) * sizes.cluster
+    steps = ceil_div(ceil_div(work.spans, sizes.sets), sizes.cluster)
+    turns = ceil_div(sizes.tiles(work) * sizes.cluster, blocks)
+    code_bytes = sizes.sets * sizes.tile * _SPAN * work.bits / 8  # of a step
+    step_bytes = sizes.stage_bytes(work)
+    memory = blocks * code_bytes / (device.memory_a_clock * costs.memory)
+    cache = blocks * step_bytes / device.cache_a_clock
+    arriving = costs.latency / (sizes.stages - 1)
+    pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
+    products = sizes.sets * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
+    step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
+    return costs.latency + turns * steps * step
