@@ -1,0 +1,55 @@
+// Which blocks of positions are open, and how the parts that blocks of threads have of a result are put together.
+constexpr int TILE_PIECES = BLOCK / PIECE;
+
+// The blocks of positions that are open, each times two, plus one where the mask changes nothing.
+__device__ __forceinline__ unsigned short* open_blocks()
+{
+    __shared__ unsigned short list[TILES];
+    return list;
+}
+
+// Lists the open blocks; gives how many there are.
+__device__ __forceinline__ int list_open(const unsigned char* states, int batch, int group, const Params& p)
+{
+    __shared__ int counts[WARPS];
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, total = 0;
+    for (int base = 0; base < TILES; base += THREADS) {
+        int tile = base + int(threadIdx.x), state = state_of<TILES>(tile, states, batch, group, p);
+        uint open = __ballot_sync(0xffffffffu, state != 0);
+        if (lane == 0) {
+            counts[warp] = __popc(open);
+        }
+        __syncthreads();
+        int found = total;
+        #pragma unroll
+        for (int other = 0; other < WARPS; ++other) {
+            found += other < warp ? counts[other] : 0;
+            total += counts[other];
+        }
+        if (state) {
+            open_blocks()[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + (state == 2));
+        }
+        __syncthreads();
+    }
+    return total;
+}
+
+// Puts together what the warps of all blocks have left, and stores it.
+template <typename Share>
+__device__ __forceinline__ void finish_shares(
+    Parts& parts, unsigned char* ring, const Share& share, int batch, int group, SINK_PARAMETER float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    int rank = int(blockIdx.x) % CLUSTER;
+    __syncthreads();
+#if CLUSTER > 1
+    wait_for_cluster();
+    hand_over(parts, ring, rank, share.busy_warps());
+    arrive_at_cluster();
+    wait_for_cluster();
+#else
+    hand_over(parts, ring, rank, share.busy_warps());
+    __syncthreads();
+#endif
+    finish_slice(parts, rank, share.clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+}
