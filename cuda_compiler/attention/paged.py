@@ -48,6 +48,7 @@ _MAX_CLUSTERS = 16  # whose parts of a text the last one puts together
 _SIZES = (1, 2, 4, 8)  # of clusters
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _LONG = 128  # pieces for a block of threads where all multiprocessors have one
+_SOON = 4  # further pieces of a warp that are brought to the cache before the launch ahead has finished
 _KEPT_BYTES = 16 * 1024  # shared memory of a block of threads beside its pieces
 
 ATTENTION_PAGED = KernelTemplate(
@@ -57,8 +58,9 @@ ATTENTION_PAGED = KernelTemplate(
         "state_head"
     ),
     macros=(
-        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE ENOUGH "
-        f"RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
+        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH SOON RESIDENT CLUSTER CLUSTERS ALONE "
+        f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS "
+        f"{PAGE_MACROS}"
     ),
     inputs="queries k v mask sinks? states partial pages",
     threads=lambda macros: 32 * macros["WARPS"],
@@ -165,6 +167,7 @@ class _Division:
     Attributes:
         warps: Of a block of threads.
         depth: Pieces that a warp has on their way.
+        soon: Further pieces of a warp that are brought to the cache before the launch ahead has finished.
         resident: Blocks of a multiprocessor.
         cluster: Blocks of threads that share the positions of a text.
         clusters: Clusters that do so at the most.
@@ -174,6 +177,7 @@ class _Division:
 
     warps: int
     depth: int
+    soon: int
     resident: int
     cluster: int
     clusters: int
@@ -212,7 +216,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
         alone = enough = _LONG * cluster
     clusters = min(_MAX_CLUSTERS, ceil_div(pieces, enough)) if pieces > alone else 1
     clusters = min(clusters, most) if most > 1 else clusters
-    return _Division(warps, 1, resident, cluster, clusters, alone, enough)
+    dense = problem.k.strides[2] == problem.size and problem.v.strides[2] == problem.value_size
+    return _Division(warps, 1, _SOON if dense else 0, resident, cluster, clusters, alone, enough)
 
 
 def _piece_bytes(problem: Attention) -> int:

@@ -133,6 +133,15 @@ __device__ __forceinline__ void patch(
 }
 #endif
 
+// Has neighbouring rows of keys or values brought to the level-2 cache.
+template <int STEP>
+__device__ __forceinline__ void ask_for_piece(const tile_t* source)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(PIECE * STEP * 2) : "memory");
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
     PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
@@ -188,6 +197,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     #pragma unroll 1
     for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
+    }
+    for (int number = int(threadIdx.x) % 32; number < SOON * 2; number += 32) {
+        int turn = DEPTH + number / 2;
+        if (share.has(turn)) {
+            long long page = pages[share.tile(turn)], within = share.position(turn) % PAGE;
+            if (number % 2 == 0) {
+                ask_for_piece<K_ROW>(k + page * K_PAGE + within * K_ROW);
+            } else {
+                ask_for_piece<V_ROW>(v + page * V_PAGE + within * V_ROW);
+            }
+        }
     }
     Scores added = {};
     if (share.has(0)) {
