@@ -57,7 +57,6 @@ private:
 
 #if FRESH
 constexpr int TOKENS = RESULT_TILES / GROUPS * FRESH, NEW = HEAD_SIZE + VALUE_SIZE;
-constexpr int AHEAD = 4; // rows that are computed before they are needed: more only where texts write to one page
 constexpr int PAGE_PLACES = K_PAGE / K_ROW; // rows from one page to the next
 static_assert(V_PAGE / V_ROW == PAGE_PLACES, "keys and values lie alike");
 
@@ -74,18 +73,50 @@ __device__ __forceinline__ float fresh_value(int token, int group, int column, O
                               : value_value(0, token, group, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
 }
 
-// Writes the keys and values of a text's own tokens to their pages.
-__device__ __forceinline__ void write_fresh(tile_t* k, tile_t* v, int batch, int group, OPERAND_PARAMETERS const Params& p)
-{
-    for (int index = int(threadIdx.x); index < FRESH * NEW; index += THREADS) {
-        int token = batch * FRESH + index / NEW, column = index % NEW;
-        long long row = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
-        tile_t value = tile_t(fresh_value(token, group, column, OPERAND_ARGUMENTS p));
-        if (row >= 0) { // else there is no such place
-            *(column < HEAD_SIZE ? k + row * K_ROW + column : v + row * V_ROW + column - HEAD_SIZE) = value;
+// What a thread computes of the keys and values of its text's own tokens, and where in the pools they go: places are known
+// before the grid ahead has finished. No branch stands between the loads.
+struct OwnRows {
+    float value[turns_of(FRESH * NEW)];
+    long long place[turns_of(FRESH * NEW)]; // negative where there is none
+
+    __device__ __forceinline__ void find(int batch, OPERAND_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
+            int token = batch * FRESH + element_of_turn<FRESH * NEW>(turn) / NEW;
+            place[turn] = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
         }
     }
-}
+
+    __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
+    {
+        #pragma unroll
+        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
+            int index = element_of_turn<FRESH * NEW>(turn);
+            value[turn] = fresh_value(batch * FRESH + index / NEW, group, index % NEW, OPERAND_ARGUMENTS p);
+        }
+    }
+
+    __device__ __forceinline__ void leave(tile_t* rows) const
+    {
+        #pragma unroll
+        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
+            rows[element_of_turn<FRESH * NEW>(turn)] = tile_t(value[turn]);
+        }
+    }
+
+    __device__ __forceinline__ void write(tile_t* k, tile_t* v) const
+    {
+        #pragma unroll
+        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
+            int column = element_of_turn<FRESH * NEW>(turn) % NEW;
+            if (place[turn] >= 0) {
+                tile_t* keys = k + place[turn] * K_ROW + column;
+                *(column < HEAD_SIZE ? keys : v + place[turn] * V_ROW + column - HEAD_SIZE) = tile_t(value[turn]);
+            }
+        }
+    }
+};
 
 // Lists what this block reads of what is new.
 __device__ __forceinline__ void list_fresh(
@@ -107,7 +138,7 @@ __device__ __forceinline__ void list_fresh(
 
 // Puts what is new where it belongs in a piece, which may have been read before it was in memory.
 __device__ __forceinline__ void patch(
-    unsigned char* slot, const Fresh* list, int count, const tile_t* ahead, int page, int position, int group,
+    unsigned char* slot, const Fresh* list, int count, const tile_t* ahead, int page, int position, int batch, int group,
     OPERAND_PARAMETERS const Params& p)
 {
     bool changed = false;
@@ -119,8 +150,10 @@ __device__ __forceinline__ void patch(
         }
         unsigned char *keys = slot + at * K_PITCH, *values = slot + K_BYTES + at * V_PITCH;
         for (int column = int(threadIdx.x) % 32; column < NEW; column += 32) {
-            tile_t value = number < AHEAD ? ahead[number * NEW + column]
-                                          : tile_t(fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p));
+            int row = fresh.token - batch * FRESH; // another text's where they share the page that is written to
+            bool is_own = 0 <= row && row < FRESH;
+            tile_t value = is_own ? ahead[row * NEW + column]
+                                  : tile_t(fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p));
             unsigned char* target = column < HEAD_SIZE ? keys + column * 2 : values + (column - HEAD_SIZE) * 2;
             *reinterpret_cast<tile_t*>(target) = value;
         }
@@ -153,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
 #if FRESH
     __shared__ Fresh fresh[TOKENS];
     __shared__ int fresh_count;
-    __shared__ tile_t ahead[AHEAD * NEW];
+    __shared__ tile_t rows_ahead[FRESH * NEW];
     if (threadIdx.x == 0) {
         fresh_count = 0;
     }
@@ -214,20 +247,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         load_mask(added, mask, share.position(0), share.is_masked(0), p);
     }
 #if FRESH
+    OwnRows own_rows;
+    own_rows.find(batch, OPERAND_ARGUMENTS p);
     list_fresh(fresh, &fresh_count, pages, share, OPERAND_ARGUMENTS p);
     if (EARLY) {
         wait_for_previous_grid();
     }
+    own_rows.compute(batch, group, OPERAND_ARGUMENTS p);
 #endif
-    OwnQueries own; // on their way beside what is new
+    OwnQueries own;
     compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
+    leave_queries(queries, own);
 #if FRESH
-    __syncthreads();
-    for (int index = int(threadIdx.x); index < min(fresh_count, AHEAD) * NEW; index += THREADS) {
-        ahead[index] = tile_t(fresh_value(fresh[index / NEW].token, group, index % NEW, OPERAND_ARGUMENTS p));
+    own_rows.leave(rows_ahead);
+    if (share.is_first()) {
+        own_rows.write(k, v);
     }
 #endif
-    leave_queries(queries, own);
     __syncthreads();
     Rows rows;
     Queries query;
@@ -238,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch(slot(turn), fresh, fresh_count, ahead, pages[share.tile(turn)], share.position(turn), group,
+        patch(slot(turn), fresh, fresh_count, rows_ahead, pages[share.tile(turn)], share.position(turn), batch, group,
               OPERAND_ARGUMENTS p);
 #endif
         multiply_keys(score, query, slot(turn));
@@ -255,9 +291,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         leave_rows(rows, ring, parts, 1.0f, lane_column);
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
-#if FRESH
-    if (share.is_first()) { // last, as no block waits for it
-        write_fresh(k, v, batch, group, OPERAND_ARGUMENTS p);
-    }
-#endif
 }
