@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.extensions import TensorMap, cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
@@ -18,7 +18,7 @@ from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
 from cuda_compiler.packing import pack_size
-from npu_compiler.artifact.plan import CallOption, KernelCall
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
@@ -38,7 +38,7 @@ __all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fres
 PAGED = architecture(80)  # copies in the background, products of either half precision
 _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
-_MAX_TILES = 8192  # that a block lists
+_MAX_TILES = 4096  # that a block lists, and the pages that they lie in
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 8  # elements between rows in shared memory
@@ -48,7 +48,6 @@ _MAX_CLUSTERS = 16  # whose parts of a text the last one puts together
 _SIZES = (1, 2, 4, 8)  # of clusters
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _LONG = 128  # pieces for a block of threads where all multiprocessors have one
-_SOON = 4  # further pieces of a warp that are brought to the cache before the launch ahead has finished
 _KEPT_BYTES = 16 * 1024  # shared memory of a block of threads beside its pieces
 
 ATTENTION_PAGED = KernelTemplate(
@@ -58,15 +57,15 @@ ATTENTION_PAGED = KernelTemplate(
         "state_head"
     ),
     macros=(
-        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH SOON RESIDENT CLUSTER CLUSTERS ALONE "
+        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE "
         f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS "
-        f"{PAGE_MACROS}"
+        f"{PAGE_MACROS} BULK?"
     ),
-    inputs="queries k v mask sinks? states partial pages",
+    inputs="queries k v mask sinks? states partial k_rows? v_rows? pages",
     threads=lambda macros: 32 * macros["WARPS"],
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
+        "mask.cuh tensor_cores.cuh attention_boxes.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
         "attention_cluster.cuh attention_open.cuh"
     ),
     computed="queries pages",
@@ -121,6 +120,7 @@ def _launch(
     del inputs["q"]
     caches = {name: replace(inputs[name], writes=bool(fresh)) for name in ("k", "v")}
     early = blocks.ready and (not fresh or _is_settled(problem, lowering))
+    boxes = {} if not BULK else {"k_rows": _boxes(problem.k, problem.groups), "v_rows": _boxes(problem.v, problem.groups)}
     launch = EarlyLaunch(
         ATTENTION_PAGED,
         grid=(division.clusters * division.cluster, 1, tiles),
@@ -128,6 +128,7 @@ def _launch(
         macros={
             **size_macros(problem),
             **division.macros(),
+            **({"BULK": 1} if BULK else {}),
             "OWN_ROWS": problem.rows,
             "K_ROW": problem.k.strides[2],
             "V_ROW": problem.v.strides[2],
@@ -140,7 +141,7 @@ def _launch(
             "FRESH": problem.rows if fresh else 0,
             "KEPT_T": "tile_t" if fresh else "const tile_t",
         },
-        inputs={**inputs, **caches},
+        inputs={**inputs, **caches, **boxes},
         flops=problem.flops,
         prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
         shared_bytes=division.warps * division.depth * _piece_bytes(problem),
@@ -150,6 +151,16 @@ def _launch(
     reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
+
+
+def _boxes(operand: Paged, groups: int) -> Argument:
+    """How the copy engine sees keys or values: rows of a position and a head, sixteen of them by 128 bytes a time."""
+    size = operand.shape[3]
+    rows = operand.tensor.layout.size // size
+    return replace(operand.argument, extension=TensorMap(operand.dtype, (size, rows), (size * 2,), (64, _PIECE)))
+
+
+BULK = False
 
 
 def _suits(problem: Attention, block: int) -> bool:
@@ -167,7 +178,6 @@ class _Division:
     Attributes:
         warps: Of a block of threads.
         depth: Pieces that a warp has on their way.
-        soon: Further pieces of a warp that are brought to the cache before the launch ahead has finished.
         resident: Blocks of a multiprocessor.
         cluster: Blocks of threads that share the positions of a text.
         clusters: Clusters that do so at the most.
@@ -177,7 +187,6 @@ class _Division:
 
     warps: int
     depth: int
-    soon: int
     resident: int
     cluster: int
     clusters: int
@@ -216,8 +225,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
         alone = enough = _LONG * cluster
     clusters = min(_MAX_CLUSTERS, ceil_div(pieces, enough)) if pieces > alone else 1
     clusters = min(clusters, most) if most > 1 else clusters
-    dense = problem.k.strides[2] == problem.size and problem.v.strides[2] == problem.value_size
-    return _Division(warps, 1, _SOON if dense else 0, resident, cluster, clusters, alone, enough)
+    return _Division(warps, 1, resident, cluster, clusters, alone, enough)
 
 
 def _piece_bytes(problem: Attention) -> int:

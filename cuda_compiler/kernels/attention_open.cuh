@@ -8,13 +8,22 @@ __device__ __forceinline__ unsigned short* open_blocks()
     return list;
 }
 
+// What is known of each block of positions beside its state, and kept of the open ones: here nothing.
+struct Nothing {
+    __device__ __forceinline__ int find(int tile) const { return 0; }
+    __device__ __forceinline__ void keep(int place, int found) const {}
+};
+
 // Lists the open blocks; gives how many there are.
-__device__ __forceinline__ int list_open(const unsigned char* states, int batch, int group, const Params& p)
+template <typename Beside = Nothing>
+__device__ __forceinline__ int list_open(
+    const unsigned char* states, int batch, int group, const Params& p, const Beside& beside = Beside())
 {
     __shared__ int counts[WARPS];
     int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, total = 0;
     for (int base = 0; base < TILES; base += THREADS) {
         int tile = base + int(threadIdx.x), state = state_of<TILES>(tile, states, batch, group, p);
+        int known = beside.find(min(tile, TILES - 1));
         uint open = __ballot_sync(0xffffffffu, state != 0);
         if (lane == 0) {
             counts[warp] = __popc(open);
@@ -27,7 +36,9 @@ __device__ __forceinline__ int list_open(const unsigned char* states, int batch,
             total += counts[other];
         }
         if (state) {
-            open_blocks()[found + __popc(open & ((1u << lane) - 1))] = (unsigned short)(tile * 2 + (state == 2));
+            int place = found + __popc(open & ((1u << lane) - 1));
+            open_blocks()[place] = (unsigned short)(tile * 2 + (state == 2));
+            beside.keep(place, known);
         }
         __syncthreads();
     }

@@ -9,12 +9,22 @@
 // what was read there is replaced. How a text is divided depends on its own length alone, and so do the bits of its results.
 // A row that is closed everywhere gives zeros.
 // Grid: clusters in x, batch * heads of keys in z.
-constexpr int TOTAL_PIECES = TILES * TILE_PIECES;
-
-constexpr int larger_of(int a, int b) { return a > b ? a : b; }
-constexpr int MOST_PIECES = larger_of(larger_of(ALONE, ENOUGH), (TOTAL_PIECES + CLUSTERS - 1) / CLUSTERS); // of a cluster
-constexpr int OWN_TILES = (MOST_PIECES / CLUSTER + 1) / TILE_PIECES + 2;                                  // of a block
 static_assert(PAGE % BLOCK == 0 && BLOCK % PIECE == 0, "a block of positions lies in one page");
+
+// The pages that open blocks of positions lie in.
+__device__ __forceinline__ int* open_pages()
+{
+    __shared__ int list[TILES];
+    return list;
+}
+
+// Looks up the page of each block of positions beside its state.
+template <typename PageOf>
+struct Pages {
+    const PageOf& page_of_tile;
+    __device__ __forceinline__ int find(int tile) const { return page_of_tile(tile); }
+    __device__ __forceinline__ void keep(int place, int page) const { open_pages()[place] = page; }
+};
 
 // A block's share of the pieces of what is open. As few clusters work as have enough to do.
 struct Share {
@@ -35,24 +45,21 @@ struct Share {
     __device__ __forceinline__ int busy_warps() const { return min(count, WARPS); }
     __device__ __forceinline__ bool has(int turn) const { return warp + turn * WARPS < count; }
 
-    // Open blocks of positions of which this block of threads has pieces; where one of them begins.
-    __device__ __forceinline__ int tiles() const
-    {
-        return count == 0 ? 0 : (first + count - 1) / TILE_PIECES - first / TILE_PIECES + 1;
-    }
-    __device__ __forceinline__ int tile_position(int own) const { return (listed(own) >> 1) * BLOCK; }
+    // The open blocks of positions of which this block of threads has pieces, by their places in the list.
+    __device__ __forceinline__ int first_tile() const { return first / TILE_PIECES; }
+    __device__ __forceinline__ int end_tile() const { return (first + count + TILE_PIECES - 1) / TILE_PIECES; }
+    __device__ __forceinline__ static int tile_position(int place) { return (open_blocks()[place] >> 1) * BLOCK; }
 
-    // Of a turn's piece: its block among these, where it begins, and whether the mask says more.
-    __device__ __forceinline__ int tile(int turn) const { return piece(turn) / TILE_PIECES - first / TILE_PIECES; }
+    // Of a turn's piece: its page, where it begins among the positions, and whether the mask says more.
+    __device__ __forceinline__ int page(int turn) const { return open_pages()[tile(turn)]; }
     __device__ __forceinline__ int position(int turn) const
     {
-        return tile_position(tile(turn)) + piece(turn) % TILE_PIECES * PIECE;
+        return tile_position(tile(turn)) + (first + warp + turn * WARPS) % TILE_PIECES * PIECE;
     }
-    __device__ __forceinline__ bool is_masked(int turn) const { return !(listed(tile(turn)) & 1); }
+    __device__ __forceinline__ bool is_masked(int turn) const { return !(open_blocks()[tile(turn)] & 1); }
 
 private:
-    __device__ __forceinline__ int piece(int turn) const { return first + warp + turn * WARPS; }
-    __device__ __forceinline__ int listed(int own) const { return open_blocks()[first / TILE_PIECES + own]; }
+    __device__ __forceinline__ int tile(int turn) const { return (first + warp + turn * WARPS) / TILE_PIECES; }
 };
 
 #if FRESH
@@ -73,46 +80,48 @@ __device__ __forceinline__ float fresh_value(int token, int group, int column, O
                               : value_value(0, token, group, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
 }
 
-// What a thread computes of the keys and values of its text's own tokens, and where in the pools they go: places are known
+// What a thread computes of the keys, or values, of its text's own tokens, and where in the pool they go: places are known
 // before the grid ahead has finished. No branch stands between the loads.
+template <int SIZE, int STEP>
 struct OwnRows {
-    float value[turns_of(FRESH * NEW)];
-    long long place[turns_of(FRESH * NEW)]; // negative where there is none
+    static constexpr int TURNS = turns_of(FRESH * SIZE);
+    float value[TURNS];
+    long long place[TURNS]; // negative where there is none
 
     __device__ __forceinline__ void find(int batch, OPERAND_PARAMETERS const Params& p)
     {
         #pragma unroll
-        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
-            int token = batch * FRESH + element_of_turn<FRESH * NEW>(turn) / NEW;
+        for (int turn = 0; turn < TURNS; ++turn) {
+            int token = batch * FRESH + element_of_turn<FRESH * SIZE>(turn) / SIZE;
             place[turn] = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
         }
     }
 
-    __device__ __forceinline__ void compute(int batch, int group, OPERAND_PARAMETERS const Params& p)
+    template <typename Compute>
+    __device__ __forceinline__ void compute(int batch, Compute value_of)
     {
         #pragma unroll
-        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
-            int index = element_of_turn<FRESH * NEW>(turn);
-            value[turn] = fresh_value(batch * FRESH + index / NEW, group, index % NEW, OPERAND_ARGUMENTS p);
+        for (int turn = 0; turn < TURNS; ++turn) {
+            int index = element_of_turn<FRESH * SIZE>(turn);
+            value[turn] = value_of(batch * FRESH + index / SIZE, index % SIZE);
         }
     }
 
     __device__ __forceinline__ void leave(tile_t* rows) const
     {
         #pragma unroll
-        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
-            rows[element_of_turn<FRESH * NEW>(turn)] = tile_t(value[turn]);
+        for (int turn = 0; turn < TURNS; ++turn) {
+            int index = element_of_turn<FRESH * SIZE>(turn);
+            rows[index / SIZE * NEW + index % SIZE] = tile_t(value[turn]);
         }
     }
 
-    __device__ __forceinline__ void write(tile_t* k, tile_t* v) const
+    __device__ __forceinline__ void write(tile_t* pool) const
     {
         #pragma unroll
-        for (int turn = 0; turn < turns_of(FRESH * NEW); ++turn) {
-            int column = element_of_turn<FRESH * NEW>(turn) % NEW;
+        for (int turn = 0; turn < TURNS; ++turn) {
             if (place[turn] >= 0) {
-                tile_t* keys = k + place[turn] * K_ROW + column;
-                *(column < HEAD_SIZE ? keys : v + place[turn] * V_ROW + column - HEAD_SIZE) = tile_t(value[turn]);
+                pool[place[turn] * STEP + element_of_turn<FRESH * SIZE>(turn) % SIZE] = tile_t(value[turn]);
             }
         }
     }
@@ -120,15 +129,15 @@ struct OwnRows {
 
 // Lists what this block reads of what is new.
 __device__ __forceinline__ void list_fresh(
-    Fresh* list, int* count, const int* pages, const Share& share, OPERAND_PARAMETERS const Params& p)
+    Fresh* list, int* count, const Share& share, OPERAND_PARAMETERS const Params& p)
 {
     for (int token = int(threadIdx.x); token < TOKENS; token += THREADS) {
         long long row = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
         int page = row < 0 ? -1 : int(row / PAGE_PLACES), place = int(row % PAGE_PLACES);
         bool found = false;
-        for (int own = 0; own < share.tiles(); ++own) {
-            int at = share.tile_position(own) % PAGE; // of the block of positions in its page
-            found |= pages[own] == page && at <= place && place < at + BLOCK;
+        for (int tile = share.first_tile(); tile < share.end_tile(); ++tile) {
+            int at = Share::tile_position(tile) % PAGE; // of the block of positions in its page
+            found |= open_pages()[tile] == page && at <= place && place < at + BLOCK;
         }
         if (found) {
             list[atomicAdd(count, 1)] = {short(token), short(place), page};
@@ -148,41 +157,40 @@ __device__ __forceinline__ void patch(
         if (fresh.page != page || at < 0 || at >= PIECE) {
             continue;
         }
-        unsigned char *keys = slot + at * K_PITCH, *values = slot + K_BYTES + at * V_PITCH;
         for (int column = int(threadIdx.x) % 32; column < NEW; column += 32) {
             int row = fresh.token - batch * FRESH; // another text's where they share the page that is written to
             bool is_own = 0 <= row && row < FRESH;
             tile_t value = is_own ? ahead[row * NEW + column]
                                   : tile_t(fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p));
-            unsigned char* target = column < HEAD_SIZE ? keys + column * 2 : values + (column - HEAD_SIZE) * 2;
-            *reinterpret_cast<tile_t*>(target) = value;
+            int own = column < HEAD_SIZE ? column : column - HEAD_SIZE;
+            uint target = column < HEAD_SIZE ? chunk_place<K_PITCH>(at, own / 8) : K_BYTES + chunk_place<V_PITCH>(at, own / 8);
+            *reinterpret_cast<tile_t*>(slot + target + own % 8 * 2) = value;
         }
         changed = true;
         __syncwarp();
     }
     if (changed) {
+#ifdef BULK
+        publish_to_copies(); // the slot is copied to again
+#endif
         __syncwarp();
     }
 }
 #endif
 
-// Has neighbouring rows of keys or values brought to the level-2 cache.
-template <int STEP>
-__device__ __forceinline__ void ask_for_piece(const tile_t* source)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(PIECE * STEP * 2) : "memory");
+#ifdef BULK
+#define MAP_PARAMETERS const __grid_constant__ TensorMap k_rows, const __grid_constant__ TensorMap v_rows,
+#else
+#define MAP_PARAMETERS
 #endif
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
-    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    MAP_PARAMETERS PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    extern __shared__ __align__(1024) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
-    __shared__ int pages[OWN_TILES];
 #if FRESH
     __shared__ Fresh fresh[TOKENS];
     __shared__ int fresh_count;
@@ -202,17 +210,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         wait_for_previous_grid();
     }
     clear_queries(queries);
-    Share share(list_open(states, batch, group, p));
+#ifdef BULK
+    __shared__ __align__(8) unsigned long long barriers[WARPS * DEPTH];
+    auto barrier = [&](int turn) { return shared_address(barriers + warp * DEPTH + turn % DEPTH); };
+    if (int(threadIdx.x) % 32 < DEPTH) {
+        make_barrier(barrier(int(threadIdx.x) % 32));
+    }
+#endif
+    auto page_of_tile = [&](int tile) { return int(page_of(0, 0, batch, tile * BLOCK / PAGE, PAGE_ARGUMENTS p)); };
+    Share share(list_open(states, batch, group, p, Pages<decltype(page_of_tile)>{page_of_tile}));
     if (share.nobodys) {
         if (CLUSTER > 1) {
             wait_for_cluster();
         }
         return;
     }
-    for (int own = int(threadIdx.x); own < share.tiles(); own += THREADS) {
-        pages[own] = int(page_of(0, 0, batch, share.tile_position(own) / PAGE, PAGE_ARGUMENTS p));
-    }
-    __syncthreads();
     if (EARLY && !FRESH) { // else nobody has written to the pages but this kernel
         wait_for_previous_grid();
     }
@@ -221,47 +233,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     auto copy = [&](int turn) {
         if (share.has(turn)) {
             int position = share.position(turn), count = LENGTH - position;
-            long long page = pages[share.tile(turn)], within = position % PAGE;
+            long long page = share.page(turn), within = position % PAGE;
+#ifdef BULK
+            if (int(threadIdx.x) % 32 == 0) {
+                int row = int((page * K_PAGE + group * p.k_head) / K_ROW + within); // of keys and of values
+                uint target = shared_address(slot(turn));
+                arrive_and_expect(barrier(turn), SLOT_BYTES);
+                #pragma unroll
+                for (int panel = 0; panel < QK_WIDTH / 64; ++panel) {
+                    copy_box(target + panel * PANEL, k_rows, barrier(turn), panel * 64, row);
+                }
+                #pragma unroll
+                for (int panel = 0; panel < V_WIDTH / 64; ++panel) {
+                    copy_box(target + K_BYTES + panel * PANEL, v_rows, barrier(turn), panel * 64, row);
+                }
+            }
+#else
             copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), k + page * K_PAGE + within * K_ROW, count);
             copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, v + page * V_PAGE + within * V_ROW, count);
+#endif
         }
+#ifndef BULK
         commit_copies();
+#endif
     };
     #pragma unroll 1
     for (int turn = 0; turn < DEPTH; ++turn) {
         copy(turn);
-    }
-    for (int number = int(threadIdx.x) % 32; number < SOON * 2; number += 32) {
-        int turn = DEPTH + number / 2;
-        if (share.has(turn)) {
-            long long page = pages[share.tile(turn)], within = share.position(turn) % PAGE;
-            if (number % 2 == 0) {
-                ask_for_piece<K_ROW>(k + page * K_PAGE + within * K_ROW);
-            } else {
-                ask_for_piece<V_ROW>(v + page * V_PAGE + within * V_ROW);
-            }
-        }
     }
     Scores added = {};
     if (share.has(0)) {
         load_mask(added, mask, share.position(0), share.is_masked(0), p);
     }
 #if FRESH
-    OwnRows own_rows;
-    own_rows.find(batch, OPERAND_ARGUMENTS p);
-    list_fresh(fresh, &fresh_count, pages, share, OPERAND_ARGUMENTS p);
+    OwnRows<HEAD_SIZE, K_ROW> own_keys;
+    OwnRows<VALUE_SIZE, V_ROW> own_values;
+    own_keys.find(batch, OPERAND_ARGUMENTS p);
+    own_values.find(batch, OPERAND_ARGUMENTS p);
+    list_fresh(fresh, &fresh_count, share, OPERAND_ARGUMENTS p);
     if (EARLY) {
         wait_for_previous_grid();
     }
-    own_rows.compute(batch, group, OPERAND_ARGUMENTS p);
+    auto key_of = [&](int token, int column) { return key_value(0, token, group, column, OPERAND_ARGUMENTS p); };
+    auto value_of = [&](int token, int column) { return value_value(0, token, group, column, OPERAND_ARGUMENTS p); };
+    own_keys.compute(batch, key_of);
+    own_values.compute(batch, value_of);
 #endif
     OwnQueries own;
     compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
     leave_queries(queries, own);
 #if FRESH
-    own_rows.leave(rows_ahead);
+    own_keys.leave(rows_ahead);
+    own_values.leave(rows_ahead + HEAD_SIZE);
     if (share.is_first()) {
-        own_rows.write(k, v);
+        own_keys.write(k);
+        own_values.write(v);
     }
 #endif
     __syncthreads();
@@ -271,10 +297,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     load_queries(query, queries);
     for (int turn = 0; share.has(turn); ++turn) {
         Scores score;
+#ifdef BULK
+        wait_for_phase(barrier(turn), turn / DEPTH & 1);
+#else
         wait_for_copies<DEPTH - 1>();
+#endif
         __syncwarp();
 #if FRESH
-        patch(slot(turn), fresh, fresh_count, rows_ahead, pages[share.tile(turn)], share.position(turn), batch, group,
+        patch(slot(turn), fresh, fresh_count, rows_ahead, share.page(turn), share.position(turn), batch, group,
               OPERAND_ARGUMENTS p);
 #endif
         multiply_keys(score, query, slot(turn));
@@ -286,7 +316,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         __syncwarp();
         copy(turn + DEPTH);
     }
+#ifndef BULK
     wait_for_copies<0>();
+#endif
     if (share.has(0)) {
         leave_rows(rows, ring, parts, 1.0f, lane_column);
     }

@@ -3,8 +3,13 @@
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
+#ifdef BULK // panels of 128 bytes of all positions, chunks of 16 bytes permuted by exclusive or
+constexpr int K_PITCH = 128, V_PITCH = 128, PANEL = PIECE * 128;
+constexpr int K_BYTES = QK_WIDTH / 64 * PANEL, SLOT_BYTES = K_BYTES + V_WIDTH / 64 * PANEL;
+#else
 constexpr int K_PITCH = QK_WIDTH * 2 + 16, V_PITCH = V_WIDTH * 2 + 16; // bytes from row to row, so that banks differ
 constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * V_PITCH;
+#endif
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
 static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
 
@@ -131,10 +136,29 @@ __device__ __forceinline__ void load_mask(Scores& added, const mask_t* mask, int
     }
 }
 
+// Where in a piece a chunk of a row lies, and one of an even number of chunks further on.
+template <int PITCH>
+__device__ __forceinline__ uint chunk_place(int row, int chunk)
+{
+#ifdef BULK
+    return row * PITCH + chunk / 8 * PANEL + (chunk % 8 ^ row % 8) * 16;
+#else
+    return row * PITCH + chunk * 16;
+#endif
+}
+__device__ __forceinline__ uint further(uint first, int chunks)
+{
+#ifdef BULK
+    return (first ^ chunks % 8 * 16) + chunks / 8 * PANEL;
+#else
+    return first + chunks * 16;
+#endif
+}
+
 __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& query, const unsigned char* keys)
 {
     int lane = int(threadIdx.x) % 32;
-    uint first = shared_address(keys) + lane % 16 * K_PITCH + lane / 16 * 16;
+    uint first = shared_address(keys) + chunk_place<K_PITCH>(lane % 16, lane / 16);
     Scores odd = {};
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -143,7 +167,7 @@ __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& quer
     #pragma unroll
     for (int d = 0; d < QK_WIDTH / 16; ++d) {
         uint part[4];
-        load_matrices(part, first + d * 32);
+        load_matrices(part, further(first, d * 2));
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             TensorCores<tile_t>::multiply(d % 2 ? odd[set] : score[set], part, query[set][d][0], query[set][d][1]);
@@ -208,7 +232,7 @@ __device__ __forceinline__ uint transposed(uint matrix)
 __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, const unsigned char* values)
 {
     int lane = int(threadIdx.x) % 32;
-    uint first = shared_address(values) + (lane / 16 * 8 + lane % 8) * V_PITCH + lane / 8 % 2 * 16;
+    uint first = shared_address(values) + chunk_place<V_PITCH>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     uint part[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -218,7 +242,7 @@ __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, con
     #pragma unroll
     for (int e = 0; e < V_WIDTH / 16; ++e) {
         uint value[4];
-        load_matrices_transposed(value, first + e * 32);
+        load_matrices_transposed(value, further(first, e * 2));
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             TensorCores<tile_t>::multiply(rows.result[set][e], value, part[set][0], part[set][1]);
