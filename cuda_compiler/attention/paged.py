@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.extensions import TensorMap, cluster_along_x
+from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
@@ -18,7 +18,7 @@ from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
 from cuda_compiler.packing import pack_size
-from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
+from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
@@ -46,9 +46,11 @@ _PAGE_STEP = 64  # positions that a page has a multiple of
 _MAX_TOKENS = 1024  # whose places each block of threads looks at, where it writes new keys and values itself
 _MAX_CLUSTERS = 16  # whose parts of a text the last one puts together
 _SIZES = (1, 2, 4, 8)  # of clusters
+_RESIDENT = 2  # blocks of a multiprocessor where several share a text
+_BUSY = 0.75  # of the multiprocessors
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
 _LONG = 128  # pieces for a block of threads where all multiprocessors have one
-_KEPT_BYTES = 16 * 1024  # shared memory of a block of threads beside its pieces
+_BESIDE_BYTES = 16 * 1024  # shared memory of a block of threads beside its pieces
 
 ATTENTION_PAGED = KernelTemplate(
     "attention_paged",
@@ -59,13 +61,13 @@ ATTENTION_PAGED = KernelTemplate(
     macros=(
         f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE "
         f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS "
-        f"{PAGE_MACROS} BULK?"
+        f"{PAGE_MACROS}"
     ),
-    inputs="queries k v mask sinks? states partial k_rows? v_rows? pages",
+    inputs="queries k v mask sinks? states partial pages",
     threads=lambda macros: 32 * macros["WARPS"],
     shared_bytes=None,
     files=(
-        "mask.cuh tensor_cores.cuh attention_boxes.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
         "attention_cluster.cuh attention_open.cuh"
     ),
     computed="queries pages",
@@ -120,7 +122,6 @@ def _launch(
     del inputs["q"]
     caches = {name: replace(inputs[name], writes=bool(fresh)) for name in ("k", "v")}
     early = blocks.ready and (not fresh or _is_settled(problem, lowering))
-    boxes = {} if not BULK else {"k_rows": _boxes(problem.k, problem.groups), "v_rows": _boxes(problem.v, problem.groups)}
     launch = EarlyLaunch(
         ATTENTION_PAGED,
         grid=(division.clusters * division.cluster, 1, tiles),
@@ -128,7 +129,6 @@ def _launch(
         macros={
             **size_macros(problem),
             **division.macros(),
-            **({"BULK": 1} if BULK else {}),
             "OWN_ROWS": problem.rows,
             "K_ROW": problem.k.strides[2],
             "V_ROW": problem.v.strides[2],
@@ -141,7 +141,7 @@ def _launch(
             "FRESH": problem.rows if fresh else 0,
             "KEPT_T": "tile_t" if fresh else "const tile_t",
         },
-        inputs={**inputs, **caches, **boxes},
+        inputs={**inputs, **caches},
         flops=problem.flops,
         prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
         shared_bytes=division.warps * division.depth * _piece_bytes(problem),
@@ -151,16 +151,6 @@ def _launch(
     reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
     size = min(2, pack_size(group, positions.operands, group.shape[-1]))
     return anchor_launch(launch, anchor_epilogue(reading, positions, size), lowering)
-
-
-def _boxes(operand: Paged, groups: int) -> Argument:
-    """How the copy engine sees keys or values: rows of a position and a head, sixteen of them by 128 bytes a time."""
-    size = operand.shape[3]
-    rows = operand.tensor.layout.size // size
-    return replace(operand.argument, extension=TensorMap(operand.dtype, (size, rows), (size * 2,), (64, _PIECE)))
-
-
-BULK = False
 
 
 def _suits(problem: Attention, block: int) -> bool:
@@ -207,25 +197,26 @@ class _Division:
 
 
 def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bool) -> _Division:
-    """The division: blocks of threads that all run at once."""
+    """The division, as found by trial on one H200: as few blocks of threads for a text as keep multiprocessors busy.
+
+    All of them run at once, with as many pieces on their way in a multiprocessor. One that is alone there has two for
+    each warp, so that one is computed while another arrives.
+    """
     texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // _PIECE
-    warps, resident = (4, 4) if texts > 2 * device.cores else (8, 2)
-    while warps > 1 and warps * _piece_bytes(problem) > (device.core_shared_bytes - _KEPT_BYTES * resident) // resident:
-        warps //= 2
-    held = cluster_cores(device) if in_clusters else {}
-    cluster = max(
-        (n for n in (1, *held) if n in _SIZES and texts * n <= resident * held.get(n, device.cores)), default=1
-    )
+    held = {1: device.cores, **(cluster_cores(device) if in_clusters else {})}
+    sizes = [n for n in _SIZES if n in held and texts * n <= _RESIDENT * held[n]]
+    busy = [n for n in sizes if texts * n >= _BUSY * device.cores]
+    cluster = min(busy) if busy else max(sizes, default=1)
+    resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
+    warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
+    while warps * depth * _piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
+        warps, depth = (warps, 1) if depth > 1 else (warps // 2, 1)
     while cluster > 1 and cluster // 2 * warps >= pieces:
         cluster //= 2
-    most = resident * held.get(cluster, device.cores) // (texts * cluster)
-    if most > 1:
-        alone, enough = _ALONE * cluster * warps, cluster * warps
-    else:
-        alone = enough = _LONG * cluster
-    clusters = min(_MAX_CLUSTERS, ceil_div(pieces, enough)) if pieces > alone else 1
-    clusters = min(clusters, most) if most > 1 else clusters
-    return _Division(warps, 1, resident, cluster, clusters, alone, enough)
+    most = resident * held[cluster] // (texts * cluster)
+    alone, enough = (_ALONE * cluster * warps, cluster * warps) if most > 1 else (_LONG * cluster, _LONG * cluster)
+    clusters = min(ceil_div(pieces, enough), _MAX_CLUSTERS, most if most > 1 else _MAX_CLUSTERS)
+    return _Division(warps, depth, resident, cluster, clusters if pieces > alone else 1, alone, enough)
 
 
 def _piece_bytes(problem: Attention) -> int:

@@ -8,6 +8,13 @@ __device__ __forceinline__ unsigned short* open_blocks()
     return list;
 }
 
+// Pieces at the end of the last open block at which the mask closes all rows; told where any is open.
+__device__ __forceinline__ int& last_closed()
+{
+    __shared__ int pieces;
+    return pieces;
+}
+
 // What is known of each block of positions beside its state, and kept of the open ones: here nothing.
 struct Nothing {
     __device__ __forceinline__ int find(int tile) const { return 0; }
@@ -39,6 +46,9 @@ __device__ __forceinline__ int list_open(
             int place = found + __popc(open & ((1u << lane) - 1));
             open_blocks()[place] = (unsigned short)(tile * 2 + (state == 2));
             beside.keep(place, known);
+            if (place == total - 1) {
+                last_closed() = state == 2 ? 0 : state >> 2;
+            }
         }
         __syncthreads();
     }

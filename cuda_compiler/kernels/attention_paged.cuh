@@ -33,7 +33,7 @@ struct Share {
 
     __device__ __forceinline__ explicit Share(int open)
     {
-        int pieces = open * TILE_PIECES, split = int(blockIdx.x);
+        int pieces = open == 0 ? 0 : open * TILE_PIECES - last_closed(), split = int(blockIdx.x);
         clusters = pieces <= ALONE ? 1 : min(CLUSTERS, (pieces + ENOUGH - 1) / ENOUGH);
         int splits = clusters * CLUSTER;
         nobodys = split >= splits;
@@ -157,38 +157,29 @@ __device__ __forceinline__ void patch(
         if (fresh.page != page || at < 0 || at >= PIECE) {
             continue;
         }
+        unsigned char *keys = slot + at * K_PITCH, *values = slot + K_BYTES + at * V_PITCH;
         for (int column = int(threadIdx.x) % 32; column < NEW; column += 32) {
             int row = fresh.token - batch * FRESH; // another text's where they share the page that is written to
             bool is_own = 0 <= row && row < FRESH;
             tile_t value = is_own ? ahead[row * NEW + column]
                                   : tile_t(fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p));
-            int own = column < HEAD_SIZE ? column : column - HEAD_SIZE;
-            uint target = column < HEAD_SIZE ? chunk_place<K_PITCH>(at, own / 8) : K_BYTES + chunk_place<V_PITCH>(at, own / 8);
-            *reinterpret_cast<tile_t*>(slot + target + own % 8 * 2) = value;
+            unsigned char* target = column < HEAD_SIZE ? keys + column * 2 : values + (column - HEAD_SIZE) * 2;
+            *reinterpret_cast<tile_t*>(target) = value;
         }
         changed = true;
         __syncwarp();
     }
     if (changed) {
-#ifdef BULK
-        publish_to_copies(); // the slot is copied to again
-#endif
         __syncwarp();
     }
 }
 #endif
 
-#ifdef BULK
-#define MAP_PARAMETERS const __grid_constant__ TensorMap k_rows, const __grid_constant__ TensorMap v_rows,
-#else
-#define MAP_PARAMETERS
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
-    MAP_PARAMETERS PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
-    extern __shared__ __align__(1024) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
+    extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
     __shared__ Parts parts;
     __shared__ __align__(16) tile_t queries[SETS * 8 * Q_PITCH];
 #if FRESH
@@ -210,13 +201,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         wait_for_previous_grid();
     }
     clear_queries(queries);
-#ifdef BULK
-    __shared__ __align__(8) unsigned long long barriers[WARPS * DEPTH];
-    auto barrier = [&](int turn) { return shared_address(barriers + warp * DEPTH + turn % DEPTH); };
-    if (int(threadIdx.x) % 32 < DEPTH) {
-        make_barrier(barrier(int(threadIdx.x) % 32));
-    }
-#endif
     auto page_of_tile = [&](int tile) { return int(page_of(0, 0, batch, tile * BLOCK / PAGE, PAGE_ARGUMENTS p)); };
     Share share(list_open(states, batch, group, p, Pages<decltype(page_of_tile)>{page_of_tile}));
     if (share.nobodys) {
@@ -234,28 +218,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         if (share.has(turn)) {
             int position = share.position(turn), count = LENGTH - position;
             long long page = share.page(turn), within = position % PAGE;
-#ifdef BULK
-            if (int(threadIdx.x) % 32 == 0) {
-                int row = int((page * K_PAGE + group * p.k_head) / K_ROW + within); // of keys and of values
-                uint target = shared_address(slot(turn));
-                arrive_and_expect(barrier(turn), SLOT_BYTES);
-                #pragma unroll
-                for (int panel = 0; panel < QK_WIDTH / 64; ++panel) {
-                    copy_box(target + panel * PANEL, k_rows, barrier(turn), panel * 64, row);
-                }
-                #pragma unroll
-                for (int panel = 0; panel < V_WIDTH / 64; ++panel) {
-                    copy_box(target + K_BYTES + panel * PANEL, v_rows, barrier(turn), panel * 64, row);
-                }
-            }
-#else
             copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), k + page * K_PAGE + within * K_ROW, count);
             copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, v + page * V_PAGE + within * V_ROW, count);
-#endif
         }
-#ifndef BULK
         commit_copies();
-#endif
     };
     #pragma unroll 1
     for (int turn = 0; turn < DEPTH; ++turn) {
@@ -297,11 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
     load_queries(query, queries);
     for (int turn = 0; share.has(turn); ++turn) {
         Scores score;
-#ifdef BULK
-        wait_for_phase(barrier(turn), turn / DEPTH & 1);
-#else
         wait_for_copies<DEPTH - 1>();
-#endif
         __syncwarp();
 #if FRESH
         patch(slot(turn), fresh, fresh_count, rows_ahead, share.page(turn), share.position(turn), batch, group,
@@ -316,9 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         __syncwarp();
         copy(turn + DEPTH);
     }
-#ifndef BULK
     wait_for_copies<0>();
-#endif
     if (share.has(0)) {
         leave_rows(rows, ring, parts, 1.0f, lane_column);
     }

@@ -3,13 +3,8 @@
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
-#ifdef BULK // panels of 128 bytes of all positions, chunks of 16 bytes permuted by exclusive or
-constexpr int K_PITCH = 128, V_PITCH = 128, PANEL = PIECE * 128;
-constexpr int K_BYTES = QK_WIDTH / 64 * PANEL, SLOT_BYTES = K_BYTES + V_WIDTH / 64 * PANEL;
-#else
 constexpr int K_PITCH = QK_WIDTH * 2 + 16, V_PITCH = V_WIDTH * 2 + 16; // bytes from row to row, so that banks differ
 constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * V_PITCH;
-#endif
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
 static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
 
@@ -85,22 +80,26 @@ __device__ __forceinline__ void load_queries(Queries& query, const tile_t* queri
     }
 }
 
-// Whether some, or all, rows are open at one of COUNT blocks of positions: 0 for none, 2 for all, else 1.
+// Whether some, or all, rows are open at one of COUNT blocks of positions: 0 for none, 2 for all, else 1 plus four times the
+// pieces at the block's end at which none are.
 template <int COUNT>
 __device__ __forceinline__ int state_of(int block, const unsigned char* states, int batch, int group, const Params& p)
 {
     bool any = block < COUNT, all = (block + 1) * BLOCK <= LENGTH && (!MASK || MASK_STATES);
+    int closed = 0;
 #if MASK && MASK_STATES
     any = false;
+    closed = BLOCK / PIECE - 1;
     #pragma unroll
     for (int head = 0; head < MASK_HEADS; ++head) {
         int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
         int state = block < COUNT ? states[(long long)number * COUNT + block] : 0;
         any |= state != 0;
         all &= state == 2;
+        closed = state == 0 ? closed : min(closed, state == 2 ? 0 : state >> 2);
     }
 #endif
-    return any ? all ? 2 : 1 : 0;
+    return any ? all ? 2 : 1 + 4 * closed : 0;
 }
 
 // Starts copying 16 rows of SIZE elements, and zeros behind them; rows from `count` on are zeros.
@@ -136,29 +135,10 @@ __device__ __forceinline__ void load_mask(Scores& added, const mask_t* mask, int
     }
 }
 
-// Where in a piece a chunk of a row lies, and one of an even number of chunks further on.
-template <int PITCH>
-__device__ __forceinline__ uint chunk_place(int row, int chunk)
-{
-#ifdef BULK
-    return row * PITCH + chunk / 8 * PANEL + (chunk % 8 ^ row % 8) * 16;
-#else
-    return row * PITCH + chunk * 16;
-#endif
-}
-__device__ __forceinline__ uint further(uint first, int chunks)
-{
-#ifdef BULK
-    return (first ^ chunks % 8 * 16) + chunks / 8 * PANEL;
-#else
-    return first + chunks * 16;
-#endif
-}
-
 __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& query, const unsigned char* keys)
 {
     int lane = int(threadIdx.x) % 32;
-    uint first = shared_address(keys) + chunk_place<K_PITCH>(lane % 16, lane / 16);
+    uint first = shared_address(keys) + lane % 16 * K_PITCH + lane / 16 * 16;
     Scores odd = {};
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -167,7 +147,7 @@ __device__ __forceinline__ void multiply_keys(Scores& score, const Queries& quer
     #pragma unroll
     for (int d = 0; d < QK_WIDTH / 16; ++d) {
         uint part[4];
-        load_matrices(part, further(first, d * 2));
+        load_matrices(part, first + d * 32);
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             TensorCores<tile_t>::multiply(d % 2 ? odd[set] : score[set], part, query[set][d][0], query[set][d][1]);
@@ -232,7 +212,7 @@ __device__ __forceinline__ uint transposed(uint matrix)
 __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, const unsigned char* values)
 {
     int lane = int(threadIdx.x) % 32;
-    uint first = shared_address(values) + chunk_place<V_PITCH>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    uint first = shared_address(values) + (lane / 16 * 8 + lane % 8) * V_PITCH + lane / 8 % 2 * 16;
     uint part[SETS][2];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) {
@@ -242,7 +222,7 @@ __device__ __forceinline__ void add_values(Rows& rows, const Scores& weight, con
     #pragma unroll
     for (int e = 0; e < V_WIDTH / 16; ++e) {
         uint value[4];
-        load_matrices_transposed(value, further(first, e * 2));
+        load_matrices_transposed(value, first + e * 32);
         #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             TensorCores<tile_t>::multiply(rows.result[set][e], value, part[set][0], part[set][1]);
