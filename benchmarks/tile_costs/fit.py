@@ -118,7 +118,7 @@ FAMILIES: Mapping[str, _Family] = {
         BulkTiling,
         lambda tiling, tile, costs, *rest: bulk_clocks(tiling, costs, *rest),
         lambda each: (each.rows, each.columns, each.turns, each.splits),
-        ("launch", "whole_rounds", "store", "add", "add_result"),
+        ("launch", "whole_rounds", "step", "store", "add", "add_result", "memory_bytes", "cache_bytes"),
         fractions=("whole_rounds",),
     ),
 }

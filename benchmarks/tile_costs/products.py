@@ -78,7 +78,7 @@ class Timed:
 def _linears() -> list[Timed]:
     """The products of a layer of a language model of 1.5 billion parameters, of prompts of several lengths."""
     sizes = [(17920, 1536), (1536, 8960), (2048, 1536), (1536, 1536)]
-    return [Timed((m, k), (n, k)) for m in (32, 128, 512, 2048) for n, k in sizes]
+    return [Timed((m, k), (n, k)) for m in (32, 64, 128, 512, 2048) for n, k in sizes]
 
 
 def _convolutions() -> list[Timed]:

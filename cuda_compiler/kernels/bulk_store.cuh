@@ -58,8 +58,8 @@ __device__ __forceinline__ void take_group(float (&taken)[4][4], const Sums& sum
 __device__ __forceinline__ void finish(
     const Sums& sums, const Ring& ring, const Work& work, int warp, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int lane = int(threadIdx.x % 32), col = work.col + lane % 4 * 8;
-    int row = work.row + (TURNS ? 0 : warp / 4 * GROUP_ROWS) + warp % 4 * 16 + lane / 4;
+    int lane = int(threadIdx.x % 32), col = work.col + group_col(warp / 4) + lane % 4 * 8;
+    int row = work.row + group_row(warp / 4) + warp % 4 * 16 + lane / 4;
     constexpr int AHEAD = TURNS ? 0 : 1; // of two warpgroups that take turns, the other hides the latency
     GroupOperands found[AHEAD + 1];
     if (AHEAD) {
@@ -99,8 +99,8 @@ __device__ __forceinline__ void finish(
     #pragma unroll 2
     for (int group = split + SPLITS * warp; group < ALL; group += SPLITS * 8) {
         int owner = group / OWN, inside = group % OWN;
-        int row = work.row + owner / 4 * GROUP_ROWS + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
-        int col = work.col + inside % GROUPS * 32 + lane % 4 * 8;
+        int row = work.row + group_row(owner / 4) + inside / GROUPS * 64 + owner % 4 * 16 + lane / 4;
+        int col = work.col + group_col(owner / 4) + inside % GROUPS * 32 + lane % 4 * 8;
         GroupOperands found;
         fetch_group(found, row, col, EPILOGUE_ARGUMENTS p);
         float sum[4][4] = {};
@@ -122,7 +122,7 @@ __device__ __forceinline__ void finish(
 __device__ __forceinline__ void multiply_and_store(
     const Ring& ring, int group, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int warp = int(threadIdx.x) / 32 % 4, first_row = TURNS ? 0 : group * GROUP_ROWS;
+    int warp = int(threadIdx.x) / 32 % 4;
     Turn turn;
     int number = 0;
     if (TURNS && group == 1) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void multiply_and_store(
             continue;
         }
         Sums sums;
-        multiply_steps(sums, ring, turn, group, first_row, work.count);
+        multiply_steps(sums, ring, turn, group, work.count);
         finish(sums, ring, work, group * 4 + warp, out, EPILOGUE_ARGUMENTS p);
     }
 }

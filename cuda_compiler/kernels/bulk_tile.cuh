@@ -1,10 +1,17 @@
 // A tile of a matrix product whose operands the copy engine brings: TILE_M x TILE_N results, 64 of the common dimension at a
 // time, STAGES of them on their way into shared memory. Two warpgroups multiply; with TURNS each has tiles of its own, else
-// they share the rows of one.
-constexpr int THREADS = 384, GROUP_ROWS = TURNS ? TILE_M : TILE_M / 2, STEPS_M = GROUP_ROWS / 64, GROUPS = TILE_N / 32;
+// they share the rows of one, or the columns where there are no more rows than one multiplies.
+constexpr bool SHARED_COLUMNS = TILE_M == 64 && !TURNS;
+constexpr int GROUP_ROWS = TURNS || SHARED_COLUMNS ? TILE_M : TILE_M / 2, GROUP_COLUMNS = SHARED_COLUMNS ? TILE_N / 2 : TILE_N;
+constexpr int THREADS = 384, STEPS_M = GROUP_ROWS / 64, GROUPS = GROUP_COLUMNS / 32;
 constexpr int A_BYTES = TILE_M * 128, B_BYTES = TILE_N * 128, STAGE_BYTES = A_BYTES + B_BYTES;
-static_assert(TILE_N % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
+constexpr int A_COPIED = COPIED_ROWS * 128; // of a matrix of fewer rows than a tile; sums of other rows are stored nowhere
+static_assert(GROUP_COLUMNS % 32 == 0 && GROUP_ROWS % 64 == 0, "whole groups of lines");
 static_assert(SPLITS == 1 || !TURNS, "blocks of a cluster add one tile");
+
+// Where the results of a warpgroup begin in a tile.
+__device__ __forceinline__ int group_row(int group) { return TURNS || SHARED_COLUMNS ? 0 : group * GROUP_ROWS; }
+__device__ __forceinline__ int group_col(int group) { return SHARED_COLUMNS ? group * GROUP_COLUMNS : 0; }
 
 // Barriers of the operands in shared memory: when they are there, and when they are no longer needed.
 struct Ring {
@@ -69,7 +76,7 @@ __device__ __forceinline__ void copy_b(const Ring& ring, int stage, const Tensor
 
 // A warpgroup's results: blocks of 16 x 8 a warp.
 struct Sums {
-    float at[STEPS_M][TILE_N / 8][4];
+    float at[STEPS_M][GROUP_COLUMNS / 8][4];
 };
 
 // Lets the other warpgroup begin with its tile. Until then it must not look at the ring: its barriers tell phases only from
@@ -79,12 +86,13 @@ __device__ __forceinline__ void wait_for_turn(int group) { synchronize(1 + group
 
 // Multiplies the steps of one share of the work.
 __device__ __forceinline__ void multiply_steps(
-    Sums& sums, const Ring& ring, Turn& turn, int group, int first_row, int count)
+    Sums& sums, const Ring& ring, Turn& turn, int group, int count)
 {
     if (TURNS) {
         wait_for_turn(group);
     }
-    uint64 a = matrix_descriptor(ring.a(0) + first_row * 128), b = matrix_descriptor(ring.b(0));
+    uint64 a = matrix_descriptor(ring.a(0) + group_row(group) * 128);
+    uint64 b = matrix_descriptor(ring.b(0) + group_col(group) * 128);
     int before = 0;
     for (int step = 0; step < count; ++step) {
         wait_for_phase(ring.full(turn.stage), turn.parity);

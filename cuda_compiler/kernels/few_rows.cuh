@@ -1,5 +1,5 @@
-// Products of up to 8 rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o, k].
-// The matrix is the operand of 16 rows, vectors are its columns. Four lanes read a row side by side, eight numbers each, a
+// Products of a few rows by a matrix that is read once, on tensor cores: result[v, o] = sum of vector[v, k] * matrix[o, k].
+// The matrix is the operand of 16 rows, vectors are its columns, in groups of eight. Four lanes read a row side by side, eight numbers each, a
 // span: what a lane loads is its part of two products as it lies, since k is permuted alike for both operands. The warps of
 // CLUSTER blocks share TILES times 16 rows, a tile, each with neighbouring spans, DEPTH of which are on their way, the first
 // ones before the grid ahead of this one has finished. Grid: clusters with tiles in turns in x. Block: 256.
@@ -8,7 +8,8 @@ constexpr int CHUNK = 8, WORDS = CHUNK / 2, SPAN = 4 * CHUNK, SPANS = (COMMON + 
 constexpr int SPANS_EACH = (SPANS + WARPS * CLUSTER - 1) / (WARPS * CLUSTER); // of a warp
 constexpr int ROUNDS = (SPANS_EACH + DEPTH - 1) / DEPTH;
 constexpr bool WHOLE = COMMON % SPAN == 0, EVEN = SPANS == SPANS_EACH * WARPS * CLUSTER && SPANS_EACH % DEPTH == 0;
-constexpr int COLUMNS = 8, CHAINS = TILES == 1 ? 2 : 1;  // of products that do not wait for each other
+constexpr int GROUPS = (VECTORS + 7) / 8, COLUMNS = 8 * GROUPS;
+constexpr int CHAINS = TILES * GROUPS == 1 ? 2 : 1;  // of products that do not wait for each other
 constexpr bool WHOLE_VECTORS = PROLOGUE || CLUSTER == 1; // in shared memory; else what the spans of this block meet
 constexpr int STAGED_SPANS = WHOLE_VECTORS ? SPANS : WARPS * SPANS_EACH;
 constexpr int VECTOR_ROW = STAGED_SPANS * SPAN + (STAGED_SPANS * SPAN % 64 == 32 ? 0 : 32); // neighbours in other banks
@@ -78,20 +79,23 @@ struct Stream {
     }
 };
 
-typedef float Sums[TILES][4]; // in the register layout of mma.m16n8k16
+typedef float Sums[GROUPS][TILES][4]; // in the register layout of mma.m16n8k16
 
-// Adds the products of a span. `vectors` is the lane's part of the first vector there.
+// Adds the products of a span. `vectors` is the lane's part of the first span of the vectors that it has of each group.
 __device__ __forceinline__ void multiply_span(
-    Sums (&sum)[CHAINS], const uint (&word)[SIDES][WORDS], const vector_t* vectors, int first)
+    Sums (&sum)[CHAINS], const uint (&word)[SIDES][WORDS], const vector_t* const (&vectors)[GROUPS], int first)
 {
-    Pack<uint, WORDS> x = load_pack<WORDS>(reinterpret_cast<const uint*>(vectors + first));
     #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-        const uint(&upper)[WORDS] = word[tile * 2], (&lower)[WORDS] = word[tile * 2 + 1];
+    for (int group = 0; group < GROUPS; ++group) {
+        Pack<uint, WORDS> x = load_pack<WORDS>(reinterpret_cast<const uint*>(vectors[group] + first));
         #pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const uint numbers[4] = {upper[side * 2], lower[side * 2], upper[side * 2 + 1], lower[side * 2 + 1]};
-            TensorCores<vector_t>::multiply(sum[side % CHAINS][tile], numbers, x[side * 2], x[side * 2 + 1]);
+        for (int tile = 0; tile < TILES; ++tile) {
+            const uint(&upper)[WORDS] = word[tile * 2], (&lower)[WORDS] = word[tile * 2 + 1];
+            #pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const uint numbers[4] = {upper[side * 2], lower[side * 2], upper[side * 2 + 1], lower[side * 2 + 1]};
+                TensorCores<vector_t>::multiply(sum[side % CHAINS][group][tile], numbers, x[side * 2], x[side * 2 + 1]);
+            }
         }
     }
 }
@@ -189,8 +193,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
     stage_vectors(staged, vector, staged_first, p);
 #endif
     __syncthreads();
-    int column = lane / 4 < VECTORS ? lane / 4 : 0; // behind the last vector they have another one's numbers, unread
-    const vector_t* vectors = staged + column * VECTOR_ROW + (first_span - staged_first) * SPAN + quad * CHUNK;
+    const vector_t* vectors[GROUPS];
+    #pragma unroll
+    for (int group = 0; group < GROUPS; ++group) { // behind the last vector they have another one's numbers, unread
+        int column = group * 8 + lane / 4 < VECTORS ? group * 8 + lane / 4 : 0;
+        vectors[group] = staged + column * VECTOR_ROW + (first_span - staged_first) * SPAN + quad * CHUNK;
+    }
     if (CLUSTER > 1) {
         wait_for_cluster();
     }
@@ -221,10 +229,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_rows(
         float* part = floats + turn % TURNS * PART;
         float* mine = part + warp * COLUMNS * PART_ROW + quad * 2 * PART_ROW + lane / 4;
         #pragma unroll
-        for (int found = 0; found < TILES * 4; ++found) {
-            int at = found / 4, index = found % 4;
-            float other = CHAINS == 2 ? sum[CHAINS - 1][at][index] : 0.0f;
-            mine[index % 2 * PART_ROW + at * 16 + index / 2 * 8] = sum[0][at][index] + other;
+        for (int found = 0; found < GROUPS * TILES * 4; ++found) {
+            int group = found / 4 / TILES, at = found / 4 % TILES, index = found % 4;
+            float other = CHAINS == 2 ? sum[CHAINS - 1][group][at][index] : 0.0f;
+            mine[(group * 8 + index % 2) * PART_ROW + at * 16 + index / 2 * 8] = sum[0][group][at][index] + other;
         }
         __syncthreads();
         float* gathered = floats + GATHERED_AT + turn * GATHERED;

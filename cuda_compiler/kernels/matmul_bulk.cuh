@@ -1,13 +1,13 @@
 // Matrix products on compute capability 9.0: a[m, k] by b[k, n], lines of both along k. One warp asks the copy engine for
 // tiles, two warpgroups multiply what is there. With TURNS each of them has a tile of its own, and one stores while the other
-// multiplies; else they share the rows of one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
+// multiplies; else they share one. Blocks stay and walk over the tiles. SPLITS parts of k have a block each,
 // which form a cluster; such blocks compute one tile.
 //
 // Lines of b come in groups of 32, ordered by its map so that a thread's results, two of every eight columns for the tensor
 // cores, are eight neighbours of a row.
 
 // Where a thread has few results, registers are left to blocks of the kernel ahead, beside which this one can then begin.
-constexpr bool LEAN = STEPS_M * TILE_N <= 160;
+constexpr bool LEAN = STEPS_M * GROUP_COLUMNS <= 160;
 constexpr int MOST_THREADS = LEAN ? 512 : THREADS, COPY_REGISTERS = LEAN ? 56 : 24, PRODUCT_REGISTERS = LEAN ? 160 : 240;
 
 // What the copying thread does. With B_CONSTANT nothing before this grid writes what b holds.
@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_operands(
         Work work(tile, p);
         ahead = min(work.count, STAGES);
         for (int step = 0; step < ahead; ++step) {
-            arrive_and_expect(ring.full(step), STAGE_BYTES);
+            arrive_and_expect(ring.full(step), A_COPIED + B_BYTES);
             copy_b(ring, step, b, work, step);
         }
     }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void copy_operands(
         for (int step = 0; step < work.count; ++step) {
             if (ahead == 0) {
                 wait_for_phase(ring.empty(turn.stage), turn.parity);
-                arrive_and_expect(ring.full(turn.stage), STAGE_BYTES);
+                arrive_and_expect(ring.full(turn.stage), A_COPIED + B_BYTES);
                 copy_b(ring, turn.stage, b, work, step);
             } else {
                 --ahead;

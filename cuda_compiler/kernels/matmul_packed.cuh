@@ -156,7 +156,7 @@ __device__ __forceinline__ void bring_operands(
         publish_to_products();
         synchronize(3, 128);
         if (threadIdx.x == 0) {
-            arrive_and_expect(ring.full(turn.stage), A_BYTES);
+            arrive_and_expect(ring.full(turn.stage), A_COPIED);
         }
         step.next(p);
         turn.next();

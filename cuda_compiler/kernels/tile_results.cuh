@@ -1,8 +1,8 @@
 // How a team of warpgroups stores its tile: from the registers where it was multiplied, columns having been dealt out so that
 // each thread has eight neighbours of a row.
 constexpr int GROUPS = TEAM_THREADS / 128, GROUP_ROWS = WARP_M * 4;
-constexpr int COPY_REGISTERS = TEAMS * GROUPS == 2 && TILE_M > 128 ? 96 : 56; // by the rows whose pixels a thread keeps
-constexpr int PRODUCT_REGISTERS = TEAMS * GROUPS == 2 ? (504 - COPY_REGISTERS) / 16 * 8 : 152;
+constexpr int COPY_REGISTERS = TILE_M > 192 ? 96 : TILE_M > 128 ? 80 : 56; // by the rows whose pixels a thread keeps
+constexpr int PRODUCT_REGISTERS = ((TEAMS * GROUPS == 2 ? 504 : 512) - COPY_REGISTERS) / (TEAMS * GROUPS * 8) * 8;
 constexpr int OTHER_REGISTERS = TEAMS * GROUPS == 2 ? 60 : 40; // of a thread, beside its results and what it fetches for them
 static_assert(TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "registers of a multiprocessor: 504 or 512 for four threads");
 static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has whole rows of a tile of its own");

@@ -25,14 +25,14 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["MATMUL_BULK", "bulk_epilogue", "bulk_options", "lower_bulk", "bulk_values", "rows_argument"]
 __all__ += ["suits_bulk"]
 
-_ROWS = 65  # fewer are what one warpgroup multiplies at a time
+_ROWS = 9  # fewer are for kernels of few rows, or of threads that copy
 _GROUP = 32  # columns whose lines are ordered together
 _TAKEN = 8  # neighbours of a row that a thread has
 
 MATMUL_BULK = KernelTemplate(
     "matmul_bulk",
     params="int m, n, k, tiles_m, tiles_n",
-    macros="TILE_M TILE_N STAGES TURNS SPLITS PANEL B_CONSTANT",
+    macros="TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL B_CONSTANT",
     inputs="a b",
     shared_bytes=None,
     files="tensor_cores.cuh warpgroups.cuh bulk_copies.cuh bulk_tile.cuh bulk_store.cuh",
@@ -83,10 +83,10 @@ def lower_bulk(
         MATMUL_BULK,
         grid=(tiling.blocks(tiles_m * tiles_n, lowering.device), tiling.splits, 1),
         values=bulk_values(found, tiling),
-        macros={**tiling.macros(), "B_CONSTANT": int(found.b.is_constant)},
+        macros={**tiling.macros(found.m), "B_CONSTANT": int(found.b.is_constant)},
         inputs={"a": rows_argument(found, tiling, unit), "b": _columns_argument(found, tiling, unit)},
         flops=2 * prod(found.shape) * found.a.operand.shape[-1],
-        text=warpgroup_product(tiling.columns, multiplied),
+        text=warpgroup_product(tiling.group_columns, multiplied),
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
@@ -102,7 +102,7 @@ def bulk_values(found: Product, tiling: BulkTiling) -> dict[str, int]:
 def rows_argument(found: Product, tiling: BulkTiling, unit: DType) -> Argument:
     """How the copy engine sees the left matrix."""
     a, row = found.a, found.a.along * unit.size
-    box = LINE, tiling.rows
+    box = LINE, tiling.copied_rows(found.m)
     return replace(a.argument, extension=TensorMap(unit, (found.k, found.m), (row,), box))
 
 

@@ -11,13 +11,15 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, kept_candidates, offers
 from cuda_compiler.tiles.tiling import BULK, Asked
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS
+from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate, best_candidates
-from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.device_model import DeviceModel, scaling
 
 __all__ = ["BulkCosts", "BulkTile", "BulkTiling", "bulk_candidates", "bulk_clocks", "bulk_costs", "bulk_tilings"]
 
 _LINE_BYTES, _BARRIER_BYTES = 128, 16
 _PANEL = 16  # tiles along m that follow each other before the next ones along n
+_ROWS_TOGETHER = 8  # in shared memory, of the pattern that tensor cores expect
 _LEAST_STAGES = 2  # one is copied while another is multiplied
 
 
@@ -26,9 +28,9 @@ class BulkTile:
     """A tile that may be chosen.
 
     Attributes:
-        rows, columns: Size of a tile along m and n.
+        rows, columns: Size of a tile along m and n; those of 64 rows are for products that have no more.
         turns: Whether the two multiplying warpgroups have a tile each, so that one stores while the other multiplies;
-            else they share the rows of one.
+            else they share the rows of one, or the columns of one of 64 rows.
         splits: Parts of k, each for a block of its own, which form a cluster and add what they have. Such blocks
             compute one tile and take no turns.
     """
@@ -65,19 +67,29 @@ class BulkTiling(BulkTile):
         """Dynamic shared memory of a block: operands and barriers."""
         return self.stages * ((self.rows + self.columns) * _LINE_BYTES + _BARRIER_BYTES)
 
+    def copied_rows(self, m: int) -> int:
+        """Rows of a left matrix of m that are copied for a tile: what lies behind the last ones counts for nothing."""
+        return min(self.rows, ceil_div(m, _ROWS_TOGETHER) * _ROWS_TOGETHER)
+
     def tiles(self, m: int, n: int) -> tuple[int, int]:
         """Tiles along m and n."""
         return ceil(m / self.rows), ceil(n / self.columns)
+
+    @property
+    def group_columns(self) -> int:
+        """Columns that a warpgroup multiplies at a time."""
+        return self.columns // 2 if self.rows == WARPGROUP_ROWS and not self.turns else self.columns
 
     def blocks(self, tiles: int, device: DeviceModel) -> int:
         """Blocks to launch for each part of k: where they stay, one a multiprocessor at the most."""
         return tiles if self.splits > 1 else min(device.cores, tiles)
 
-    def macros(self) -> dict[str, object]:
-        """What the kernel's file expects."""
+    def macros(self, m: int) -> dict[str, object]:
+        """What the kernel's file expects, for a left matrix of m rows."""
         return {
             "TILE_M": self.rows,
             "TILE_N": self.columns,
+            "COPIED_ROWS": self.copied_rows(m),
             "STAGES": self.stages,
             "TURNS": int(self.turns),
             "SPLITS": self.splits,
@@ -93,16 +105,22 @@ class BulkCosts:
         tiles: What may be chosen.
         launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
         whole_rounds: How much a round that does not fill the device costs, of what it leaves idle.
+        step: Clocks that a step along k takes at the least.
         store: Clocks for a result.
         add, add_result: Clocks for blocks to wait for each other, and to add a result.
+        memory_bytes: Bytes of the right matrix that arrive from memory a clock.
+        cache_bytes: Bytes of both that all multiprocessors get from the level-2 cache a clock.
     """
 
     tiles: tuple[BulkTile, ...]
     launch: float
     whole_rounds: float
+    step: float
     store: float
     add: float
     add_result: float
+    memory_bytes: float = scaling("memory_a_clock")
+    cache_bytes: float = scaling("cache_a_clock")
 
 
 def bulk_costs(device: DeviceModel) -> BulkCosts:
@@ -117,7 +135,8 @@ def bulk_candidates(asked: Asked, device: DeviceModel) -> Iterator[Candidate[Bul
     steps, costs = ceil(asked.k / LINE), bulk_costs(device)
     for tile in costs.tiles:
         tiling = BulkTiling.of(tile, device)
-        if tiling.stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
+        suits = (tile.rows == WARPGROUP_ROWS) == (asked.m <= WARPGROUP_ROWS)
+        if suits and tiling.stages >= _LEAST_STAGES and (tile.splits == 1 or tile.splits * 2 <= steps):
             clocks = bulk_clocks(tiling, costs, asked, device)
             yield Candidate(BULK, tiling, device.microseconds(clocks), WARPGROUPS)
 
@@ -145,7 +164,11 @@ def bulk_clocks(
     average = max(1.0, asked.tiles(tiling.rows, tiling.columns) * tiling.splits / cores)
     rounds = costs.whole_rounds * ceil(average) + (1 - costs.whole_rounds) * average
     results = tiling.rows * tiling.columns
-    products = costs.launch + rounds * ceil(ceil(asked.k / LINE) / tiling.splits) * max(_step(tiling), least_step)
+    step = max(_step(tiling), costs.step, least_step)
+    steps = rounds * ceil(ceil(asked.k / LINE) / tiling.splits)
+    sides = min(tiling.rows, asked.m) + tiling.columns
+    copied = 2 * asked.tiles(tiling.rows, tiling.columns) * sides * asked.k / costs.cache_bytes
+    products = costs.launch + max(steps * step, copied, 2 * asked.n * asked.k / costs.memory_bytes)
     if tiling.turns:
         return products + 2 * costs.store * results  # the last tile's alone, by half of the warps
     added = costs.add + costs.add_result * results if tiling.splits > 1 else 0
@@ -155,5 +178,5 @@ def bulk_clocks(
 def _step(tiling: BulkTiling) -> float:
     """Clocks of a step along k: shared memory takes and gives a line a clock, tensor cores multiply 32 lines by one."""
     written = tiling.rows + tiling.columns
-    read = tiling.rows / WARPGROUP_ROWS * (WARPGROUP_ROWS + tiling.columns)
+    read = tiling.rows * tiling.columns / tiling.group_columns + tiling.rows / WARPGROUP_ROWS * tiling.columns
     return max(written + read, tiling.rows * tiling.columns / 32)

@@ -32,7 +32,7 @@ from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["FEW_ROWS", "few_rows_options", "is_quicker", "loads_rows"]
 
-_MAX_ROWS, _CHUNK = 8, 8  # vectors; neighbours of a lane
+_MAX_ROWS, _MAX_COMPUTED, _CHUNK = 16, 8, 8  # vectors, those that each block computes, and neighbours of a lane
 _THREADS = 32 * WARPS
 _PREFIX = "v"
 _COMPUTED_BYTES = 80 * 1024  # of shared memory, where each block computes the rows
@@ -72,6 +72,7 @@ def work_of(found: Product) -> Work | None:
     left, right = found.a, found.b
     few = 1 < found.m <= _MAX_ROWS and found.batches == 1 and found.k > 0 and found.n > 0
     is_computed = isinstance(left.operand, Computed)
+    few = few and (not is_computed or found.m <= _MAX_COMPUTED)
     if not few or left.dtype not in (FLOAT16, BFLOAT16) or found.k % _CHUNK:
         return None
     if not is_computed and (type(left.operand) is not Operand or not left.has_chunks(_CHUNK, found.k, True)):

@@ -33,7 +33,7 @@ class FewRowsCosts:
         core_bytes: Bytes that a multiprocessor gets a clock at the most.
         product: Of a multiprocessor, for a span of a warp: two products, and the load of their part.
         tile: To put the parts of a block's warps together, and store them.
-        share: To put those of a cluster's blocks together, beside that.
+        share: To put those of a cluster's blocks together, beside that, for each tile.
         start: From the start of a launch to its first request, and from its last result to the next launch.
         in_tiles: The part of the memory's bandwidth that kernels of tiles get, whose models have matrices in the cache.
     """
@@ -67,6 +67,11 @@ class Work:
     def spans(self) -> int:
         """Parts of a row that four lanes read side by side."""
         return ceil_div(self.k, _SPAN)
+
+    @property
+    def groups(self) -> int:
+        """Sets of eight vectors, which tensor cores multiply at a time."""
+        return ceil_div(self.rows, 8)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class FewRows:
     def shared_bytes(self, work: Work, values: int) -> int:
         """Dynamic shared memory of a block whose threads store so many values at a time; as in few_rows.cuh."""
         tile, spans, wide = 16 * self.tiles, self.vector_spans(work), self.tiles > 1
-        parts = (1 if wide else 2) * WARPS * 8 * (tile + 4)
+        parts = (1 if wide else 2) * WARPS * 8 * work.groups * (tile + 4)
         share = ceil_div(tile // values * work.rows, self.cluster)
         gathered = 2 * self.cluster * share * values if self.cluster > 1 else 0
         width = spans * _SPAN
@@ -146,7 +151,7 @@ def _sized(tiles: int, cluster: int, resident: int, work: Work, device: DeviceMo
     spans = sizes.spans_each(work)
     if cluster > 1 and 2 * work.spans <= WARPS * cluster:  # at least half of the warps have something
         return None
-    others = 56 + 4 * tiles + _ROW_REGISTERS * work.is_computed
+    others = 56 + 4 * tiles * work.groups + _ROW_REGISTERS * work.is_computed
     most = (65536 // (32 * WARPS * resident) - others) // (2 * tiles * _WORDS)
     shared = device.core_shared_bytes // resident - 1024
     if most < 1 or sizes.shared_bytes(work, 1) > min(shared, device.shared_bytes if cluster > 1 else _SHARED_BYTES):
@@ -164,16 +169,17 @@ def _clocks(sizes: FewRows, work: Work, costs: FewRowsCosts, device: DeviceModel
     fastest = min(device.memory_a_clock * costs.memory, on_their_way / costs.latency)
     total = sizes.results(work) * sizes.cluster * tile_bytes
     left = of_busiest * tile_bytes - total / device.cores
-    products = sizes.tiles * costs.product  # of a span
+    products = sizes.tiles * work.groups * costs.product  # of a span
     staged = running * work.rows * sizes.vector_spans(work) * _SPAN * 2 / device.cache_a_clock
     late = WARPS * sizes.depth * products / 2  # half of what is on its way
     turns = of_busiest if sizes.resident == 1 else 1  # two blocks do not wait at the same time
-    ending = late + turns * costs.tile + (costs.share if sizes.cluster > 1 else 0)
+    ending = late + turns * costs.tile * work.groups + (of_busiest * costs.share if sizes.cluster > 1 else 0)
     streaming = max(total / fastest + left / costs.core_bytes, of_busiest * WARPS * spans * products)
     return costs.start + costs.latency + staged + streaming + ending
 
 
 def _tiles_of_busiest(sizes: FewRows, work: Work, clusters: int, device: DeviceModel) -> int:
-    """Tiles that the blocks of the busiest multiprocessor have together."""
-    results, cores = sizes.results(work), max(1, device.cores // sizes.cluster)
+    """Tiles that the blocks of the busiest multiprocessor have together: clusters fill one before the next."""
+    results = sizes.results(work)
+    cores = device.cores if sizes.cluster == 1 else ceil_div(clusters, sizes.resident)
     return sum(ceil_div(results - first, clusters) for first in range(0, clusters, cores))

@@ -13,7 +13,6 @@ from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.bulk import MATMUL_BULK, bulk_epilogue, bulk_values, rows_argument, suits_bulk
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates, bulk_clocks, bulk_costs
 from cuda_compiler.products.grouped_matvec import (
-    MAX_ROWS,
     argument_of,
     part_macros,
     part_rows,
@@ -43,14 +42,15 @@ from npu_compiler.tensor.trace import Map, TracedTensor
 __all__ = ["MATMUL_PACKED", "loads_packed", "packed_options"]
 
 _KEPT = Kept(close=1.1, most=2)
+_LEAST_ROWS = 65  # for fewer, making the numbers takes longer than what they are read for
 _UNIT, _ACCESS = 32, 16  # codes that a thread has of a line, and bytes that it loads at a time
 
 MATMUL_PACKED = KernelTemplate(
     "matmul_packed",
     params=f"{MATMUL_BULK.params}, matrix_row, scale_row, zero_row, bias_row",
     macros=(
-        "TILE_M TILE_N STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS SCALE_GROUP "
-        "ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
+        "TILE_M TILE_N COPIED_ROWS STAGES TURNS SPLITS PANEL vector_t scale_t zero_t bias_t codebook_t BITS GROUP ROWS "
+        "SCALE_GROUP ZERO_GROUP BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES"
     ),
     inputs="a matrix scales zeros biases entries",
     shared_bytes=None,
@@ -67,7 +67,7 @@ def loads_packed(group: Group, position: int, operand: Operand) -> bool:
     if isinstance(left.operand, Dequantised | GroupedCodes) or left.dtype not in (FLOAT16, BFLOAT16):
         return False
     found = problem.with_operand(position, operand)
-    many = found.m > MAX_ROWS and suits_bulk(found) and are_along_k(found) and left.has_chunks(8, found.k, True)
+    many = found.m >= _LEAST_ROWS and suits_bulk(found) and are_along_k(found) and left.has_chunks(8, found.k, True)
     whole = operand.group >= found.k or operand.group % _UNIT == 0
     aligned = not any(number % _ACCESS for number in (found.b.along, operand.offset))
     fits = operand.bits in (4, 8) and 8 % operand.zero_bits == 0 and found.k % _UNIT == 0 and whole and aligned
@@ -169,7 +169,7 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
         grid=(tiling.blocks(values["tiles_m"] * values["tiles_n"], lowering.device), 1, 1),
         values={**values, "matrix_row": found.b.along, **part_rows(codes)},
         macros={
-            **tiling.macros(),
+            **tiling.macros(found.m),
             **part_macros(codes, found.a.dtype),
             "GROUP": codes.group,
             "vector_t": CUDA.storage[found.a.dtype.name],
@@ -183,7 +183,7 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
             "entries": argument_of(codes.codebook, codes),
         },
         flops=found.flops,
-        text=warpgroup_product(tiling.columns, found.a.dtype.name),
+        text=warpgroup_product(tiling.group_columns, found.a.dtype.name),
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )

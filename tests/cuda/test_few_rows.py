@@ -90,6 +90,8 @@ FORCED: list[tuple[Linear, torch.dtype, FewRows]] = [
     (Linear(5, 84, 768, "gated"), HALF, FewRows(1, 1, 2, 2)),
     (Linear(8, 70, 2048, "gated"), BFLOAT, FewRows(2, 2, 1, 2)),
     (Linear(2, 70, 320, "norm ahead"), HALF, FewRows(4, 1, 1, 1)),
+    (Linear(16, 50, 520), HALF, FewRows(1, 1, 2, 2)),
+    (Linear(11, 70, 1032, "gated"), BFLOAT, FewRows(2, 2, 2, 1)),
 ]
 """Among them tiles in turns, clusters whose last blocks have less to do, and rows that end within a span."""
 
@@ -146,7 +148,7 @@ def test_kernels_compile(architecture: int, force: Any) -> None:
 
 WORKS = [
     Work(rows, outputs, k, is_computed)
-    for rows in (2, 8)
+    for rows in (2, 8, 16)
     for outputs, k in ((2048, 1536), (1536, 8960), (151936, 1536), (17, 64))
     for is_computed in (False, True)
 ]
