@@ -1,7 +1,7 @@
-"""Attention of few rows over keys and values in pages, as in a decode step of many texts: parts of so many positions.
+"""Attention of few rows over keys and values in pages, as in a decode step of many texts: clusters share a text.
 
-However long each text is, a block of threads has a part of it, so that all finish together. Queries may be computed by
-the kernel itself.
+How a text is divided depends on its own length alone. Queries, and keys and values that are written to pages, may be
+computed by the kernel itself.
 """
 
 from __future__ import annotations
