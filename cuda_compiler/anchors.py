@@ -5,6 +5,7 @@ from __future__ import annotations
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.maps import map_macros
 from cuda_compiler.packing import epilogue
+from cuda_compiler.short_codes import shortened
 from cuda_compiler.skeleton import KERNELS
 from npu_compiler.artifact.plan import KernelCall
 from npu_compiler.lowering.anchors import Epilogue
@@ -12,6 +13,7 @@ from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
+from npu_compiler.records import changed
 
 __all__ = ["anchor_epilogue", "anchor_launch", "single_launch"]
 
@@ -31,8 +33,10 @@ def single_launch(launch: Launch, group: Group, lowering: Lowering) -> KernelCal
 
 def anchor_epilogue(group: Group, found: Positions, size: int) -> Epilogue:
     """The functions that fetch operands, and that compute and store `size` neighbouring results of a thread."""
-    assert group.anchor is not None
-    values = f"const {CUDA.register(group.anchor.dtype)} (&value)[{size * group.pairs}], "
+    anchor = group.anchor
+    assert anchor is not None
+    group = changed(group, expr=shortened(group.expr))
+    values = f"const {CUDA.register(anchor.dtype)} (&value)[{size * group.pairs}], "
     text = epilogue(group, found, size, _POSITIONS, _NAMES, values)
     macros = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs}
     return Epilogue(group, found, text, macros)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from npu_compiler.dtypes import FLOAT8_E4M3FN
 from npu_compiler.lowering.dialect import Dialect
 
-__all__ = ["CUDA", "FLOAT8_CODE"]
+__all__ = ["CUDA", "FLOAT8_CODE", "NUMBER_OF_BYTE", "PACK_OF_BYTES"]
 
 FLOAT8_CODE = "float8_e4m3_code"
 """The function that makes codes of 8-bit floats (float8_codes.cuh)."""
+NUMBER_OF_BYTE, PACK_OF_BYTES = "number_of_byte", "pack_of_bytes"
+"""The functions that read and make packs of bytes (byte_packs.cuh)."""
 
 CUDA = Dialect(
     storage={
@@ -26,6 +28,11 @@ CUDA = Dialect(
     faults="Fault*",
     functions={
         "quotient": "quotient({0}, {1})",
+        "max": "greater({0}, {1})",
+        "min": "lesser({0}, {1})",
+        "nearest": "nearest({0})",
+        "saturate": "__saturatef({0})",
+        "code": "rounded_code({0}, {1})",
         "bits": "__float_as_int({0})",
         "of_bits": "__int_as_float({0})",
     },

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cuda_compiler.dialect import CUDA
+from cuda_compiler.dialect import CUDA, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.guards import Guard, conditions, is_uniform
+from npu_compiler.dtypes import FLOAT32, INT8, INT32, UINT8
 from npu_compiler.lowering.anchors import function, pointer_arguments, pointer_parameters
 from npu_compiler.lowering.dialect import Printer, is_small
 from npu_compiler.lowering.grouping import Group
@@ -14,7 +15,8 @@ from npu_compiler.lowering.loops import output_argument, scatter_place
 from npu_compiler.lowering.operands import Operands
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.records import changed
-from npu_compiler.tensor.expr import Checked, Expr, Iota, Load, leaves, walk
+from npu_compiler.tensor.expr import Call, Checked, Expr, Iota, Load, leaves, walk
+from npu_compiler.tensor.rounded import by_constant
 
 __all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
 __all__ += ["pack_source", "packed_loads", "with_packs"]
@@ -34,7 +36,7 @@ class PackedLoad:
     storage: str
 
 
-def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> int:
+def pack_size(group: Group, operands: Operands, width: int, axis: int = -1, most: int = PACK_SIZES[0]) -> int:
     """Elements of a pack: the most for which the output, and best all contiguous operands, are aligned; else 1.
 
     Args:
@@ -42,13 +44,15 @@ def pack_size(group: Group, operands: Operands, width: int, axis: int = -1) -> i
         operands: Its operands.
         width: Extent of the dimension that packs run along.
         axis: That dimension, counted from the last.
+        most: Elements that the kernel stores at a time at the most.
     """
     if group.index is not None and any(operands.walks[leaf][axis] for leaf in _leaves(group.index)):
         return 1
     along, outer = _split(operands.walks[None], axis)
     item, offset = group.output.dtype.size, output_argument(group).offset
     outer = [*outer, group.index_stride]
-    fitting = [s for s in PACK_SIZES if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
+    sizes = (*([most] if most > PACK_SIZES[0] else []), *PACK_SIZES)
+    fitting = [s for s in sizes if along == 1 and width % s == 0 and _aligned(outer, offset, s, item)]
     walks = [(load, operands.walks.get(load)) for load in _loads([group.expr])]
     contiguous = [load for load, walk in walks if walk is not None and walk[axis] == 1]
     for wanted in (len(contiguous), sum(not _guarded(operands, load) for load in contiguous)):
@@ -117,6 +121,20 @@ def define_indexed(printer: Printer, packs: Mapping[str, PackedLoad]) -> None:
     for name, load in packs.items():
         if load.leaf.index is not None:
             printer.define(load.leaf, f"{CUDA.register(load.leaf.dtype)}({name}[u])")
+
+
+def define_bytes(printer: Printer, expr: Expr, packs: Mapping[str, PackedLoad], size: int) -> None:
+    """Tells a printer of the numbers, at ``u``, that packs of bytes in `expr` hold, which take no conversion."""
+    bytes_of = {load.leaf: name for name, load in packs.items() if load.leaf.dtype in (INT8, UINT8)}
+    if not bytes_of or size % 4:
+        return
+    for node in walk(expr):
+        number, zero = by_constant(node, "sub") or (node, 0)
+        code = number.args[0] if isinstance(number, Call) and number.fn == "cast" else None
+        if number.dtype != FLOAT32 or not isinstance(code, Load) or code not in bytes_of:
+            continue
+        if zero in (range(-128, 128) if code.dtype == INT8 else range(256)):
+            printer.define(node, f"{NUMBER_OF_BYTE}({bytes_of[code]}, u, {int(zero)})")
 
 
 def _is_same(load: Load, operands: Operands, axis: int, size: int, checked: bool) -> bool:
@@ -272,24 +290,35 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs:
     """Statements that compute a pack and store it; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
-    define_indexed(printer, {f"fetched.{name}": load for name, load in packs.items()})
-    result = f"{storage}({printer.value(group.expr)})"
+    fetched = {f"fetched.{name}": load for name, load in packs.items()}
+    define_indexed(printer, fetched)
+    define_bytes(printer, group.expr, fetched, size)
+    in_bytes = group.output.dtype in (INT8, UINT8) and size % 4 == 0
+    result = _low_byte(group.expr, printer) if in_bytes else printer.value(group.expr)
     indices = Printer(CUDA, operands.names)
     place = scatter_place(group, operands.output, indices)
     return [
         *indices.lines,
         f"    {storage}* target = out + {place.address};",
-        f"    Pack<{storage}, {size}> result;",
+        f"    int result[{size}];" if in_bytes else f"    Pack<{storage}, {size}> result;",
         f"    const int first = {inner};",
         "    #pragma unroll",
         f"    for (int u = 0; u < {size}; ++u) {{",
         f"        const int {inner} = first + u;",
         *_result_lines(group),
         *printer.lines,
-        f"        result[u] = {result};",
+        f"        result[u] = {result if in_bytes else f'{storage}({result})'};",
         "    }",
-        f"    {place.condition}store_pack(target, result);",
+        f"    {place.condition}store_pack(target, {f'{PACK_OF_BYTES}<{storage}>(result)' if in_bytes else 'result'});",
     ]
+
+
+def _low_byte(expr: Expr, printer: Printer) -> str:
+    """Text of an integer whose low byte is that of `expr`."""
+    if isinstance(expr, Call) and expr.fn == "code":
+        return CUDA.call(expr.fn, [printer.value(argument) for argument in expr.args], INT32)
+    is_cut = isinstance(expr, Call) and expr.fn == "cast" and expr.args[0].dtype == INT32
+    return printer.value(expr.args[0] if isinstance(expr, Call) and is_cut else expr)
 
 
 def _result_lines(group: Group) -> list[str]:

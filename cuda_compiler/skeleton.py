@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_compiler.dialect import FLOAT8_CODE
+from cuda_compiler.dialect import FLOAT8_CODE, NUMBER_OF_BYTE, PACK_OF_BYTES
 from cuda_compiler.early_launches import EarlyLaunch, kernel_number
 from npu_compiler.artifact.plan import KernelSource
 from npu_compiler.lowering.anchors import Epilogue, KernelWriter, definitions
@@ -11,6 +11,13 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Launch
 
 __all__ = ["KERNELS", "QUIET_CHECK"]
+
+_CALLED = {
+    "checks.cuh": (CHECK,),
+    "float8_codes.cuh": (FLOAT8_CODE,),
+    "byte_packs.cuh": (NUMBER_OF_BYTE, PACK_OF_BYTES),
+}
+"""Files that generated text calls functions of, by name."""
 
 QUIET_CHECK = "quiet_index"
 """As `CHECK`, without a record of the fault (checks.cuh)."""
@@ -29,15 +36,14 @@ class _CUDAKernels(KernelWriter):
         if fused is not None:
             macros = {**fused.macros, **macros}
             own = [fused.text, *(own or ([""] if fused.group.problem is not None else []))]
-        called = {CHECK: "checks.cuh", FLOAT8_CODE: "float8_codes.cuh"}
-        checks = [file for name, file in called.items() if any(name in text for text in own)]
-        after = (*template.files.split(), *launch.files, f"{template.entry}.cuh")
+        checks = [file for file, names in _CALLED.items() if any(name in text for name in names for text in own)]
+        after = [file for file in (*template.files.split(), *launch.files) if file not in checks]
         return KernelSource(
             template.entry,
             *(self.file("common.cuh"), definitions(macros), declaration),
             *map(self.file, (*checks, *before)),
             *(own or [""]),
-            *map(self.file, after),
+            *map(self.file, (*after, f"{template.entry}.cuh")),
         )
 
     def number(self, launch: Launch, source: KernelSource, lowering: Lowering) -> int:

@@ -58,7 +58,7 @@ ATTENTION_CODES = replace(
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
-        "attention_warp.cuh clusters.cuh attention_cluster.cuh attention_share.cuh"
+        "attention_warp.cuh clusters.cuh attention_cluster.cuh attention_open.cuh attention_share.cuh"
     ),
 )
 

@@ -68,7 +68,7 @@ ATTENTION_DECODE = KernelTemplate(
     shared_bytes=None,
     files=(
         "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
-        "attention_cluster.cuh attention_share.cuh"
+        "attention_cluster.cuh attention_open.cuh attention_share.cuh"
     ),
     computed="fresh",
 )

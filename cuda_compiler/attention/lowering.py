@@ -9,7 +9,7 @@ from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
 from cuda_compiler.attention.codes import is_coded, lower_codes, numbers_of_codes, suits_codes
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, has_states, mask_macros, mask_states
-from cuda_compiler.attention.paged import PAGED, lower_paged, suits_fresh
+from cuda_compiler.attention.paged import lower_paged, suits_fresh
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.prefill import is_for_warpgroups, lower_prefill
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
@@ -153,8 +153,8 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     if coded:
         codes = lower_codes(problem, group, lowering, positions, blocks)
         options.insert(0, CallOption(CLUSTERS, (codes,)))
-    elif paged is not None:
-        options.insert(0, CallOption(PAGED, (paged,)))
+    elif paged:
+        options = [*paged, *options]
     elif decode is not None:
         options.insert(0, CallOption(CLUSTERS, (decode,)))
     elif is_for_warpgroups(problem, lowering.device):

@@ -20,6 +20,7 @@ __all__ = ["MASK_MACROS", "MASK_STATES", "MaskBlocks", "has_states", "mask_macro
 
 _MAX_GRID = 65535  # blocks along y and along z
 _THREADS = 128
+_WARP = 32
 _CHUNK_BYTES = 16  # that a thread reads at a time
 
 _PLACES = "mask_batch, mask_head, mask_row, mask_step"
@@ -28,7 +29,7 @@ MASK_MACROS = "mask_t MASK MASK_CLOSED MASK_PERIOD? MASK_STATES"
 MASK_STATES = KernelTemplate(
     "mask_states",
     params=f"int rows, length, heads, {_PLACES}",
-    macros="mask_t MASK_CLOSED STATE_ROWS BLOCK CHUNK",
+    macros="mask_t MASK_CLOSED STATE_ROWS BLOCK CHUNK SIDE_BY_SIDE",
     inputs="mask",
     outputs="states",
     threads=_THREADS,
@@ -109,8 +110,8 @@ def mask_states(
     buffer, is_new = lowering.common_scratch(content, problem.mask.tensor.index, batch * heads * parts * tiles)
     if not is_new:
         return [], Argument(buffer)
-    grid = (tiles, parts, batch * heads)
-    launch = _launch(problem, lowering, problem.mask, Argument(buffer, writes=True), grid, state_rows, block)
+    shape = (tiles, parts, batch * heads)
+    launch = _launch(problem, lowering, problem.mask, Argument(buffer, writes=True), shape, state_rows, block)
     return [launch], Argument(buffer)
 
 
@@ -119,7 +120,7 @@ def _launch(
     lowering: Lowering,
     mask: Operand,
     states: Argument,
-    grid: tuple[int, int, int],
+    shape: tuple[int, int, int],
     state_rows: int,
     block: int,
 ) -> KernelCall:
@@ -127,11 +128,14 @@ def _launch(
     values = {"rows": problem.rows, "length": problem.length, "heads": heads, **problem.strides("mask")}
     most = _CHUNK_BYTES // mask.dtype.size
     chunk = most if mask.has_chunks(most) and block % most == 0 else 1
+    chunks = state_rows * block // chunk
+    side_by_side = _THREADS // (1 << (chunks - 1).bit_length()) if chunks <= _WARP else 1
+    grid = (ceil_div(shape[0], side_by_side), *shape[1:])
     told = mask_macros(problem, block)
     macros = {name: told[name] for name in ("mask_t", "MASK_CLOSED")}
-    macros |= {"STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk}
+    macros |= {"STATE_ROWS": state_rows, "BLOCK": block, "CHUNK": chunk, "SIDE_BY_SIDE": side_by_side}
     launch = Launch(MASK_STATES, grid, values, macros, inputs={"mask": mask.argument}, outputs={"states": states})
-    nbytes = grid[2] * problem.rows * problem.length * mask.dtype.size
+    nbytes = shape[2] * problem.rows * problem.length * mask.dtype.size
     return KERNELS.launch_alone(launch, f"open blocks of {mask.tensor.name}", nbytes, lowering)
 
 

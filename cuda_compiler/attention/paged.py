@@ -1,22 +1,24 @@
-"""Attention of few rows over keys and values in pages, as in a decode step of many texts: parts of so many positions.
+"""Attention of few rows over keys and values in pages, as in a decode step of many texts: clusters share a text.
 
-However long each text is, a block of threads has a part of it, so that all finish together. Queries may be computed by
-the kernel itself.
+How a text is divided depends on its own length alone. Queries, and keys and values that are written to pages, may be
+computed by the kernel itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.vocabulary import architecture
+from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
+from cuda_compiler.devices import cluster_cores, offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.early_launches import EarlyLaunch, is_settled
 from cuda_compiler.packing import pack_size
-from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.dtypes import FLOAT32
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
@@ -36,14 +38,19 @@ __all__ = ["ATTENTION_PAGED", "PAGED", "loads_pages", "lower_paged", "suits_fres
 PAGED = architecture(80)  # copies in the background, products of either half precision
 _MAX_ROWS = 16
 _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight rows
+_MAX_TILES = 4096  # that a block lists, and the pages that they lie in
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 8  # elements between rows in shared memory
-_PART_STEP = 64  # positions that a part has a multiple of
-_SHORT_PART = 128
-_MAX_PART = 512
-_MAX_PARTS = 64
+_PAGE_STEP = 64  # positions that a page has a multiple of
 _MAX_TOKENS = 1024  # whose places each block of threads looks at, where it writes new keys and values itself
+_MAX_CLUSTERS = 16  # whose parts of a text the last one puts together
+_SIZES = (1, 2, 4, 8)  # of clusters
+_RESIDENT = 2  # blocks of a multiprocessor where several share a text
+_BUSY = 0.75  # of the multiprocessors
+_ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
+_LONG = 128  # pieces for a block of threads where all multiprocessors have one
+_BESIDE_BYTES = 16 * 1024  # shared memory of a block of threads beside its pieces
 
 ATTENTION_PAGED = KernelTemplate(
     "attention_paged",
@@ -52,13 +59,17 @@ ATTENTION_PAGED = KernelTemplate(
         "state_head"
     ),
     macros=(
-        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK PART PARTS WARPS DEPTH RESULT_TILES MASK_HEADS "
-        f"{MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
+        f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE "
+        f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS "
+        f"{PAGE_MACROS}"
     ),
     inputs="queries k v mask sinks? states partial pages",
     threads=lambda macros: 32 * macros["WARPS"],
     shared_bytes=None,
-    files="mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh",
+    files=(
+        "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
+        "attention_cluster.cuh attention_open.cuh"
+    ),
     computed="queries pages",
 )
 
@@ -70,13 +81,13 @@ def loads_pages(group: Group, position: int, operand: Operand) -> bool:
         return False
     if operand.fresh is not None and not suits_fresh(problem.with_operand(position, operand)):
         return False
-    return operand.page % _PART_STEP == 0 and operand.page & (operand.page - 1) == 0
+    return operand.page % _PAGE_STEP == 0 and operand.page & (operand.page - 1) == 0
 
 
 def lower_paged(
     problem: Attention, group: Group, lowering: Lowering, positions: Positions, blocks: MaskBlocks
-) -> KernelCall | None:
-    """One launch; None where keys and values lie in no pages, or the kernel does not suit.
+) -> list[CallOption]:
+    """One launch for devices with clusters, and one for others; none where the kernel does not suit.
 
     Args:
         problem: What is to be computed.
@@ -86,29 +97,43 @@ def lower_paged(
         blocks: What each block of the mask does.
     """
     if not isinstance(problem.k, Paged) or not _suits(problem, blocks.positions):
-        return None
-    division, fresh = _divide(problem, lowering.device), _fresh(problem)
-    parts, tiles = ceil_div(problem.length, division.part), problem.batch * problem.groups
-    row_floats = padded(problem.value_size) + 2
-    kept = tiles * parts * problem.shared * problem.rows * row_floats * FLOAT32.size if parts > 1 else 0
+        return []
+    divisions = {CLUSTERS: _divide(problem, blocks.positions, lowering.device, offers(lowering.device, CLUSTERS))}
+    divisions[PAGED] = _divide(problem, blocks.positions, lowering.device, False)
+    if divisions[CLUSTERS] == divisions[PAGED]:
+        del divisions[CLUSTERS]
+    return [
+        CallOption(requires, (_launch(division, problem, group, lowering, positions, blocks),))
+        for requires, division in divisions.items()
+    ]
+
+
+def _launch(
+    division: _Division,
+    problem: Attention,
+    group: Group,
+    lowering: Lowering,
+    positions: Positions,
+    blocks: MaskBlocks,
+) -> KernelCall:
+    fresh, tiles = _fresh(problem), problem.batch * problem.groups
+    kept = tiles * division.kept_floats(problem) * FLOAT32.size
     inputs = bindings(problem, blocks.states, kept, lowering)
     del inputs["q"]
     caches = {name: replace(inputs[name], writes=bool(fresh)) for name in ("k", "v")}
     early = blocks.ready and (not fresh or _is_settled(problem, lowering))
     launch = EarlyLaunch(
         ATTENTION_PAGED,
-        grid=(parts, 1, tiles),
+        grid=(division.clusters * division.cluster, 1, tiles),
         values=ATTENTION_PAGED.values_among(operand_values(problem, problem.rows)),
         macros={
             **size_macros(problem),
+            **division.macros(),
             "OWN_ROWS": problem.rows,
             "K_ROW": problem.k.strides[2],
             "V_ROW": problem.v.strides[2],
             "BLOCK": blocks.positions,
-            "PART": division.part,
-            "PARTS": parts,
-            "WARPS": division.warps,
-            "DEPTH": division.depth,
+            "TILES": ceil_div(problem.length, blocks.positions),
             "RESULT_TILES": tiles,
             "MASK_HEADS": problem.shared if mask_values(problem, problem.rows)["state_head"] else 1,
             **mask_macros(problem, blocks.positions),
@@ -120,6 +145,7 @@ def lower_paged(
         flops=problem.flops,
         prologues={"queries": _computed(problem, lowering), **pages(problem, lowering)},
         shared_bytes=division.warps * division.depth * _piece_bytes(problem),
+        extension=cluster_along_x(division.cluster),
         hurries=early,
     )
     reading = replace(group, problem=problem.with_operand(0, problem.q.in_memory))
@@ -131,7 +157,8 @@ def _suits(problem: Attention, block: int) -> bool:
     rows = problem.shared * problem.rows
     fits = rows <= _MAX_ROWS and ceil_div(rows, 8) * padded(problem.value_size) <= _MAX_WIDTH
     copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
-    return fits and copied and not problem.causal and _PART_STEP % block == 0
+    few = ceil_div(problem.length, block) <= _MAX_TILES
+    return fits and copied and few and not problem.causal and _PAGE_STEP % block == 0
 
 
 @dataclass(frozen=True)
@@ -141,34 +168,55 @@ class _Division:
     Attributes:
         warps: Of a block of threads.
         depth: Pieces that a warp has on their way.
-        part: Positions of a block of threads.
+        resident: Blocks of a multiprocessor.
+        cluster: Blocks of threads that share the positions of a text.
+        clusters: Clusters that do so at the most.
+        alone: Pieces that one cluster computes by itself.
+        enough: Pieces for another cluster.
     """
 
     warps: int
     depth: int
-    part: int
+    resident: int
+    cluster: int
+    clusters: int
+    alone: int
+    enough: int
+
+    def macros(self) -> dict[str, int]:
+        """What the kernel's file is told."""
+        return {name.upper(): value for name, value in asdict(self).items()}
+
+    def kept_floats(self, problem: Attention) -> int:
+        """Numbers that clusters leave in memory for a text and a head of keys; as in attention_cluster.cuh."""
+        if self.clusters == 1:
+            return 0
+        rows = problem.shared * problem.rows
+        chunks = rows * padded(problem.value_size) // 4
+        return self.clusters * (ceil_div(chunks, self.cluster) * 4 + rows * 2) * self.cluster
 
 
-def _divide(problem: Attention, device: DeviceModel) -> _Division:
-    """The division for texts that fill half of their pages, as found by trial on one H200.
+def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bool) -> _Division:
+    """The division, as found by trial on one H200: as few blocks of threads for a text as keep multiprocessors busy.
 
-    Where they leave multiprocessors idle all the same, each warp has one piece. Else parts are as long as keeps two
-    blocks of threads on each, with more pieces on their way than where more blocks than that wait for their turn.
+    All of them run at once, with as many pieces on their way in a multiprocessor. One that is alone there has two for
+    each warp, so that one is computed while another arrives.
     """
-    half = problem.batch * problem.groups * ceil_div(problem.length, 2)
-    if half // _SHORT_PART <= device.cores:
-        return _Division(8, 1, _longer(problem, _SHORT_PART))
-    part = _PART_STEP
-    while part < _MAX_PART and half // part > 2 * device.cores:
-        part *= 2
-    return _Division(4, 3 if half // part <= 2 * device.cores else 2, _longer(problem, part))
-
-
-def _longer(problem: Attention, part: int) -> int:
-    """So many positions, or more where there would be too many parts to put together."""
-    while ceil_div(problem.length, part) > _MAX_PARTS and part < 16 * _PART_STEP:
-        part *= 2
-    return part
+    texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // _PIECE
+    held = {1: device.cores, **(cluster_cores(device) if in_clusters else {})}
+    sizes = [n for n in _SIZES if n in held and texts * n <= _RESIDENT * held[n]]
+    busy = [n for n in sizes if texts * n >= _BUSY * device.cores]
+    cluster = min(busy) if busy else max(sizes, default=1)
+    resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
+    warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
+    while warps * depth * _piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
+        warps, depth = (warps, 1) if depth > 1 else (warps // 2, 1)
+    while cluster > 1 and cluster // 2 * warps >= pieces:
+        cluster //= 2
+    most = resident * held[cluster] // (texts * cluster)
+    alone, enough = (_ALONE * cluster * warps, cluster * warps) if most > 1 else (_LONG * cluster, _LONG * cluster)
+    clusters = min(ceil_div(pieces, enough), _MAX_CLUSTERS, most if most > 1 else _MAX_CLUSTERS)
+    return _Division(warps, depth, resident, cluster, clusters if pieces > alone else 1, alone, enough)
 
 
 def _piece_bytes(problem: Attention) -> int:

@@ -21,11 +21,12 @@ from cuda_compiler.images.image_packing import (
 from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.packing import pack_size
+from cuda_compiler.short_codes import operations_on_codes
 from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling, with_codes
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
-from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.anchors import Epilogue
@@ -47,7 +48,10 @@ _PLAIN_THREADS = 128
 CONV2D = KernelTemplate(
     "conv2d",
     params="int rows, tiles_m",
-    macros=f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE?",
+    macros=(
+        f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE? "
+        "LEFT_UNSIGNED?"
+    ),
     inputs="image weight added_image? added_weight? partial",
     shared_bytes=None,
 )
@@ -115,7 +119,7 @@ def _fits_tiles(conv: Convolution) -> bool:
 
 def _is_coded(conv: Convolution) -> bool:
     """Whether codes of bytes are multiplied; elsewhere the image and the filter are numbers of 16 bits."""
-    return conv.image.dtype == conv.weight.dtype == INT8
+    return conv.weight.dtype == INT8 and conv.image.dtype in (INT8, UINT8)
 
 
 def _summed(conv: Convolution, group: Group) -> list[Convolution]:
@@ -161,13 +165,20 @@ def _tiled_options(
         geometry = _in_units(geometry)
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
-    asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, bytes_of_a_result(conv, group, lowering))
+    moved, operations = bytes_of_a_result(conv, group, lowering), operations_on_codes(group)
+    asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, moved, operations)
     tilings = close_tilings(asked, lowering.device, large)
-    fused = anchor_epilogue(group, found, pack_size(group, found.operands, conv.outputs))
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
-    given = (conv, fused, lowering, image, "\n".join(structs))
-    ways = [option_of(_lower_tiled(*given, tiling), tiling) for tiling in tilings]
+    given = (lowering, image, "\n".join(structs))
+    fused = {
+        most: anchor_epilogue(group, found, pack_size(group, found.operands, conv.outputs, most=most))
+        for most in {tiling.neighbours(group.output.dtype) for tiling in tilings}
+    }
+    ways = [
+        option_of(_lower_tiled(conv, fused[tiling.neighbours(group.output.dtype)], *given, tiling), tiling)
+        for tiling in tilings
+    ]
     if not _is_coded(conv) and fits_overlaps(conv, group, found, lowering.device):
         ways.insert(0, CallOption(WARPGROUPS, (lower_overlaps(conv, group, found, lowering),)))
     return ways
@@ -199,6 +210,8 @@ def _lower_tiled(
     }
     if conv.outside:
         macros["OUTSIDE"] = conv.outside
+    if conv.image.dtype == UINT8:
+        macros["LEFT_UNSIGNED"] = 1
     weight = conv.weight.argument
     inputs = {"image": image, "weight": weight}
     for part in summed[1:]:

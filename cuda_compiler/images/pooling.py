@@ -10,7 +10,7 @@ from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import PACK_SIZES, pack_size
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -27,13 +27,13 @@ POOL2D = KernelTemplate(
     "pool2d",
     params="int groups",
     macros=(
-        "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? TAPS_Y TAPS_X STEP_Y "
-        "STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
+        "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? TAPS_Y TAPS_X "
+        "STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
         "CHANNEL_STRIDE Y_STRIDE X_STRIDE"
     ),
     inputs="image",
     threads=_THREADS,
-    files="pixel_groups.cuh",
+    files="byte_packs.cuh pixel_groups.cuh",
 )
 _PAIR_TYPES = {FLOAT16: '"f16x2"', BFLOAT16: '"bf16x2"'}
 _MAX_UNROLLED = 64  # pixels that a thread's unrolled loops read
@@ -69,6 +69,8 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
         "ADAPTIVE": int(pool.adaptive),
         "DIVISOR": pool.divisor.value,
     }
+    if pool.maximum and image.dtype in (INT8, UINT8) and size % 4 == 0:
+        macros["CODES_FROM"] = 0 if image.dtype == UINT8 else -128
     if pool.maximum and image.dtype in _PAIR_TYPES and size > 1:
         macros["PAIR_TYPE"] = _PAIR_TYPES[image.dtype]
     launch = Launch(

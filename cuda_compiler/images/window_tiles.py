@@ -8,15 +8,17 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import element_functions, pack_size
+from cuda_compiler.short_codes import shortened
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Amount, KernelTemplate, Launch
+from npu_compiler.records import changed
 
 __all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
 __all__ += ["fits_window_tiles", "tiles_of", "window_launch", "window_template"]
@@ -25,6 +27,7 @@ TILE_X, TILE_Y = 8, 16  # results; 8 neighbours are what tensor cores read at a 
 OUTPUTS, GROUP_THREADS = 64, 128
 _CHUNK = 8  # results that are stored together
 _STAGED_BYTES = 2 * OUTPUTS + 16  # of shared memory for a result; neighbours begin in different banks
+_STORED = (FLOAT16, BFLOAT16, INT8, UINT8)
 _LEAST_FILLED = 4  # of so many results of all tiles, one must be in the image
 RESULT_BYTES = TILE_X * TILE_Y * _STAGED_BYTES
 
@@ -39,7 +42,7 @@ def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool
     )
     whole = pack_size(group, found.operands, conv.shape[1]) == _CHUNK
     filled = _LEAST_FILLED * conv.pixels >= tiles_of(conv) * TILE_X * TILE_Y  # which a line does not
-    return conv.weight.is_constant and by_channel and whole and filled and group.output.dtype in (FLOAT16, BFLOAT16)
+    return conv.weight.is_constant and by_channel and whole and filled and group.output.dtype in _STORED
 
 
 def tiles_of(conv: Convolution) -> int:
@@ -103,7 +106,7 @@ def window_launch(
         blocks: Blocks for each 64 output channels.
         columns: Results of one product, whose weights are in registers.
     """
-    group, found = fused
+    group, found = changed(fused[0], expr=shortened(fused[0].expr)), fused[1]
     dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": TILE_X, "TILE_Y": TILE_Y, "STAGED_BYTES": _STAGED_BYTES}
     generated = (

@@ -15,6 +15,17 @@ struct Parts {
 __device__ uint arrivals[RESULT_TILES * CLUSTER];
 #endif
 
+// Gives a block of the cluster what it finishes; a block alone keeps it.
+template <typename T>
+__device__ __forceinline__ void give(T* target, int owner, const T& value)
+{
+#if CLUSTER > 1
+    store_in_cluster(target, owner, value);
+#else
+    *target = value;
+#endif
+}
+
 // Adds up what `busy` warps of the block have, and hands each slice to the block that finishes it.
 __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int rank, int busy)
 {
@@ -26,7 +37,7 @@ __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int
         for (int warp = 0; warp < WARPS; ++warp) {
             sum += warp < busy ? weight[warp] * parts.sum[warp][row] : 0.0f;
         }
-        store_in_cluster(&parts.block[rank][row], owner, make_float2(top, sum));
+        give(&parts.block[rank][row], owner, make_float2(top, sum));
     }
     for (int index = int(threadIdx.x) * 4; index < RESULTS; index += THREADS * 4) {
         int row = index / V_WIDTH, column = index % V_WIDTH;
@@ -43,7 +54,7 @@ __device__ __forceinline__ void hand_over(Parts& parts, unsigned char* ring, int
                 total.w += weight[warp] * part.w;
             }
         }
-        store_in_cluster(&parts.slice[rank][index % SLICE / 4], index / SLICE, total);
+        give(&parts.slice[rank][index % SLICE / 4], index / SLICE, total);
     }
 }
 

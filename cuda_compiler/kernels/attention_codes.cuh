@@ -300,14 +300,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, SETS == 1 ? 2 : 1) attenti
     if (EARLY) {
         hurry_next_grid();
     }
-    announce_to_cluster();
+    if (CLUSTER > 1) {
+        announce_to_cluster();
+    }
     if (!EARLY) {
         wait_for_previous_grid();
     }
     clear_queries(queries);
     Share share(list_open(states, batch, group, p));
     if (share.is_nobodys()) {
-        wait_for_cluster();
+        if (CLUSTER > 1) {
+            wait_for_cluster();
+        }
         return;
     }
     enter_group(k, v, mask, batch, group, p);

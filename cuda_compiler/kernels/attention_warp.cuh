@@ -80,22 +80,26 @@ __device__ __forceinline__ void load_queries(Queries& query, const tile_t* queri
     }
 }
 
-// Whether some, or all, rows are open at one of COUNT blocks of positions: 0 for none, 2 for all, else 1.
+// Whether some, or all, rows are open at one of COUNT blocks of positions: 0 for none, 2 for all, else 1 plus four times the
+// pieces at the block's end at which none are.
 template <int COUNT>
 __device__ __forceinline__ int state_of(int block, const unsigned char* states, int batch, int group, const Params& p)
 {
     bool any = block < COUNT, all = (block + 1) * BLOCK <= LENGTH && (!MASK || MASK_STATES);
+    int closed = 0;
 #if MASK && MASK_STATES
     any = false;
+    closed = BLOCK / PIECE - 1;
     #pragma unroll
     for (int head = 0; head < MASK_HEADS; ++head) {
         int number = masked_as(batch) * p.state_batch + (group * SHARED + head) * p.state_head;
         int state = block < COUNT ? states[(long long)number * COUNT + block] : 0;
         any |= state != 0;
         all &= state == 2;
+        closed = state == 0 ? closed : min(closed, state == 2 ? 0 : state >> 2);
     }
 #endif
-    return any ? all ? 2 : 1 : 0;
+    return any ? all ? 2 : 1 + 4 * closed : 0;
 }
 
 // Starts copying 16 rows of SIZE elements, and zeros behind them; rows from `count` on are zeros.

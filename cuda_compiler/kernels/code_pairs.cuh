@@ -1,5 +1,14 @@
 // Codes of a byte by twos, each two in the place of a 16-bit number: what is copied, and which registers of a warp hold what,
-// is the same. Sums are integers: int8 on tensor cores from compute capability 7.5 on.
+// is the same. Sums are integers: on tensor cores from compute capability 7.5 on, of int8 by int8, or where LEFT_UNSIGNED is
+// defined of uint8 by int8.
+#ifdef LEFT_UNSIGNED
+#define LEFT_KIND "u8"
+typedef uint8 left_code;
+#else
+#define LEFT_KIND "s8"
+typedef int8 left_code;
+#endif
+
 struct CodePair {
     signed char first, second;
 };
@@ -14,7 +23,7 @@ struct TensorCores<CodePair> {
 #if __CUDA_ARCH__ >= 750
         int at[4] = {__float_as_int(sum[0]), __float_as_int(sum[1]), __float_as_int(sum[2]), __float_as_int(sum[3])};
 #if __CUDA_ARCH__ >= 800
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm("mma.sync.aligned.m16n8k32.row.col.s32." LEFT_KIND ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+r"(at[0]), "+r"(at[1]), "+r"(at[2]), "+r"(at[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
@@ -35,7 +44,7 @@ private:
     __device__ static void multiply_eight(int& first, int& second, uint a, uint b)
     {
 #if __CUDA_ARCH__ >= 750
-        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        asm("mma.sync.aligned.m8n8k16.row.col.s32." LEFT_KIND ".s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
             : "+r"(first), "+r"(second)
             : "r"(a), "r"(b));
 #endif
@@ -45,5 +54,6 @@ private:
 template <>
 __device__ __forceinline__ void add_product(float& sum, CodePair left, CodePair right)
 {
-    sum = __int_as_float(__float_as_int(sum) + int(left.first) * right.first + int(left.second) * right.second);
+    int added = int(left_code(left.first)) * right.first + int(left_code(left.second)) * right.second;
+    sum = __int_as_float(__float_as_int(sum) + added);
 }

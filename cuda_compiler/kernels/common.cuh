@@ -45,6 +45,23 @@ struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
     __device__ const T& operator[](int index) const { return at[index]; }
 };
 
+// Of bytes by fours, in words: registers that were copied byte by byte would be taken apart and put together again.
+template <typename T, int COUNT>
+struct alignas(COUNT) ByteWords {
+    uint words[COUNT / 4];
+    __device__ T& operator[](int index) { return reinterpret_cast<T*>(words)[index]; }
+    __device__ const T& operator[](int index) const { return reinterpret_cast<const T*>(words)[index]; }
+};
+#define NPU_PACKS_OF_BYTES(type)                                                                                       \
+    template <>                                                                                                        \
+    struct Pack<type, 4> : ByteWords<type, 4> {};                                                                      \
+    template <>                                                                                                        \
+    struct Pack<type, 8> : ByteWords<type, 8> {};                                                                      \
+    template <>                                                                                                        \
+    struct Pack<type, 16> : ByteWords<type, 16> {};
+NPU_PACKS_OF_BYTES(int8)
+NPU_PACKS_OF_BYTES(uint8)
+
 template <int COUNT, typename T>
 __device__ __forceinline__ Pack<T, COUNT> load_pack(const T* source)
 {
@@ -98,6 +115,38 @@ __device__ __forceinline__ float quotient(float dividend, float divisor)
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
     return dividend * reciprocal;
+}
+
+// The greater and the lesser of two; NaN stays.
+template <typename T>
+__device__ __forceinline__ T greater(T a, T b) { return a > b || a != a ? a : b; }
+template <typename T>
+__device__ __forceinline__ T lesser(T a, T b) { return a < b || a != a ? a : b; }
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ float greater(float a, float b)
+{
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ __forceinline__ float lesser(float a, float b)
+{
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+#endif
+
+// Numbers of at most 2^22 are rounded by an addition, as floats from 2^23 on have no fractions: conversions to integers and
+// roundings take a multiprocessor eight times as long. The bits of the sum then hold the integer.
+constexpr float WHOLE_FLOATS = 12582912.0f; // 1.5 * 2^23
+__device__ __forceinline__ float nearest(float number) { return (number + WHOLE_FLOATS) - WHOLE_FLOATS; }
+
+// The nearest integer, halves to even ones, and a constant; of the result the lower half is right.
+__device__ __forceinline__ int rounded_code(float number, int zero)
+{
+    float sum = zero % 2 == 0 ? number + (WHOLE_FLOATS + float(zero)) : (number + WHOLE_FLOATS) + float(zero);
+    return __float_as_int(sum);
 }
 
 __device__ __forceinline__ float combine_sum(float a, float b) { return a + b; }

@@ -47,6 +47,30 @@ struct Running {
 
     __device__ __forceinline__ float value(int u) const { return float(greatest[u]); }
 };
+#elif defined(CODES_FROM)
+// The greatest code so far, four at a time.
+struct Running {
+    Pack<a_t, STORE_SIZE> greatest;
+
+    __device__ __forceinline__ Running()
+    {
+        #pragma unroll
+        for (int word = 0; word < STORE_SIZE / 4; ++word) {
+            greatest.words[word] = uint(CODES_FROM & 255) * 0x01010101u;
+        }
+    }
+
+    __device__ __forceinline__ void take(const Pack<a_t, STORE_SIZE>& part)
+    {
+        #pragma unroll
+        for (int word = 0; word < STORE_SIZE / 4; ++word) {
+            uint own = greatest.words[word], other = part.words[word];
+            greatest.words[word] = CODES_FROM ? __vmaxs4(own, other) : __vmaxu4(own, other);
+        }
+    }
+
+    __device__ __forceinline__ float value(int u) const { return number_of_byte(greatest, u, 0); }
+};
 #else
 // The greatest or the sum so far.
 struct Running {

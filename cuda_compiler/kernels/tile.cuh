@@ -23,12 +23,14 @@ __device__ __forceinline__ uint tile_offset(uint along, uint k)
 // A thread's number among those that copy.
 __device__ __forceinline__ uint copy_thread() { return threadIdx.x % COPY_THREADS; }
 
-// Which column of the result is multiplied at a position of the second operand's tile. Dealt out in eights to the four lanes
-// that have a row of 32 results between them, where each has two neighbouring positions out of eight.
+// Which column of the result is multiplied at a position of the second operand's tile. Dealt out to the four lanes that have a
+// row between them, where each has two neighbouring positions out of eight: as many neighbours for each as are stored together.
+constexpr int NEIGHBOURS = sizeof(OUT_T) == 1 && TILE_N % 64 == 0 ? 16 : 8, DEAL = 4 * NEIGHBOURS;
 template <bool DEALT>
 __device__ __forceinline__ constexpr int column_at(int position)
 {
-    return DEALT ? position / 32 * 32 + position % 8 / 2 * 8 + position / 8 % 4 * 2 + position % 2 : position;
+    int inside = position % 8 / 2 * NEIGHBOURS + position % DEAL / 8 * 2 + position % 2;
+    return DEALT ? position / DEAL * DEAL + inside : position;
 }
 
 // Copies tiles of an operand whose chunks are contiguous in memory: every thread has one column of them.

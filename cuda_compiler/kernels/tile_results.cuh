@@ -1,28 +1,34 @@
 // How a team of warpgroups stores its tile: from the registers where it was multiplied, columns having been dealt out so that
 // each thread has eight neighbours of a row.
 constexpr int GROUPS = TEAM_THREADS / 128, GROUP_ROWS = WARP_M * 4;
+constexpr bool SHARES_CORE = BLOCKS > 1; // with the next grid's block: registers are limited for that, and not dealt out
 constexpr int COPY_REGISTERS = TILE_M > 192 ? 96 : TILE_M > 128 ? 80 : 56; // by the rows whose pixels a thread keeps
-constexpr int PRODUCT_REGISTERS = ((TEAMS * GROUPS == 2 ? 504 : 512) - COPY_REGISTERS) / (TEAMS * GROUPS * 8) * 8;
+constexpr int DEALT_REGISTERS = ((TEAMS * GROUPS == 2 ? 504 : 512) - COPY_REGISTERS) / (TEAMS * GROUPS * 8) * 8;
+constexpr int PRODUCT_REGISTERS = SHARES_CORE ? 65536 / BLOCKS / THREADS : DEALT_REGISTERS;
 constexpr int OTHER_REGISTERS = TEAMS * GROUPS == 2 ? 60 : 40; // of a thread, beside its results and what it fetches for them
-static_assert(TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "registers of a multiprocessor: 504 or 512 for four threads");
+static_assert(SHARES_CORE || TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "504 or 512 registers for four threads");
 static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has whole rows of a tile of its own");
 
-// A tile of results as a thread sees it: packs of eight neighbours of a row. Of 32 columns each four lanes have a row; where
-// there are 64, they leave half of it to the four lanes that have the next row and take half of that, so that eight lanes
-// store 128 bytes. The first result of a row counts as `base` for the epilogue, whose operands are fetched ahead, as many as
-// there are registers for before the tile is multiplied.
+// A tile of results as a thread sees it: packs of NEIGHBOURS of a row, of which each four lanes have a row. Where eight
+// neighbours are 16 bytes and there are 64 columns, they leave half of it to the four lanes that have the next row and take
+// half of that, so that eight lanes store 128 bytes. The first result of a row counts as `base` for the epilogue, whose
+// operands are fetched ahead, as many as there are registers for before the tile is multiplied. Those that are the same for
+// all rows are held for all columns, or for those of one pack at a time, whose rows then follow each other.
 struct Results {
-    static constexpr bool SHARED_ROWS = TILE_N % 64 == 0;
-    static constexpr int TAKEN = STORE_SIZE * PAIRS, EACH = 8 / TAKEN, PACKS_EACH = TILE_N / 32; // of a step's 8 rows
-    static constexpr int COUNT = STEPS_M * 2 * PACKS_EACH * EACH, COLUMNS_EACH = PACKS_EACH / (SHARED_ROWS ? 2 : 1) * EACH;
+    static constexpr bool WIDE = NEIGHBOURS == 16, SHARED_ROWS = !WIDE && TILE_N % 64 == 0;
+    static constexpr int TAKEN = STORE_SIZE * PAIRS, EACH = NEIGHBOURS / TAKEN;
+    static constexpr int ROWS_EACH = STEPS_M * 2, PACKS_EACH = TILE_N / DEAL, COUNT = ROWS_EACH * PACKS_EACH * EACH;
+    static constexpr int COLUMNS_EACH = PACKS_EACH / (SHARED_ROWS ? 2 : 1) * EACH;
     static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * STEPS_N * 4;
-    static constexpr int FREE_BYTES = FREE_REGISTERS * 4 - COLUMNS_EACH * int(sizeof(FetchedByColumn));
+    static constexpr bool HOLDS_ALL = !WIDE || COLUMNS_EACH * int(sizeof(FetchedByColumn)) <= FREE_REGISTERS * 4;
+    static constexpr int COLUMNS_HELD = HOLDS_ALL ? COLUMNS_EACH : EACH;
+    static constexpr int FREE_BYTES = FREE_REGISTERS * 4 - COLUMNS_HELD * int(sizeof(FetchedByColumn));
     static constexpr int FITTING = FREE_BYTES / int(sizeof(FetchedByElement));
     static constexpr int DEPTH = FITTING < 1 ? 1 : FITTING < COUNT ? FITTING : COUNT;
     const int batch, rows, columns, base;
     const bool lower; // of the two rows that eight lanes share
     int row, col;
-    FetchedByColumn of_column[COLUMNS_EACH];
+    FetchedByColumn of_column[COLUMNS_HELD];
     FetchedByElement of_element[DEPTH];
 
     __device__ __forceinline__ Results(Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
@@ -30,10 +36,10 @@ struct Results {
     {
         int thread = int(threadIdx.x) % 128;
         row = part.row + group * GROUP_ROWS + thread / 32 * 16 + thread % 32 / 4 - (SHARED_ROWS && lower ? 1 : 0);
-        col = (part.col + thread % 4 * 8 + (SHARED_ROWS && lower ? 32 : 0)) / PAIRS;
+        col = (part.col + thread % 4 * NEIGHBOURS + (SHARED_ROWS && lower ? 32 : 0)) / PAIRS;
         #pragma unroll
-        for (int number = 0; number < PACKS_EACH * EACH; ++number) {
-            if (!SHARED_ROWS || number / EACH % 2 == 0) {
+        for (int number = 0; number < COUNT; ++number) {
+            if (is_first_of_column(number) && column_of(number) < COLUMNS_HELD) {
                 fetch_column(number, EPILOGUE_ARGUMENTS p);
             }
         }
@@ -43,20 +49,25 @@ struct Results {
         }
     }
 
+    // A pack's eight rows out of those of its thread, and its columns.
+    static constexpr int step_of(int number) { return WIDE ? number / EACH % ROWS_EACH : number / EACH / PACKS_EACH; }
+    static constexpr int pack_of(int number) { return WIDE ? number / EACH / ROWS_EACH : number / EACH % PACKS_EACH; }
+
     // Which of the packs of operands that are the same for all rows.
-    static constexpr int column_of(int number)
+    static constexpr int column_of(int number) { return pack_of(number) / (SHARED_ROWS ? 2 : 1) * EACH + number % EACH; }
+    static constexpr bool is_first_of_column(int number)
     {
-        return number / EACH % PACKS_EACH / (SHARED_ROWS ? 2 : 1) * EACH + number % EACH;
+        return step_of(number) == 0 && !(SHARED_ROWS && pack_of(number) % 2);
     }
 
     __device__ __forceinline__ int row_of(int number) const
     {
-        int pack = number / EACH, rest = SHARED_ROWS ? pack % 2 : 0;
-        return row + pack / PACKS_EACH / 2 * 64 + pack / PACKS_EACH % 2 * 8 + rest;
+        int step = step_of(number), rest = SHARED_ROWS ? pack_of(number) % 2 : 0;
+        return row + step / 2 * 64 + step % 2 * 8 + rest;
     }
     __device__ __forceinline__ int col_of(int number) const
     {
-        int pack = number / EACH % PACKS_EACH, first = SHARED_ROWS ? pack / 2 * 64 : pack * 32;
+        int pack = pack_of(number), first = SHARED_ROWS ? pack / 2 * 64 : pack * DEAL;
         return col + (first + number % EACH * TAKEN) / PAIRS;
     }
     __device__ __forceinline__ bool is_inside(int number) const
@@ -67,7 +78,8 @@ struct Results {
     __device__ __forceinline__ void fetch_column(int number, EPILOGUE_PARAMETERS const Params& p)
     {
         if (col_of(number) < columns) {
-            of_column[column_of(number)] = fetch_by_column(batch, 0, base + col_of(number), EPILOGUE_ARGUMENTS p);
+            int c = base + col_of(number);
+            of_column[column_of(number) % COLUMNS_HELD] = fetch_by_column(batch, 0, c, EPILOGUE_ARGUMENTS p);
         }
     }
     __device__ __forceinline__ void fetch_element(int number, EPILOGUE_PARAMETERS const Params& p)
@@ -79,11 +91,11 @@ struct Results {
     }
 
     // The results of a pack and, where rows are shared, of the next one.
-    __device__ __forceinline__ void take(float (&value)[2][8], const Accumulator& sum, int pack) const
+    __device__ __forceinline__ void take(float (&value)[2][NEIGHBOURS], const Accumulator& sum, int number) const
     {
-        const int step = pack / PACKS_EACH / 2, upper = pack / PACKS_EACH % 2 * 2, block = pack % PACKS_EACH * 4;
+        const int step = step_of(number) / 2, upper = step_of(number) % 2 * 2, block = pack_of(number) * (DEAL / 8);
         #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < NEIGHBOURS; ++i) {
             value[0][i] = sum.at[step][block + i / 2][upper + i % 2];
             if (SHARED_ROWS) {
                 value[1][i] = sum.at[step][block + 4 + i / 2][upper + i % 2];
@@ -95,12 +107,15 @@ struct Results {
 
     __device__ __forceinline__ void store_all(const Accumulator& sum, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
     {
-        float value[2][8];
+        float value[2][NEIGHBOURS];
         #pragma unroll
         for (int number = 0; number < COUNT; ++number) {
-            const int pack = number / EACH, held = SHARED_ROWS ? pack % 2 : 0;
+            const int held = SHARED_ROWS ? pack_of(number) % 2 : 0;
             if (number % EACH == 0 && held == 0) {
-                take(value, sum, pack);
+                take(value, sum, number);
+            }
+            if (is_first_of_column(number) && column_of(number) >= COLUMNS_HELD) {
+                fetch_column(number, EPILOGUE_ARGUMENTS p);
             }
             if (is_inside(number)) {
                 float part[TAKEN];
@@ -108,7 +123,7 @@ struct Results {
                 for (int i = 0; i < TAKEN; ++i) {
                     part[i] = value[held][number % EACH * TAKEN + i];
                 }
-                Fetched fetched{of_column[column_of(number)], of_element[number % DEPTH]};
+                Fetched fetched{of_column[column_of(number) % COLUMNS_HELD], of_element[number % DEPTH]};
                 store(part, fetched, batch, row_of(number), base + col_of(number), out, EPILOGUE_ARGUMENTS p);
             }
             if (number + DEPTH < COUNT) {

@@ -21,6 +21,12 @@ __device__ __forceinline__ bool is_result(int y, int x)
     return (OUT_HEIGHT % TILE_Y == 0 || y < OUT_HEIGHT) && (OUT_WIDTH % TILE_X == 0 || x < OUT_WIDTH);
 }
 
+// The 16 bits that a result takes there.
+__device__ __forceinline__ uint staged_bits(half result) { return result.bits; }
+__device__ __forceinline__ uint staged_bits(bfloat result) { return result.bits; }
+__device__ __forceinline__ uint staged_bits(uint8 code) { return code; }
+__device__ __forceinline__ uint staged_bits(int8 code) { return uint8(code); }
+
 // Computes the results of some lines of a tile and brings them to shared memory, the channels of each side by side.
 template <int COUNT>
 __device__ __forceinline__ void stage(
@@ -39,7 +45,7 @@ __device__ __forceinline__ void stage(
             bool inside = is_result(result_y, result_x) && (COLUMNS % OUTPUTS == 0 || result_col < COLUMNS);
             int row = inside ? (tile.image * OUT_HEIGHT + result_y) * OUT_WIDTH + result_x : 0;
             OUT_T result = element(sum[i + j / 4][j % 4], 0, row, inside ? result_col : 0, EPILOGUE_ARGUMENTS p);
-            pair[j / 2] = j % 2 ? pair[j / 2] | uint(result.bits) << 16 : uint(result.bits);
+            pair[j / 2] = j % 2 ? pair[j / 2] | staged_bits(result) << 16 : staged_bits(result);
         }
 #if __CUDA_ARCH__ >= 900
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -47,6 +53,21 @@ __device__ __forceinline__ void stage(
                      "r"(pair[0]), "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
                      : "memory");
 #endif
+    }
+}
+
+// Neighbouring results as they are stored: codes of a byte leave the place that each has next to it.
+__device__ __forceinline__ Pack<OUT_T, STORE_SIZE> staged_pack(const unsigned char* from)
+{
+    if constexpr (sizeof(OUT_T) == 1) {
+        static_assert(STORE_SIZE == 8, "16 bytes are read");
+        uint4 words = *reinterpret_cast<const uint4*>(from);
+        Pack<OUT_T, STORE_SIZE> pack;
+        pack.words[0] = __byte_perm(words.x, words.y, 0x6420);
+        pack.words[1] = __byte_perm(words.z, words.w, 0x6420);
+        return pack;
+    } else {
+        return load_pack<STORE_SIZE>(reinterpret_cast<const OUT_T*>(from));
     }
 }
 
@@ -59,9 +80,8 @@ __device__ __forceinline__ void store_results(const unsigned char* staged, Tile 
         int result = round * (GROUP_THREADS / PACKS) + group_thread() / PACKS;
         int y = tile.y + result / TILE_X, x = tile.x + result % TILE_X;
         if (is_result(y, x) && (COLUMNS % OUTPUTS == 0 || col < COLUMNS)) {
-            const OUT_T* from = reinterpret_cast<const OUT_T*>(staged + result * STAGED_BYTES) + channel;
             int row = (tile.image * OUT_HEIGHT + y) * OUT_WIDTH + x;
-            store_pack(out + place(0, row, col, p), load_pack<STORE_SIZE>(from));
+            store_pack(out + place(0, row, col, p), staged_pack(staged + result * STAGED_BYTES + channel * 2));
         }
     }
 }

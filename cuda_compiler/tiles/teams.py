@@ -10,6 +10,7 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.tiles.tiling import TEAMS, Asked, Tiling
 from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
+from npu_compiler.dtypes import DType
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
@@ -44,6 +45,10 @@ class TeamTiling(Tiling):
         """Blocks that stay, each for several tiles."""
         return min(tiles, device.cores * self.blocks)
 
+    def neighbours(self, dtype: DType) -> int:
+        """Of results of a byte a thread stores 16, where four of them have a row of 64."""
+        return 16 if dtype.size == 1 and self.columns % 64 == 0 else super().neighbours(dtype)
+
     def functions(self, dtype: str) -> str:
         return warpgroup_product(self.columns // self.warps_n, dtype)
 
@@ -57,6 +62,7 @@ class TeamTile:
 
     Attributes:
         groups: Warpgroups of a team.
+        blocks: Of a multiprocessor; where it has room for two, that of the next grid is there before this one ends.
         products: 16-bit multiply-adds of a multiprocessor a clock.
     """
 
@@ -66,11 +72,13 @@ class TeamTile:
     teams: int
     stages: int
     products: int
+    blocks: int = 1
 
     @property
     def tiling(self) -> TeamTiling:
         """How a product is cut into such tiles."""
-        return TeamTiling(self.rows, self.columns, LINE, 4 * self.groups, 1, self.stages, blocks=1, teams=self.teams)
+        sizes = self.rows, self.columns, LINE, 4 * self.groups, 1, self.stages
+        return TeamTiling(*sizes, blocks=self.blocks, teams=self.teams)
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,8 @@ class TeamCosts:
         launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
         step: Clocks that a step along k takes at the least.
         store: Clocks of a team for a result.
+        operation: Clocks of a team for each operation on a result that is one of more than `few_operations`.
+        column_rows: How many rows such results would take as long as fetching what is the same for all rows.
         result: Clocks of the multiprocessor for a result, which teams cannot share.
         late_byte: Clocks for a byte that the epilogue reads and that no register waits for.
         held: Results of a thread whose operands are fetched ahead.
@@ -98,6 +108,9 @@ class TeamCosts:
     held: int
     stored_bytes: float
     copy_bytes: float
+    operation: float
+    few_operations: int
+    column_rows: int
 
 
 def team_costs(device: DeviceModel) -> TeamCosts:
@@ -122,6 +135,8 @@ def team_clocks(tiling: TeamTiling, tile: TeamTile, costs: TeamCosts, asked: Ask
     size, steps = tiling.rows * tiling.columns, ceil(asked.k / LINE)
     tiles = asked.tiles(tiling.rows, tiling.columns)
     products, stores = steps * max(costs.step, size * LINE / tile.products), size * costs.store
+    operation = max(0, asked.operations - costs.few_operations) * costs.operation
+    stores += (tiling.rows + costs.column_rows) * tiling.columns * operation
     copies = steps * (tiling.rows + tiling.columns) * LINE * 2 / costs.copy_bytes
     threads = 32 * tiling.warps_m
     late = max(0, size - costs.held * threads) * max(0.0, asked.moved - costs.stored_bytes) * costs.late_byte

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, TypeAlias
 
+from cuda_compiler.packing import PACK_SIZES
+from npu_compiler.dtypes import DType
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
 
@@ -26,6 +28,7 @@ class Asked:
     Attributes:
         m, n, k, batch: Its sizes.
         moved: Bytes that the epilogue reads and stores for each of the product's results.
+        operations: What it computes for each of them.
     """
 
     m: int
@@ -33,6 +36,7 @@ class Asked:
     k: int
     batch: int = 1
     moved: float = 2.0
+    operations: int = 0
 
     def tiles(self, rows: int, columns: int) -> int:
         """Tiles of so many rows and columns."""
@@ -113,6 +117,10 @@ class Tiling:
             "SHARED_BYTES": self.shared_bytes,
             "RESULT_TILES": results,
         }
+
+    def neighbours(self, dtype: DType) -> int:
+        """Results of a data type that a thread may store together."""
+        return PACK_SIZES[0]
 
     def panel(self, tiles_m: int, tiles_n: int, device: DeviceModel) -> int:
         """Tiles along m that should follow each other, so that tiles computed at a time read as little as they can."""

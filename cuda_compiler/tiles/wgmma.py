@@ -10,7 +10,8 @@ __all__ = ["LINE", "WARPGROUP_ROWS", "warpgroup_product"]
 
 LINE = 64  # elements of 16 bits, or pairs of bytes, along k that lie together in shared memory: 128 bytes
 WARPGROUP_ROWS = 64  # that a warpgroup multiplies at a time
-_TYPES = {"float16": "f16", "bfloat16": "bf16", FLOAT8_E4M3FN.name: "e4m3", "int8": "s8"}
+_OF_BYTES = {FLOAT8_E4M3FN.name: "e4m3.e4m3", "int8": "s8.s8", "uint8": "u8.s8"}
+_TYPES = {"float16": "f16.f16", "bfloat16": "bf16.bf16", **_OF_BYTES}
 
 
 @cache  # a model has the same few in many kernels
@@ -28,7 +29,8 @@ def warpgroup_product(
 
     Args:
         columns: Columns of the second operand: a multiple of 8, at most 256.
-        dtype: Data type of both operands: `float16` or `bfloat16`; `int8` or 8-bit floats from shared memory.
+        dtype: Data type of both operands: `float16` or `bfloat16`; `int8` or 8-bit floats from shared memory; `uint8`
+            of such a first operand, where the second one is `int8`.
         name: The function's name; it takes the sums, both operands, and whether the sums are added to.
         a_in_registers: Whether the first operand is four registers of each thread, not in shared memory.
         b_along_columns: Whether lines of the second operand in shared memory run along its columns, not its rows.
@@ -36,7 +38,7 @@ def warpgroup_product(
     blocks = columns // 8
     registers = blocks * 4
     sums = ", ".join(f"%{number}" for number in range(registers))
-    is_integer, in_bytes = dtype == "int8", dtype in ("int8", FLOAT8_E4M3FN.name)
+    is_integer, in_bytes = dtype in ("int8", "uint8"), dtype in _OF_BYTES
     form = '"+r"(reinterpret_cast<int&>(sum[{}][{}]))' if is_integer else '"+f"(sum[{}][{}])'
     outputs = ", ".join(form.format(block, i) for block in range(blocks) for i in range(4))
     if a_in_registers:
@@ -57,7 +59,7 @@ def warpgroup_product(
             "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)",
             '    asm volatile("{.reg .pred adds;\\n"',
             f'                 "setp.ne.b32 adds, %{right + 1}, 0;\\n"',
-            f'                 "wgmma.mma_async.sync.aligned.{shape}.{kind}.{kind} "',
+            f'                 "wgmma.mma_async.sync.aligned.{shape}.{kind} "',
             f'                 "{{{sums}}}, {left}, %{right}, adds{behind};}}"',
             f"                 : {outputs}",
             f'                 : {inputs}, "l"(b), "r"(adds));',

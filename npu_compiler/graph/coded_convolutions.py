@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from npu_compiler.dtypes import FLOAT32, INT8
+from npu_compiler.dtypes import FLOAT32, INT8, UINT8
+from npu_compiler.graph.coded_pooling import pool_codes
 from npu_compiler.graph.rewrite import Match, Replacement, Rule, Scene, apply, pattern
+from npu_compiler.graph.unsigned_codes import count_codes_from_zero
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.ops.coded_convolution import coded_convolution, filter_codes
 from npu_compiler.ops.registry import spelled, traits_of
@@ -38,7 +40,7 @@ def _of_codes(site: Sequence[Match], scene: Scene, multiplies: MultipliesCodes) 
     image, weight = tensors[names[0]], tensors[names[1]]
     groups = root.attrs.get("groups", 1)
     is_image = len(image.shape) == len(weight.shape) == 4 in traits_of(root.op).image_ranks
-    if not is_image or (image.dtype, weight.dtype) != (INT8, INT8) or type(groups) is not int:
+    if not is_image or image.dtype not in (INT8, UINT8) or weight.dtype != INT8 or type(groups) is not int:
         return ""
     if names[1] not in scene.graph.weights or not multiplies(image, weight, groups):
         return ""
@@ -69,4 +71,4 @@ def convolve_codes(graph: IRGraph, multiplies: MultipliesCodes) -> IRGraph:
     variables = ("codes", "scale", "zero_point", "filters", "scales", "zeros", "bias")
     equation = pattern(convolution_of_numbers, variables, ("zeros", "bias"))
     rule = Rule("a convolution of codes", (equation,), partial(_of_codes, multiplies=multiplies))
-    return apply(graph, rule)
+    return apply(pool_codes(count_codes_from_zero(graph)), rule)

@@ -23,6 +23,7 @@ from npu_compiler.lowering.row_alignment import column_step, expands, realign_ro
 from npu_compiler.lowering.value import MAX_READS, Value, is_cheap
 from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Expr, Load, Ref, has_reduce, leaves, reindex, substitute
+from npu_compiler.tensor.rounded import simplified
 from npu_compiler.tensor.symbolic import OpRefusal, Trace
 from npu_compiler.tensor.trace import Anchor, Map, Scatter, TracedTensor
 from npu_compiler.tensor.view import View
@@ -102,6 +103,10 @@ class Group:
     def reads(self) -> tuple[int, ...]:
         """Indices of the tensors it reads from memory, each once."""
         return self._reads
+
+    def times_read(self, index: int) -> int:
+        """As how many operands, and loads of its expressions, it reads a tensor."""
+        return sum(read == index for read in self._each_read())
 
     @cached_property
     def _reads(self) -> tuple[int, ...]:
@@ -348,7 +353,7 @@ class _Grouping:
 
     def _as_epilogue(self, tensor: TracedTensor, value: Value) -> Value | None:
         """`value` as the epilogue of the latest anchor among its operands, if it can be one."""
-        if value.reductions or value.is_full:
+        if value.reductions or value.is_full or self._is_left_to_reader(tensor, value):
             return None
         candidates = set()
         for index in value.reads - self.stored:
@@ -362,6 +367,15 @@ class _Grouping:
             if epilogue is not None:
                 return epilogue
         return None
+
+    def _is_left_to_reader(self, tensor: TracedTensor, value: Value) -> bool:
+        """Whether it is but numbers of codes, which its one reader may make: if anything is stored, then the codes."""
+        users = self.users.get(tensor.index, set())
+        if tensor.index in self.stored or len(users) != 1:
+            return False
+        is_computed = all(isinstance(self.tensors[user].source, Map) for user in users)
+        read = [load.dtype for load in leaves(value.expr)]
+        return is_computed and all(dtype.is_integer and dtype.size < tensor.dtype.size for dtype in read)
 
     def _reader(self, index: int) -> int:
         """The tensor whose kernel computes the tensor `index` in the end; often that is itself."""
@@ -444,4 +458,11 @@ def _needed(tensors: Sequence[TracedTensor], outputs: Collection[int]) -> list[T
 
 
 def _replace_loads(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
-    return substitute(expr, replacements.get) if replacements else expr
+    """`expr` with what stands in place of its loads, in the simplest form that this gives it."""
+    if not replacements:
+        return expr
+
+    def rewritten(node: Expr) -> Expr | None:
+        return simplified(node) if (found := replacements.get(node)) is None else found
+
+    return substitute(expr, rewritten)

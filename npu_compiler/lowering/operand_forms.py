@@ -71,7 +71,8 @@ def with_operand_forms(
         for position, operand in enumerate(current.problem.operands):
             index = operand.tensor.index
             makers = groups.get(index, [])
-            if type(operand) is not Operand or readers.get(index) != 1 or len(makers) != 1:
+            is_alone = readers.get(index) == 1 and group.times_read(index) == 1
+            if type(operand) is not Operand or not is_alone or len(makers) != 1:
                 continue
             forms = _forms(operand, makers[0], index in outputs, position, tensors)
             form = next((form for form in forms if loads(current, position, form)), None)

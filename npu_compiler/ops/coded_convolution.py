@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_compiler.dtypes import FLOAT32, INT8, INT32
+from npu_compiler.dtypes import FLOAT32, INT8, INT32, UINT8
 from npu_compiler.ops.convolution import IMAGES, convolve, filtering, sliding_of
 from npu_compiler.ops.reduction import greatest, least, total
 from npu_compiler.ops.registry import op
@@ -54,7 +54,7 @@ def coded_convolution(
     groups: int = 1,
     outside: int = 0,
 ) -> Tensor:
-    """``sum(input * weight) * factors + terms``: a convolution of int8 images by int8 filters.
+    """``sum(input * weight) * factors + terms``: a convolution of images of int8 or uint8 by int8 filters.
 
     Args:
         input: [N, C, H, W] of codes.
@@ -63,8 +63,8 @@ def coded_convolution(
         stride, padding, dilation, groups: Those of a convolution.
         outside: The code that stands for zero, which lies around the image.
     """
-    if input.dtype != INT8 or weight.dtype != INT8:
-        raise OpRefusal(f"given {input.dtype} and {weight.dtype}, expected codes of int8")
+    if input.dtype not in (INT8, UINT8) or weight.dtype != INT8:
+        raise OpRefusal(f"given {input.dtype} and {weight.dtype}, expected codes of int8 or uint8, and of int8")
     if len(input.shape) != 4 or len(weight.shape) != 4:
         raise OpRefusal(f"given {len(input.shape)} and {len(weight.shape)} dimensions, expected four each")
     sliding = sliding_of(weight.shape[2:], stride, padding, dilation)

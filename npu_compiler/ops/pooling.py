@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
 
-from npu_compiler.dtypes import FLOAT32, INT32, INT64
+from npu_compiler.dtypes import FLOAT32, INT8, INT32, INT64, UINT8, DType
 from npu_compiler.integers import ceil_div
 from npu_compiler.ops.convolution import sizes
 from npu_compiler.ops.padding import along, divided
 from npu_compiler.ops.reduction import first_greatest, greatest, pixel_parts, total
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Work
+from npu_compiler.tensor.expr import Call, Const
 from npu_compiler.tensor.reducing import State, reduce
 from npu_compiler.tensor.symbolic import OpRefusal, Tensor, apply, full, where
 
@@ -73,7 +74,9 @@ class _Windows:
         return {name: tuple(neutral[name] if a < 0 else each[a] for a in axes) for name, each in pairs.items()}
 
 
-def _pool(x: Tensor, reduction: str, out: Sequence[int], windows: _Windows | None) -> Tensor:
+def _pool(
+    x: Tensor, reduction: str, out: Sequence[int], windows: _Windows | None, dtype: DType | None = None
+) -> Tensor:
     """Pools [N, C, ...] of any rank: volumes plane by plane, and then along the depth.
 
     Args:
@@ -81,13 +84,14 @@ def _pool(x: Tensor, reduction: str, out: Sequence[int], windows: _Windows | Non
         reduction: One of `problems.pooling`.
         out: Windows along each dimension.
         windows: How they slide; none for adaptive ones, which their number says.
+        dtype: Of the result; that of `x` where it is not given.
     """
     rank = len(x.shape) - 2
 
     def anchor(image: Tensor, shape: tuple[int, ...], extents: tuple[int, ...], *axes: int) -> Tensor:
         geometry = {} if windows is None else windows.along(*axes)
         return image.trace.anchor(
-            "pool2d", (image,), shape, image.dtype, "image", reduction=reduction, extents=extents, **geometry
+            "pool2d", (image,), shape, dtype or image.dtype, "image", reduction=reduction, extents=extents, **geometry
         )
 
     batch, channels = x.shape[:2]
@@ -169,7 +173,7 @@ def _places(x: Tensor, axes: Sequence[_Axis]) -> Tensor:
     return result.cast(INT64)
 
 
-def _define_max(rank: int) -> None:
+def _define_max(rank: int) -> Callable[..., Tensor]:
     def compute(
         self: Tensor,
         kernel_size: Any,
@@ -197,6 +201,24 @@ def _define_max(rank: int) -> None:
 
     _pooling(f"aten.max_pool{rank}d.default", image_ranks=RANKS[rank])(compute)
     _pooling(f"aten.max_pool{rank}d_with_indices.default", image_ranks=RANKS[rank])(with_indices)
+    return compute
+
+
+@op("rewritten.max_pool_codes.default", work=Work.ANCHOR, images={"input": "image"}, image_ranks=RANKS[2])
+def max_pool_codes(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The greatest of the codes of each window, as `input` has them: [N, C, H, W] of int8 or uint8."""
+    if input.dtype not in (INT8, UINT8) or len(input.shape) != 4:
+        raise OpRefusal(f"given {input.dtype}{list(input.shape)}, expected four dimensions of int8 or uint8")
+    windows = _Windows(input.shape[2:], kernel_size, stride, padding, dilation, ceil_mode)
+    greatest_code = _pool(input, "max", windows.out, windows, FLOAT32)
+    return greatest_code.with_expr(Call("code", (greatest_code.expr, Const(0, INT32)), input.dtype), input.dtype)
 
 
 def _mean_pool(
@@ -287,8 +309,9 @@ def _define_adaptive(rank: int) -> None:
     _pooling(f"aten.adaptive_max_pool{rank}d.default", image_ranks=RANKS[rank])(maximum)
 
 
+_MAXIMA = {rank: _define_max(rank) for rank in RANKS}
+max_pool2d = _MAXIMA[2]
 for _rank in RANKS:
-    _define_max(_rank)
     _define_mean(_rank)
     _define_adaptive(_rank)
 

@@ -20,6 +20,7 @@ from npu_compiler.ops.linear import flops, product
 from npu_compiler.ops.pointwise import round_
 from npu_compiler.ops.registry import op
 from npu_compiler.ops.traits import Term, Work
+from npu_compiler.tensor.rounded import rounded_code
 from npu_compiler.tensor.shapes import OpRefusal, normalize_dim
 from npu_compiler.tensor.symbolic import Number, Tensor, apply, arange
 
@@ -253,6 +254,10 @@ def _codes(
         raise OpRefusal(f"given dtype={made}, expected integers")
     inverse = 1.0 / scale.cast(FLOAT32) if isinstance(scale, Tensor) else 1.0 / scale
     codes = input.cast(FLOAT32) * inverse
+    if isinstance(zero, int) and isinstance(limits[0], int) and isinstance(limits[1], int) and not zero_first:
+        found = rounded_code(codes.expr, zero, (limits[0], limits[1]), made)
+        if found is not None:
+            return codes.with_expr(found, made)
     codes = codes if zero_first else round_(codes)
     if zero is not None:
         codes = codes + (zero.cast(FLOAT32) if isinstance(zero, Tensor) else zero)

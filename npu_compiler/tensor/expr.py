@@ -219,6 +219,9 @@ FUNCTIONS: dict[str, Function] = {
     "floor": Function("floor({0})", np.floor),
     "ceil": Function("ceil({0})", np.ceil),
     "rint": Function("rint({0})", np.rint),  # to the nearest whole number, from halfway to the even one
+    "nearest": Function("rint({0})", np.rint),  # the same of numbers of at most 2^22
+    "code": Function("(int(rint({0})) + {1})", lambda x, zero: np.rint(x) + zero),  # of such numbers, an integer
+    "saturate": Function("({0} > 0 ? {0} < 1 ? {0} : 1 : 0)", lambda x: np.where(x > 0, np.minimum(x, 1), 0)),
     "max": Function("({0} > {1} || {0} != {0} ? {0} : {1})", np.maximum),
     "min": Function("({0} < {1} || {0} != {0} ? {0} : {1})", np.minimum),
     "eq": Function("({0} == {1})", np.equal),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -127,12 +127,14 @@ def run(executor: Executor, given: Mapping[str, torch.Tensor], device: Device) -
 CASES: list[tuple[Sizes, list[list[int]]]] = [
     (Sizes(1, 16), [[0], [15], [127], [128], [1000], [2047]]),
     (Sizes(8, 16), [[0, 63, 64, 127, 128, 700, 1023, -1], [-1] * 8, [2047, 1, 2, 3, 4, 5, 6, 7]]),
+    (Sizes(8, 16), [[14, 15, 16, 31, 32, 47, 48, 79]]),
     (Sizes(3, 4, page=64, size=64, groups=3, shared=1), [[0, 100, 255], [64, -1, 63]]),
     (Sizes(2, 4, page=256, size=96, groups=1, shared=8), [[300, 1023], [255, 256]]),
     (Sizes(2, 2, page=64, size=256, groups=1, shared=4), [[3, 127]]),
     (Sizes(2, 6, size=64, groups=2, shared=4, rows=3), [[5, 700], [127, 128]]),
     (Sizes(64, 16, pages=200), [[(37 * lane) % 400 for lane in range(64)]]),
     (Sizes(4, 64, page=64, pages=100), [[4095, 100, -1, 1000]]),
+    (Sizes(1, 64, pages=70), [[8191], [100], [5000]]),
     (Sizes(1, 16, rows=128), [[127], [300], [2047]]),
     (Sizes(1, 32, page=64, rows=128), [[127], [333]]),
     (Sizes(1, 16, size=64, groups=2, shared=4, rows=40), [[39], [1000]]),
@@ -167,6 +169,28 @@ def test_texts_that_write_to_each_others_pages_see_what_all_have_written(dtype: 
     given["tables"][:] = given["tables"][0].clone()
     given["positions"][:, 0] = torch.tensor([500, 100, 101, 130, 102, 103, 255, 104])
     check(Executor(compiled(sizes, dtype), device), sizes, given, device)
+
+
+@pytest.mark.parametrize("sizes", [Sizes(8, 16), Sizes(1, 64, pages=70)], ids=str)
+def test_what_devices_without_clusters_run_equals_torch(sizes: Sizes, device: Device) -> None:
+    program = compiled(sizes, torch.bfloat16)
+    (choice,) = (step for step in program.main.steps if isinstance(step, CallChoice))
+    assert [option.requires for option in choice.options[:2]] == ["sm_90", "sm_80"]
+    plan = program.main.resolved(lambda choice, kernels: 1)
+    executor = Executor(replace(program, functions={"main": plan}), device)
+    ends = [8191] if sizes.lanes == 1 else [0, 63, 64, 127, 128, 700, 1023, -1]
+    check(executor, sizes, tensors(sizes, torch.bfloat16, ends), device)
+
+
+@BOTH
+def test_a_text_has_the_same_bits_whatever_the_others_are(dtype: torch.dtype, device: Device) -> None:
+    sizes = Sizes(8, 16)
+    executor = Executor(compiled(sizes, dtype), device)
+    together = tensors(sizes, dtype, [700, 63, 64, 127, 128, 0, 1023, -1])
+    alone = {name: tensor.clone() for name, tensor in together.items()}
+    alone["positions"][1:], alone["tables"][1:] = -1, sizes.pages
+    results = [run(executor, given, device)[0][0] for given in (together, alone)]
+    np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("page", [41, 1 << 20, -42], ids=str)

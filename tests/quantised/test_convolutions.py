@@ -57,7 +57,7 @@ def _image(zero: int) -> torch.Tensor:
 def test_codes_are_convolved_as_they_are(zero: int, options: dict[str, Any]) -> None:
     model, image = Coding(zero, **options), _image(zero)
     planned, weights = _planned(model, image)
-    assert any(group.problem is not None and group.problem.operands[0].dtype.name == "int8" for group in planned.groups)
+    assert any(group.problem is not None and group.problem.operands[0].dtype.size == 1 for group in planned.groups)
     (result,) = planned.run({planned.plan.inputs[0].name: image}, weights)
     np.testing.assert_allclose(result, exact_convolution(model.coded, image).numpy(), rtol=2**-9, atol=2**-9)
 
@@ -83,3 +83,60 @@ def test_a_network_of_numbers_has_no_codes() -> None:
     network, image = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3), torch.nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
     graph = read_graph(npu_compiler.extract(network, (image,)).ir)
     assert optimize(graph, multiplies_codes=lambda image, weight, groups: True).nodes == optimize(graph).nodes
+
+
+class Shortcut(torch.nn.Module):
+    """A convolution of codes to which its own image is added, and a convolution that reads what becomes codes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner, self.behind = Coding(-3, padding=1), Coded(torch.nn.Conv2d(6, 4, 1))
+        self.inner.coded = Coded(torch.nn.Conv2d(6, 6, 3, padding=1))
+        self.made = Rounded(0.0, 1.0)
+        self.made.scale, self.made.zero = 2.0**-4, -128
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner.rounded(x)
+        made: torch.Tensor = self.behind(self.made(torch.relu(self.inner.coded(x) + x)))
+        return made
+
+
+def test_what_an_epilogue_reads_too_is_stored() -> None:
+    """The codes of the image are an operand of the convolution and of what follows it."""
+    model = Shortcut()
+    image = (torch.randint(-128, 128, (2, 6, 9, 8), generator=torch.Generator().manual_seed(6)) + 3) * 2.0**-5
+    planned, weights = _planned(model, image)
+    (result,) = planned.run({planned.plan.inputs[0].name: image}, weights)
+    with torch.no_grad():
+        expected = model(image).numpy()
+    assert np.mean(np.abs(result - expected) > 2**-8 * np.abs(expected) + 2**-8) < 0.01
+
+
+def test_codes_from_zero_are_unsigned() -> None:
+    """Those of what a ReLU gives, but neither an output nor codes whose zero is another."""
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 1)).eval()
+    image = torch.randn(1, 3, 8, 8)
+    graph = read_graph(npu_compiler.extract(with_codes(network, image), (image,)).ir)
+    made = optimize(graph, multiplies_codes=lambda image, weight, groups: groups == 1)
+    kinds = [made.tensors[node.outputs[0]].dtype.name for node in made.nodes if ".quantize_per_tensor" in node.op]
+    assert kinds == ["int8", "uint8"]
+    convolutions = [node for node in made.nodes if ".coded_convolution" in node.op]
+    assert [node.attrs["outside"] == 0 for node in convolutions] == [False, True]
+
+
+@pytest.mark.parametrize(("has_relu", "kind"), [(True, "uint8"), (False, "int8")])
+def test_what_is_pooled_is_codes(has_relu: bool, kind: str) -> None:
+    torch.manual_seed(7)
+    layers = [torch.nn.ReLU()] if has_relu else []
+    pooling = torch.nn.MaxPool2d(3, 2, 1)
+    network = torch.nn.Sequential(torch.nn.Conv2d(5, 16, 3), *layers, pooling, torch.nn.Conv2d(16, 8, 1)).eval()
+    image = torch.randn(2, 5, 12, 11)
+    coded = with_codes(network, image)
+    planned, weights = _planned(coded, image)
+    (group,) = (group for group in planned.groups if group.problem is not None and group.problem.kind == "pool2d")
+    assert group.problem is not None
+    assert group.problem.operands[0].dtype.name == group.output.dtype.name == kind
+    (result,) = planned.run({planned.plan.inputs[0].name: image}, weights)
+    with torch.no_grad():
+        np.testing.assert_allclose(result, coded(image).numpy(), rtol=2**-7, atol=2**-5)

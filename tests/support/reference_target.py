@@ -189,7 +189,7 @@ def _pool(pool: Pooling, x: torch.Tensor) -> torch.Tensor:
         return adaptive(x, (pool.shape[2], pool.shape[3]))
     window = (pool.windows.kernel, pool.windows.stride, pool.windows.padding)
     if pool.maximum:
-        return F.max_pool2d(x, *window, pool.windows.dilation)
+        return F.max_pool2d(x if x.is_floating_point() else x.float(), *window, pool.windows.dilation)
     divisor = 1 if pool.divisor is Divisor.ONE else None
     return F.avg_pool2d(x, *window, count_include_pad=pool.divisor is Divisor.PADDED, divisor_override=divisor)
 

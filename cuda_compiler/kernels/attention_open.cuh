@@ -1,0 +1,86 @@
+// Which blocks of positions are open, and how the parts that blocks of threads have of a result are put together.
+constexpr int TILE_PIECES = BLOCK / PIECE;
+
+// The blocks of positions that are open, each times two, plus one where the mask changes nothing.
+__device__ __forceinline__ unsigned short* open_blocks()
+{
+    __shared__ unsigned short list[TILES];
+    return list;
+}
+
+// Pieces at the end of the last open block at which the mask closes all rows; told where any is open.
+__device__ __forceinline__ int& last_closed()
+{
+    __shared__ int pieces;
+    return pieces;
+}
+
+// What is known of each block of positions beside its state, and kept of the open ones: here nothing.
+struct Nothing {
+    __device__ __forceinline__ int find(int tile) const { return 0; }
+    __device__ __forceinline__ void keep(int place, int found) const {}
+};
+
+// Lists the open blocks; gives how many there are. A thread looks at neighbouring ones.
+template <typename Beside = Nothing>
+__device__ __forceinline__ int list_open(
+    const unsigned char* states, int batch, int group, const Params& p, const Beside& beside = Beside())
+{
+    constexpr int EACH = (TILES + THREADS - 1) / THREADS;
+    __shared__ int counts[WARPS];
+    int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, first = int(threadIdx.x) * EACH;
+    int state[EACH], known[EACH], before = 0, all = 0;
+    #pragma unroll
+    for (int index = 0; index < EACH; ++index) {
+        state[index] = state_of<TILES>(first + index, states, batch, group, p);
+        known[index] = beside.find(min(first + index, TILES - 1));
+    }
+    #pragma unroll
+    for (int index = 0; index < EACH; ++index) {
+        uint open = __ballot_sync(0xffffffffu, state[index] != 0);
+        before += __popc(open & ((1u << lane) - 1));
+        all += __popc(open);
+    }
+    if (lane == 0) {
+        counts[warp] = all;
+    }
+    __syncthreads();
+    int total = 0;
+    #pragma unroll
+    for (int other = 0; other < WARPS; ++other) {
+        before += other < warp ? counts[other] : 0;
+        total += counts[other];
+    }
+    #pragma unroll
+    for (int index = 0; index < EACH; ++index) {
+        if (state[index]) {
+            open_blocks()[before] = (unsigned short)((first + index) * 2 + (state[index] == 2));
+            beside.keep(before, known[index]);
+            if (++before == total) {
+                last_closed() = state[index] == 2 ? 0 : state[index] >> 2;
+            }
+        }
+    }
+    __syncthreads();
+    return total;
+}
+
+// Puts together what the warps of all blocks have left, and stores it.
+template <typename Share>
+__device__ __forceinline__ void finish_shares(
+    Parts& parts, unsigned char* ring, const Share& share, int batch, int group, SINK_PARAMETER float* partial, OUT_T* out,
+    EPILOGUE_PARAMETERS const Params& p)
+{
+    int rank = int(blockIdx.x) % CLUSTER;
+    __syncthreads();
+#if CLUSTER > 1
+    wait_for_cluster();
+    hand_over(parts, ring, rank, share.busy_warps());
+    arrive_at_cluster();
+    wait_for_cluster();
+#else
+    hand_over(parts, ring, rank, share.busy_warps());
+    __syncthreads();
+#endif
+    finish_slice(parts, rank, share.clusters, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
+}
