@@ -137,8 +137,9 @@ class Toolchain:
         """`msl.h` as clang keeps it after reading, for sources that are compiled with the same flags."""
         with tempfile.TemporaryDirectory(prefix="software-gpu-") as folder:
             target = Path(folder, "headers")
-            command = [*self.compiler, *self._flags(), *flags, "-o", str(target), "-x", "c++-header", "-"]
-            self._run(command, HEADERS)
+            # The templates that the headers themselves use are made once, not for each kernel.
+            reading = ["-fpch-instantiate-templates", "-x", "c++-header", "-"]
+            self._run([*self.compiler, *self._flags(), *flags, "-o", str(target), *reading], HEADERS)
             return target.read_bytes()
 
     def _small_floats(self) -> tuple[tuple[str, bool], ...]:

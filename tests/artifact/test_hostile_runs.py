@@ -54,7 +54,7 @@ def outcome(artifact: bytes, folder: Path) -> list[str]:
         text=True,
         timeout=SECONDS,
         check=False,
-        env={**os.environ, "NPU_SOFTWARE_GPU_SECONDS": "5"},
+        env={**os.environ, "NPU_SOFTWARE_GPU_SECONDS": "2"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
