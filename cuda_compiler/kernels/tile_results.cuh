@@ -1,12 +1,10 @@
 // How a team of warpgroups stores its tile: from the registers where it was multiplied, columns having been dealt out so that
 // each thread has eight neighbours of a row.
 constexpr int GROUPS = TEAM_THREADS / 128, GROUP_ROWS = WARP_M * 4;
-constexpr bool SHARES_CORE = BLOCKS > 1; // with the next grid's block: registers are limited for that, and not dealt out
 constexpr int COPY_REGISTERS = TILE_M > 192 ? 96 : TILE_M > 128 ? 80 : 56; // by the rows whose pixels a thread keeps
-constexpr int DEALT_REGISTERS = ((TEAMS * GROUPS == 2 ? 504 : 512) - COPY_REGISTERS) / (TEAMS * GROUPS * 8) * 8;
-constexpr int PRODUCT_REGISTERS = SHARES_CORE ? 65536 / BLOCKS / THREADS : DEALT_REGISTERS;
+constexpr int PRODUCT_REGISTERS = ((TEAMS * GROUPS == 2 ? 504 : 512) - COPY_REGISTERS) / (TEAMS * GROUPS * 8) * 8;
 constexpr int OTHER_REGISTERS = TEAMS * GROUPS == 2 ? 60 : 40; // of a thread, beside its results and what it fetches for them
-static_assert(SHARES_CORE || TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "504 or 512 registers for four threads");
+static_assert(TEAMS * GROUPS == 2 || TEAMS * GROUPS == 3, "registers of a multiprocessor: 504 or 512 for four threads");
 static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has whole rows of a tile of its own");
 
 // A tile of results as a thread sees it: packs of NEIGHBOURS of a row, of which each four lanes have a row. Where eight

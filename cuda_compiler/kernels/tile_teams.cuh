@@ -142,14 +142,10 @@ __device__ __forceinline__ void compute_tiles(
     __syncthreads();
     int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
     if (role == TEAMS * GROUPS) {
-        if constexpr (!SHARES_CORE) {
-            leave_registers<COPY_REGISTERS>();
-        }
+        leave_registers<COPY_REGISTERS>();
         copy_tiles(copier, ring, steps);
     } else {
-        if constexpr (!SHARES_CORE) {
-            allow_registers<PRODUCT_REGISTERS>();
-        }
+        allow_registers<PRODUCT_REGISTERS>();
         multiply_tiles(ring, role, steps, rows, columns, out, EPILOGUE_ARGUMENTS p);
     }
 }

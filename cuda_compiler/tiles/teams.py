@@ -62,7 +62,6 @@ class TeamTile:
 
     Attributes:
         groups: Warpgroups of a team.
-        blocks: Of a multiprocessor; where it has room for two, that of the next grid is there before this one ends.
         products: 16-bit multiply-adds of a multiprocessor a clock.
     """
 
@@ -72,13 +71,11 @@ class TeamTile:
     teams: int
     stages: int
     products: int
-    blocks: int = 1
 
     @property
     def tiling(self) -> TeamTiling:
         """How a product is cut into such tiles."""
-        sizes = self.rows, self.columns, LINE, 4 * self.groups, 1, self.stages
-        return TeamTiling(*sizes, blocks=self.blocks, teams=self.teams)
+        return TeamTiling(self.rows, self.columns, LINE, 4 * self.groups, 1, self.stages, blocks=1, teams=self.teams)
 
 
 @dataclass(frozen=True)
