@@ -1,4 +1,7 @@
-"""Maxima of numbers that become codes, as maxima of the codes: rounding keeps the order, and codes are smaller."""
+"""Maxima of numbers that become codes, as maxima of the codes, which are smaller.
+
+Rounding by a scale above zero keeps their order.
+"""
 
 from __future__ import annotations
 
@@ -41,4 +44,5 @@ def _rounding_behind(pooling: OpNode, graph: IRGraph, users: dict[str, list[OpNo
     alone = len(readers) == 1 == len(users[image]) and not {image, pooled} & set(graph.outputs)
     if not alone or len(graph.tensors[image].shape) != 4 or readers[0].op != spelled(quantize_per_tensor):
         return None
-    return readers[0] if graph.tensors[readers[0].outputs[0]].dtype in (INT8, UINT8) else None
+    scale, made = readers[0].attrs.get("scale"), graph.tensors[readers[0].outputs[0]].dtype
+    return readers[0] if isinstance(scale, float) and scale > 0 and made in (INT8, UINT8) else None
