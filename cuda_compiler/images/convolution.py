@@ -44,14 +44,12 @@ __all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d", "multi
 _FEW_OUTPUTS = 8  # in a group: fewer waste most of a tile
 _UNIT_BYTES = 2  # of what tiles count: an element, or two codes of a byte
 _PLAIN_THREADS = 128
+_PAIRS = {INT8: "CodePair", UINT8: "UnsignedPair"}  # of codes of an image, in kernels
 
 CONV2D = KernelTemplate(
     "conv2d",
     params="int rows, tiles_m",
-    macros=(
-        f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE? "
-        "LEFT_UNSIGNED?"
-    ),
+    macros=f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE?",
     inputs="image weight added_image? added_weight? partial",
     shared_bytes=None,
 )
@@ -119,7 +117,7 @@ def _fits_tiles(conv: Convolution) -> bool:
 
 def _is_coded(conv: Convolution) -> bool:
     """Whether codes of bytes are multiplied; elsewhere the image and the filter are numbers of 16 bits."""
-    return conv.weight.dtype == INT8 and conv.image.dtype in (INT8, UINT8)
+    return conv.weight.dtype == INT8 and conv.image.dtype in _PAIRS
 
 
 def _summed(conv: Convolution, group: Group) -> list[Convolution]:
@@ -200,7 +198,7 @@ def _lower_tiled(
     macros = {
         **tiling.macros(tiles, steps, tiling.panel(tiles_m, tiles_n, lowering.device)),
         "ADDED": len(summed) - 1,
-        "tile_t": "CodePair" if _is_coded(conv) else CUDA.storage[conv.image.dtype.name],
+        "tile_t": _PAIRS[conv.image.dtype] if _is_coded(conv) else CUDA.storage[conv.image.dtype.name],
         "A_ALONG_K": 1,
         "B_ALONG_K": 1,
         "B_CONSTANT": int(conv.weight.is_constant),
@@ -210,8 +208,6 @@ def _lower_tiled(
     }
     if conv.outside:
         macros["OUTSIDE"] = conv.outside
-    if conv.image.dtype == UINT8:
-        macros["LEFT_UNSIGNED"] = 1
     weight = conv.weight.argument
     inputs = {"image": image, "weight": weight}
     for part in summed[1:]:

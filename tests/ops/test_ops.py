@@ -35,7 +35,11 @@ ELSEWHERE |= {op for op in get_supported_ops() if op.startswith(("npu_codes.", "
 ELSEWHERE |= {op for op in get_supported_ops() if op.startswith("npu_tokens.")}  # tests/lanes has them
 ELSEWHERE |= {f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}  # which need values to export
 ELSEWHERE |= {"aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"}  # tests of experts have them
-ELSEWHERE |= {"rewritten.filter_codes.default", "rewritten.coded_convolution.default"}  # tests of codes have them
+ELSEWHERE |= {
+    "rewritten.filter_codes.default",
+    "rewritten.coded_convolution.default",
+    "rewritten.max_pool_codes.default",
+}  # tests of codes have them
 # tests of rewrites and of the forms of attention have these
 ELSEWHERE |= {f"rewritten.{name}.default" for name in ("capped_attention", "attention_with_sinks")}
 ELSEWHERE |= {  # whose further results nobody reads: tests of the forms of attention have them
