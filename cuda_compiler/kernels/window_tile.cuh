@@ -58,17 +58,17 @@ __device__ __forceinline__ void stage(
 
 // Neighbouring results as they are stored: codes of a byte leave the place that each has next to it.
 template <typename T>
-__device__ __forceinline__ Pack<T, STORE_SIZE> staged_pack(const unsigned char* from)
+__device__ __forceinline__ Pack<T, STORE_SIZE> staged_pack(const unsigned char* staged, int channel)
 {
     if constexpr (sizeof(T) == 1) {
         static_assert(STORE_SIZE == 8, "16 bytes are read");
-        uint4 words = *reinterpret_cast<const uint4*>(from);
+        uint4 words = *reinterpret_cast<const uint4*>(staged + channel * 2);
         Pack<T, STORE_SIZE> pack;
         pack.words[0] = __byte_perm(words.x, words.y, 0x6420);
         pack.words[1] = __byte_perm(words.z, words.w, 0x6420);
         return pack;
     } else {
-        return load_pack<STORE_SIZE>(reinterpret_cast<const T*>(from));
+        return load_pack<STORE_SIZE>(reinterpret_cast<const T*>(staged) + channel);
     }
 }
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ void store_results(const unsigned char* staged, Tile 
         int y = tile.y + result / TILE_X, x = tile.x + result % TILE_X;
         if (is_result(y, x) && (COLUMNS % OUTPUTS == 0 || col < COLUMNS)) {
             int row = (tile.image * OUT_HEIGHT + y) * OUT_WIDTH + x;
-            store_pack(out + place(0, row, col, p), staged_pack<OUT_T>(staged + result * STAGED_BYTES + channel * 2));
+            store_pack(out + place(0, row, col, p), staged_pack<OUT_T>(staged + result * STAGED_BYTES, channel));
         }
     }
 }
