@@ -12,6 +12,7 @@ import npu_compiler
 from benchmarks.coded_images import Coded, Rounded, with_codes
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.graph.graph_optimizer import optimize
+from npu_runtime import Device, load
 from tests.support.coded_convolution import exact_convolution
 from tests.support.reference_target import Planned, plan_ir
 
@@ -125,14 +126,19 @@ def test_codes_from_zero_are_unsigned() -> None:
     assert [node.attrs["outside"] == 0 for node in convolutions] == [False, True]
 
 
-@pytest.mark.parametrize(("has_relu", "kind"), [(True, "uint8"), (False, "int8")])
-def test_what_is_pooled_is_codes(has_relu: bool, kind: str) -> None:
+def _pooled(has_relu: bool) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A network of codes whose maxima become codes, and an image."""
     torch.manual_seed(7)
     layers = [torch.nn.ReLU()] if has_relu else []
     pooling = torch.nn.MaxPool2d(3, 2, 1)
     network = torch.nn.Sequential(torch.nn.Conv2d(5, 16, 3), *layers, pooling, torch.nn.Conv2d(16, 8, 1)).eval()
     image = torch.randn(2, 5, 12, 11)
-    coded = with_codes(network, image)
+    return with_codes(network, image), image
+
+
+@pytest.mark.parametrize(("has_relu", "kind"), [(True, "uint8"), (False, "int8")])
+def test_what_is_pooled_is_codes(has_relu: bool, kind: str) -> None:
+    coded, image = _pooled(has_relu)
     planned, weights = _planned(coded, image)
     (group,) = (group for group in planned.groups if group.problem is not None and group.problem.kind == "pool2d")
     assert group.problem is not None
@@ -140,3 +146,13 @@ def test_what_is_pooled_is_codes(has_relu: bool, kind: str) -> None:
     (result,) = planned.run({planned.plan.inputs[0].name: image}, weights)
     with torch.no_grad():
         np.testing.assert_allclose(result, coded(image).numpy(), rtol=2**-7, atol=2**-5)
+
+
+@pytest.mark.parametrize("has_relu", [True, False])
+def test_maxima_of_codes_on_a_device(has_relu: bool, device: Device) -> None:
+    coded, image = _pooled(has_relu)
+    extraction = npu_compiler.extract(coded.eval(), (image,))
+    program = npu_compiler.compile(extraction.ir, device.target)
+    result = load(program, extraction.weights, device)(image)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.as_tensor(result), coded(image), rtol=2**-7, atol=2**-5)
