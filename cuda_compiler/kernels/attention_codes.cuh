@@ -4,8 +4,9 @@
 //
 // Codes go from memory to registers, where they become the numbers that tensor cores multiply: sums take their terms in any
 // order, so a lane reads the neighbours that a row has in 16 bytes, and what it multiplies them by lies accordingly. The next
-// keys are on their way once these have been multiplied, and so are the next values. FRESH keys and values are rounded to codes here: each block computes them, since whichever
-// has their positions needs them, and one writes them to their places. Grid: as in attention_decode.cuh.
+// keys are on their way once these have been multiplied, and so are the next values. FRESH keys and values are rounded to codes
+// here: each block computes them, since whichever has their positions needs them, and one writes them to their places. Grid: as
+// in attention_decode.cuh.
 constexpr int KEY_WORDS = HEAD_SIZE / 16, KEY_RUN = KEY_WORDS % 4 ? 2 : 4;      // of a row, a lane's; and those side by side
 constexpr int VALUE_WORDS = VALUE_SIZE / 32, VALUE_RUN = VALUE_WORDS % 4 ? VALUE_WORDS % 2 ? 1 : 2 : 4;
 constexpr int NEW = HEAD_SIZE + VALUE_SIZE;
@@ -68,8 +69,8 @@ __device__ __forceinline__ void read_value(Values& values, int which, const unsi
 // Which position of a piece a lane's number `which` of values is.
 __device__ __forceinline__ int value_place_of(int which) { return int(threadIdx.x) % 4 * 2 + which % 2 + which / 2 * 8; }
 
-// A position, or the last one where there is none any more.
-__device__ __forceinline__ int existing(int position) { return LENGTH % PIECE == 0 ? position : min(position, LENGTH - 1); }
+// A position, or the last one where there is none any more: the last block may hold pieces behind it.
+__device__ __forceinline__ int existing(int position) { return LENGTH % BLOCK == 0 ? position : min(position, LENGTH - 1); }
 
 // Starts reading the keys, or values, of a piece from a position on.
 __device__ __forceinline__ void read_keys(

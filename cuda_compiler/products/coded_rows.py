@@ -11,7 +11,7 @@ from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
-from cuda_compiler.products.grouped_matvec import MAX_ROWS, argument_of, part_macros, part_rows
+from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
 from cuda_compiler.tiles.wgmma import warpgroup_product
 from npu_compiler.artifact.plan import CallOption, KernelCall
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, Kept, best_candidates
@@ -126,11 +126,7 @@ def _lower(
             **divided,
         },
         inputs={
-            "matrix": codes.argument,
-            "scales": codes.scale.argument,
-            "zeros": argument_of(codes.zeros, codes),
-            "biases": argument_of(codes.bias, codes),
-            "entries": argument_of(codes.codebook, codes),
+            **part_inputs(codes),
             "vector": vector.argument,
         },
         flops=found.flops,

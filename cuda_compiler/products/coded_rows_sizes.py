@@ -104,9 +104,11 @@ class CodedRows(ABC):
         return 0
 
     def tiles(self, work: Work) -> int:
+        """Of the whole result."""
         return ceil_div(work.outputs, self.tile)
 
     def stage_bytes(self, work: Work) -> int:
+        """Codes and vectors of a stage in shared memory."""
         return self.sets * (self.tile * _SPAN * work.bits // 8 + work.columns * _SPAN * 2)
 
     def clusters(self, work: Work, device: DeviceModel) -> int:

@@ -27,7 +27,7 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate
 
 __all__ = ["GROUPED_MATVEC", "MAX_ROWS", "loads_grouped_codes", "lower_grouped_vectors"]
-__all__ += ["argument_of", "part_macros", "part_rows", "suits_codes"]
+__all__ += ["part_inputs", "part_macros", "part_rows", "suits_codes"]
 
 MAX_ROWS = 16
 _WARPS, _TILE, _QUAD = 8, 16, 4
@@ -250,11 +250,7 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
         values=values,
         macros=macros,
         inputs={
-            "matrix": codes.argument,
-            "scales": codes.scale.argument,
-            "zeros": argument_of(codes.zeros, codes),
-            "biases": argument_of(codes.bias, codes),
-            "entries": argument_of(codes.codebook, codes),
+            **part_inputs(codes),
             **vector_input,
         },
         flops=found.flops,
@@ -265,9 +261,11 @@ def lower_grouped_vectors(found: Product, group: Group, lowering: Lowering, posi
     return anchor_launch(launch, anchor_epilogue(group, positions, store), lowering)
 
 
-def argument_of(part: Operand | None, codes: GroupedCodes) -> Argument:
-    """What is bound for a part; the codes, which nobody reads there, where there is none."""
-    return codes.argument if part is None else part.argument
+def part_inputs(codes: GroupedCodes) -> dict[str, Argument]:
+    """What is bound for codes and their parts; the codes, which nobody reads there, for a part that is none."""
+    parts = {"scales": codes.scale, "zeros": codes.zeros, "biases": codes.bias, "entries": codes.codebook}
+    bound = {name: codes.argument if part is None else part.argument for name, part in parts.items()}
+    return {"matrix": codes.argument, **bound}
 
 
 def part_rows(codes: GroupedCodes) -> dict[str, int]:

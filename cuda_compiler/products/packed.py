@@ -14,7 +14,7 @@ from cuda_compiler.products.bulk import MATMUL_BULK, bulk_epilogue, bulk_values,
 from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_candidates, bulk_clocks, bulk_costs
 from cuda_compiler.products.coded_rows import coded_rows_options, suits_coded_rows
 from cuda_compiler.products.grouped_matvec import (
-    argument_of,
+    part_inputs,
     part_macros,
     part_rows,
     suits_codes,
@@ -184,11 +184,7 @@ def _lower(found: Product, fused: Epilogue, lowering: Lowering, tiling: BulkTili
         },
         inputs={
             "a": rows_argument(found, tiling, found.a.dtype),
-            "matrix": codes.argument,
-            "scales": codes.scale.argument,
-            "zeros": argument_of(codes.zeros, codes),
-            "biases": argument_of(codes.bias, codes),
-            "entries": argument_of(codes.codebook, codes),
+            **part_inputs(codes),
         },
         flops=found.flops,
         text=warpgroup_product(tiling.group_columns, found.a.dtype.name),

@@ -66,6 +66,7 @@ def test_kernels_compile(kind: str, architecture: int) -> None:
         (Sizes(2048, 128, 2, 6), [30, 127, 1000, 2047]),
         (Sizes(9000, 128, 2, 6), [4095, 4096, 8999]),
         (Sizes(300, 64, 3, 1), [77, 299]),
+        (Sizes(336, 64, 2, 2), [77, 335]),  # whole pieces, but no whole blocks
         (Sizes(300, 96, 1, 8), [77, 299]),
         (Sizes(300, 32, 2, 2), [77, 299]),
         (Sizes(700, 64, 2, 4, 3), [13, 62, 697]),
