@@ -6,10 +6,9 @@ from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
 from npu_compiler.lowering.anchors import function
-from npu_compiler.lowering.cache_codes import SCALE_MACROS, number_of_code, scale_macros, value_unit
+from npu_compiler.lowering.cache_codes import SCALE_MACROS, is_coded, number_of_code, scale_macros, value_unit
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedRows
 from npu_compiler.lowering.problems.operand import Operand
 
 __all__ = ["CODE_MACROS", "code_inputs", "code_macros", "code_text", "loads_coded_rows"]
@@ -20,14 +19,14 @@ CODE_MACROS = "".join(f"{name}? " for name in ("CODES VALUE_UNIT K_SCALES_AT V_S
 
 def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
     """Whether keys or values are codes that `attention.metal` reads."""
-    if not isinstance(operand, CodedRows) or not isinstance(group.problem, Attention):
+    if not is_coded(operand) or not isinstance(group.problem, Attention):
         return False
     return operand.kind in (INT8, FLOAT8_E4M3FN) and operand.fresh is None
 
 
 def code_macros(problem: Attention) -> dict[str, object]:
     """What the file is told of keys and values in codes; nothing where they are numbers."""
-    if not isinstance(problem.k, CodedRows) or not isinstance(problem.v, CodedRows):
+    if not is_coded(problem.k) or not is_coded(problem.v):
         return {}
     first = 3 + (problem.mask is not None) + (problem.sinks is not None)
     macros: dict[str, object] = {
@@ -41,13 +40,13 @@ def code_macros(problem: Attention) -> dict[str, object]:
 
 def code_inputs(problem: Attention) -> dict[str, Argument]:
     """The scales of keys and of values in codes."""
-    if not isinstance(problem.k, CodedRows) or not isinstance(problem.v, CodedRows):
+    if not is_coded(problem.k) or not is_coded(problem.v):
         return {}
     return {"k_scales": problem.k.scale.argument, "v_scales": problem.v.scale.argument}
 
 
 def code_text(problem: Attention) -> str:
     """The function ``number_of`` of a code; empty where keys and values are numbers."""
-    if not isinstance(problem.k, CodedRows):
+    if not is_coded(problem.k):
         return ""
     return function("METAL_FUNC float number_of(int code)", *number_of_code(problem.k.kind, METAL))

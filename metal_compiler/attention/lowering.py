@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from metal_compiler.anchors import single_launch
-from metal_compiler.attention.codes import CODE_MACROS, code_inputs, code_macros, code_text
+from metal_compiler.attention.codes import CODE_MACROS, code_inputs, code_macros, code_text, loads_coded_rows
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_shared
 from metal_compiler.skeleton import KERNELS
@@ -13,13 +13,13 @@ from metal_compiler.tiles.tiling import GROUP, TILE_THREADS, chunk_of
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.integers import ceil_div
-from npu_compiler.lowering.cache_codes import without_unlike_codes
+from npu_compiler.lowering.cache_codes import is_coded, without_unlike_codes
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.loops import traffic_of
 from npu_compiler.lowering.paging import PAGE_MACROS, page_prologues, without_unlike_pages
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedRows, Paged
+from npu_compiler.lowering.problems.forms import InPages, Paged
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -108,9 +108,11 @@ class _Division:
 
 
 def loads_pages(group: Group, position: int, operand: Operand) -> bool:
-    """Whether keys or values lie in pages that `attention.metal` reads."""
-    if not isinstance(operand, Paged) or not isinstance(group.problem, Attention):
+    """Whether keys or values, numbers or codes, lie in pages that `attention.metal` reads."""
+    if not isinstance(operand, InPages) or not isinstance(group.problem, Attention):
         return False
+    if not isinstance(operand, Paged):
+        return operand.page % _PAGE_STEP == 0 and loads_coded_rows(group, position, operand)
     return operand.page % _PAGE_STEP == 0 and operand.fresh is None
 
 
@@ -148,7 +150,7 @@ def _divide(problem: Attention, device: DeviceModel) -> _Division:
     if direct:  # as many as there are matrices side by side in the result, and in the scores
         simdgroups = 16 if value_size % 128 == 0 else 8
         block = 8 * simdgroups
-    if isinstance(problem.k, Paged) and problem.k.page % block:
+    if isinstance(problem.k, InPages) and problem.k.page % block:
         direct, simdgroups = False, TILE_THREADS // 32
         _, block = _tile(rows, max(problem.size, value_size) * tile.size)
     threadgroups = problem.batch * problem.groups * ceil_div(rows, tile_rows)
@@ -164,7 +166,7 @@ def _is_matrices(operand: Operand, tile: DType) -> bool:
 
 def _chunk(operand: Operand, tile: DType) -> int:
     """Elements that the kernel copies at a time along a row."""
-    if isinstance(operand, CodedRows):
+    if is_coded(operand):
         return _CODES_AT_A_TIME if operand.has_chunks(_CODES_AT_A_TIME) else 1
     return chunk_of(operand.dtype, tile, operand.strides[-1], (*operand.across(-1), operand.shape[-1]))
 

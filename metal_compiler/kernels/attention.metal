@@ -7,7 +7,7 @@
 // read. A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they
 // are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups. With a PAGE, they lie
 // in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of them. With
-// CODES, they are codes of a byte, which the generated number_of reads: the scale of a key's row multiplies its scores,
+// CODES, they are codes of a byte, whose scales lie alike, and which the generated number_of reads: the scale of a key's row multiplies its scores,
 // that of a value's row its weights, by VALUE_UNIT more, so that half precision holds what it would of the values.
 // Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
 
@@ -229,6 +229,13 @@ kernel void attention(
                 device const k_t* block_keys = keys + block * p.k_row;
                 device const v_t* block_values = values + block * p.v_row;
 #endif
+#if defined(CODES) && defined(PAGE)
+                device const k_scale_t* block_key_scales = key_scales + page * K_SCALE_PAGE + block % PAGE * K_SCALE_ROW;
+                device const v_scale_t* block_value_scales = value_scales + page * V_SCALE_PAGE + block % PAGE * V_SCALE_ROW;
+#elif defined(CODES)
+                device const k_scale_t* block_key_scales = key_scales + block * K_SCALE_ROW;
+                device const v_scale_t* block_value_scales = value_scales + block * V_SCALE_ROW;
+#endif
 #if !DIRECT
                 stage_rows<BLOCK, K_COLUMNS, K_CHUNK>(
                     kv_tile, block_keys, end - block, HEAD_SIZE, p.k_row, p.k_step, thread_index);
@@ -276,7 +283,7 @@ kernel void attention(
                             if (inside) {
                                 score = scores[r * SCORE_PITCH + in_block] * SCALE;
 #ifdef CODES
-                                score *= float(key_scales[position * K_SCALE_ROW]);
+                                score *= float(block_key_scales[in_block * K_SCALE_ROW]);
 #endif
 #ifdef SOFT_CAP
                                 score = precise::tanh(score / SOFT_CAP) * SOFT_CAP;
@@ -299,8 +306,8 @@ kernel void attention(
                         for (int s = 0; s < STRIPES; ++s) {
                             float weight = precise::exp(own_scores[s] - reference);
 #ifdef CODES
-                            int scaled_at = min(block + s * 32 + lane, end - 1); // its weight is zero where that is another
-                            float factor = float(value_scales[scaled_at * V_SCALE_ROW]) * VALUE_UNIT;
+                            int scaled_at = min(s * 32 + lane, positions - 1); // its weight is zero where that is another
+                            float factor = float(block_value_scales[scaled_at * V_SCALE_ROW]) * VALUE_UNIT;
                             own_total += factor == 0.0f ? weight : float(tile_t(weight * factor)) / factor;
                             weight *= factor;
 #else

@@ -19,7 +19,7 @@ def execute(args: argparse.Namespace) -> int:
     wanted = (args.lanes, args.page_tokens, args.pages, args.chunks, args.guess)
     batch = None if args.lanes is None else BatchRequest(*wanted)
     # before large imports
-    check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch, args.kv_cache_dtype)
+    check_request(args.model, args.output, args.cache, args.prefill, args.seed, batch)
     for module in ("torch", "torch_ir", "transformers"):
         import_extra(module, "llm")
     with suppress(MissingDependencyError):  # transformers imports it where it is there, and needs not have it

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from npu_compiler.dtypes import ALL
+
 __all__ = ["BatchSpec", "BatchStepSpec"]
 
 
@@ -44,8 +46,10 @@ class BatchSpec:
         page_tokens: Tokens of a page.
         pages: Pages that there are to give out; behind them the pools have one for what is nobody's.
         context: Tokens of a text, at most: whole pages.
-        pool_shapes: Shape of each pool: [pages + 1, heads, page_tokens, head size].
+        pool_shapes: Shape of each pool: [pages + 1, heads, page_tokens, head size]; of the scales of one in codes the head
+            size is 1.
         functions: The functions by name; some of them take a single token of each lane.
+        pool_dtypes: Data type of each pool; the model's for all where there are none.
     """
 
     page_tokens: int
@@ -53,6 +57,11 @@ class BatchSpec:
     context: int
     pool_shapes: tuple[tuple[int, ...], ...]
     functions: dict[str, BatchStepSpec]
+    pool_dtypes: tuple[str, ...] = ()
+
+    def pools(self, dtype: str) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and data type of each pool of a model that computes in `dtype`."""
+        return [*zip(self.pool_shapes, self.pool_dtypes or (dtype,) * len(self.pool_shapes), strict=True)]
 
     @property
     def decode(self) -> dict[int, str]:
@@ -89,6 +98,8 @@ class BatchSpec:
             return f"{self.pages} pages of {self.page_tokens} tokens for texts of {self.context}, expected whole pages"
         if any(shape[:1] != (self.pages + 1,) or shape[2:3] != (self.page_tokens,) for shape in self.pool_shapes):
             return f"pools that do not have {self.pages} + 1 pages of {self.page_tokens} tokens"
+        if len(self.pool_dtypes) not in (0, len(self.pool_shapes)) or not {*self.pool_dtypes} <= {k.name for k in ALL}:
+            return f"{len(self.pool_shapes)} pools of the data types {list(self.pool_dtypes)}, expected one for each"
         if not self.decode or any(lanes < 1 for lanes in self.decode):
             return "no function that takes one token of each lane"
         for name, step in self.functions.items():

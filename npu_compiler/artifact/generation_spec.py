@@ -119,7 +119,8 @@ def _step_fields(kind: type[Any], functions: object) -> object:
 def _batch_fields(batch: object) -> object:
     if not isinstance(batch, dict):
         return batch
-    return _ordered(BatchSpec, batch | {"functions": _step_fields(BatchStepSpec, batch.get("functions"))})
+    read = {"pool_dtypes": [], **batch}
+    return _ordered(BatchSpec, read | {"functions": _step_fields(BatchStepSpec, batch.get("functions"))})
 
 
 def _ordered(kind: type[Any], fields: object) -> object:

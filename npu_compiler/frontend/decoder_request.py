@@ -110,7 +110,6 @@ def check_request(
     prefill: Sequence[int] | None = None,
     seed: int = 0,
     batch: BatchRequest | None = None,
-    kv_cache_dtype: str | None = None,
 ) -> None:
     """Checks the arguments of `extract_language_model` against each other and the configuration's file.
 
@@ -126,11 +125,6 @@ def check_request(
     prefill_lengths(prefill, length)
     if batch is not None:
         batch.context(length)
-        if kv_cache_dtype not in (None, "16"):
-            raise ExtractionError(
-                f"given kv_cache_dtype='{kv_cache_dtype}' with functions for many texts at once, whose pages hold keys "
-                "and values in 16 bits; leave one of them out"
-            )
     if not 0 <= seed < _SEEDS:
         raise ExtractionError(f"given the seed {seed}, expected 0 to {_SEEDS - 1}")
     _check_folder(_folder_of(source), folder)

@@ -67,7 +67,7 @@ def extract_language_model(
             or the folder cannot be written.
     """
     rounded = rounding or RoundingRequest()
-    check_request(Path(source), Path(folder), cache_length, prefill, seed, batch, rounded.kv_cache)
+    check_request(Path(source), Path(folder), cache_length, prefill, seed, batch)
     model = load_decoder(Path(source), dtype, seed, rounded.activations)
     length = _checked_length(model.config, cache_length)
     lengths = prefill_lengths(prefill, length)
@@ -89,15 +89,15 @@ def extract_language_model(
         _merge(weights, extraction, name)
         write_json(target / f"{name}.json", extraction.ir)
         steps[name] = _step(extraction.ir, f"{name}.json", count)
-    batched = None if batch is None else _extract_batch(batch, model, length, target, weights)
+    batched = None if batch is None else _extract_batch(batch, model, form, length, target, weights)
     write_weights(target / WEIGHTS, weights)
     spec = GenerationSpec(
         model=type(model).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=_name(model.dtype),
         vocabulary=int(model.get_output_embeddings().out_features),
         cache_length=length,
         cache_shapes=tuple(tuple(cache.shape) for cache in caches),
-        cache_dtypes=tuple(str(cache.dtype).removeprefix("torch.") for cache in caches),
+        cache_dtypes=tuple(_name(cache.dtype) for cache in caches),
         stop_ids=_stop_ids(model),
         weights=WEIGHTS,
         functions=steps,
@@ -108,14 +108,15 @@ def extract_language_model(
 
 
 def _extract_batch(
-    request: BatchRequest, model: Any, length: int, target: Path, weights: dict[str, torch.Tensor]
+    request: BatchRequest, model: Any, form: RowForm, length: int, target: Path, weights: dict[str, torch.Tensor]
 ) -> BatchSpec:
     """Writes the functions for many texts at once, and adds what they alone hold to the weights."""
     context, size = request.context(length), request.page_tokens
     pages = request.all_pages(context)
     shapes = [(pages + 1, shape[1], size, shape[3]) for shape in cache_shapes(model, 1)]
-    pools = tuple(torch.empty(1, dtype=model.dtype).expand(shape) for shape in shapes)  # of no memory
-    decoder, steps = PagedDecoder(model), {}
+    held = [each for shape in shapes for each in form.empty(shape)]
+    pools = tuple(torch.empty(1, dtype=kind).expand(shape) for shape, kind in held)  # of no memory
+    decoder, steps = PagedDecoder(model, form), {}
     for name, (lanes, count, picks) in request.shapes(context).items():
         inputs: dict[str, Any] = {key: torch.zeros(lanes, count, dtype=torch.long) for key in ("tokens", "positions")}
         inputs |= {"tables": torch.zeros(lanes, context // size, dtype=torch.int32), "pools": pools}
@@ -124,7 +125,9 @@ def _extract_batch(
         _merge(weights, extraction, name)
         write_json(target / f"{name}.json", extraction.ir)
         steps[name] = _batch_step(extraction.ir, f"{name}.json", (lanes, count), picks)
-    return BatchSpec(size, pages, context, tuple(shapes), steps)
+    return BatchSpec(
+        size, pages, context, tuple(shape for shape, _ in held), steps, tuple(_name(kind) for _, kind in held)
+    )
 
 
 def _batch_step(ir: Mapping[str, Any], file: str, shape: tuple[int, int], picks: bool) -> BatchStepSpec:
@@ -134,6 +137,10 @@ def _batch_step(ir: Mapping[str, Any], file: str, shape: tuple[int, int], picks:
     logits, *updated = (entry["name"] for entry in ir["graph_outputs"])
     pools = tuple(zip(rest, updated, strict=True))
     return BatchStepSpec(file, *shape, tokens, positions, tables, last, logits, pools)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _checked_length(config: Any, requested: int | None) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from npu_compiler.frontend.cache_forms import PlainRows, RowForm
 from npu_compiler.frontend.cached_decoder import CacheLayer, run_decoder
 
 __all__ = ["PagedDecoder"]
@@ -19,10 +20,11 @@ class PagedDecoder(torch.nn.Module):
     values go to the last page, which no table of a running lane names.
     """
 
-    def __init__(self, model: Any) -> None:
-        """Wraps `model`, one of transformers' `AutoModelForCausalLM`."""
+    def __init__(self, model: Any, form: RowForm | None = None) -> None:
+        """Wraps `model`, one of transformers' `AutoModelForCausalLM`; `form` says what pages hold, if not numbers."""
         super().__init__()
         self.model = model
+        self._form: RowForm = form or PlainRows(model.dtype)
         self.eval()
 
     def forward(
@@ -39,7 +41,8 @@ class PagedDecoder(torch.nn.Module):
             tokens: int64 [B, N].
             positions: int64 [B, N], each of its lane's text, or -1.
             tables: int32 [B, C], numbers of pages.
-            pools: For each layer, the pages of its keys [P + 1, G, T, D] and of its values [P + 1, G, T, E].
+            pools: For each layer, the pages of its keys [P + 1, G, T, D] and of its values [P + 1, G, T, E]; each in as
+                many tensors as their form has.
             last: int64 [1], of a single lane the index of the token among the N whose logits are wanted.
 
         Returns:
@@ -47,7 +50,8 @@ class PagedDecoder(torch.nn.Module):
             ones.
         """
         pages = _Pages(positions, tables, *(pools[0].shape[i] for i in (0, 2)))
-        layers = [_PagedLayer(pools[i], pools[i + 1], pages) for i in range(0, len(pools), 2)]
+        each = 2 * self._form.tensors
+        layers = [_PagedLayer(pools[at : at + each], pages, self._form) for at in range(0, len(pools), each)]
         visible = torch.arange(pages.length) <= positions[..., None]
         return run_decoder(self.model, layers, last, tokens, visible[:, None], positions.clamp(min=0))
 
@@ -73,15 +77,18 @@ class _Pages:
         """Positions of a lane."""
         return int(self.tables.shape[1]) * self.size
 
-    def put(self, pool: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """The pool with what is new [B, G, N, D]."""
-        rows = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3])
-        filled: torch.Tensor = torch.ops.aten.index_put(pool, (self.page, None, self.place), rows)
-        return filled
+    def put(self, pools: tuple[torch.Tensor, ...], new: torch.Tensor, form: RowForm) -> tuple[torch.Tensor, ...]:
+        """The pools that hold rows, with what is new [B, G, N, D]."""
+        rows = form.pack(new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3]))
+        at = (self.page, None, self.place)
+        return tuple(torch.ops.aten.index_put(pool, at, own) for pool, own in zip(pools, rows, strict=True))
 
-    def seen(self, pool: torch.Tensor) -> torch.Tensor:
-        """All that each lane has [B, G, L, D]; which of it is read, and from where, is the compiler's to say."""
-        pages = pool[self.tables]
+    def seen(self, pools: tuple[torch.Tensor, ...], form: RowForm) -> torch.Tensor:
+        """All that each lane has [B, G, L, D]; which of it is read, and from where, is the compiler's to say.
+
+        Numbers are made page by page, so that the compiler sees that they are the same wherever their page lies.
+        """
+        pages = form.numbers(tuple(pool[self.tables] for pool in pools))
         lanes, count, heads, size, width = pages.shape
         return pages.transpose(1, 2).reshape(lanes, heads, count * size, width)
 
@@ -89,9 +96,9 @@ class _Pages:
 class _PagedLayer(CacheLayer):
     """Makes new pools of the old ones; that they share memory is the compiler's to prove."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, pages: _Pages) -> None:
+    def __init__(self, held: tuple[torch.Tensor, ...], pages: _Pages, form: RowForm) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tensors, self._pages = (keys, values), pages
+        self.tensors, self._pages, self._form = held, pages, form
         self.is_initialized = True
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -105,6 +112,7 @@ class _PagedLayer(CacheLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self.tensors
-        self.tensors = (self._pages.put(keys, key_states), self._pages.put(values, value_states))
-        return self._pages.seen(self.tensors[0]), self._pages.seen(self.tensors[1])
+        pages, form, each = self._pages, self._form, self._form.tensors
+        held = pages.put(self.tensors[:each], key_states, form), pages.put(self.tensors[each:], value_states, form)
+        self.tensors = (*held[0], *held[1])
+        return pages.seen(held[0], form), pages.seen(held[1], form)

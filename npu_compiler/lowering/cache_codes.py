@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from npu_compiler.dtypes import FLOAT32, INT32, DType
 from npu_compiler.lowering.dialect import Dialect, LeafNames, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedRows
+from npu_compiler.lowering.problems.forms import CodedPages, CodedRows
+from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.tensor.coded import LARGEST, decoded
 from npu_compiler.tensor.expr import Call, Expr, Load, Ref
 from npu_compiler.tensor.view import View
 
-__all__ = ["SCALE_MACROS", "number_of_code", "scale_macros", "value_unit", "without_unlike_codes"]
+__all__ = ["SCALE_MACROS", "Coded", "is_coded", "number_of_code", "scale_macros", "value_unit", "without_unlike_codes"]
+
+Coded = CodedRows | CodedPages
+"""Keys or values of attention in codes: in order, or in pages."""
 
 SCALE_MACROS = "k_scale_t v_scale_t K_SCALE_BATCH K_SCALE_HEAD K_SCALE_ROW V_SCALE_BATCH V_SCALE_HEAD V_SCALE_ROW"
 """What `scale_macros` defines."""
@@ -32,7 +38,12 @@ def number_of_code(kind: DType, dialect: Dialect) -> tuple[tuple[str, ...], str]
     return tuple(printer.lines), value
 
 
-def scale_macros(k: CodedRows, v: CodedRows, dialect: Dialect) -> dict[str, object]:
+def is_coded(operand: Operand | None) -> TypeGuard[Coded]:
+    """Whether an operand of attention is in codes."""
+    return isinstance(operand, Coded)
+
+
+def scale_macros(k: Coded, v: Coded, dialect: Dialect) -> dict[str, object]:
     """Types of the scales of keys and values, and elements from one to the next, as kernels' files are told of them."""
     macros: dict[str, object] = {}
     for name, operand in (("k", k), ("v", v)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from npu_compiler.dtypes import BOOL, FLOAT32
+from npu_compiler.dtypes import BOOL, FLOAT32, DType
 from npu_compiler.lowering.dialect import Dialect, Printer
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.operands import Operands
@@ -22,7 +22,8 @@ from npu_compiler.tensor.expr import Call, Const, Expr, Iota, Load, Ref, leaves,
 from npu_compiler.tensor.trace import TracedTensor
 from npu_compiler.tensor.view import View
 
-__all__ = ["NumberFunction", "as_codes", "as_coded_rows", "note_of_stored", "number_function", "with_scale_behind"]
+__all__ = ["NumberFunction", "as_codes", "as_coded_rows", "coded_parts", "note_of_stored", "number_function"]
+__all__ += ["with_scale_behind"]
 
 _MOST_NAMED = 3
 
@@ -62,18 +63,31 @@ def as_coded_rows(computed: Computed, position: int, tensors: Sequence[TracedTen
     shape = computed.shape
     if position not in (1, 2) or computed.is_of_rows or len(shape) != 4:
         return None
-    expr, scale = _factored(computed.expr, shape, 3)
-    while isinstance(scale, Call) and scale.fn == "cast" and scale.dtype.is_float:
-        (scale,) = scale.args
-    codes = {load.ref: load for load in leaves(expr)}
-    if len(codes) != 1 or not isinstance(scale, Load) or scale.index is not None or not scale.dtype.is_float:
+    parts = coded_parts(computed.expr, shape)
+    if parts is None:
         return None
-    ((ref, code),) = codes.items()
-    kind = kind_of_codes(expr, code)
-    if kind is None or kind.size != 1 or kind == BOOL or code.index is not None or ref.view.shape != shape:
+    kind, code, scale = parts
+    if code.index is not None or scale.index is not None or code.ref.view.shape != shape:
         return None
     by_row = Operand(tensors[scale.ref.tensor], Ref(scale.ref.tensor, scale.ref.view.expand(shape)))
-    return CodedRows(tensors[ref.tensor], ref, kind, by_row, computed)
+    return CodedRows(tensors[code.ref.tensor], code.ref, kind, by_row, computed)
+
+
+def coded_parts(expr: Expr, shape: tuple[int, ...]) -> tuple[DType, Load, Load] | None:
+    """The data type of codes of a byte, these, and the scales of their rows, where an expression is their numbers.
+
+    Args:
+        expr: Over `shape`, whose last dimension is a row.
+        shape: Of what it computes.
+    """
+    number, scale = _factored(expr, shape, len(shape) - 1)
+    while isinstance(scale, Call) and scale.fn == "cast" and scale.dtype.is_float:
+        (scale,) = scale.args
+    if not isinstance(scale, Load) or not scale.dtype.is_float:
+        return None
+    kinds = {code: kind for code in leaves(number) if (kind := kind_of_codes(number, code)) is not None}
+    fitting = [(kind, code, scale) for code, kind in kinds.items() if kind.size == 1 and kind != BOOL]
+    return fitting[0] if fitting else None
 
 
 @dataclass(frozen=True)

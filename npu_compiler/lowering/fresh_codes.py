@@ -6,20 +6,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from npu_compiler.dtypes import FLOAT32, INT32
+from npu_compiler.lowering.cache_codes import Coded
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import unnumbered
-from npu_compiler.lowering.problems.forms import CodedRows, FreshCodes
+from npu_compiler.lowering.problems.forms import FreshCodes
 from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE, encoded_number
 from npu_compiler.tensor.expr import Call, Const, Expr, Load, Reduce, leaves, reindex, substitute
+from npu_compiler.tensor.view import Step
 
 __all__ = ["with_fresh_codes"]
-
 _ONE = Const(1.0, FLOAT32)
 
 
 def with_fresh_codes(
-    operand: CodedRows, groups: Mapping[int, list[Group]], readers: Mapping[int, int], outputs: Collection[int]
-) -> tuple[CodedRows, list[int]] | None:
+    operand: Coded, groups: Mapping[int, list[Group]], readers: Mapping[int, int], outputs: Collection[int]
+) -> tuple[Coded, list[int]] | None:
     """Codes with the rows that are new among them, where nothing but the operand and the caches takes these.
 
     Args:
@@ -51,7 +52,8 @@ def with_fresh_codes(
     loads = [*dict.fromkeys(leaves(numbers))]
     made = _alone(groups, readers, loads[0].ref.tensor, 2) if len(loads) == 1 else None
     if made is not None and made.output.index not in outputs and made.is_elementwise and made.index is None:
-        seen = reindex(made.expr, made.shape, loads[0].ref.steps) if made.shape == made.output.shape else None
+        given: tuple[Step, ...] = () if made.shape == made.output.shape else (("reshape", made.output.shape),)
+        seen = reindex(made.expr, made.shape, (*given, *loads[0].ref.steps))
         if seen is not None:
             in_place: dict[Expr, Expr] = {loads[0]: seen}
             numbers = substitute(numbers, in_place.get)
@@ -68,7 +70,7 @@ def _alone(groups: Mapping[int, list[Group]], readers: Mapping[int, int], tensor
     return makers[0] if fits else None
 
 
-def _rounded(code: Expr, operand: CodedRows) -> Expr | None:
+def _rounded(code: Expr, operand: Coded) -> Expr | None:
     """The number whose code an expression is."""
     if operand.kind.coding:
         return encoded_number(code, operand.kind)
@@ -92,7 +94,7 @@ def _inverts(expr: Expr, rounding: Group) -> bool:
     return load.index is None and load.ref.view.same_elements(rounding.output.view)
 
 
-def _rows_of(scale: Expr, operand: CodedRows) -> Expr | None:
+def _rows_of(scale: Expr, operand: Coded) -> Expr | None:
     """What the scale of each row makes the largest number of the largest code, as `npu_codes.quantize` computes it."""
     most = Const(1 / LARGEST[operand.kind], FLOAT32) if operand.kind in LARGEST else None
     reduced = _arguments(_arguments(scale, "max", Const(LEAST_SCALE, FLOAT32)), "mul", most)

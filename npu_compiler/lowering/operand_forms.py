@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from npu_compiler.ir import TensorSpec
+from npu_compiler.lowering.cache_codes import is_coded
 from npu_compiler.lowering.dequantisation import as_coded_rows, as_codes, with_scale_behind
 from npu_compiler.lowering.fresh_codes import with_fresh_codes
 from npu_compiler.lowering.grouped_codes import as_grouped_codes
 from npu_compiler.lowering.grouping import Group, Loads, takes_pairs
-from npu_compiler.lowering.paging import as_pages, with_fresh_rows
-from npu_compiler.lowering.problems.forms import CodedRows, Computed, Scattered
+from npu_compiler.lowering.paging import are_coded_rows, as_pages, with_fresh_rows
+from npu_compiler.lowering.problems.forms import CodedPages, Computed, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.row_alignment import realign_rows
@@ -108,12 +109,14 @@ def _with_fresh(
     """A form with what is new among its rows, the nodes that write this, and the tensors whose groups it replaces; None
     where nothing is new.
     """
-    if isinstance(form, CodedRows):
+    if is_coded(form):
         rounded = with_fresh_codes(form, groups, readers, outputs)
         if rounded is None:
             return None
         coded, taken = rounded
         assert coded.fresh is not None
+        if isinstance(coded, CodedPages) and not are_coded_rows(coded, tensors):
+            return None
         return coded, coded.fresh.nodes, taken
     pool = form.tensor.index
     writers = groups.get(pool, [])

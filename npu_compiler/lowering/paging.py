@@ -6,14 +6,15 @@ Kernels read the pages where they lie. What is gathered is never stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.dequantisation import coded_parts
 from npu_compiler.lowering.dialect import Dialect
 from npu_compiler.lowering.element import element_function
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import Paged
+from npu_compiler.lowering.problems.forms import CodedPages, InPages, Paged
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Prologue
@@ -22,40 +23,73 @@ from npu_compiler.tensor.intervals import interval, view_bounds
 from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import Step, View
 
-__all__ = ["PAGE_MACROS", "as_pages", "page_prologues", "share_fresh_rows", "with_fresh_rows"]
+__all__ = ["PAGE_MACROS", "are_coded_rows", "as_pages", "page_prologues", "share_fresh_rows", "with_fresh_rows"]
 __all__ += ["unnumbered", "without_unlike_pages"]
 
 _TABLE = (0, 2)  # the dimensions of [batch, groups, pages, positions, size] that a table has
 
 
-def as_pages(operand: Operand, made: Group, position: int, tensors: Sequence[TracedTensor]) -> Paged | None:
-    """Keys or values of attention as pages, where what makes them only looks these up in a table; else None.
+def as_pages(operand: Operand, made: Group, position: int, tensors: Sequence[TracedTensor]) -> InPages | None:
+    """Keys or values of attention as pages, where what makes them only looks these up in a table, or makes numbers of the
+    codes and scales that it looks up; else None.
 
     Args:
         operand: The operand, [batch, groups, length, size].
-        made: What computes its tensor: the pages [batch, groups, pages, positions, size], if it is to be a `Paged`.
+        made: What computes its tensor: the pages [batch, groups, pages, positions, size], if it is to be `InPages`.
         position: Which operand: 1 for keys, 2 for values.
         tensors: The trace's tensors.
     """
-    load, whole = made.expr, made.output.view
-    if position not in (1, 2) or made.problem is not None or not isinstance(load, Load) or load.index is None:
+    whole, copied = made.output.view, Operand(operand.tensor, operand.ref)
+    if position not in (1, 2) or made.problem is not None or made.index is not None:
         return None
-    if made.index is not None or len(made.shape) != 5 or made.shape != whole.shape or load.index_stride < 1:
+    if len(made.shape) != 5 or made.shape != whole.shape or 0 in made.shape:
         return None
     batch, groups, pages, size, width = made.shape
     seen = whole.reshape((batch, groups, pages * size, width))
-    table = _over_table(load.index, made.shape)
-    elements = load.ref.view.expand(made.shape)
-    apart = any(elements.strides[dim] and made.shape[dim] > 1 for dim in _TABLE)
-    pool = tensors[load.ref.tensor]
-    if seen is None or not seen.same_elements(operand.view) or table is None or apart:
+    if seen is None or not seen.same_elements(operand.view):
         return None
-    if 0 in made.shape or not _is_inside(load, elements, pool):
+    if isinstance(made.expr, Load):
+        pool = _pool_of(made.expr, made.shape, operand.shape, tensors)
+        return None if pool is None else Paged(*pool.rows, size, pool.stride, pool.table, copied, made)
+    parts = coded_parts(made.expr, made.shape)
+    if parts is None:
+        return None
+    kind, code, scale = parts
+    codes, scales = (_pool_of(load, made.shape, operand.shape, tensors) for load in (code, scale))
+    if codes is None or scales is None or unnumbered(codes.table) != unnumbered(scales.table):
+        return None
+    at = (*codes.rows, size, codes.stride, codes.table, copied, made)
+    return CodedPages(*at, kind, Operand(*scales.rows), scales.stride)
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Where a table's pages lie.
+
+    Attributes:
+        rows: The pool, and how the rows of a page lie in it.
+        stride: Elements from one page to the next.
+        table: The page of an element of the batch at each `page` positions.
+    """
+
+    rows: tuple[TracedTensor, Ref]
+    stride: int
+    table: Expr
+
+
+def _pool_of(
+    load: Load, made: tuple[int, ...], shape: tuple[int, ...], tensors: Sequence[TracedTensor]
+) -> _Pool | None:
+    """What a load looks up in pages, where it does; over the shape of what is made, and that of the operand."""
+    if load.index is None or load.index_stride < 1:
+        return None
+    table, elements, pool = _over_table(load.index, made), load.ref.view.expand(made), tensors[load.ref.tensor]
+    apart = any(elements.strides[dim] and made[dim] > 1 for dim in _TABLE)
+    if table is None or apart or not _is_inside(load, elements, pool):
         return None
     _, head, _, row, step = elements.strides
-    view = View(operand.shape, (0, head, row, step), elements.offset)
-    ref = Ref(pool.index, view)
-    return Paged(pool, ref, size, load.index_stride, table, Operand(operand.tensor, operand.ref), made)
+    ref = Ref(pool.index, View(shape, (0, head, row, step), elements.offset))
+    return _Pool((pool, ref), load.index_stride, table)
 
 
 def _over_table(index: Expr, shape: tuple[int, ...]) -> Expr | None:
@@ -81,16 +115,26 @@ def _is_inside(load: Load, elements: View, pool: TracedTensor) -> bool:
 
 
 def _share_table(problem: Attention) -> bool:
-    """Whether keys and values lie in the same pages of two pools that are divided alike."""
+    """Whether keys and values lie in the same pages of two pools that are divided alike, in one form."""
     k, v = problem.k, problem.v
-    if not isinstance(k, Paged) or not isinstance(v, Paged):
+    if not isinstance(k, InPages) or not isinstance(v, InPages) or type(k) is not type(v):
+        return False
+    if isinstance(k, CodedPages) and isinstance(v, CodedPages) and k.kind != v.kind:
         return False
     return k.page == v.page and unnumbered(k.table) == unnumbered(v.table)
 
 
 def unnumbered(table: Expr) -> Expr:
-    """A table whose checks have no numbers: what is checked twice is the same index."""
-    return substitute(table, lambda node: replace(node, check=0) if isinstance(node, Checked) else None)
+    """A table whose checks have no numbers, and whose loads forget how they came about: what is looked up twice is the
+    same index.
+    """
+
+    def plain(node: Expr) -> Expr | None:
+        if isinstance(node, Checked):
+            return replace(node, check=0)
+        return Load(Ref(node.ref.tensor, node.ref.view), node.dtype) if isinstance(node, Load) and not node.index else None
+
+    return substitute(table, plain)
 
 
 def with_fresh_rows(operand: Operand, made: Group, tensors: Sequence[TracedTensor]) -> Paged | None:
@@ -101,22 +145,41 @@ def with_fresh_rows(operand: Operand, made: Group, tensors: Sequence[TracedTenso
         made: What makes the pool: a scatter in place.
         tensors: The trace's tensors.
     """
-    source = operand.tensor.source
-    if not isinstance(operand, Paged) or made.index is None or not isinstance(source, Scatter):
-        return None
-    _, head, row, step = operand.strides
-    _, groups, _, width = operand.shape
-    rows = made.shape[1:] == (groups, width) and made.view.same_elements(View(made.shape, (0, head, step)))
-    apart = operand.offset == 0 and operand.stride % row == 0 and head == operand.page * row
-    if len(made.shape) != 3 or not rows or not apart or made.index_stride != row or not made.is_elementwise:
-        return None
-    if tensors[source.into.tensor].source is not None or not _names_pages(made, operand):
+    if not isinstance(operand, Paged) or not _are_rows_of_pages(made, operand, operand.page, operand.stride, tensors):
         return None
     return replace(operand, fresh=made)
 
 
-def _names_pages(made: Group, operand: Paged) -> bool:
-    """Whether the index of a scatter is a page and a place in it, for each token the same for all heads."""
+def are_coded_rows(operand: CodedPages, tensors: Sequence[TracedTensor]) -> bool:
+    """Whether new codes, and their scales, are one row of all heads of a page for each token."""
+    fresh, page = operand.fresh, operand.page
+    assert fresh is not None
+    scale = Operand(operand.scale.tensor, operand.scale.ref.apply(("slice", (3, 0, 1, 1))) or operand.scale.ref)
+    return _are_rows_of_pages(fresh.codes, operand, page, operand.stride, tensors) and _are_rows_of_pages(
+        fresh.scales, scale, page, operand.scale_stride, tensors
+    )
+
+
+def _are_rows_of_pages(
+    made: Group, pool: Operand, page: int, stride: int, tensors: Sequence[TracedTensor]
+) -> bool:
+    """Whether a scatter puts one row of all heads for each token into pages, so many elements apart, of a pool that
+    nothing else writes.
+    """
+    source = pool.tensor.source
+    if made.index is None or not isinstance(source, Scatter):
+        return False
+    _, head, row, step = pool.strides
+    _, groups, _, width = pool.shape
+    rows = made.shape[1:] == (groups, width) and made.view.same_elements(View(made.shape, (0, head, step)))
+    apart = pool.offset == 0 and stride % row == 0 and head == page * row
+    if len(made.shape) != 3 or not rows or not apart or made.index_stride != row or not made.is_elementwise:
+        return False
+    return tensors[source.into.tensor].source is None and _names_pages(made, page, stride // row)
+
+
+def _names_pages(made: Group, positions: int, step: int) -> bool:
+    """Whether the index of a scatter is a page, times `step`, and a place in it, for each token the same for all heads."""
     index = made.index
     assert index is not None
     for node in walk(index):
@@ -128,9 +191,9 @@ def _names_pages(made: Group, operand: Paged) -> bool:
     if not isinstance(index, Call) or index.fn != "add":
         return False
     page, place = index.args
-    step, bounds = operand.stride // operand.strides[2], interval(place)
+    bounds = interval(place)
     scaled = isinstance(page, Call) and page.fn == "mul" and page.args[1] == Const(step, page.dtype)
-    return scaled and bounds is not None and bounds[0] >= -1 and bounds[1] < operand.page
+    return scaled and bounds is not None and bounds[0] >= -1 and bounds[1] < positions
 
 
 def share_fresh_rows(problem: Attention) -> bool:
@@ -143,11 +206,11 @@ def share_fresh_rows(problem: Attention) -> bool:
 
 def without_unlike_pages(problem: Attention) -> list[Group]:
     """What gathers keys and values of pages, where these are not the same for both, as kernels expect; else nothing."""
-    found = [operand for operand in (problem.k, problem.v) if isinstance(operand, Paged)]
+    found = [operand for operand in (problem.k, problem.v) if isinstance(operand, InPages)]
     return [] if not found or _share_table(problem) else [operand.made for operand in found]
 
 
-PAGE_MACROS = "PAGE? K_PAGE? V_PAGE? PAGE_ARGUMENTS?"
+PAGE_MACROS = "PAGE? K_PAGE? V_PAGE? K_SCALE_PAGE? V_SCALE_PAGE? PAGE_ARGUMENTS?"
 """What `page_prologues` defines for a kernel's file."""
 
 
@@ -162,11 +225,13 @@ def page_prologues(problem: Attention, lowering: Lowering, dialect: Dialect) -> 
         dialect: The language.
     """
     k, v = problem.k, problem.v
-    if not isinstance(k, Paged) or not isinstance(v, Paged):
+    if not isinstance(k, InPages) or not isinstance(v, InPages):
         return {}
     found = element_function("page_of", k.table, (k.shape[0], k.pages), lowering.tensors, "t", dialect)
     pointers = pointer_parameters(found.operands, dialect)
     macros: dict[str, object] = {"PAGE": k.page, "K_PAGE": k.stride, "V_PAGE": v.stride}
+    if isinstance(k, CodedPages) and isinstance(v, CodedPages):
+        macros |= {"K_SCALE_PAGE": k.scale_stride, "V_SCALE_PAGE": v.scale_stride}
     macros["PAGE_ARGUMENTS"] = pointer_arguments(found.operands)
     text = found.text(pointers, dialect)
     return {"pages": Prologue((found.operands,), dict(found.operands.fields), macros, text)}

@@ -237,9 +237,10 @@ class _PageCopy:
 
     def __init__(self, engine: PagedEngine, made: Sequence[NPUBuffer]) -> None:
         assert engine.spec.batch is not None
-        device, shapes, dtype = engine.device, engine.spec.batch.pool_shapes, engine.spec.dtype
-        read = Executor(compile(page_read_ir(shapes, dtype), device.target, dtype), device)
-        write = Executor(compile(page_write_ir(shapes, dtype), device.target, dtype), device)
+        device, dtype = engine.device, engine.spec.dtype
+        held = engine.spec.batch.pools(dtype)
+        read = Executor(compile(page_read_ir(held), device.target, dtype), device)
+        write = Executor(compile(page_write_ir(held), device.target, dtype), device)
         pools = {f"pool_{number}": pool for number, pool in enumerate(made)}
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}

@@ -16,8 +16,8 @@ from npu_compiler.tensor.expr import Call, Expr, Load, Ref, has_reduce, leaves, 
 from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
-__all__ = ["Computed", "Dequantised", "GroupedCodes", "Paged", "Scattered", "is_vector"]
-__all__ += ["CodedRows", "FreshCodes", "kind_of_codes"]
+__all__ = ["CodedPages", "CodedRows", "Computed", "Dequantised", "FreshCodes", "GroupedCodes", "InPages", "Paged"]
+__all__ += ["Scattered", "is_vector", "kind_of_codes"]
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Scattered(Operand):
 
 
 @dataclass(frozen=True)
-class Paged(Operand):
+class InPages(Operand):
     """Keys or values of attention that lie in pages, which a table names for each element of the batch, in order.
 
     Its tensor is the pool of pages. Its view has the operand's shape [batch, groups, length, size] and says how the
@@ -258,8 +258,6 @@ class Paged(Operand):
             of the pool.
         copied: The operand as it would be in memory, side by side.
         made: What would store it so, for launches that read it from memory all the same.
-        fresh: Rows of pages that are new, and where they go: stored to the pool by the launch that reads it; None where
-            another launch has stored them.
     """
 
     page: int
@@ -267,17 +265,61 @@ class Paged(Operand):
     table: Expr
     copied: Operand
     made: Group
-    fresh: Group | None = None
 
     @property
     def in_memory(self) -> Operand:
         return self.copied
 
-    def reads(self) -> tuple[int, ...]:
-        pool = (self.tensor.index,) if self.fresh is None else self.fresh.reads()
-        return tuple(dict.fromkeys((*pool, *(load.ref.tensor for load in leaves(self.table)))))
-
     @property
     def pages(self) -> int:
         """Pages of an element of the batch."""
         return self.shape[2] // self.page
+
+    @property
+    def looked_up(self) -> tuple[int, ...]:
+        """Indices of the tensors that the table is made of."""
+        return tuple(load.ref.tensor for load in leaves(self.table))
+
+
+@dataclass(frozen=True)
+class Paged(InPages):
+    """Numbers in pages.
+
+    Attributes:
+        fresh: Rows of pages that are new, and where they go: stored to the pool by the launch that reads it; None where
+            another launch has stored them.
+    """
+
+    fresh: Group | None = None
+
+    def reads(self) -> tuple[int, ...]:
+        pool = (self.tensor.index,) if self.fresh is None else self.fresh.reads()
+        return tuple(dict.fromkeys((*pool, *self.looked_up)))
+
+
+@dataclass(frozen=True)
+class CodedPages(InPages):
+    """Codes of a byte in pages, with a scale for each row in pages of another pool, which the same table names.
+
+    What `CodedRows` says of codes and scales holds here.
+
+    Attributes:
+        kind: The data type whose codes they are.
+        scale: Over the same shape, with strides like those of the codes: how the scales of a page lie.
+        scale_stride: Elements from one page of scales to the next.
+        fresh: Rows of pages that are new, stored by the launch that reads the operand; None where another launch has
+            stored them.
+    """
+
+    kind: DType
+    scale: Operand
+    scale_stride: int
+    fresh: FreshCodes | None = None
+
+    @property
+    def number_type(self) -> DType:
+        return self.copied.dtype
+
+    def reads(self) -> tuple[int, ...]:
+        pools = (self.tensor.index, self.scale.tensor.index) if self.fresh is None else self.fresh.reads()
+        return tuple(dict.fromkeys((*pools, *self.looked_up)))
