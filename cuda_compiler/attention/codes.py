@@ -27,8 +27,8 @@ from cuda_compiler.products.codes import number_macros
 from cuda_compiler.rows import lower_rows
 from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import KernelCall
-from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
-from npu_compiler.lowering.cache_codes import SCALE_MACROS, scale_macros, value_unit
+from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8, DType
+from npu_compiler.lowering.cache_codes import SCALE_MACROS, Coded, is_coded, scale_macros, value_unit
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions
@@ -40,7 +40,8 @@ from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
 from npu_compiler.tensor.expr import Expr, Load
 from npu_compiler.tensor.view import View
 
-__all__ = ["ATTENTION_CODES", "is_coded", "loads_coded_rows", "lower_codes", "numbers_of_codes", "suits_codes"]
+__all__ = ["ATTENTION_CODES", "CODED_MACROS", "are_fitting_codes", "coded_macros", "loads_coded_rows", "lower_codes"]
+__all__ += ["numbers_of_codes", "suits_codes", "written_codes"]
 
 _MAX_SIZE = 128  # of a head: a lane holds its part of two pieces
 _STEP = 32
@@ -48,17 +49,21 @@ _CHUNK = 16  # codes that a thread reads at a time
 _MAX_ROWS = 16
 _MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
 
+CODED_MACROS = (
+    "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE "
+    f"LEAST_SCALE {SCALE_MACROS}"
+)
+"""What `coded_macros` defines for a kernel's file."""
+
 ATTENTION_CODES = replace(
     ATTENTION_DECODE,
     entry="attention_codes",
-    macros=(
-        f"{DECODE_MACROS} KEPT vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE "
-        f"CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE LEAST_SCALE {SCALE_MACROS}"
-    ),
+    macros=f"{DECODE_MACROS} KEPT {CODED_MACROS}",
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
-        "attention_warp.cuh clusters.cuh attention_cluster.cuh attention_open.cuh attention_share.cuh"
+        "attention_warp.cuh attention_coded_rows.cuh clusters.cuh attention_cluster.cuh attention_open.cuh "
+        "attention_share.cuh"
     ),
 )
 
@@ -68,13 +73,16 @@ def loads_coded_rows(group: Group, position: int, operand: Operand, device: Devi
     problem = group.problem
     if not isinstance(operand, CodedRows) or not isinstance(problem, Attention) or problem.causal:
         return False
-    if not offers(device, CLUSTERS):
-        return False
-    size = operand.shape[3]
-    fits = size % _STEP == 0 and size <= _MAX_SIZE and problem.shared * problem.rows <= _MAX_ROWS
-    if not fits or operand.kind not in (INT8, FLOAT8_E4M3FN) or not operand.has_chunks(_CHUNK):
+    if not offers(device, CLUSTERS) or problem.shared * problem.rows > _MAX_ROWS or not are_fitting_codes(operand):
         return False
     return operand.fresh is None or _are_fresh(operand)
+
+
+def are_fitting_codes(operand: Coded) -> bool:
+    """Whether a warp multiplies codes of this type and of heads of this size."""
+    size = operand.shape[3]
+    fits = size % _STEP == 0 and size <= _MAX_SIZE and operand.kind in (INT8, FLOAT8_E4M3FN)
+    return fits and operand.has_chunks(_CHUNK)
 
 
 def _are_fresh(operand: CodedRows) -> bool:
@@ -90,11 +98,6 @@ def _are_fresh(operand: CodedRows) -> bool:
     return whole and seen and by_row and are_fresh_rows(fresh.codes, operand.tensor)
 
 
-def is_coded(problem: Attention) -> bool:
-    """Whether keys or values are codes."""
-    return isinstance(problem.k, CodedRows) or isinstance(problem.v, CodedRows)
-
-
 def suits_codes(problem: Attention, device: DeviceModel, block: int) -> bool:
     """Whether `lower_codes` takes it: keys and values are codes of one type, as many of both are new, or none."""
     k, v = problem.k, problem.v
@@ -106,11 +109,20 @@ def suits_codes(problem: Attention, device: DeviceModel, block: int) -> bool:
 
 def numbers_of_codes(problem: Attention, lowering: Lowering) -> list[KernelCall]:
     """Launches that store the numbers of keys and values in codes, once what is new among them is there."""
-    coded = [operand for operand in (problem.k, problem.v) if isinstance(operand, CodedRows)]
+    return _staged(problem, lowering, True)
+
+
+def written_codes(problem: Attention, lowering: Lowering) -> list[KernelCall]:
+    """Launches that store what is new among keys and values in codes."""
+    return _staged(problem, lowering, False)
+
+
+def _staged(problem: Attention, lowering: Lowering, with_numbers: bool) -> list[KernelCall]:
     stages: dict[int, list[Group]] = {}
-    for operand in coded:
+    for operand in (operand for operand in (problem.k, problem.v) if is_coded(operand)):
         ahead = () if operand.fresh is None else operand.fresh.stages
-        for number, stage in enumerate((*ahead, (operand.made,)), -len(ahead)):
+        last = ((operand.made,),) if with_numbers else ()
+        for number, stage in enumerate((*ahead, *last), -len(ahead)):
             stages.setdefault(number, []).extend(stage)
     calls: list[KernelCall] = []
     for number in sorted(stages):
@@ -159,10 +171,14 @@ def _wanted(problem: Attention, k: CodedRows, v: CodedRows) -> dict[str, tuple[E
 def _macros(division: Division, functions: Functions, k: CodedRows, v: CodedRows, fresh: int) -> dict[str, object]:
     given = {**division_macros(division), **operand_macros(functions, fresh), "KEPT": "" if fresh else "const"}
     del given["KEPT_T"]
+    return {**given, **coded_macros(k, v, division.problem.q.dtype)}
+
+
+def coded_macros(k: Coded, v: Coded, dtype: DType) -> dict[str, object]:
+    """What a kernel's file is told of codes that become numbers of a half precision, and of their scales."""
     return {
-        **given,
-        **number_macros(k.kind, division.problem.q.dtype),
-        "vector_t": given["tile_t"],
+        **number_macros(k.kind, dtype),
+        "vector_t": CUDA.storage[dtype.name],
         "BITS": 8,
         "CODEBOOK": 0,
         "codebook_t": "uint8",  # of none

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
-from cuda_compiler.attention.codes import is_coded, lower_codes, numbers_of_codes, suits_codes
+from cuda_compiler.attention.coded_pages import are_coded_pages, page_code_macros, scale_inputs, suits_coded_pages
+from cuda_compiler.attention.codes import CODED_MACROS, lower_codes, numbers_of_codes, suits_codes, written_codes
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, has_states, mask_macros, mask_states
 from cuda_compiler.attention.paged import lower_paged, suits_fresh
@@ -19,12 +20,13 @@ from cuda_compiler.shared import lower_shared
 from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.cache_codes import is_coded
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import Computed, Paged, Scattered
+from npu_compiler.lowering.problems.forms import CodedPages, Computed, InPages, Paged, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
@@ -53,6 +55,16 @@ ATTENTION = KernelTemplate(
         "attention_store.cuh"
     ),
     computed="pages",
+)
+
+ATTENTION_OVER_CODES = replace(
+    ATTENTION,
+    macros=f"{ATTENTION.macros} CODED_PIECES {CODED_MACROS}",
+    inputs="q k v k_scales v_scales mask sinks? states partial pages",
+    files=(
+        "mask.cuh tensor_cores.cuh grouped_codes.cuh attention_blocks.cuh attention_places.cuh attention_common.cuh "
+        "attention_tile.cuh attention_coded_tile.cuh attention_store.cuh"
+    ),
 )
 
 
@@ -119,8 +131,8 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         OpRefusal: Data types differ, or there are too many masks.
     """
     _check(problem)
-    coded = is_coded(problem)
-    if coded and not suits_codes(problem, lowering.device, _block(problem)):
+    coded, in_pages = is_coded(problem.k) or is_coded(problem.v), are_coded_pages(problem)
+    if coded and not (suits_coded_pages(problem) or suits_codes(problem, lowering.device, _block(problem))):
         stored = problem.stored().with_operand(0, problem.q)
         numbers = numbers_of_codes(problem, lowering)
         return [*numbers, *lower_attention(stored, replace(group, problem=stored), lowering)]
@@ -137,6 +149,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     if _fresh(problem) and not (share_fresh_rows(problem) and suits_fresh(problem)):
         written, problem = lower_shared(_fresh(problem), lowering), _without_fresh(problem)
         return [*written, *lower_attention(problem, replace(group, problem=problem), lowering)]
+    coded = coded and not in_pages
     division = _divide(problem.stored() if coded else problem, lowering.device)
     positions = epilogue_positions(group, lowering, "sum")
     launches, states = mask_states(problem, lowering, division.state_rows, division.block)
@@ -144,11 +157,11 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
     alone = replace(group, problem=_with_pages(problem.stored(), problem))
     made = [operand.made for operand in problem.operands if isinstance(operand, Computed | Scattered)] + _fresh(problem)
     producers = lower_shared(made, lowering) if made else []
-    producers += numbers_of_codes(problem, lowering) if coded else []
+    producers += numbers_of_codes(problem, lowering) if coded else written_codes(problem, lowering)
     options = [CallOption("", (*producers, _lower_tiles(division, alone, lowering, positions, states, ready)))]
     blocks = MaskBlocks(states, division.state_rows, division.block, ready)
     paged = lower_paged(problem, group, lowering, positions, blocks)
-    elsewhere = coded or isinstance(problem.k, Paged)
+    elsewhere = coded or isinstance(problem.k, InPages)
     decode = None if elsewhere else lower_decode(problem, group, lowering, positions, blocks)
     if coded:
         codes = lower_codes(problem, group, lowering, positions, blocks)
@@ -157,7 +170,7 @@ def lower_attention(problem: Attention, group: Group, lowering: Lowering) -> lis
         options = [*paged, *options]
     elif decode is not None:
         options.insert(0, CallOption(CLUSTERS, (decode,)))
-    elif is_for_warpgroups(problem, lowering.device):
+    elif not in_pages and is_for_warpgroups(problem, lowering.device):
         prefill = lower_prefill(alone, lowering, problem, positions, blocks)
         options.insert(0, CallOption(WARPGROUPS, (*producers, prefill)))
     return [*launches, *choice_of(options)]
@@ -172,7 +185,7 @@ def _fresh(problem: Attention) -> list[Group]:
 def _with_pages(stored: Attention, problem: Attention) -> Attention:
     """A problem with the keys and values of another one that lie in pages, once all that is new is there."""
     for position, operand in enumerate(problem.operands):
-        if isinstance(operand, Paged):
+        if isinstance(operand, Paged | CodedPages):
             stored = stored.with_operand(position, replace(operand, fresh=None))
     return stored
 
@@ -190,11 +203,11 @@ def _lower_tiles(
     rows = tiles * division.splits * division.tile_rows if division.splits > 1 else 0
     parts_bytes = rows * (division.width + 2) * FLOAT32.size
     launch = Launch(
-        ATTENTION,
+        ATTENTION_OVER_CODES if are_coded_pages(problem) else ATTENTION,
         grid=(division.row_tiles, division.splits, problem.batch * problem.groups),
         values=operand_values(problem, division.state_rows),
         macros={**_macros(division, lowering.device), "RESULT_TILES": tiles, "STATES_READY": int(ready)},
-        inputs=bindings(problem, states, parts_bytes, lowering),
+        inputs={**bindings(problem, states, parts_bytes, lowering), **scale_inputs(problem)},
         flops=problem.flops,
         prologues=pages(problem, lowering),
         shared_bytes=division.shared_bytes,
@@ -289,4 +302,5 @@ def _macros(division: _Division, device: DeviceModel) -> dict[str, object]:
         "CAUSAL": int(problem.causal),
         "STATE_ROWS": division.state_rows,
         **mask_macros(problem, division.block),
+        **page_code_macros(problem),
     }

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
+from cuda_compiler.attention.coded_pages import are_coded_pages, loads_coded_pages, page_code_macros, scale_inputs
+from cuda_compiler.attention.codes import CODED_MACROS
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
@@ -25,9 +27,10 @@ from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.element import element_function
 from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.paging import fresh_rows
 from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import Computed, Paged
+from npu_compiler.lowering.problems.forms import CodedPages, Computed, InPages
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Prologue
@@ -43,6 +46,8 @@ _CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PIECE = 16  # positions, as in attention_warp.cuh
 _ROW_GAP = 8  # elements between rows in shared memory
 _PAGE_STEP = 64  # positions that a page has a multiple of
+_MAX_PAGE = 1 << 15  # positions of a page, as places of new keys and values are kept
+_MAX_NEW_CODES = 4  # new rows of a text, whose numbers and codes lie in shared memory
 _MAX_TOKENS = 1024  # whose places each block of threads looks at, where it writes new keys and values itself
 _MAX_CLUSTERS = 16  # whose parts of a text the last one puts together
 _SIZES = (1, 2, 4, 8)  # of clusters
@@ -60,7 +65,7 @@ ATTENTION_PAGED = KernelTemplate(
     ),
     macros=(
         f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE "
-        f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT_T OPERAND_PARAMETERS OPERAND_ARGUMENTS "
+        f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT stored_t OPERAND_PARAMETERS OPERAND_ARGUMENTS "
         f"{PAGE_MACROS}"
     ),
     inputs="queries k v mask sinks? states partial pages",
@@ -68,20 +73,33 @@ ATTENTION_PAGED = KernelTemplate(
     shared_bytes=None,
     files=(
         "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_common.cuh attention_warp.cuh clusters.cuh "
-        "attention_cluster.cuh attention_open.cuh"
+        "attention_cluster.cuh attention_open.cuh attention_fresh.cuh attention_pieces.cuh"
     ),
     computed="queries pages",
+)
+
+ATTENTION_CODED_PAGES = replace(
+    ATTENTION_PAGED,
+    macros=f"{ATTENTION_PAGED.macros} CODED_PIECES {CODED_MACROS}",
+    inputs="queries k v k_scales v_scales mask sinks? states partial pages",
+    files=(
+        "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
+        "attention_warp.cuh attention_coded_rows.cuh clusters.cuh attention_cluster.cuh attention_open.cuh "
+        "attention_fresh.cuh attention_coded_pieces.cuh"
+    ),
 )
 
 
 def loads_pages(group: Group, position: int, operand: Operand) -> bool:
     """Whether the kernels for attention read keys or values in pages of this size: a block of positions lies in one."""
     problem = group.problem
-    if not isinstance(operand, Paged) or not isinstance(problem, Attention):
+    if not isinstance(operand, InPages) or not isinstance(problem, Attention):
         return False
-    if operand.fresh is not None and not suits_fresh(problem.with_operand(position, operand)):
+    if isinstance(operand, CodedPages) and not loads_coded_pages(problem, operand):
         return False
-    return operand.page % _PAGE_STEP == 0 and operand.page & (operand.page - 1) == 0
+    if fresh_rows(operand) is not None and not suits_fresh(problem.with_operand(position, operand)):
+        return False
+    return operand.page % _PAGE_STEP == 0 and operand.page <= _MAX_PAGE and operand.page & (operand.page - 1) == 0
 
 
 def lower_paged(
@@ -96,7 +114,7 @@ def lower_paged(
         positions: The operands of the epilogue.
         blocks: What each block of the mask does.
     """
-    if not isinstance(problem.k, Paged) or not _suits(problem, blocks.positions):
+    if not isinstance(problem.k, InPages) or not _suits(problem, blocks.positions):
         return []
     divisions = {CLUSTERS: _divide(problem, blocks.positions, lowering.device, offers(lowering.device, CLUSTERS))}
     divisions[PAGED] = _divide(problem, blocks.positions, lowering.device, False)
@@ -117,15 +135,17 @@ def _launch(
     blocks: MaskBlocks,
 ) -> KernelCall:
     fresh, tiles = _fresh(problem), problem.batch * problem.groups
+    template, stored = (ATTENTION_CODED_PAGES, "uint8") if are_coded_pages(problem) else (ATTENTION_PAGED, "tile_t")
     kept = tiles * division.kept_floats(problem) * FLOAT32.size
     inputs = bindings(problem, blocks.states, kept, lowering)
     del inputs["q"]
-    caches = {name: replace(inputs[name], writes=bool(fresh)) for name in ("k", "v")}
+    caches = {"k": inputs["k"], "v": inputs["v"], **scale_inputs(problem)}
+    caches = {name: replace(argument, writes=bool(fresh)) for name, argument in caches.items()}
     early = blocks.ready and (not fresh or _is_settled(problem, lowering))
     launch = EarlyLaunch(
-        ATTENTION_PAGED,
+        template,
         grid=(division.clusters * division.cluster, 1, tiles),
-        values=ATTENTION_PAGED.values_among(operand_values(problem, problem.rows)),
+        values=template.values_among(operand_values(problem, problem.rows)),
         macros={
             **size_macros(problem),
             **division.macros(),
@@ -139,7 +159,9 @@ def _launch(
             **mask_macros(problem, blocks.positions),
             "EARLY": int(early),
             "FRESH": problem.rows if fresh else 0,
-            "KEPT_T": "tile_t" if fresh else "const tile_t",
+            "KEPT": "" if fresh else "const",
+            "stored_t": stored,
+            **page_code_macros(problem),
         },
         inputs={**inputs, **caches},
         flops=problem.flops,
@@ -202,6 +224,8 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     All of them run at once, with as many pieces on their way in a multiprocessor. One that is alone there has two for
     each warp, so that one is computed while another arrives.
     """
+    sets = ceil_div(problem.shared * problem.rows, 8)
+    most_depth, least_depth = (2, sets) if are_coded_pages(problem) else (1, 1)  # pieces of half the bytes
     texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // _PIECE
     held = {1: device.cores, **(cluster_cores(device) if in_clusters else {})}
     sizes = [n for n in _SIZES if n in held and texts * n <= _RESIDENT * held[n]]
@@ -209,8 +233,9 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     cluster = min(busy) if busy else max(sizes, default=1)
     resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
     warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
+    depth *= most_depth
     while warps * depth * _piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
-        warps, depth = (warps, 1) if depth > 1 else (warps // 2, 1)
+        warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)
     while cluster > 1 and cluster // 2 * warps >= pieces:
         cluster //= 2
     most = resident * held[cluster] // (texts * cluster)
@@ -221,6 +246,9 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
 
 def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of a warp."""
+    if isinstance(problem.k, CodedPages) and isinstance(problem.v, CodedPages):
+        scales = problem.k.scale.dtype.size + problem.v.scale.dtype.size
+        return _PIECE * (problem.size + problem.value_size + 4 * _ROW_GAP + scales)
     return _PIECE * (padded(problem.size) + padded(problem.value_size) + 2 * _ROW_GAP) * 2
 
 
@@ -229,24 +257,27 @@ def suits_fresh(problem: Attention) -> bool:
     fresh = _fresh(problem)
     if problem.shared * problem.rows > _MAX_ROWS or problem.causal or problem.batch * problem.rows > _MAX_TOKENS:
         return False
+    if problem.rows > _MAX_NEW_CODES and any(isinstance(operand, CodedPages) for operand in (problem.k, problem.v)):
+        return False
     copied = problem.k.has_chunks(_CHUNK) and problem.v.has_chunks(_CHUNK)
     return copied and all(rows.shape[0] == problem.batch * problem.rows for rows in fresh)
 
 
 def _fresh(problem: Attention) -> list[Group]:
-    """New keys and new values."""
-    operands = (operand for operand in (problem.k, problem.v) if isinstance(operand, Paged))
-    return [operand.fresh for operand in operands if operand.fresh is not None]
+    """New keys and new values, or their codes."""
+    found = (fresh_rows(operand) for operand in (problem.k, problem.v))
+    return [rows for rows in found if rows is not None]
 
 
 def _is_settled(problem: Attention, lowering: Lowering) -> bool:
     """Whether the pools are the kernel's alone to write, and tables and places are there before the launch ahead."""
     looked_up: list[Expr] = []
     for operand in (problem.k, problem.v):
-        assert isinstance(operand, Paged)
-        assert operand.fresh is not None
-        assert operand.fresh.index is not None
-        looked_up += [operand.table, operand.fresh.index]
+        rows = fresh_rows(operand)
+        assert isinstance(operand, InPages)
+        assert rows is not None
+        assert rows.index is not None
+        looked_up += [operand.table, rows.index]
     read = {load.ref.tensor for expr in looked_up for load in leaves(expr)}
     return all(lowering.tensors[index].source is None or lowering.ask(is_settled, index) for index in read)
 
@@ -263,7 +294,9 @@ def _computed(problem: Attention, lowering: Lowering) -> Prologue:
     if fresh:
         keys, values = fresh
         assert keys.index is not None
-        wanted |= {"key_value": (keys.expr, keys.shape), "value_value": (values.expr, values.shape)}
+        for name, operand, rows in (("key", problem.k, keys), ("value", problem.v, values)):
+            coded = operand.fresh if isinstance(operand, CodedPages) else None
+            wanted[f"{name}_value"] = (rows.expr if coded is None else coded.numbers, rows.shape)
         wanted["fresh_place"] = (keys.index, keys.shape)
     made = [
         element_function(name, expr, shape, lowering.tensors, f"f{number}", CUDA)

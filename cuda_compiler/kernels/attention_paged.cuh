@@ -7,7 +7,8 @@
 // and wait for nobody: each has DEPTH pieces on their way. What the mask closes is not read. The queries are computed here.
 // So are FRESH keys and values of each text, which this kernel also writes to their pages: wherever a block has such a page,
 // what was read there is replaced. How a text is divided depends on its own length alone, and so do the bits of its results.
-// A row that is closed everywhere gives zeros.
+// A row that is closed everywhere gives zeros. What pages hold, numbers or codes, is a matter of attention_pieces.cuh or of
+// attention_coded_pieces.cuh.
 // Grid: clusters in x, batch * heads of keys in z.
 static_assert(PAGE % BLOCK == 0 && BLOCK % PIECE == 0, "a block of positions lies in one page");
 
@@ -63,70 +64,6 @@ private:
 };
 
 #if FRESH
-constexpr int TOKENS = RESULT_TILES / GROUPS * FRESH, NEW = HEAD_SIZE + VALUE_SIZE;
-constexpr int PAGE_PLACES = K_PAGE / K_ROW; // rows from one page to the next
-static_assert(V_PAGE / V_ROW == PAGE_PLACES, "keys and values lie alike");
-
-// New keys and values of a token that this block reads: at a place in a page.
-struct Fresh {
-    short token, place;
-    int page;
-};
-
-// An element of the keys and values of a token, side by side.
-__device__ __forceinline__ float fresh_value(int token, int group, int column, OPERAND_PARAMETERS const Params& p)
-{
-    return column < HEAD_SIZE ? key_value(0, token, group, column, OPERAND_ARGUMENTS p)
-                              : value_value(0, token, group, column - HEAD_SIZE, OPERAND_ARGUMENTS p);
-}
-
-// What a thread computes of the keys, or values, of its text's own tokens, and where in the pool they go: places are known
-// before the grid ahead has finished. No branch stands between the loads.
-template <int SIZE, int STEP>
-struct OwnRows {
-    static constexpr int TURNS = turns_of(FRESH * SIZE);
-    float value[TURNS];
-    long long place[TURNS]; // negative where there is none
-
-    __device__ __forceinline__ void find(int batch, OPERAND_PARAMETERS const Params& p)
-    {
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            int token = batch * FRESH + element_of_turn<FRESH * SIZE>(turn) / SIZE;
-            place[turn] = fresh_place(0, token, 0, 0, OPERAND_ARGUMENTS p);
-        }
-    }
-
-    template <typename Compute>
-    __device__ __forceinline__ void compute(int batch, Compute value_of)
-    {
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            int index = element_of_turn<FRESH * SIZE>(turn);
-            value[turn] = value_of(batch * FRESH + index / SIZE, index % SIZE);
-        }
-    }
-
-    __device__ __forceinline__ void leave(tile_t* rows) const
-    {
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            int index = element_of_turn<FRESH * SIZE>(turn);
-            rows[index / SIZE * NEW + index % SIZE] = tile_t(value[turn]);
-        }
-    }
-
-    __device__ __forceinline__ void write(tile_t* pool) const
-    {
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            if (place[turn] >= 0) {
-                pool[place[turn] * STEP + element_of_turn<FRESH * SIZE>(turn) % SIZE] = tile_t(value[turn]);
-            }
-        }
-    }
-};
-
 // Lists what this block reads of what is new.
 __device__ __forceinline__ void list_fresh(
     Fresh* list, int* count, const Share& share, OPERAND_PARAMETERS const Params& p)
@@ -147,7 +84,7 @@ __device__ __forceinline__ void list_fresh(
 
 // Puts what is new where it belongs in a piece, which may have been read before it was in memory.
 __device__ __forceinline__ void patch(
-    unsigned char* slot, const Fresh* list, int count, const tile_t* ahead, int page, int position, int batch, int group,
+    unsigned char* slot, const Fresh* list, int count, const NewRows& rows, int page, int position, int batch, int group,
     OPERAND_PARAMETERS const Params& p)
 {
     bool changed = false;
@@ -157,15 +94,10 @@ __device__ __forceinline__ void patch(
         if (fresh.page != page || at < 0 || at >= PIECE) {
             continue;
         }
-        unsigned char *keys = slot + at * K_PITCH, *values = slot + K_BYTES + at * V_PITCH;
-        for (int column = int(threadIdx.x) % 32; column < NEW; column += 32) {
-            int row = fresh.token - batch * FRESH; // another text's where they share the page that is written to
-            bool is_own = 0 <= row && row < FRESH;
-            tile_t value = is_own ? ahead[row * NEW + column]
-                                  : tile_t(fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p));
-            unsigned char* target = column < HEAD_SIZE ? keys + column * 2 : values + (column - HEAD_SIZE) * 2;
-            *reinterpret_cast<tile_t*>(target) = value;
-        }
+        int row = fresh.token - batch * FRESH; // another text's where they share the page that is written to
+        put_new(slot, at, rows, 0 <= row && row < FRESH ? row : -1, [&](int column) {
+            return fresh_value(fresh.token, group, column, OPERAND_ARGUMENTS p);
+        });
         changed = true;
         __syncwarp();
     }
@@ -176,7 +108,7 @@ __device__ __forceinline__ void patch(
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
-    OPERAND_PARAMETERS KEPT_T* k, KEPT_T* v, const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
+    OPERAND_PARAMETERS KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS const mask_t* mask, SINK_PARAMETER const unsigned char* states, float* partial,
     PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char ring[]; // slots of a piece each, DEPTH for each warp
@@ -185,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
 #if FRESH
     __shared__ Fresh fresh[TOKENS];
     __shared__ int fresh_count;
-    __shared__ tile_t rows_ahead[FRESH * NEW];
+    __shared__ NewRows new_rows;
     if (threadIdx.x == 0) {
         fresh_count = 0;
     }
@@ -213,13 +145,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         wait_for_previous_grid();
     }
     enter_group(k, v, mask, batch, group, p);
+    Pools pools(k, v, SCALE_ARGUMENTS group);
     auto slot = [&](int turn) { return ring + (warp * DEPTH + turn % DEPTH) * SLOT_BYTES; };
     auto copy = [&](int turn) {
         if (share.has(turn)) {
-            int position = share.position(turn), count = LENGTH - position;
-            long long page = share.page(turn), within = position % PAGE;
-            copy_rows<HEAD_SIZE, QK_WIDTH, K_PITCH, K_ROW>(slot(turn), k + page * K_PAGE + within * K_ROW, count);
-            copy_rows<VALUE_SIZE, V_WIDTH, V_PITCH, V_ROW>(slot(turn) + K_BYTES, v + page * V_PAGE + within * V_ROW, count);
+            int position = share.position(turn);
+            pools.copy(slot(turn), share.page(turn), position % PAGE, LENGTH - position);
         }
         commit_copies();
     };
@@ -232,55 +163,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         load_mask(added, mask, share.position(0), share.is_masked(0), p);
     }
 #if FRESH
-    OwnRows<HEAD_SIZE, K_ROW> own_keys;
-    OwnRows<VALUE_SIZE, V_ROW> own_values;
-    own_keys.find(batch, OPERAND_ARGUMENTS p);
-    own_values.find(batch, OPERAND_ARGUMENTS p);
+    OwnNew own_new;
+    own_new.find(batch, OPERAND_ARGUMENTS p);
     list_fresh(fresh, &fresh_count, share, OPERAND_ARGUMENTS p);
     if (EARLY) {
         wait_for_previous_grid();
     }
-    auto key_of = [&](int token, int column) { return key_value(0, token, group, column, OPERAND_ARGUMENTS p); };
-    auto value_of = [&](int token, int column) { return value_value(0, token, group, column, OPERAND_ARGUMENTS p); };
-    own_keys.compute(batch, key_of);
-    own_values.compute(batch, value_of);
+    own_new.compute(batch, group, OPERAND_ARGUMENTS p);
 #endif
     OwnQueries own;
     compute_queries(own, batch, group, OPERAND_ARGUMENTS p);
     leave_queries(queries, own);
 #if FRESH
-    own_keys.leave(rows_ahead);
-    own_values.leave(rows_ahead + HEAD_SIZE);
-    if (share.is_first()) {
-        own_keys.write(k);
-        own_values.write(v);
-    }
+    leave_new(new_rows, own_new, pools, share.is_first());
 #endif
     __syncthreads();
     Rows rows;
     Queries query;
     begin_rows(rows);
-    load_queries(query, queries);
+    load_piece_queries(query, queries);
     for (int turn = 0; share.has(turn); ++turn) {
         Scores score;
         wait_for_copies<DEPTH - 1>();
         __syncwarp();
 #if FRESH
-        patch(slot(turn), fresh, fresh_count, rows_ahead, share.page(turn), share.position(turn), batch, group,
+        patch(slot(turn), fresh, fresh_count, new_rows, share.page(turn), share.position(turn), batch, group,
               OPERAND_ARGUMENTS p);
 #endif
-        multiply_keys(score, query, slot(turn));
+        multiply_piece_keys(score, query, slot(turn));
         soften(rows, score, added, share.position(turn));
         if (share.has(turn + 1)) {
             load_mask(added, mask, share.position(turn + 1), share.is_masked(turn + 1), p);
         }
-        add_values(rows, score, slot(turn) + K_BYTES);
+        add_piece_values(rows, score, slot(turn));
         __syncwarp();
         copy(turn + DEPTH);
     }
     wait_for_copies<0>();
     if (share.has(0)) {
-        leave_rows(rows, ring, parts, 1.0f, lane_column);
+        leave_rows(rows, ring, parts, UNIT, piece_column);
     }
     finish_shares(parts, ring, share, batch, group, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 }

@@ -46,8 +46,8 @@ class BatchSpec:
         page_tokens: Tokens of a page.
         pages: Pages that there are to give out; behind them the pools have one for what is nobody's.
         context: Tokens of a text, at most: whole pages.
-        pool_shapes: Shape of each pool: [pages + 1, heads, page_tokens, head size]; of the scales of one in codes the head
-            size is 1.
+        pool_shapes: Shape of each pool: [pages + 1, heads, page_tokens, head size]; of the scales of one in codes the
+            head size is 1.
         functions: The functions by name; some of them take a single token of each lane.
         pool_dtypes: Data type of each pool; the model's for all where there are none.
     """

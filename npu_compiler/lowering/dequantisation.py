@@ -192,6 +192,12 @@ def with_scale_behind(group: Group, position: int, operand: Dequantised) -> Grou
     return scaled if len(scaled.reads()) <= MAX_READS else None
 
 
+def _last_nodes(maker: Group) -> Sequence[str]:
+    """The node whose result a group computes; with those of which it only brings the elements to other places."""
+    is_bare = maker.shape and maker.index is None and coded_parts(maker.expr, maker.shape) is not None
+    return maker.nodes if is_bare else maker.nodes[-1:]
+
+
 def note_of_stored(
     groups: Mapping[int, list[Group]], outputs: Collection[int], dequantised: Collection[str], target: str
 ) -> tuple[str, ...]:
@@ -208,7 +214,7 @@ def note_of_stored(
         for operand in () if group.problem is None else group.problem.operands:
             makers = groups.get(operand.tensor.index, []) if type(operand) is Operand else []
             alone = (maker for maker in makers if maker.problem is None)
-            names.update((name, None) for maker in alone for name in maker.nodes[-1:] if name in dequantised)
+            names.update((name, None) for maker in alone for name in _last_nodes(maker) if name in dequantised)
     if not names:
         return ()
     shown = ", ".join(f"'{name}'" for name in [*names][:_MOST_NAMED])

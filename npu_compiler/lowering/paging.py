@@ -24,14 +24,14 @@ from npu_compiler.tensor.trace import Scatter, TracedTensor
 from npu_compiler.tensor.view import Step, View
 
 __all__ = ["PAGE_MACROS", "are_coded_rows", "as_pages", "page_prologues", "share_fresh_rows", "with_fresh_rows"]
-__all__ += ["unnumbered", "without_unlike_pages"]
+__all__ += ["fresh_rows", "unnumbered", "without_unlike_pages"]
 
 _TABLE = (0, 2)  # the dimensions of [batch, groups, pages, positions, size] that a table has
 
 
 def as_pages(operand: Operand, made: Group, position: int, tensors: Sequence[TracedTensor]) -> InPages | None:
-    """Keys or values of attention as pages, where what makes them only looks these up in a table, or makes numbers of the
-    codes and scales that it looks up; else None.
+    """Keys or values of attention as pages, where what makes them only looks these up in a table, or makes numbers of
+    the codes and scales that it looks up; else None.
 
     Args:
         operand: The operand, [batch, groups, length, size].
@@ -132,7 +132,9 @@ def unnumbered(table: Expr) -> Expr:
     def plain(node: Expr) -> Expr | None:
         if isinstance(node, Checked):
             return replace(node, check=0)
-        return Load(Ref(node.ref.tensor, node.ref.view), node.dtype) if isinstance(node, Load) and not node.index else None
+        if not isinstance(node, Load) or node.index is not None:
+            return None
+        return Load(Ref(node.ref.tensor, node.ref.view), node.dtype)
 
     return substitute(table, plain)
 
@@ -160,9 +162,7 @@ def are_coded_rows(operand: CodedPages, tensors: Sequence[TracedTensor]) -> bool
     )
 
 
-def _are_rows_of_pages(
-    made: Group, pool: Operand, page: int, stride: int, tensors: Sequence[TracedTensor]
-) -> bool:
+def _are_rows_of_pages(made: Group, pool: Operand, page: int, stride: int, tensors: Sequence[TracedTensor]) -> bool:
     """Whether a scatter puts one row of all heads for each token into pages, so many elements apart, of a pool that
     nothing else writes.
     """
@@ -179,7 +179,7 @@ def _are_rows_of_pages(
 
 
 def _names_pages(made: Group, positions: int, step: int) -> bool:
-    """Whether the index of a scatter is a page, times `step`, and a place in it, for each token the same for all heads."""
+    """Whether the index of a scatter is a page, times `step`, and a place in it, the same for all heads of a token."""
     index = made.index
     assert index is not None
     for node in walk(index):
@@ -198,10 +198,17 @@ def _names_pages(made: Group, positions: int, step: int) -> bool:
 
 def share_fresh_rows(problem: Attention) -> bool:
     """Whether new keys and new values go to the same places."""
-    k, v = (o.fresh if isinstance(o, Paged) else None for o in (problem.k, problem.v))
+    k, v = (fresh_rows(operand) for operand in (problem.k, problem.v))
     if k is None or v is None or k.index is None or v.index is None:
         return False
     return k.shape[0] == v.shape[0] and unnumbered(k.index) == unnumbered(v.index)
+
+
+def fresh_rows(operand: Operand) -> Group | None:
+    """What stores the rows, or the codes, that are new among those in pages; None where nothing is."""
+    if isinstance(operand, CodedPages):
+        return None if operand.fresh is None else operand.fresh.codes
+    return operand.fresh if isinstance(operand, Paged) else None
 
 
 def without_unlike_pages(problem: Attention) -> list[Group]:

@@ -16,7 +16,7 @@ import npu_compiler
 from npu_compiler.frontend.cache_forms import RowForm, row_form
 from npu_runtime import Device, Executor, NPUBuffer
 
-__all__ = ["CodedStep", "Sizes", "check_step", "error_of_step"]
+__all__ = ["CodedStep", "Sizes", "check_step", "error_of_step", "host_numbers", "neighbours"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def error_of_step(step: CodedStep, position: int, device: Device) -> float:
     assert len(names) == len(flat)
     assert len(program.main.state) == len(given[5]), program.main.notes
     buffers = {
-        spec.name: NPUBuffer.from_numpy(_array(tensor), device, spec=spec)
+        spec.name: NPUBuffer.from_numpy(host_numbers(tensor), device, spec=spec)
         for spec, tensor in zip(program.input_specs, flat, strict=True)
     }
     caches = [np.array(buffers[spec.name].to_numpy(spec=spec)).astype(float) for spec in program.input_specs[5:]]
@@ -96,7 +96,7 @@ def error_of_step(step: CodedStep, position: int, device: Device) -> float:
         changed = np.unique(np.nonzero(after != before)[2])
         assert {*changed.tolist()} <= {*range(position, position + step.sizes.rows)}
         exact = wanted.double().numpy()
-        assert (np.abs(after - exact) <= _step_at(exact, wanted.dtype)).all()
+        assert (np.abs(after - exact) <= neighbours(exact, wanted.dtype, 2.0**-8)).all()
     parts = [torch.from_numpy(part) for part in held]
     if step.form.tensors == 2:
         parts = [parts[0] * parts[1], parts[2] * parts[3]]
@@ -114,10 +114,12 @@ def check_step(sizes: Sizes, kind: str, dtype: torch.dtype, positions: Sequence[
     assert sum(coded) <= 1.2 * sum(plain), (coded, plain)
 
 
-def _step_at(numbers: NDArray[np.float64], dtype: torch.dtype) -> NDArray[np.float64]:
-    """How far the neighbours of numbers are at most, in a type of codes; of scales, what rounded rows may differ by."""
+def neighbours(numbers: NDArray[np.float64], dtype: torch.dtype, unit: float) -> NDArray[np.float64]:
+    """How far the neighbours of numbers are at most, in a type of codes; of others, what two roundings, each by at most
+    `unit` of a number, may make them differ by.
+    """
     steps = {torch.int8: (0.0, 1.0), torch.float8_e4m3fn: (2.0**-3, 2.0**-9)}
-    relative, least = steps.get(dtype, (2.0**-7, 0.0))
+    relative, least = steps.get(dtype, (2.01 * unit, 0.0))
     return np.maximum(relative * np.abs(numbers), least)
 
 
@@ -125,6 +127,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
+def host_numbers(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's numbers in numpy's type of the same name."""
     kind = getattr(ml_dtypes, _name(tensor.dtype), None)
     return tensor.numpy() if kind is None else tensor.float().numpy().astype(kind)

@@ -1,0 +1,55 @@
+"""Keys and values in pages of codes of a byte, with pages of scales beside them, which attention reads as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cuda_compiler.attention.codes import are_fitting_codes, coded_macros
+from npu_compiler.artifact.plan import Argument
+from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
+from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import CodedPages
+
+__all__ = ["are_coded_pages", "loads_coded_pages", "page_code_macros", "scale_inputs", "suits_coded_pages"]
+
+_MOST_ROWS = 128  # of the queries that share a head of keys: of more each tile would make numbers of the codes again
+_PIECE = 16  # positions, as in attention_warp.cuh, whose scales are copied in chunks
+
+
+def are_coded_pages(problem: Attention) -> bool:
+    """Whether keys and values are pages of codes."""
+    return isinstance(problem.k, CodedPages) and isinstance(problem.v, CodedPages)
+
+
+def loads_coded_pages(problem: Attention, operand: CodedPages) -> bool:
+    """Whether kernels read pages of codes, and of scales side by side."""
+    if problem.causal or problem.shared * problem.rows > _MOST_ROWS or not are_fitting_codes(operand):
+        return False
+    scale = operand.scale
+    batch, head, row, step = scale.strides
+    places = (scale.offset, batch, head, operand.scale_stride)
+    return (row, step) == (1, 0) and all(place % _PIECE == 0 for place in places)
+
+
+def suits_coded_pages(problem: Attention) -> bool:
+    """Whether keys and values are pages of codes that lie alike, and what is new among them does too."""
+    if not are_coded_pages(problem) or without_unlike_pages(problem):
+        return False
+    fresh = [operand.fresh for operand in (problem.k, problem.v) if isinstance(operand, CodedPages)]
+    return not any(fresh) or (all(fresh) and share_fresh_rows(problem))
+
+
+def page_code_macros(problem: Attention) -> Mapping[str, object]:
+    """What a kernel's file is told of codes and scales; nothing where pages hold numbers."""
+    k, v = problem.k, problem.v
+    if not isinstance(k, CodedPages) or not isinstance(v, CodedPages):
+        return {}
+    return {**coded_macros(k, v, problem.q.dtype), "CODED_PIECES": 1}
+
+
+def scale_inputs(problem: Attention) -> dict[str, Argument]:
+    """The pools of the scales of keys and values in codes."""
+    k, v = problem.k, problem.v
+    if not isinstance(k, CodedPages) or not isinstance(v, CodedPages):
+        return {}
+    return {"k_scales": k.scale.argument, "v_scales": v.scale.argument}

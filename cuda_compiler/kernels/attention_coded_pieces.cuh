@@ -1,0 +1,173 @@
+// Pieces of pages that hold codes of a byte, and behind them the scales of their rows: how they come to shared memory, what is
+// new among them, and their products.
+#define SCALE_PARAMETERS KEPT k_scale_t *k_scales, KEPT v_scale_t *v_scales,
+#define SCALE_ARGUMENTS k_scales, v_scales,
+constexpr float UNIT = 1.0f / VALUE_UNIT; // of results
+constexpr int K_SCALES_AT = K_BYTES + PIECE * V_PITCH, V_SCALES_AT = K_SCALES_AT + PIECE * int(sizeof(k_scale_t));
+static_assert(K_SCALE_ROW == 1 && V_SCALE_ROW == 1, "the scales of a piece lie side by side");
+
+// Starts copying 16 rows of SIZE bytes.
+template <int SIZE, int PITCH, int STEP>
+__device__ __forceinline__ void copy_bytes(unsigned char* tile, const unsigned char* source)
+{
+    constexpr int CHUNKS = SIZE / 16;
+    #pragma unroll
+    for (int first = 0; first < PIECE * CHUNKS; first += 32) {
+        int index = first + int(threadIdx.x) % 32, row = index / CHUNKS, column = index % CHUNKS * 16;
+        copy_chunk(tile + row * PITCH + column, source + (long long)row * STEP + column, true);
+    }
+}
+
+// The pages of a head of keys.
+struct Pools {
+    KEPT stored_t *k, *v;
+    KEPT k_scale_t* k_scales;
+    KEPT v_scale_t* v_scales;
+
+    __device__ __forceinline__ Pools(KEPT stored_t* k, KEPT stored_t* v, SCALE_PARAMETERS int group)
+        : k(k), v(v), k_scales(k_scales + (long long)group * K_SCALE_HEAD), v_scales(v_scales + (long long)group * V_SCALE_HEAD)
+    {
+    }
+
+    // Starts copying a piece, which begins at a place of a page.
+    __device__ __forceinline__ void copy(unsigned char* slot, long long page, long long within, int count) const
+    {
+        constexpr int K_CHUNKS = PIECE * int(sizeof(k_scale_t)) / 16, V_CHUNKS = PIECE * int(sizeof(v_scale_t)) / 16;
+        copy_bytes<HEAD_SIZE, K_PITCH, K_ROW>(slot, k + page * K_PAGE + within * K_ROW);
+        copy_bytes<VALUE_SIZE, V_PITCH, V_ROW>(slot + K_BYTES, v + page * V_PAGE + within * V_ROW);
+        int lane = int(threadIdx.x) % 32;
+        if (lane < K_CHUNKS) {
+            copy_chunk(slot + K_SCALES_AT + lane * 16, k_scales + page * K_SCALE_PAGE + within + lane * (PIECE / K_CHUNKS), true);
+        } else if (lane < K_CHUNKS + V_CHUNKS) {
+            lane -= K_CHUNKS;
+            copy_chunk(slot + V_SCALES_AT + lane * 16, v_scales + page * V_SCALE_PAGE + within + lane * (PIECE / V_CHUNKS), true);
+        }
+    }
+};
+
+__device__ __forceinline__ k_scale_t* key_scales_of(unsigned char* slot)
+{
+    return reinterpret_cast<k_scale_t*>(slot + K_SCALES_AT);
+}
+__device__ __forceinline__ v_scale_t* value_scales_of(unsigned char* slot)
+{
+    return reinterpret_cast<v_scale_t*>(slot + V_SCALES_AT);
+}
+
+__device__ __forceinline__ void load_piece_queries(Queries& query, const tile_t* queries) { load_coded_queries(query, queries); }
+
+__device__ __forceinline__ void multiply_piece_keys(Scores& score, const Queries& query, unsigned char* slot)
+{
+    Keys keys;
+    #pragma unroll
+    for (int half_piece = 0; half_piece < 2; ++half_piece) {
+        int at = lane_place(half_piece * 2);
+        read_key<true>(keys, half_piece, slot + at * K_PITCH);
+        keys.scale[half_piece] = float(key_scales_of(slot)[at]);
+    }
+    multiply_coded_keys(score, query, keys);
+}
+
+__device__ __forceinline__ void add_piece_values(Rows& rows, const Scores& weight, unsigned char* slot)
+{
+    Values values;
+    #pragma unroll
+    for (int which = 0; which < 4; ++which) {
+        read_value<true>(values, which, slot + K_BYTES + value_place_of(which) * V_PITCH);
+    }
+    #pragma unroll
+    for (int half_piece = 0; half_piece < 2; ++half_piece) {
+        values.scale[half_piece] = float(value_scales_of(slot)[lane_place(half_piece * 2)]);
+    }
+    add_coded_values(rows, weight, values);
+}
+__device__ __forceinline__ int piece_column(int e, int u) { return coded_lane_column(e, u); }
+
+#if FRESH
+static_assert(K_SCALE_PAGE == PAGE_PLACES && V_SCALE_PAGE == PAGE_PLACES, "scales lie as rows do");
+
+// The new keys and values of a block's text, side by side, and what becomes of them.
+struct NewRows {
+    float number[FRESH][NEW];
+    long long place[FRESH];
+    k_scale_t key_scale[FRESH];
+    v_scale_t value_scale[FRESH];
+    alignas(16) unsigned char code[FRESH][NEW];
+};
+
+// A row as codes, with all lanes of a warp, and its scale; to be written to a place in memory, unless that is negative.
+template <int SIZE, int STEP, typename S, typename Number>
+__device__ __forceinline__ void round_to_place(
+    unsigned char* code, S& scale, unsigned char* target, S* scales, long long place, Number number_at)
+{
+    S own = S(round_row<SIZE>(code, number_at));
+    int lane = int(threadIdx.x) % 32;
+    __syncwarp();
+    if (lane == 0) {
+        scale = own;
+    }
+    if (place < 0) {
+        return;
+    }
+    for (int word = lane; word < SIZE / 4; word += 32) {
+        reinterpret_cast<uint*>(target + place * STEP)[word] = reinterpret_cast<const uint*>(code)[word];
+    }
+    if (lane == 0) {
+        scales[place] = own;
+    }
+}
+
+// Leaves what a thread has of them for the block, in codes, and writes these to the pages where that is the block's to do.
+template <typename Own>
+__device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools& pools, bool writes)
+{
+    own.keys.each([&](int row, int column, float value, long long place) {
+        rows.number[row][column] = value;
+        if (column == 0) {
+            rows.place[row] = place;
+        }
+    });
+    own.values.each([&](int row, int column, float value, long long) { rows.number[row][HEAD_SIZE + column] = value; });
+    __syncthreads();
+    for (int each = int(threadIdx.x) / 32; each < FRESH * 2; each += WARPS) {
+        int row = each / 2;
+        long long place = writes ? rows.place[row] : -1;
+        const float* number = rows.number[row];
+        unsigned char* code = rows.code[row];
+        if (each % 2 == 0) {
+            round_to_place<HEAD_SIZE, K_ROW>(
+                code, rows.key_scale[row], pools.k, pools.k_scales, place, [&](int column) { return number[column]; });
+        } else {
+            round_to_place<VALUE_SIZE, V_ROW>(
+                code + HEAD_SIZE, rows.value_scale[row], pools.v, pools.v_scales, place,
+                [&](int column) { return number[HEAD_SIZE + column]; });
+        }
+    }
+}
+
+// Puts a new token at a place of a piece, with all lanes of a warp: one of the block's own rows, or what `value_of` gives where
+// that is negative.
+template <typename Value>
+__device__ __forceinline__ void put_new(unsigned char* slot, int at, const NewRows& rows, int row, Value value_of)
+{
+    unsigned char *keys = slot + at * K_PITCH, *values = slot + K_BYTES + at * V_PITCH;
+    int lane = int(threadIdx.x) % 32;
+    k_scale_t key_scale;
+    v_scale_t value_scale;
+    if (row >= 0) {
+        for (int word = lane; word < NEW / 4; word += 32) {
+            uint* target = reinterpret_cast<uint*>(word < HEAD_SIZE / 4 ? keys : values - HEAD_SIZE);
+            target[word] = reinterpret_cast<const uint*>(rows.code[row])[word];
+        }
+        key_scale = rows.key_scale[row];
+        value_scale = rows.value_scale[row];
+    } else {
+        key_scale = k_scale_t(round_row<HEAD_SIZE>(keys, value_of));
+        value_scale = v_scale_t(round_row<VALUE_SIZE>(values, [&](int column) { return value_of(HEAD_SIZE + column); }));
+    }
+    if (lane == 0) {
+        key_scales_of(slot)[at] = key_scale;
+        value_scales_of(slot)[at] = value_scale;
+    }
+}
+#endif
