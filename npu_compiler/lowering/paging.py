@@ -39,23 +39,27 @@ def as_pages(operand: Operand, made: Group, position: int, tensors: Sequence[Tra
         position: Which operand: 1 for keys, 2 for values.
         tensors: The trace's tensors.
     """
-    whole, copied = made.output.view, Operand(operand.tensor, operand.ref)
+    copied = Operand(operand.tensor, operand.ref)
     if position not in (1, 2) or made.problem is not None or made.index is not None:
         return None
-    if len(made.shape) != 5 or made.shape != whole.shape or 0 in made.shape:
+    if len(made.shape) != 5 or made.shape != made.output.view.shape or 0 in made.shape:
         return None
-    batch, groups, pages, size, width = made.shape
+    order = (
+        (0, 2, 1, 3, 4) if operand.shape[1] == made.shape[2] == 1 else tuple(range(5))
+    )  # of one head pages come first
+    expr, whole = reindex(made.expr, made.shape, (("permute", order),)), made.output.view.permute(order)
+    batch, groups, pages, size, width = whole.shape
     seen = whole.reshape((batch, groups, pages * size, width))
-    if seen is None or not seen.same_elements(operand.view):
+    if expr is None or seen is None or not seen.same_elements(operand.view):
         return None
-    if isinstance(made.expr, Load):
-        pool = _pool_of(made.expr, made.shape, operand.shape, tensors)
+    if isinstance(expr, Load):
+        pool = _pool_of(expr, whole.shape, operand.shape, tensors)
         return None if pool is None else Paged(*pool.rows, size, pool.stride, pool.table, copied, made)
-    parts = coded_parts(made.expr, made.shape)
+    parts = coded_parts(expr, whole.shape)
     if parts is None:
         return None
     kind, code, scale = parts
-    codes, scales = (_pool_of(load, made.shape, operand.shape, tensors) for load in (code, scale))
+    codes, scales = (_pool_of(load, whole.shape, operand.shape, tensors) for load in (code, scale))
     if codes is None or scales is None or unnumbered(codes.table) != unnumbered(scales.table):
         return None
     at = (*codes.rows, size, codes.stride, codes.table, copied, made)

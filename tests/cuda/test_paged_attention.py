@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from cuda_runtime.nvrtc import architectures
-from npu_compiler.artifact.plan import CallChoice, KernelCall, Role
+from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, Role
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.dtypes import DType
 from npu_compiler.errors import InputError, MissingDependencyError
 from npu_runtime import Device, Executor
 from tests.cuda.kernels import check_plan_compiles
-from tests.support.paged_steps import PagedStep, Sizes, check_paged_step, compiled_step, run_step, step_inputs
+from tests.support.coded_cache import host_numbers
+from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
+from tests.support.paged_steps import (
+    PagedStep,
+    Sizes,
+    check_paged_step,
+    check_results,
+    compiled_step,
+    run_step,
+    step_inputs,
+)
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 KINDS = pytest.mark.parametrize("kind", ["16", "int8", "fp8"])
@@ -141,6 +156,50 @@ def test_pages_whose_places_take_more_than_15_bits_are_gathered(kind: str) -> No
             program.main.kernels[call.kernel].entry for call in program.main.calls if isinstance(call, KernelCall)
         }
         assert ("attention_paged" in entries) == is_read
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs g++")
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("sizes", "ends", "shares"),
+    [
+        (Sizes(3, 4, page=64, size=64, groups=2, shared=3, pages=14), [100, -1, 37], True),
+        (Sizes(2, 2, page=64, size=128, groups=2, shared=6, rows=2, pages=5), [70, 127], False),
+        (Sizes(1, 3, page=64, size=96, groups=3, shared=1, pages=4), [191], False),
+        (Sizes(2, 1, page=64, size=32, groups=2, shared=9, pages=3), [15, 16], False),
+    ],
+    ids=str,
+)
+def test_on_a_processor_codes_equal_torch(
+    sizes: Sizes, ends: list[int], shares: bool, kind: str, tmp_path: Path
+) -> None:
+    """Thread by thread; two lanes then write to one page, whose new tokens both see."""
+    step = PagedStep(sizes, kind, torch.bfloat16)
+    plan = compiled_step(step, "cuda").main.resolved(
+        lambda choice, kernels: [option.requires for option in choice.options].index("sm_80")
+    )
+    given = step_inputs(step, ends, shares)
+    check_results(step, given, host_results(plan, given, tmp_path))
+    if sizes.lanes > 1:
+        given["tables"][:] = given["tables"][0].clone()
+        given["positions"][:, 0] = torch.arange(len(ends)) + 14
+        check_results(step, given, host_results(plan, given, tmp_path))
+
+
+def host_results(plan: ExecutionPlan, given: dict[str, Any], folder: Path) -> list[NDArray[np.float64]]:
+    flat = [*(value for name, value in given.items() if name != "pools"), *given["pools"]]
+    kinds = {spec.name: as_numpy_type(spec.dtype) for spec in (*plan.inputs, *plan.outputs)}
+    tensors = {
+        spec.name: host_numbers(tensor).astype(kinds[spec.name]).view(np.uint8)
+        for spec, tensor in zip(plan.inputs, flat, strict=True)
+    }
+    found, kept = run_plan_on_host(plan, tensors, folder), dict(plan.state)
+    wanted = ((spec, found[kept.get(spec.name, spec.name)]) for spec in plan.outputs)
+    return [array.view(kinds[spec.name]).astype(np.float64).reshape(spec.shape) for spec, array in wanted]
+
+
+def as_numpy_type(kind: DType) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, kind.name, kind.name))
 
 
 @KINDS

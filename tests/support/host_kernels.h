@@ -12,11 +12,12 @@
 #define __global__
 #define __shared__ static
 #define __forceinline__ inline
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 900
 
 struct float2 { float x, y; };
+struct uint2 { unsigned x, y; };
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 static float2 make_float2(float x, float y) { return {x, y}; }
@@ -35,6 +36,13 @@ static float __int_as_float(int bits) { return bits_as<float>(bits); }
 static int __float_as_int(float value) { return bits_as<int>(value); }
 static float rsqrt(float value) { return 1.0f / sqrtf(value); }
 static void __threadfence() {}
+static void __threadfence_system() {}
+template <typename T> static T atomicCAS(T* place, T expected, T value)
+{
+    T found = *place;
+    *place = found == expected ? value : found;
+    return found;
+}
 static unsigned atomicInc(unsigned* counter, unsigned most) { return *counter >= most ? (*counter = 0, most) : (*counter)++; }
 static size_t __cvta_generic_to_shared(const void*) { abort(); }
 template <typename T> static T min(T a, T b) { return a < b ? a : b; }
@@ -54,6 +62,7 @@ struct Barrier { int arrived = 0, passed = 0; };
 struct Block {
     std::vector<unsigned char> shared;
     Barrier all;
+    int votes = 0;
 };
 struct Warp {
     Barrier all;
@@ -91,6 +100,18 @@ static void meet(Barrier& barrier, int count)
     }
 }
 static void __syncthreads() { meet(current->own->all, block_threads); }
+static int voted(int vote, bool of_all)
+{
+    int& votes = current->own->votes;
+    __syncthreads();
+    votes = 0;
+    __syncthreads();
+    votes += vote != 0;
+    __syncthreads();
+    return of_all ? votes == block_threads : votes != 0;
+}
+static int __syncthreads_and(int vote) { return voted(vote, true); }
+static int __syncthreads_or(int vote) { return voted(vote, false); }
 static void __syncwarp() { meet(current->warp->all, 32); }
 template <typename T>
 static T __shfl_sync(unsigned, T value, int source, int = 32)
@@ -106,6 +127,33 @@ template <typename T>
 static T __shfl_xor_sync(unsigned mask, T value, int distance, int = 32)
 {
     return __shfl_sync(mask, value, current->thread.x % 32 ^ distance);
+}
+
+static unsigned __ballot_sync(unsigned mask, int value)
+{
+    unsigned result = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+        result |= unsigned(__shfl_sync(mask, int(value != 0), lane)) << lane;
+    }
+    return result;
+}
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static int atomicAdd(int* sum, int value) { return (*sum += value) - value; }
+template <typename T> static T __ldcg(const T* source) { return *source; }
+template <typename T> static void __stcg(T* target, T value) { *target = value; }
+// movmatrix: a lane has two neighbours of a row of eight, then of a column.
+static unsigned host_transposed(unsigned pair)
+{
+    unsigned result = 0;
+    int lane = current->thread.x % 32;
+    for (int half = 0; half < 2; ++half) {
+        int row = lane % 4 * 2 + half, column = lane / 4;
+        for (int turn = 0; turn < 32; ++turn) {
+            unsigned found = __shfl_sync(0xffffffffu, pair, turn);
+            result |= turn == row * 4 + column / 2 ? (found >> column % 2 * 16 & 0xffff) << half * 16 : 0;
+        }
+    }
+    return result;
 }
 
 // 16-bit numbers, to nearest, ties to even.
@@ -126,6 +174,23 @@ static unsigned short host_bfloat(float value)
 {
     unsigned word = bits_as<unsigned>(value);
     return value != value ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
+}
+// The nearest 8-bit float of four bits of exponent, ties to even; what is too large becomes the largest.
+static int host_float8_e4m3(float number)
+{
+    int sign = std::signbit(number) ? 0x80 : 0, exponent;
+    float size = fabsf(number);
+    if (size != size) {
+        return 0x7f;
+    }
+    frexpf(size, &exponent);
+    float step = ldexpf(1.0f, (exponent < -5 ? -5 : exponent) - 4);
+    float rounded = fminf(rintf(size / step) * step, 448.0f);
+    if (rounded < ldexpf(1.0f, -6)) {
+        return sign | int(rounded * 512);
+    }
+    frexpf(rounded, &exponent);
+    return sign | (exponent + 6) << 3 | (int(ldexpf(rounded, 4 - exponent)) & 7);
 }
 static float number_of_bits(unsigned short bits, bool is_half) { return is_half ? host_float(bits) : __uint_as_float(unsigned(bits) << 16); }
 static unsigned pairwise(unsigned a, unsigned b, unsigned c, bool is_half) // a * b + c

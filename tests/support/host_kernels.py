@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_compiler.artifact.extensions import cluster_of
-from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
+from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role
 
-__all__ = ["HAS_COMPILER", "run_on_host"]
+__all__ = ["HAS_COMPILER", "run_on_host", "run_plan_on_host"]
 
 HAS_COMPILER = shutil.which("g++") is not None
 _HEADER = Path(__file__).with_name("host_kernels.h")
@@ -53,6 +53,8 @@ _FUNCTIONS = {
         "inline void load_element(uint& bits, const T* source, bool valid)\n{\n"
         "    bits = valid && sizeof(T) == 2 ? 0 : bits;\n    host_load<sizeof(T)>(&bits, source, valid);\n}\n"
     ),
+    "float8_e4m3_code": "inline int float8_e4m3_code(float number) { return host_float8_e4m3(number); }\n",
+    "transposed": "inline uint transposed(uint matrix) { return host_transposed(matrix); }\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
     "wait_for_cluster": (
@@ -70,13 +72,9 @@ static void enter()
     current->finished = true;
     swapcontext(&current->context, &scheduler);
 }
-extern "C" int run(void** pointers, int grid, int block, int cluster, int shared)
+static int run_row(int y, int z, int block, int cluster, int shared)
 {
-    bound = pointers;
-    grid_size = {grid, 1, 1};
-    block_threads = block;
-    cluster_threads = block * cluster;
-    for (int first = 0; first < grid; first += cluster) {
+    for (int first = 0; first < grid_size.x; first += cluster) {
         cluster_barrier = Barrier();
         std::vector<Block> blocks(cluster);
         std::vector<Warp> warps(cluster * block / 32);
@@ -90,7 +88,7 @@ extern "C" int run(void** pointers, int grid, int block, int cluster, int shared
             Fiber& fiber = fibers[number];
             fiber.stack.resize(1 << 17, char(0xff));
             fiber.thread = {number % block, 0, 0};
-            fiber.block = {first + number / block, 0, 0};
+            fiber.block = {first + number / block, y, z};
             fiber.own = &blocks[number / block];
             fiber.warp = &warps[number / 32];
             getcontext(&fiber.context);
@@ -114,6 +112,18 @@ extern "C" int run(void** pointers, int grid, int block, int cluster, int shared
     }
     return 0;
 }
+extern "C" int run(void** pointers, int x, int y, int z, int block, int cluster, int shared)
+{
+    bound = pointers;
+    grid_size = {x, y, z};
+    block_threads = block;
+    cluster_threads = block * cluster;
+    int failed = 0;
+    for (int row = 0; row < y * z && !failed; ++row) {
+        failed = run_row(row % y, row / y, block, cluster, shared);
+    }
+    return failed;
+}
 """
 
 
@@ -124,30 +134,61 @@ def run_on_host(
 
     Args:
         plan: The plan.
-        call: The launch, of a grid in x.
+        call: The launch.
         tensors: The bytes of inputs and weights by name.
         folder: Where the kernel is compiled.
     """
-    kernel = plan.kernels[call.kernel]
-    source, library = folder / f"{kernel.digest}.cpp", folder / f"{kernel.digest}.so"
-    if not library.exists():
-        source.write_text(_translated(kernel.text, kernel.entry, len(call.args)))
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+    buffers = _memory(plan, tensors)
+    _launch(plan, call, buffers, folder)
+    (written,) = {argument.buffer for argument in call.args if argument.writes}
+    return buffers[written][: plan.buffers[written].nbytes]
+
+
+def run_plan_on_host(
+    plan: ExecutionPlan, tensors: dict[str, NDArray[np.uint8]], folder: Path
+) -> dict[str, NDArray[np.uint8]]:
+    """The bytes of a plan's named buffers after all of its launches; those that it updates in place included.
+
+    Args:
+        plan: The plan, without choices, whose blocks of threads have shared memory to themselves: no cluster.
+        tensors: As in `run_on_host`.
+        folder: Where kernels are compiled.
+    """
+    buffers = _memory(plan, tensors)
+    for buffer, array in zip(plan.buffers, buffers, strict=True):
+        if buffer.role is Role.FAULTS:
+            array[:] = 0
+    for call in plan.calls:
+        assert isinstance(call, KernelCall)
+        _launch(plan, call, buffers, folder)
+    named = zip(plan.buffers, buffers, strict=True)
+    return {buffer.name or buffer.role.value: array[: buffer.nbytes] for buffer, array in named}
+
+
+def _memory(plan: ExecutionPlan, tensors: dict[str, NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+    """A plan's buffers, with what they hold at first."""
     buffers = [np.full(buffer.nbytes + 16, 0xFF, np.uint8) for buffer in plan.buffers]
     buffers = [array[-array.ctypes.data % 16 :] for array in buffers]
     for buffer, array in zip(plan.buffers, buffers, strict=True):
         if buffer.name in tensors:
             given = tensors[buffer.name].reshape(-1)
             array[: given.size] = given
+    return buffers
+
+
+def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.uint8]], folder: Path) -> None:
+    kernel = plan.kernels[call.kernel]
+    source, library = folder / f"{kernel.digest}.cpp", folder / f"{kernel.digest}.so"
+    if not library.exists():
+        source.write_text(_translated(kernel.text, kernel.entry, len(call.args)))
+        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
     parameters = np.frombuffer(call.params, np.uint8).copy()
     addresses = [buffers[argument.buffer].ctypes.data + argument.offset for argument in call.args]
     pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, parameters.ctypes.data)
-    sizes: Sequence[int] = (call.grid[0], call.block[0], cluster_of(call)[0], call.shared_bytes)
+    sizes: Sequence[int] = (*call.grid, call.block[0], cluster_of(call)[0], call.shared_bytes)
     if ctypes.CDLL(str(library)).run(pointers, *sizes):
         raise RuntimeError(f"the kernel '{kernel.entry}' waits for ever")
-    (written,) = {argument.buffer for argument in call.args if argument.writes}
-    return buffers[written][: plan.buffers[written].nbytes]
 
 
 def _translated(text: str, entry: str, count: int) -> str:
@@ -174,9 +215,10 @@ def _translated(text: str, entry: str, count: int) -> str:
     )
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
-    text = text.replace(
-        "extern __shared__ __align__(16) unsigned char dynamic_shared[];",
-        "unsigned char* dynamic_shared = current->own->shared.data() + (-(size_t)current->own->shared.data() & 15);",
+    text = re.sub(
+        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
+        r"unsigned char* \1 = current->own->shared.data() + (-(size_t)current->own->shared.data() & 15);",
+        text,
     )
     text = text.replace('extern "C" __global__ void', "void")
     arguments = ", ".join(f"(decltype(pointer_of<{number}>({entry})))bound[{number}]" for number in range(count))

@@ -17,7 +17,8 @@ from npu_compiler.frontend.cache_forms import RowForm, row_form
 from npu_runtime import Device, Executor, NPUBuffer
 from tests.support.coded_cache import host_numbers, neighbours
 
-__all__ = ["Inputs", "PagedStep", "Sizes", "check_paged_step", "compiled_step", "run_step", "step_inputs"]
+__all__ = ["Inputs", "PagedStep", "Sizes", "check_paged_step", "check_results", "compiled_step"]
+__all__ += ["run_step", "step_inputs"]
 
 Inputs = dict[str, Any]
 
@@ -151,12 +152,19 @@ def run_step(executor: Executor, given: Mapping[str, Any], device: Device) -> li
 
 
 def check_paged_step(executor: Executor, step: PagedStep, given: Inputs, device: Device) -> None:
-    """Compares a step with PyTorch in float64, over what pages hold once it has written to them; and with itself."""
+    """Compares a step with PyTorch, and with itself."""
+    found = run_step(executor, given, device)
+    check_results(step, given, found)
+    np.testing.assert_array_equal(run_step(executor, given, device)[0], found[0])
+
+
+def check_results(step: PagedStep, given: Inputs, found: Sequence[NDArray[np.float64]]) -> None:
+    """Compares what a step gives, and the pools behind it, with PyTorch in float64 over what these then hold."""
+    result, *pools = found
     unit = torch.finfo(step.form.dtype).eps / 2
     exact = PagedStep(step.sizes, step.kind, torch.float64)
     wide = {name: value.double() if name in ("x", "angles") else value for name, value in given.items()}
     wide["pools"] = tuple(pool if pool.dtype.itemsize == 1 else pool.double() for pool in given["pools"])
-    result, *pools = run_step(executor, given, device)
     for after, wanted in zip(pools, exact(**wide)[1:], strict=True):
         numbers, least = wanted.double().numpy(), 4 * unit if step.form.tensors == 1 else 0.0
         apart = 2 * neighbours(
@@ -167,4 +175,3 @@ def check_paged_step(executor: Executor, step: PagedStep, given: Inputs, device:
     held = tuple(torch.from_numpy(pool) for pool in pools)
     seen = exact.attended(**wide | {"pools": held}).numpy()
     np.testing.assert_allclose(result, np.nan_to_num(seen), rtol=1.01 * unit, atol=60 * unit)
-    np.testing.assert_array_equal(run_step(executor, given, device)[0], result)
