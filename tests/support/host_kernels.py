@@ -181,7 +181,18 @@ def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.
     source, library = folder / f"{kernel.digest}.cpp", folder / f"{kernel.digest}.so"
     if not library.exists():
         source.write_text(_translated(kernel.text, kernel.entry, len(call.args)))
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+        command = [
+            "g++",
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-fno-gnu-unique",
+            "-o",
+            str(library),
+            str(source),
+        ]
         subprocess.run(command, check=True, capture_output=True, text=True)
     parameters = np.frombuffer(call.params, np.uint8).copy()
     addresses = [buffers[argument.buffer].ctypes.data + argument.offset for argument in call.args]
