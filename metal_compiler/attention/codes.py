@@ -6,12 +6,13 @@ from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
 from npu_compiler.lowering.anchors import function
-from npu_compiler.lowering.cache_codes import SCALE_MACROS, is_coded, number_of_code, scale_macros, value_unit
+from npu_compiler.lowering.cache_codes import SCALE_MACROS, Coded, is_coded, number_of_code, scale_macros, value_unit
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
+from npu_compiler.lowering.problems.forms import CodedRows
 from npu_compiler.lowering.problems.operand import Operand
 
-__all__ = ["CODE_MACROS", "code_inputs", "code_macros", "code_text", "loads_coded_rows"]
+__all__ = ["CODE_MACROS", "are_known_codes", "code_inputs", "code_macros", "code_text", "loads_coded_rows"]
 
 CODE_MACROS = "".join(f"{name}? " for name in ("CODES VALUE_UNIT K_SCALES_AT V_SCALES_AT " + SCALE_MACROS).split())
 """What `code_macros` defines for a kernel's file."""
@@ -19,8 +20,11 @@ CODE_MACROS = "".join(f"{name}? " for name in ("CODES VALUE_UNIT K_SCALES_AT V_S
 
 def loads_coded_rows(group: Group, position: int, operand: Operand) -> bool:
     """Whether keys or values are codes that `attention.metal` reads."""
-    if not is_coded(operand) or not isinstance(group.problem, Attention):
-        return False
+    return isinstance(operand, CodedRows) and isinstance(group.problem, Attention) and are_known_codes(operand)
+
+
+def are_known_codes(operand: Coded) -> bool:
+    """Whether the file knows codes of this type; it rounds none itself."""
     return operand.kind in (INT8, FLOAT8_E4M3FN) and operand.fresh is None
 
 

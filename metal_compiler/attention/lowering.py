@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from metal_compiler.anchors import single_launch
-from metal_compiler.attention.codes import CODE_MACROS, code_inputs, code_macros, code_text, loads_coded_rows
+from metal_compiler.attention.codes import CODE_MACROS, are_known_codes, code_inputs, code_macros, code_text
 from metal_compiler.dialect import METAL
 from metal_compiler.maps import lower_shared
 from metal_compiler.skeleton import KERNELS
@@ -111,9 +111,8 @@ def loads_pages(group: Group, position: int, operand: Operand) -> bool:
     """Whether keys or values, numbers or codes, lie in pages that `attention.metal` reads."""
     if not isinstance(operand, InPages) or not isinstance(group.problem, Attention):
         return False
-    if not isinstance(operand, Paged):
-        return operand.page % _PAGE_STEP == 0 and loads_coded_rows(group, position, operand)
-    return operand.page % _PAGE_STEP == 0 and operand.fresh is None
+    reads = are_known_codes(operand) if is_coded(operand) else isinstance(operand, Paged) and operand.fresh is None
+    return reads and operand.page % _PAGE_STEP == 0
 
 
 @lowering_of(Attention)

@@ -21,39 +21,41 @@ def staging_ir(inputs: Sequence[tuple[str, tuple[int, ...], str]]) -> dict[str, 
     return graph.build("staging", [graph.same("clone.default", each, name=f"{each['name']}_there") for each in given])
 
 
-def page_read_ir(pools: Sequence[tuple[tuple[int, ...], str]]) -> dict[str, Any]:
+def page_read_ir(pools: Sequence[tuple[tuple[int, ...], str]], dtype: str) -> dict[str, Any]:
     """IR that takes a page out of each pool.
 
     Its inputs are ``pool_N`` [pages, ...] and ``source`` int64 [1]; its outputs ``page_N`` [1, ...].
 
     Args:
-        pools: Their shapes and data types.
+        pools: Their shapes and data types, as the device has them.
+        dtype: What the model computes in.
     """
     graph = IRBuilder()
-    given = [graph.input(f"pool_{number}", shape, dtype) for number, (shape, dtype) in enumerate(pools)]
+    given = [graph.input(f"pool_{number}", shape, kind) for number, (shape, kind) in enumerate(pools)]
     source = graph.input("source", (1,), "int64")
     pages = [
-        graph.add("index_select.default", dtype, (1, *shape[1:]), pool, source, dim=0, name=f"page_{number}")
-        for number, (pool, (shape, dtype)) in enumerate(zip(given, pools, strict=True))
+        graph.add("index_select.default", kind, (1, *shape[1:]), pool, source, dim=0, name=f"page_{number}")
+        for number, (pool, (shape, kind)) in enumerate(zip(given, pools, strict=True))
     ]
-    return graph.build("page_read", pages)
+    return graph.build("page_read", pages, compute_dtype=dtype)
 
 
-def page_write_ir(pools: Sequence[tuple[tuple[int, ...], str]]) -> dict[str, Any]:
+def page_write_ir(pools: Sequence[tuple[tuple[int, ...], str]], dtype: str) -> dict[str, Any]:
     """IR that puts a page into each pool: the inverse of `page_read_ir`.
 
     Its inputs are ``pool_N``, ``page_N`` and ``target`` int64 [1]; its outputs ``new_N``, which take the places of
     the pools.
 
     Args:
-        pools: Their shapes and data types.
+        pools: Their shapes and data types, as the device has them.
+        dtype: What the model computes in.
     """
     graph = IRBuilder()
-    given = [graph.input(f"pool_{number}", shape, dtype) for number, (shape, dtype) in enumerate(pools)]
-    pages = [graph.input(f"page_{number}", (1, *shape[1:]), dtype) for number, (shape, dtype) in enumerate(pools)]
+    given = [graph.input(f"pool_{number}", shape, kind) for number, (shape, kind) in enumerate(pools)]
+    pages = [graph.input(f"page_{number}", (1, *shape[1:]), kind) for number, (shape, kind) in enumerate(pools)]
     target = graph.input("target", (1,), "int64")
     new = [
-        graph.add("index_copy.default", dtype, shape, pool, target, page, dim=0, name=f"new_{number}")
-        for number, (pool, page, (shape, dtype)) in enumerate(zip(given, pages, pools, strict=True))
+        graph.add("index_copy.default", kind, shape, pool, target, page, dim=0, name=f"new_{number}")
+        for number, (pool, page, (shape, kind)) in enumerate(zip(given, pages, pools, strict=True))
     ]
-    return graph.build("page_write", new)
+    return graph.build("page_write", new, compute_dtype=dtype)

@@ -239,8 +239,8 @@ class _PageCopy:
         assert engine.spec.batch is not None
         device, dtype = engine.device, engine.spec.dtype
         held = engine.spec.batch.pools(dtype)
-        read = Executor(compile(page_read_ir(held), device.target, dtype), device)
-        write = Executor(compile(page_write_ir(held), device.target, dtype), device)
+        read = Executor(compile(page_read_ir(held, dtype), device.target), device)
+        write = Executor(compile(page_write_ir(held, dtype), device.target), device)
         pools = {f"pool_{number}": pool for number, pool in enumerate(made)}
         pages = {spec.name: device_buffer(device, spec) for spec in read.plan.outputs}
         named = {spec.name: spec for executor in (read, write) for spec in executor.plan.inputs}

@@ -20,15 +20,16 @@ from npu_compiler.errors import CompileError
 from npu_compiler.graph.lane_tokens import Feature, lane_tokens_ir
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from tests.cuda import shapes, test_paged_attention, test_prefill
+from tests.cuda import shapes, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
 from tests.ops import recurrent_cases
 from tests.ops.cases import case, floats
 from tests.ops.collected import COMPUTED
 from tests.ops.test_experts import grouped_rows
-from tests.support import coded_cache
+from tests.support import coded_cache, paged_steps
 from tests.support.byte_products import ByteProduct
 from tests.support.ir_builder import IRBuilder
+from tests.support.paged_steps import PagedStep, step_inputs
 
 DRAW = lane_tokens_ir((2, 1, 40), "float16", 2, {Feature.DRAWN})
 TARGETS = {"metal": "metal_compiler", "cuda": "cuda_compiler"}
@@ -133,17 +134,14 @@ def samples() -> list[dict[str, Any]]:
     block = npu_compiler.extract(Block().eval(), (torch.zeros(1, 256), torch.zeros(1, 64, 14, 14)))
     sizes = Sizes(2048)
     step = npu_compiler.extract(Step(sizes).eval(), tensors(sizes, torch.float16))
-    pages = test_paged_attention.Sizes(2, 4)
-    paged = npu_compiler.extract(
-        test_paged_attention.Step(pages).eval(), test_paged_attention.tensors(pages, torch.float16, [0, 0])
-    )
+    paged = [PagedStep(paged_steps.Sizes(2, 4), kind, torch.float16) for kind in ("16", "int8")]
     rounded = ByteProduct(224, 528, torch.int8, torch.bfloat16, norm=True)
     over_codes = coded_cache.CodedStep(coded_cache.Sizes(128), "int8")
     steps_of_decoders = (
         npu_compiler.extract(rounded.eval(), rounded.inputs(130)).ir,
         npu_compiler.extract(over_codes, over_codes.inputs(3)).ir,
         step.ir,
-        paged.ir,
+        *(npu_compiler.extract(each, step_inputs(each, [0, 0])).ir for each in paged),
         *map(coded_linear, (1, 40, 128)),
     )
     return [

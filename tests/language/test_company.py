@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device
@@ -65,9 +66,13 @@ def answers(engine: PagedEngine, asked: Sequence[TextRequest], at_once: int) -> 
     return found
 
 
-def test_texts_are_the_same_to_the_bit_one_by_one_and_many_at_a_time(tmp_path: Path, device: Device) -> None:
+@pytest.mark.parametrize("kv_cache", ["16", "int8"])
+def test_texts_are_the_same_to_the_bit_one_by_one_and_many_at_a_time(
+    kv_cache: str, tmp_path: Path, device: Device
+) -> None:
     """By one function for all lanes. Tokens, and the logarithms of their probabilities."""
     batch = BatchRequest((8,), 32, chunks=(64,))
-    engine = PagedEngine(make_decoder(tmp_path, "Qwen2", cache_length=64, batch=batch).folder, device)
+    decoder = make_decoder(tmp_path, "Qwen2", cache_length=64, batch=batch, kv_cache=kv_cache)
+    engine = PagedEngine(decoder.folder, device)
     asked = requests()
     assert answers(engine, asked, 1) == answers(engine, asked, AT_ONCE)

@@ -13,13 +13,15 @@ import torch
 import npu_compiler
 from npu_cli.main import main
 from npu_compiler.artifact.generation_spec import GenerationSpec
-from npu_compiler.errors import ExtractionError
-from npu_compiler.frontend.decoder_request import BatchRequest, RoundingRequest
+from npu_compiler.errors import ExtractionError, InputError
+from npu_compiler.frontend.decoder_request import RoundingRequest
 from npu_compiler.lowering.problems.attention import Attention
-from npu_compiler.lowering.problems.forms import CodedRows
-from npu_runtime import Device, Generator, NPUBuffer
+from npu_compiler.lowering.problems.forms import CodedPages, CodedRows
+from npu_runtime import Device, Executor, Generator, NPUBuffer
 from tests.support.coded_cache import CodedStep, Sizes, check_step
 from tests.support.decoders import config, import_transformers
+from tests.support.paged_steps import PagedStep, check_paged_step, compiled_step, run_step, step_inputs
+from tests.support.paged_steps import Sizes as PagedSizes
 from tests.support.reference_target import plan_ir
 
 PROMPT = [5, 17, 40, 3, 8, 250, 31, 77, 9, 120]
@@ -60,6 +62,50 @@ def test_attention_reads_codes_and_scales(kind: str) -> None:
     assert attention.k.scale.strides[3] == 0
     assert len(plan.plan.state) == 4  # codes and scales are updated in place
     assert not plan.plan.notes
+
+
+@each_kind
+def test_attention_reads_codes_and_scales_in_pages(kind: str) -> None:
+    step = PagedStep(PagedSizes(2, 3, 64, 32), kind)
+    plan = plan_ir(npu_compiler.extract(step, step_inputs(step, [0, 0])).ir)
+    (attention,) = (group.problem for group in plan.groups if isinstance(group.problem, Attention))
+    k, v = attention.k, attention.v
+    assert isinstance(k, CodedPages)
+    assert isinstance(v, CodedPages)
+    assert (k.page, k.stride, k.scale_stride, k.scale.strides) == (64, 2 * 64 * 32, 2 * 64, (0, 64, 1, 0))
+    assert len(plan.plan.state) == 4
+    assert not plan.plan.notes
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("sizes", "cases"),
+    [
+        (PagedSizes(3, 3, 32, 32, 2, 3, pages=10), [[70, -1, 31], [0, 95, 64]]),
+        (PagedSizes(2, 3, 64, 64, 1, 4, rows=3, pages=7), [[150, 66]]),
+        (PagedSizes(1, 4, 32, 20, 2, 2, rows=40, pages=5), [[39], [101]]),
+        (PagedSizes(1, 4, 512, 32, 1, 1, pages=5), [[2047]]),  # positions are shared out
+        (PagedSizes(2, 4, 24, 32, 2, 2, pages=9), [[70, 50]]),  # pages of no whole blocks are gathered
+    ],
+    ids=str,
+)
+def test_attention_over_pages_of_codes(kind: str, sizes: PagedSizes, cases: list[list[int]], device: Device) -> None:
+    step = PagedStep(sizes, kind, torch.float16)
+    executor = Executor(compiled_step(step, device.target), device)
+    for ends in cases:
+        check_paged_step(executor, step, step_inputs(step, ends, shares=True), device)
+
+
+@each_kind
+@pytest.mark.parametrize("page", [11, -12, 1 << 30], ids=str)
+def test_a_page_that_there_is_none_of(kind: str, page: int, device: Device) -> None:
+    step = PagedStep(PagedSizes(1, 3, 32, 32, pages=10), kind, torch.float16)
+    executor = Executor(compiled_step(step, device.target), device)
+    given = step_inputs(step, [70])
+    given["tables"][0, 1] = page
+    with pytest.raises(InputError, match="tables"):
+        run_step(executor, given, device)
+    check_paged_step(executor, step, step_inputs(step, [70]), device)
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +184,6 @@ def test_folders_say_what_caches_are(generators: Any, source: Path, tmp_path: Pa
 def test_what_has_no_such_cache_is_refused(source: Path, tmp_path: Path) -> None:
     from npu_compiler.frontend.language_model import extract_language_model
 
-    wanted = RoundingRequest(kv_cache="int8")
     with pytest.raises(ExtractionError, match="given kv_cache_dtype='int4', expected one of int8, fp8, 16"):
         extract_language_model(source, tmp_path / "m", rounding=RoundingRequest(kv_cache="int4"))
-    with pytest.raises(ExtractionError, match="many texts at once, whose pages hold keys and values in 16 bits"):
-        extract_language_model(source, tmp_path / "m", rounding=wanted, batch=BatchRequest([1]))
     assert not (tmp_path / "m").exists()

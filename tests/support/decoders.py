@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from npu_cli.extras import import_extra, import_torchvision
-from npu_compiler.frontend.decoder_request import BatchRequest
+from npu_compiler.frontend.decoder_request import BatchRequest, RoundingRequest
 from npu_runtime import Generator
 
 __all__ = [
@@ -94,16 +94,20 @@ def make_decoder(
     cache_length: int = 128,
     prefill: Sequence[int] = (16,),
     batch: BatchRequest | None = None,
+    kv_cache: str | None = None,
     **options: Any,
 ) -> Decoder:
-    """Extracts a model with seeded weights to a folder in `place`."""
+    """Extracts a model with seeded weights to a folder in `place`; `kv_cache` as `RoundingRequest` has it."""
     source = place / "source"
     import_transformers()
     from npu_compiler.frontend.decoder_source import load_decoder
     from npu_compiler.frontend.language_model import extract_language_model
 
     config(family, **options).save_pretrained(source)
-    extract_language_model(source, place / "model", cache_length=cache_length, prefill=prefill, batch=batch)
+    rounding = RoundingRequest(kv_cache=kv_cache)
+    extract_language_model(
+        source, place / "model", cache_length=cache_length, prefill=prefill, batch=batch, rounding=rounding
+    )
     return Decoder(place / "model", load_decoder(source, None, 0))
 
 

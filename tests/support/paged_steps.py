@@ -76,7 +76,8 @@ class PagedStep(torch.nn.Module):
         """Queries, new keys and new values [lanes, heads, rows, size]."""
         sizes = self.sizes
         heads = x.reshape(sizes.lanes, sizes.rows, -1, sizes.size).transpose(1, 2)
-        return heads.split([sizes.shared * sizes.groups, sizes.groups, sizes.groups], dim=1)
+        parts: tuple[torch.Tensor, ...] = heads.split([sizes.shared * sizes.groups, sizes.groups, sizes.groups], dim=1)
+        return parts
 
     def attended(
         self,

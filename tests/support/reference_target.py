@@ -28,7 +28,16 @@ from npu_compiler.lowering.operand_forms import pairs_columns
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.problems.forms import CodedRows, Computed, Dequantised, GroupedCodes, Scattered
+from npu_compiler.lowering.problems.forms import (
+    CodedPages,
+    CodedRows,
+    Computed,
+    Dequantised,
+    GroupedCodes,
+    InPages,
+    Paged,
+    Scattered,
+)
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
@@ -64,7 +73,7 @@ class ReferenceTarget(CodegenTarget):
         return Layout(shape, shape, (*filter_order(shape), 0)) if role == "conv_weight" else dense(shape)
 
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
-        if isinstance(operand, CodedRows):
+        if isinstance(operand, CodedRows | CodedPages | Paged):
             return isinstance(group.problem, Attention) and operand.fresh is None
         return not isinstance(operand, Scattered)
 
@@ -170,7 +179,9 @@ def _solve(problem: Problem, buffer: Any) -> Array:
     for operand in problem.operands:
         if isinstance(operand, CodedRows):
             operand = operand.numbers
-        if isinstance(operand, Computed | Dequantised | GroupedCodes):
+        if isinstance(operand, InPages):
+            value = evaluate(operand.made.expr, operand.made.shape, buffer).reshape(operand.shape)
+        elif isinstance(operand, Computed | Dequantised | GroupedCodes):
             value = evaluate(operand.expr, operand.shape, buffer)
         else:
             value = read_view(buffer(operand.tensor.index), positions(operand.view))
