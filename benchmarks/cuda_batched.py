@@ -3,13 +3,15 @@
 Run it as ``python -m benchmarks.cuda_batched``; ``--json`` adds the figures to a file. Each lane has so many tokens in
 its pages, which lie scattered in the pools. Logits are compared with PyTorch in float32 before anything is timed.
 PyTorch runs in bfloat16 with a cache of the whole context for each lane, updated in place. With ``--weights int8`` each
-matrix is rounded to 8 bits with a scale for each row; PyTorch then has the rounded numbers in bfloat16. ``--prepare``
-only extracts and compiles, for which it needs no GPU.
+matrix is rounded to 8 bits with a scale for each row; PyTorch then has the rounded numbers in bfloat16. With
+``--kv-cache-dtype int8`` pages hold codes, and PyTorch the numbers that they stand for. ``--prepare`` only extracts and
+compiles, for which it needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,13 @@ from benchmarks.decoder_sizes import QWEN
 from cuda_runtime import CUDAExecutor
 from npu_compiler.artifact.plan import ExecutionPlan
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.frontend.cache_forms import row_form
 from npu_compiler.frontend.paged_decoder import PagedDecoder
 from npu_runtime import Device, load_weights
 
 _LANES = (1, 8, 32, 64, 128, 256)
 _PAGE = 128
-_KEYS = ("lanes", "tokens", "context", "weights")
+_KEYS = ("lanes", "tokens", "context", "weights", "cache")
 _COMPARED = 4  # lanes whose logits are compared with those of float32
 
 
@@ -46,6 +49,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="in the cache of each lane (default: 1024)")
     parser.add_argument("--context", type=int, default=2048, help="tokens of a lane at most (default: 2048)")
     parser.add_argument("--weights", choices=("bf16", "int8"), default="bf16", help="what they are held in")
+    parser.add_argument("--kv-cache-dtype", choices=("16", "int8"), default="16", help="what pages hold")
     parser.add_argument("--programs", type=Path, metavar="FOLDER", help="where compiled programs are kept")
     parser.add_argument("--prepare", action="store_true", help="fill that folder, and end")
     cuda_timing.add_arguments(parser, ("captured",))
@@ -78,7 +82,8 @@ def _pages(lanes: int, args: argparse.Namespace) -> int:
 
 def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
     """A decode step's program, extracted from a model without weights unless it is kept."""
-    kept = args.programs and args.programs / f"decode_{lanes}_{args.tokens}_{args.context}_{args.weights}.npubin"
+    named = [lanes, args.tokens, args.context, args.weights, *([] if args.kv_cache_dtype == "16" else ["kv8"])]
+    kept = args.programs and args.programs / f"decode_{'_'.join(map(str, named))}.npubin"
     if kept is not None and kept.exists():
         return CompiledProgram.load(kept)
     with no_init_weights():
@@ -86,12 +91,12 @@ def _program(lanes: int, args: argparse.Namespace) -> CompiledProgram:
         model = model.to(torch.bfloat16)
         model.tie_weights()
     sizes = model.config.num_key_value_heads, _PAGE, model.config.hidden_size // model.config.num_attention_heads
-    shape = (_pages(lanes, args) + 1, *sizes)
+    form = row_form(args.kv_cache_dtype, torch.bfloat16)
+    held = form.empty((_pages(lanes, args) + 1, *sizes)) * (2 * model.config.num_hidden_layers)
     inputs: dict[str, Any] = {name: torch.zeros(lanes, 1, dtype=torch.long) for name in ("tokens", "positions")}
     inputs["tables"] = torch.zeros(lanes, args.context // _PAGE, dtype=torch.int32)
-    count = 2 * model.config.num_hidden_layers
-    inputs["pools"] = tuple(torch.empty(1, dtype=torch.bfloat16).expand(shape) for _ in range(count))  # of no memory
-    ir = npu_compiler.extract(PagedDecoder(model), inputs, model_name=f"decode_{lanes}").ir
+    inputs["pools"] = tuple(torch.empty(1, dtype=kind).expand(shape) for shape, kind in held)  # of no memory
+    ir = npu_compiler.extract(PagedDecoder(model, form), inputs, model_name=f"decode_{lanes}").ir
     if args.weights == "int8":
         by_row = Format(8, torch.int8)
         ir = coded(ir, by_row, by_row)
@@ -119,10 +124,10 @@ def _inputs(lanes: int, config: Any, args: argparse.Namespace) -> dict[str, Any]
     generator = torch.Generator("cuda").manual_seed(1)
     pages, used = _pages(lanes, args), args.tokens // _PAGE + 1
     shape = (pages + 1, config.num_key_value_heads, _PAGE, config.hidden_size // config.num_attention_heads)
-    pools = tuple(
-        torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
-        for _ in range(2 * config.num_hidden_layers)
-    )
+    form = row_form(args.kv_cache_dtype, torch.bfloat16)
+    pools: tuple[torch.Tensor, ...] = ()
+    for _ in range(2 * config.num_hidden_layers):
+        pools += form.pack(torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16))
     tables = torch.full((lanes, args.context // _PAGE), pages, dtype=torch.int32, device="cuda")
     tables[:, :used] = torch.randperm(pages, generator=generator, device="cuda").reshape(lanes, used)
     tokens = torch.randint(config.vocab_size, (lanes, 1), generator=generator, device="cuda")
@@ -136,11 +141,18 @@ def _bound(plan: ExecutionPlan, inputs: dict[str, Any]) -> dict[str, Any]:
     return {spec.name: named[spec.name] for spec in plan.inputs}
 
 
-def _wanted(wide: Any, inputs: dict[str, Any]) -> NDArray[np.float32]:
+def _numbers(inputs: dict[str, Any], args: argparse.Namespace, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """What each pool of keys, or values, holds."""
+    form = row_form(args.kv_cache_dtype, dtype)
+    for at in range(0, len(inputs["pools"]), form.tensors):
+        yield form.numbers(inputs["pools"][at : at + form.tensors]).to(dtype)
+
+
+def _wanted(wide: Any, inputs: dict[str, Any], args: argparse.Namespace) -> NDArray[np.float32]:
     """The logits [lanes, V] of the first lanes, in float32."""
     some = {name: value[:_COMPARED] for name, value in inputs.items() if name != "pools"}
     with torch.inference_mode(), torch.device("cuda"):
-        pools = tuple(pool.float() for pool in inputs["pools"])
+        pools = tuple(_numbers(inputs, args, torch.float32))
         found: NDArray[np.float32] = PagedDecoder(wide)(**some, pools=pools)[0][:, 0].cpu().numpy()
     return found
 
@@ -167,17 +179,18 @@ def _row(
     executor = CUDAExecutor(program, device, tune=args.tune)
     loaded = load_weights(weights, program, device)
     inputs = _inputs(lanes, config, args)
-    wanted = _wanted(wide, inputs)
+    wanted = _wanted(wide, inputs, args)
     plan = executor.plan
     output = executor.run(_bound(plan, inputs), loaded)[plan.outputs[0].name]
     figures: dict[str, Any] = {"lanes": lanes, "tokens": args.tokens, "context": args.context}
-    figures["weights"] = args.weights
+    figures |= {"weights": args.weights, "cache": args.kv_cache_dtype}
     figures |= {"launches": len(plan.calls)} | _compared(from_dlpack(output), wanted)
     figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
     parameters = sum(parameter.numel() for parameter in qwen.model.parameters())
     width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
     seen = lanes * (args.tokens + 1)
-    moved = (1 if args.weights == "int8" else 2) * parameters + 4 * config.num_hidden_layers * width * seen
+    row = 2 * width if args.kv_cache_dtype == "16" else width + 4 * config.num_key_value_heads
+    moved = (1 if args.weights == "int8" else 2) * parameters + 2 * config.num_hidden_layers * row * seen
     flops = 2 * parameters * lanes + 4 * config.num_hidden_layers * config.hidden_size * seen
     figures |= cuda_timing.shares(figures["npu"], moved, flops, ceilings)
     figures["tokens/s"] = lanes / figures["npu"] * 1e3
@@ -191,7 +204,8 @@ def _peers(
     """PyTorch's figures, on the same keys and values in a cache of the whole context for each lane."""
     if not args.peers:
         return {}
-    caches = tuple(pool[inputs["tables"]].transpose(1, 2).flatten(2, 3) for pool in inputs["pools"])
+    pools = _numbers(inputs, args, torch.bfloat16)
+    caches = tuple(pool[inputs["tables"]].transpose(1, 2).flatten(2, 3) for pool in pools)
     given = {"tokens": inputs["tokens"], "positions": inputs["positions"][0], "caches": caches}
     peers = cuda_timing.Peers(args.peers, logits, (qwen.model, given), args.limit)
     return peers.figures(args.peers, partial(_compared, wanted=wanted))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,8 @@ def check_single(generator: Generator, given: Sequence[int], tokens: Sequence[in
     if first is None:
         return
     sequence = generator.model.begin()
-    logits = np.asarray(sequence.advance([*given, *alone[:first]]).to_numpy()).astype(np.float32).reshape(-1)
+    row: Any = sequence.advance([*given, *alone[:first]])
+    logits = np.asarray(row.to_numpy()).astype(np.float32).reshape(-1)
     assert logits[alone[first]] - logits[tokens[first]] <= 0.02 * np.abs(logits).max()
 
 
