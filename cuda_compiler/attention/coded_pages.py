@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cuda_compiler.attention.codes import are_fitting_codes, coded_macros
+from cuda_compiler.attention.codes import CODE_NUMBER_MACROS, are_fitting_codes, code_number_macros
+from cuda_compiler.dialect import CUDA
 from npu_compiler.artifact.plan import Argument
+from npu_compiler.lowering.cache_codes import PAGE_SCALE_MACROS, scale_macros
 from npu_compiler.lowering.paging import share_fresh_rows, without_unlike_pages
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedPages
 
-__all__ = ["are_coded_pages", "loads_coded_pages", "page_code_macros", "scale_inputs", "suits_coded_pages"]
+__all__ = ["PAGE_CODE_MACROS", "are_coded_pages", "loads_coded_pages", "page_code_macros", "scale_inputs"]
+__all__ += ["suits_coded_pages"]
+
+PAGE_CODE_MACROS = (
+    f"{CODE_NUMBER_MACROS} k_scale_t v_scale_t K_SCALE_HEAD K_SCALE_ROW V_SCALE_HEAD V_SCALE_ROW {PAGE_SCALE_MACROS}"
+)
+"""What `page_code_macros` defines for a kernel's file."""
 
 _MOST_ROWS = 128  # of the queries that share a head of keys: of more each tile would make numbers of the codes again
 _PIECE = 16  # positions, as in attention_warp.cuh, whose scales are copied in chunks
@@ -44,7 +52,8 @@ def page_code_macros(problem: Attention) -> Mapping[str, object]:
     k, v = problem.k, problem.v
     if not isinstance(k, CodedPages) or not isinstance(v, CodedPages):
         return {}
-    return {**coded_macros(k, v, problem.q.dtype), "CODED_PIECES": 1}
+    macros = {**code_number_macros(k, v, problem.q.dtype), **scale_macros(k, v, CUDA)}
+    return {name: value for name, value in macros.items() if not name.endswith("_SCALE_BATCH")}  # pages have none
 
 
 def scale_inputs(problem: Attention) -> dict[str, Argument]:

@@ -40,7 +40,8 @@ from npu_compiler.tensor.coded import LARGEST, LEAST_SCALE
 from npu_compiler.tensor.expr import Expr, Load
 from npu_compiler.tensor.view import View
 
-__all__ = ["ATTENTION_CODES", "CODED_MACROS", "are_fitting_codes", "coded_macros", "loads_coded_rows", "lower_codes"]
+__all__ = ["ATTENTION_CODES", "CODE_NUMBER_MACROS", "ROUNDING_MACROS", "are_fitting_codes", "code_number_macros"]
+__all__ += ["loads_coded_rows", "lower_codes", "rounding_macros"]
 __all__ += ["numbers_of_codes", "suits_codes", "written_codes"]
 
 _MAX_SIZE = 128  # of a head: a lane holds its part of two pieces
@@ -49,16 +50,15 @@ _CHUNK = 16  # codes that a thread reads at a time
 _MAX_ROWS = 16
 _MAX_FRESH = 4  # new rows, whose numbers and codes lie in shared memory
 
-CODED_MACROS = (
-    "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT LARGEST_CODE "
-    f"LEAST_SCALE {SCALE_MACROS}"
-)
-"""What `coded_macros` defines for a kernel's file."""
+CODE_NUMBER_MACROS = "vector_t BITS CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK codebook_t ZEROS ZERO VALUE_UNIT"
+"""What `code_number_macros` defines for a kernel's file."""
+ROUNDING_MACROS = "LARGEST_CODE LEAST_SCALE"
+"""What `rounding_macros` defines for a kernel's file."""
 
 ATTENTION_CODES = replace(
     ATTENTION_DECODE,
     entry="attention_codes",
-    macros=f"{DECODE_MACROS} KEPT {CODED_MACROS}",
+    macros=f"{DECODE_MACROS} KEPT {CODE_NUMBER_MACROS} {ROUNDING_MACROS} {SCALE_MACROS}",
     inputs="fresh k v k_scales v_scales mask sinks? states partial",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
@@ -171,11 +171,17 @@ def _wanted(problem: Attention, k: CodedRows, v: CodedRows) -> dict[str, tuple[E
 def _macros(division: Division, functions: Functions, k: CodedRows, v: CodedRows, fresh: int) -> dict[str, object]:
     given = {**division_macros(division), **operand_macros(functions, fresh), "KEPT": "" if fresh else "const"}
     del given["KEPT_T"]
-    return {**given, **coded_macros(k, v, division.problem.q.dtype)}
+    codes = code_number_macros(k, v, division.problem.q.dtype)
+    return {**given, **codes, **rounding_macros(k.kind), **scale_macros(k, v, CUDA)}
 
 
-def coded_macros(k: Coded, v: Coded, dtype: DType) -> dict[str, object]:
-    """What a kernel's file is told of codes that become numbers of a half precision, and of their scales."""
+def rounding_macros(kind: DType) -> dict[str, object]:
+    """What a kernel's file is told of how rows are rounded to codes."""
+    return {"LARGEST_CODE": CUDA.literal(LARGEST[kind], FLOAT32), "LEAST_SCALE": CUDA.literal(LEAST_SCALE, FLOAT32)}
+
+
+def code_number_macros(k: Coded, v: Coded, dtype: DType) -> dict[str, object]:
+    """What a kernel's file is told of codes that become numbers of a half precision."""
     return {
         **number_macros(k.kind, dtype),
         "vector_t": CUDA.storage[dtype.name],
@@ -185,7 +191,4 @@ def coded_macros(k: Coded, v: Coded, dtype: DType) -> dict[str, object]:
         "ZEROS": 0,
         "ZERO": 0,
         "VALUE_UNIT": CUDA.literal(value_unit(v.kind), FLOAT32),
-        "LARGEST_CODE": CUDA.literal(LARGEST[k.kind], FLOAT32),
-        "LEAST_SCALE": CUDA.literal(LEAST_SCALE, FLOAT32),
-        **scale_macros(k, v, CUDA),
     }

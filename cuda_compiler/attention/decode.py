@@ -53,7 +53,7 @@ _PLACE = "_place"  # ends the names of functions that say where a fresh row of a
 
 DECODE_MACROS = (
     f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH CLUSTER CLUSTERS RESULT_TILES ALONE ENOUGH "
-    f"MASK_HEADS {MASK_MACROS} FRESH EARLY OPERAND_PARAMETERS OPERAND_ARGUMENTS"
+    f"MASK_HEADS {MASK_MACROS} FRESH EARLY ELEMENT_BYTES SCALE_BYTES OPERAND_PARAMETERS OPERAND_ARGUMENTS"
 )
 
 ATTENTION_DECODE = KernelTemplate(
@@ -382,6 +382,8 @@ def division_macros(division: Division) -> dict[str, object]:
         "TILES": ceil_div(problem.length, division.block),
         "WARPS": _WARPS,
         "DEPTH": division.depth,
+        "ELEMENT_BYTES": 2,
+        "SCALE_BYTES": 0,
         "CLUSTER": division.cluster,
         "CLUSTERS": division.clusters,
         "RESULT_TILES": division.tiles,

@@ -6,8 +6,14 @@ from dataclasses import dataclass, replace
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import CLUSTERS, WARPGROUPS
-from cuda_compiler.attention.coded_pages import are_coded_pages, page_code_macros, scale_inputs, suits_coded_pages
-from cuda_compiler.attention.codes import CODED_MACROS, lower_codes, numbers_of_codes, suits_codes, written_codes
+from cuda_compiler.attention.coded_pages import (
+    PAGE_CODE_MACROS,
+    are_coded_pages,
+    page_code_macros,
+    scale_inputs,
+    suits_coded_pages,
+)
+from cuda_compiler.attention.codes import lower_codes, numbers_of_codes, suits_codes, written_codes
 from cuda_compiler.attention.decode import lower_decode
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, has_states, mask_macros, mask_states
 from cuda_compiler.attention.paged import lower_paged, suits_fresh
@@ -47,20 +53,19 @@ ATTENTION = KernelTemplate(
         f"{SIZE_MACROS} SOFT_CAP? BLOCK WARPS_M WARPS_L SPLITS SPLIT_TILES ALONE_TILES Q_CHUNK K_CHUNK V_CHUNK CAUSAL "
         f"STATE_ROWS {MASK_MACROS} RESULT_TILES STATES_READY {PAGE_MACROS}"
     ),
-    inputs="q k v mask sinks? states partial pages?",
+    inputs="q k v k_scales? v_scales? mask sinks? states partial pages?",
     threads=lambda macros: 32 * macros["WARPS_M"] * macros["WARPS_L"],
     shared_bytes=None,
     files=(
         "mask.cuh tensor_cores.cuh attention_blocks.cuh attention_places.cuh attention_common.cuh attention_tile.cuh "
-        "attention_store.cuh"
+        "attention_plain_tile.cuh attention_store.cuh"
     ),
     computed="pages",
 )
 
 ATTENTION_OVER_CODES = replace(
     ATTENTION,
-    macros=f"{ATTENTION.macros} CODED_PIECES {CODED_MACROS}",
-    inputs="q k v k_scales v_scales mask sinks? states partial pages",
+    macros=f"{ATTENTION.macros} {PAGE_CODE_MACROS}",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh attention_blocks.cuh attention_places.cuh attention_common.cuh "
         "attention_tile.cuh attention_coded_tile.cuh attention_store.cuh"

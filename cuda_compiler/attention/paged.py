@@ -11,8 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import cluster_along_x
 from cuda_compiler.artifact.vocabulary import CLUSTERS, architecture
-from cuda_compiler.attention.coded_pages import are_coded_pages, loads_coded_pages, page_code_macros, scale_inputs
-from cuda_compiler.attention.codes import CODED_MACROS
+from cuda_compiler.attention.coded_pages import (
+    PAGE_CODE_MACROS,
+    are_coded_pages,
+    loads_coded_pages,
+    page_code_macros,
+    scale_inputs,
+)
+from cuda_compiler.attention.codes import ROUNDING_MACROS, rounding_macros
 from cuda_compiler.attention.mask import MASK_MACROS, MaskBlocks, mask_macros, mask_values
 from cuda_compiler.attention.pages import PAGE_MACROS, pages
 from cuda_compiler.attention.sizes import SIZE_MACROS, bindings, operand_values, padded, size_macros
@@ -44,7 +50,7 @@ _MAX_WIDTH = 256  # sums of eight rows that a warp holds, over the sets of eight
 _MAX_TILES = 4096  # that a block lists, and the pages that they lie in
 _CHUNK = 8  # elements of 16 bytes, in which rows are copied
 _PIECE = 16  # positions, as in attention_warp.cuh
-_ROW_GAP = 8  # elements between rows in shared memory
+_ROW_GAP = 16  # bytes between rows in shared memory
 _PAGE_STEP = 64  # positions that a page has a multiple of
 _MAX_PAGE = 1 << 15  # positions of a page, as places of new keys and values are kept
 _MAX_NEW_CODES = 4  # new rows of a text, whose numbers and codes lie in shared memory
@@ -65,10 +71,10 @@ ATTENTION_PAGED = KernelTemplate(
     ),
     macros=(
         f"{SIZE_MACROS} SOFT_CAP? OWN_ROWS K_ROW V_ROW BLOCK TILES WARPS DEPTH RESIDENT CLUSTER CLUSTERS ALONE "
-        f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT stored_t OPERAND_PARAMETERS OPERAND_ARGUMENTS "
-        f"{PAGE_MACROS}"
+        f"ENOUGH RESULT_TILES MASK_HEADS {MASK_MACROS} EARLY FRESH KEPT stored_t ELEMENT_BYTES SCALE_BYTES "
+        f"OPERAND_PARAMETERS OPERAND_ARGUMENTS {PAGE_MACROS}"
     ),
-    inputs="queries k v mask sinks? states partial pages",
+    inputs="queries k v k_scales? v_scales? mask sinks? states partial pages",
     threads=lambda macros: 32 * macros["WARPS"],
     shared_bytes=None,
     files=(
@@ -80,8 +86,7 @@ ATTENTION_PAGED = KernelTemplate(
 
 ATTENTION_CODED_PAGES = replace(
     ATTENTION_PAGED,
-    macros=f"{ATTENTION_PAGED.macros} CODED_PIECES {CODED_MACROS}",
-    inputs="queries k v k_scales v_scales mask sinks? states partial pages",
+    macros=f"{ATTENTION_PAGED.macros} {PAGE_CODE_MACROS} {ROUNDING_MACROS}",
     files=(
         "mask.cuh tensor_cores.cuh grouped_codes.cuh float8_codes.cuh attention_blocks.cuh attention_common.cuh "
         "attention_warp.cuh attention_coded_rows.cuh clusters.cuh attention_cluster.cuh attention_open.cuh "
@@ -161,7 +166,10 @@ def _launch(
             "FRESH": problem.rows if fresh else 0,
             "KEPT": "" if fresh else "const",
             "stored_t": stored,
+            "ELEMENT_BYTES": _element_bytes(problem),
+            "SCALE_BYTES": _scale_bytes(problem),
             **page_code_macros(problem),
+            **(rounding_macros(problem.k.kind) if isinstance(problem.k, CodedPages) else {}),
         },
         inputs={**inputs, **caches},
         flops=problem.flops,
@@ -246,10 +254,19 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
 
 def _piece_bytes(problem: Attention) -> int:
     """Shared memory for one piece of a warp."""
-    if isinstance(problem.k, CodedPages) and isinstance(problem.v, CodedPages):
-        scales = problem.k.scale.dtype.size + problem.v.scale.dtype.size
-        return _PIECE * (problem.size + problem.value_size + 4 * _ROW_GAP + scales)
-    return _PIECE * (padded(problem.size) + padded(problem.value_size) + 2 * _ROW_GAP) * 2
+    width = padded(problem.size) + padded(problem.value_size)
+    return _PIECE * (width * _element_bytes(problem) + 2 * _ROW_GAP + _scale_bytes(problem))
+
+
+def _element_bytes(problem: Attention) -> int:
+    """Of keys and values in shared memory."""
+    return 1 if are_coded_pages(problem) else 2
+
+
+def _scale_bytes(problem: Attention) -> int:
+    """Of the scales of a position's keys and values; 0 without."""
+    operands = (operand for operand in (problem.k, problem.v) if isinstance(operand, CodedPages))
+    return sum(operand.scale.dtype.size for operand in operands)
 
 
 def suits_fresh(problem: Attention) -> bool:

@@ -5,16 +5,9 @@
 // A block of threads computes TILE_M rows of the SHARED query heads that read one head of keys, counted head by head, so
 // that keys and values are read once for all of them. Blocks of positions that the mask closes are not read. The open ones
 // may be shared by up to SPLITS blocks of threads, in turns, unless they are ALONE_TILES or fewer; the last block to finish
-// adds up what they have. A row that is closed everywhere gives zeros.
+// adds up what they have. A row that is closed everywhere gives zeros. How keys and values become tiles of numbers is a matter of
+// attention_plain_tile.cuh, or of attention_coded_tile.cuh.
 // Grid: tiles of rows (the last first) in x, splits in y, batch * heads of keys in z.
-#ifdef CODED_PIECES // and numbers are made of codes on their way: see attention_coded_tile.cuh
-typedef unsigned char stored_t;
-#define SCALE_PARAMETERS const k_scale_t *k_scales, const v_scale_t *v_scales,
-#else
-typedef tile_t stored_t;
-#define SCALE_PARAMETERS
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const tile_t* q, const stored_t* k, const stored_t* v, SCALE_PARAMETERS const mask_t* mask, SINK_PARAMETER
     const unsigned char* states, float* partial, PAGE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
@@ -47,21 +40,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
             int position = (list[split + piece / 2 * splits] >> 1) * BLOCK;
             unsigned char* slot = shared + piece % SLOTS * SLOT_BYTES;
             Place at = place_of(batch, position, p.k_row, p.v_row, PAGE_ARGUMENTS p);
-#ifdef CODED_PIECES
             if (piece % 2 == 0) {
-                load_coded_rows<BLOCK, HEAD_SIZE, QK_WIDTH>(slot, k + at.key, p.k_row);
+                load_tile<HEAD_SIZE, QK_WIDTH, K_CHUNK>(slot, k + at.key, p.k_row, p.k_step, LENGTH - position);
             } else {
-                load_coded_rows<BLOCK, VALUE_SIZE, V_WIDTH>(slot, v + at.value, p.v_row);
+                load_tile<VALUE_SIZE, V_WIDTH, V_CHUNK>(slot, v + at.value, p.v_row, p.v_step, LENGTH - position);
             }
-#else
-            if (piece % 2 == 0) {
-                copy_rows<BLOCK, HEAD_SIZE, QK_WIDTH, K_CHUNK>(
-                    slot, k + at.key, p.k_step, LENGTH - position, [&](int i) { return (long long)i * p.k_row; });
-            } else {
-                copy_rows<BLOCK, VALUE_SIZE, V_WIDTH, V_CHUNK>(
-                    slot, v + at.value, p.v_step, LENGTH - position, [&](int i) { return (long long)i * p.v_row; });
-            }
-#endif
         }
         commit_copies();
     };
@@ -95,15 +78,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         const unsigned char* keys = shared + 2 * turn % SLOTS * SLOT_BYTES;
         multiply_keys(score, query, upper_row, lower_row, keys, first, p);
         int listed = list[split + turn * splits];
-#ifdef CODED_PIECES
-        Scales scales(k_scales, v_scales, batch, group, (listed >> 1) * BLOCK, PAGE_ARGUMENTS p);
+        Scales scales(SCALE_ARGUMENTS batch, group, (listed >> 1) * BLOCK, PAGE_ARGUMENTS p);
         scales.multiply_scores(score, first);
-#endif
         mask_scores(score, mask, row + warp_row, (listed >> 1) * BLOCK + first, listed & 1, p);
         soften(rows, score);
-#ifdef CODED_PIECES
         scales.multiply_weights(score, first);
-#endif
         wait_for_copies<1>();
         __syncthreads();
         copy(2 * turn + 3);
@@ -111,9 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     }
     wait_for_copies<0>();
     add_up_rows(rows.sum);
-#ifdef CODED_PIECES
     take_unit(rows);
-#endif
     finish_rows(
         rows, reinterpret_cast<float*>(shared), row, batch, group, splits, SINK_ARGUMENT partial, out, EPILOGUE_ARGUMENTS p);
 }

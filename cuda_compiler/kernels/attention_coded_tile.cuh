@@ -1,6 +1,9 @@
 // Tiles of keys and values whose pages hold codes of a byte, with a scale for each position: codes become numbers on their way to
 // shared memory; the scale of a key multiplies its scores, that of a value the weight of its position, by VALUE_UNIT more, so
 // that half precision holds what it would of the values themselves.
+typedef unsigned char stored_t;
+#define SCALE_PARAMETERS const k_scale_t *k_scales, const v_scale_t *v_scales,
+#define SCALE_ARGUMENTS k_scales, v_scales,
 
 // Eight codes side by side as numbers.
 __device__ __forceinline__ uint4 numbers_of_bytes(uint2 codes)
@@ -12,18 +15,16 @@ __device__ __forceinline__ uint4 numbers_of_bytes(uint2 codes)
         __byte_perm(pairs[2], pairs[3], 0x5410), __byte_perm(pairs[2], pairs[3], 0x7632));
 }
 
-// Makes numbers of ROWS rows of SIZE codes, and zeros behind them, in a tile of so many rows by WIDTH.
-template <int ROWS, int SIZE, int WIDTH>
-__device__ __forceinline__ void load_coded_rows(unsigned char* tile, const unsigned char* source, int step)
+// Makes numbers of BLOCK rows of SIZE codes, in a tile of as many rows; a page has all of them.
+template <int SIZE, int WIDTH, int CHUNK>
+__device__ __forceinline__ void load_tile(unsigned char* tile, const unsigned char* source, int row_step, int, int)
 {
-    constexpr int CHUNKS = WIDTH / 8;
+    static_assert(SIZE == WIDTH && CHUNK == 8, "codes are read in chunks of eight");
     #pragma unroll 4
-    for (int index = int(threadIdx.x); index < ROWS * CHUNKS; index += THREADS) {
-        int row = index / CHUNKS, column = index % CHUNKS * 8;
-        bool valid = column < SIZE;
-        const uint2* from = reinterpret_cast<const uint2*>(source + (valid ? (long long)row * step + column : 0));
-        uint4 numbers = numbers_of_bytes(*from);
-        *reinterpret_cast<uint4*>(tile + place<WIDTH>(row, column)) = valid ? numbers : make_uint4(0, 0, 0, 0);
+    for (int index = int(threadIdx.x); index < BLOCK * (SIZE / 8); index += THREADS) {
+        int row = index / (SIZE / 8), column = index % (SIZE / 8) * 8;
+        uint2 codes = *reinterpret_cast<const uint2*>(source + (long long)row * row_step + column);
+        *reinterpret_cast<uint4*>(tile + place<WIDTH>(row, column)) = numbers_of_bytes(codes);
     }
 }
 

@@ -3,13 +3,8 @@
 constexpr int THREADS = WARPS * 32, PIECE = 16;
 constexpr int QK_WIDTH = (HEAD_SIZE + 15) / 16 * 16, V_WIDTH = (VALUE_SIZE + 15) / 16 * 16;
 constexpr int ROWS = SHARED * OWN_ROWS, SETS = (ROWS + 7) / 8;
-#ifdef CODED_PIECES // a byte for each element, and behind them the scales of rows
-constexpr int ELEMENT_BYTES = 1, SCALE_BYTES = PIECE * int(sizeof(k_scale_t) + sizeof(v_scale_t));
-#else
-constexpr int ELEMENT_BYTES = 2, SCALE_BYTES = 0;
-#endif
 constexpr int K_PITCH = QK_WIDTH * ELEMENT_BYTES + 16, V_PITCH = V_WIDTH * ELEMENT_BYTES + 16; // bytes, so that banks differ
-constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * V_PITCH + SCALE_BYTES;
+constexpr int K_BYTES = PIECE * K_PITCH, SLOT_BYTES = K_BYTES + PIECE * (V_PITCH + SCALE_BYTES);
 constexpr int Q_PITCH = QK_WIDTH + 8, RESULT_PITCH = V_WIDTH + 4; // elements from row to row
 static_assert(SETS * 8 * RESULT_PITCH * 4 <= DEPTH * SLOT_BYTES, "a warp's results lie where its pieces were");
 

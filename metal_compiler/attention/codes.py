@@ -6,7 +6,15 @@ from metal_compiler.dialect import METAL
 from npu_compiler.artifact.plan import Argument
 from npu_compiler.dtypes import FLOAT8_E4M3FN, FLOAT32, INT8
 from npu_compiler.lowering.anchors import function
-from npu_compiler.lowering.cache_codes import SCALE_MACROS, Coded, is_coded, number_of_code, scale_macros, value_unit
+from npu_compiler.lowering.cache_codes import (
+    PAGE_SCALE_MACROS,
+    SCALE_MACROS,
+    Coded,
+    is_coded,
+    number_of_code,
+    scale_macros,
+    value_unit,
+)
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.forms import CodedRows
@@ -14,7 +22,9 @@ from npu_compiler.lowering.problems.operand import Operand
 
 __all__ = ["CODE_MACROS", "are_known_codes", "code_inputs", "code_macros", "code_text", "loads_coded_rows"]
 
-CODE_MACROS = "".join(f"{name}? " for name in ("CODES VALUE_UNIT K_SCALES_AT V_SCALES_AT " + SCALE_MACROS).split())
+CODE_MACROS = "".join(
+    f"{name}? " for name in (f"CODES VALUE_UNIT K_SCALES_AT V_SCALES_AT {SCALE_MACROS} {PAGE_SCALE_MACROS}").split()
+)
 """What `code_macros` defines for a kernel's file."""
 
 

@@ -14,13 +14,23 @@ from npu_compiler.tensor.coded import LARGEST, decoded
 from npu_compiler.tensor.expr import Call, Expr, Load, Ref
 from npu_compiler.tensor.view import View
 
-__all__ = ["SCALE_MACROS", "Coded", "is_coded", "number_of_code", "scale_macros", "value_unit", "without_unlike_codes"]
+__all__ = [
+    "PAGE_SCALE_MACROS",
+    "SCALE_MACROS",
+    "Coded",
+    "is_coded",
+    "number_of_code",
+    "scale_macros",
+    "value_unit",
+    "without_unlike_codes",
+]
 
 Coded = CodedRows | CodedPages
 """Keys or values of attention in codes: in order, or in pages."""
 
 SCALE_MACROS = "k_scale_t v_scale_t K_SCALE_BATCH K_SCALE_HEAD K_SCALE_ROW V_SCALE_BATCH V_SCALE_HEAD V_SCALE_ROW"
-"""What `scale_macros` defines."""
+"""What `scale_macros` defines; of pages `PAGE_SCALE_MACROS` as well."""
+PAGE_SCALE_MACROS = "K_SCALE_PAGE V_SCALE_PAGE"
 
 
 def number_of_code(kind: DType, dialect: Dialect) -> tuple[tuple[str, ...], str]:
@@ -50,6 +60,8 @@ def scale_macros(k: Coded, v: Coded, dialect: Dialect) -> dict[str, object]:
         macros[f"{name}_scale_t"] = dialect.storage[operand.scale.dtype.name]
         for dim, stride in zip(("BATCH", "HEAD", "ROW"), operand.scale.strides, strict=False):
             macros[f"{name.upper()}_SCALE_{dim}"] = stride
+        if isinstance(operand, CodedPages):
+            macros[f"{name.upper()}_SCALE_PAGE"] = operand.scale_stride
     return macros
 
 

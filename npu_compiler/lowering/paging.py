@@ -221,7 +221,7 @@ def without_unlike_pages(problem: Attention) -> list[Group]:
     return [] if not found or _share_table(problem) else [operand.made for operand in found]
 
 
-PAGE_MACROS = "PAGE? K_PAGE? V_PAGE? K_SCALE_PAGE? V_SCALE_PAGE? PAGE_ARGUMENTS?"
+PAGE_MACROS = "PAGE? K_PAGE? V_PAGE? PAGE_ARGUMENTS?"
 """What `page_prologues` defines for a kernel's file."""
 
 
@@ -241,8 +241,6 @@ def page_prologues(problem: Attention, lowering: Lowering, dialect: Dialect) -> 
     found = element_function("page_of", k.table, (k.shape[0], k.pages), lowering.tensors, "t", dialect)
     pointers = pointer_parameters(found.operands, dialect)
     macros: dict[str, object] = {"PAGE": k.page, "K_PAGE": k.stride, "V_PAGE": v.stride}
-    if isinstance(k, CodedPages) and isinstance(v, CodedPages):
-        macros |= {"K_SCALE_PAGE": k.scale_stride, "V_SCALE_PAGE": v.scale_stride}
     macros["PAGE_ARGUMENTS"] = pointer_arguments(found.operands)
     text = found.text(pointers, dialect)
     return {"pages": Prologue((found.operands,), dict(found.operands.fields), macros, text)}
