@@ -46,7 +46,7 @@ def sub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     return self - _scaled(other, alpha)
 
 
-@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar")
+@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", term=Term("rsub", ("self", "other")))
 def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``other - alpha * self``."""
     return apply("sub", other, self if alpha == 1 else self * alpha)
@@ -425,15 +425,18 @@ for _name in ("and", "or", "xor"):
     elementwise(*(f"aten.{word}.{kind}" for word in _bits for kind in ("Tensor", "Scalar")))(_bitwise(_name))
 
 
-@elementwise("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+@elementwise(
+    "aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar", fills=("self", "other")
+)
 def where_(condition: Tensor, self: Tensor | Number, other: Tensor | Number) -> Tensor:
     """`self` where the condition holds, else `other`."""
     return where(condition, self, other)
 
 
 @elementwise(
-    "aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor"
-)
+    "aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor",
+    fills=("value",),
+)  # fmt: skip
 def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     """`value` where `mask` holds, else `self`."""
     filler = value if isinstance(value, Tensor) else full(self.trace, (), value, self.dtype)
