@@ -18,9 +18,6 @@ from npu_compiler.ops.traits import Work
 
 __all__ = ["assign_dtypes"]
 
-_KEEPS_WHOLE = {"add", "sub", "rsub", "mul", "cast"}
-"""Operations whose results are whole numbers if all they are given are."""
-
 
 def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
     """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, scales of codes,
@@ -71,8 +68,8 @@ def _limited(node: OpNode, graph: IRGraph, makers: Mapping[str, OpNode], largest
     """
     known = traits_of(node.op, node.attrs)
     names = known.fills
-    if known.term is not None and known.term.name == "mul" and all(_is_whole(x, graph, makers) for x in node.tensors()):
-        names = (*names, *known.term.parameters)
+    if known.factors and all(_is_whole(tensor, graph, makers) for tensor in node.tensors()):
+        names = (*names, *known.factors)
     found = {name: node.attrs[name] for name in names if _is_number(node.attrs.get(name))}
     changed = {name: copysign(largest, x) for name, x in found.items() if isfinite(x) and abs(x) > largest}
     return replace(node, attrs={**node.attrs, **changed}) if changed else node
@@ -86,10 +83,10 @@ def _is_whole(name: str, graph: IRGraph, makers: Mapping[str, OpNode]) -> bool:
     if node is None:
         return False
     known = traits_of(node.op, node.attrs)
-    if known.term is None or known.term.name not in _KEEPS_WHOLE:
-        return known.work is Work.VIEW and len(node.tensors()) == 1 and _is_whole(node.tensors()[0], graph, makers)
-    numbers = [node.attrs[key] for key in ("self", "other", "alpha") if _is_number(node.attrs.get(key))]
-    return all(x == round(x) for x in numbers) and all(_is_whole(x, graph, makers) for x in node.tensors())
+    if not known.keeps_whole and known.work is not Work.VIEW:
+        return False
+    whole = all(value.is_integer() for value in node.attrs.values() if isinstance(value, float))
+    return whole and all(_is_whole(tensor, graph, makers) for tensor in node.tensors())
 
 
 def _is_number(value: Any) -> bool:

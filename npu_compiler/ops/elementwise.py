@@ -29,7 +29,7 @@ def _scaled(other: Tensor | Number, alpha: Number) -> Tensor | Number:
 
 @elementwise(
     "aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar", "aten.add_.Scalar",
-    term=Term("add", ("self", "other"), commutes=True, holds=_adds_unscaled),
+    term=Term("add", ("self", "other"), commutes=True, holds=_adds_unscaled), keeps_whole=True,
 )  # fmt: skip
 def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self + alpha * other``."""
@@ -39,14 +39,14 @@ def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
 @elementwise(
     "aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar",
     "aten.subtract.Tensor", "aten.subtract_.Tensor", "aten.subtract.Scalar", "aten.subtract_.Scalar",
-    term=Term("sub", ("self", "other"), holds=_adds_unscaled),
+    term=Term("sub", ("self", "other"), holds=_adds_unscaled), keeps_whole=True,
 )  # fmt: skip
 def sub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self - alpha * other``."""
     return self - _scaled(other, alpha)
 
 
-@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", term=Term("rsub", ("self", "other")))
+@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", keeps_whole=True)
 def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``other - alpha * self``."""
     return apply("sub", other, self if alpha == 1 else self * alpha)
@@ -55,7 +55,7 @@ def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
 @elementwise(
     "aten.mul.Tensor", "aten.mul_.Tensor", "aten.mul.Scalar", "aten.mul_.Scalar",
     "aten.multiply.Tensor", "aten.multiply_.Tensor", "aten.multiply.Scalar", "aten.multiply_.Scalar",
-    term=Term("mul", ("self", "other"), commutes=True),
+    term=Term("mul", ("self", "other"), commutes=True), keeps_whole=True, factors=("other",),
 )  # fmt: skip
 def mul(self: Tensor, other: Tensor | Number) -> Tensor:
     """``self * other``."""
@@ -446,10 +446,11 @@ def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
 _CAST = Term("cast", ("self",))
 
 
-@elementwise("aten._to_copy.default", keeps_order=True, term=_CAST)
+@elementwise("aten._to_copy.default", keeps_order=True, term=_CAST, keeps_whole=True)
 @elementwise(
     "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device",
     memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, keeps_order=True, unless="copy", term=_CAST,
+    keeps_whole=True,
 )  # fmt: skip
 def to(
     self: Tensor,
