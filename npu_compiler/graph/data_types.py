@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import replace
 from math import copysign, isfinite
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -46,9 +45,9 @@ def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
         name: TensorSpec(name, spec.shape, compute) if spec.dtype == FLOAT32 and name not in exact else spec
         for name, spec in graph.tensors.items()
     }
-    makers = {name: node for node in graph.nodes for name in node.outputs}
+    whole = _whole_tensors(graph)
     nodes = tuple(
-        _limited(node, graph, makers, largest) if any(tensors[name].dtype == compute for name in node.outputs) else node
+        _limited(node, whole, largest) if any(tensors[name].dtype == compute for name in node.outputs) else node
         for node in graph.nodes
     )
     return replace(graph, tensors=tensors, nodes=nodes)
@@ -62,32 +61,27 @@ def _is_beyond(recipe: WeightRecipe, largest: float) -> bool:
     return bool((np.isfinite(values) & (values > largest)).any())
 
 
-def _limited(node: OpNode, graph: IRGraph, makers: Mapping[str, OpNode], largest: float) -> OpNode:
+def _whole_tensors(graph: IRGraph) -> set[str]:
+    """Tensors whose elements are whole numbers by the way they are made: from a mask, say."""
+    whole = {name for name, spec in graph.tensors.items() if not spec.dtype.is_float}
+    for node in graph.nodes:
+        known = traits_of(node.op, node.attrs)
+        numbers = (value for value in node.attrs.values() if isinstance(value, float))
+        if (known.keeps_whole or known.work is Work.VIEW) and whole.issuperset(node.tensors()):
+            whole.update(node.outputs if all(number.is_integer() for number in numbers) else ())
+    return whole
+
+
+def _limited(node: OpNode, whole: Set[str], largest: float) -> OpNode:
     """The node with the largest number of the data type in place of those beyond, where they become elements: as they
     are, or as factors of whole numbers, such as those of a mask.
     """
     known = traits_of(node.op, node.attrs)
-    names = known.fills
-    if known.factors and all(_is_whole(tensor, graph, makers) for tensor in node.tensors()):
-        names = (*names, *known.factors)
-    found = {name: node.attrs[name] for name in names if _is_number(node.attrs.get(name))}
-    changed = {name: copysign(largest, x) for name, x in found.items() if isfinite(x) and abs(x) > largest}
+    names = (*known.fills, *(known.factors if whole.issuperset(node.tensors()) else ()))
+    found = {name: node.attrs.get(name) for name in names}
+    changed = {
+        name: copysign(largest, value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and isfinite(value) and abs(value) > largest
+    }
     return replace(node, attrs={**node.attrs, **changed}) if changed else node
-
-
-def _is_whole(name: str, graph: IRGraph, makers: Mapping[str, OpNode]) -> bool:
-    """Whether a tensor's elements are whole numbers by the way they are made: from a mask, say."""
-    if not graph.tensors[name].dtype.is_float:
-        return True
-    node = makers.get(name)
-    if node is None:
-        return False
-    known = traits_of(node.op, node.attrs)
-    if not known.keeps_whole and known.work is not Work.VIEW:
-        return False
-    whole = all(value.is_integer() for value in node.attrs.values() if isinstance(value, float))
-    return whole and all(_is_whole(tensor, graph, makers) for tensor in node.tensors())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
