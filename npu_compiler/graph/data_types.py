@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 from math import copysign, isfinite
 
@@ -72,7 +71,7 @@ def _whole_tensors(graph: IRGraph) -> set[str]:
     return whole
 
 
-def _limited(node: OpNode, whole: Set[str], largest: float) -> OpNode:
+def _limited(node: OpNode, whole: set[str], largest: float) -> OpNode:
     """The node with the largest number of the data type in place of those beyond, where they become elements: as they
     are, or as factors of whole numbers, such as those of a mask.
     """
