@@ -86,40 +86,15 @@ __device__ __forceinline__ int piece_column(int e, int u) { return coded_lane_co
 #if FRESH
 static_assert(K_SCALE_PAGE == PAGE_PLACES && V_SCALE_PAGE == PAGE_PLACES, "scales lie as rows do");
 
-// The new keys and values of a block's text, side by side, and what becomes of them.
+// The new keys and values of a block's text, side by side, and where they go.
 struct NewRows {
     float number[FRESH][NEW];
     long long place[FRESH];
-    k_scale_t key_scale[FRESH];
-    v_scale_t value_scale[FRESH];
-    alignas(16) unsigned char code[FRESH][NEW];
 };
 
-// A row as codes, with all lanes of a warp, and its scale; to be written to a place in memory, unless that is negative.
-template <int SIZE, int STEP, typename S, typename Number>
-__device__ __forceinline__ void round_to_place(
-    unsigned char* code, S& scale, unsigned char* target, S* scales, long long place, Number number_at)
-{
-    S own = S(round_row<SIZE>(code, number_at));
-    int lane = int(threadIdx.x) % 32;
-    __syncwarp();
-    if (lane == 0) {
-        scale = own;
-    }
-    if (place < 0) {
-        return;
-    }
-    for (int word = lane; word < SIZE / 4; word += 32) {
-        reinterpret_cast<uint*>(target + place * STEP)[word] = reinterpret_cast<const uint*>(code)[word];
-    }
-    if (lane == 0) {
-        scales[place] = own;
-    }
-}
-
-// Leaves what a thread has of them for the block, in codes, and writes these to the pages where that is the block's to do.
+// Leaves what a thread has of them for the block.
 template <typename Own>
-__device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools& pools, bool writes)
+__device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const Pools&, bool)
 {
     own.keys.each([&](int row, int column, float value, long long place) {
         rows.number[row][column] = value;
@@ -128,19 +103,30 @@ __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const P
         }
     });
     own.values.each([&](int row, int column, float value, long long) { rows.number[row][HEAD_SIZE + column] = value; });
-    __syncthreads();
-    for (int each = int(threadIdx.x) / 32; each < FRESH * 2; each += WARPS) {
+}
+
+// Writes them to the pages, in codes, a row for a warp: the last ones first, which have the fewest pieces.
+__device__ __forceinline__ void write_new(const NewRows& rows, const Pools& pools)
+{
+    for (int each = WARPS - 1 - int(threadIdx.x) / 32; each < FRESH * 2; each += WARPS) {
         int row = each / 2;
-        long long place = writes ? rows.place[row] : -1;
+        long long place = rows.place[row];
+        if (place < 0) {
+            continue;
+        }
         const float* number = rows.number[row];
-        unsigned char* code = rows.code[row];
+        bool is_first = threadIdx.x % 32 == 0;
         if (each % 2 == 0) {
-            round_to_place<HEAD_SIZE, K_ROW>(
-                code, rows.key_scale[row], pools.k, pools.k_scales, place, [&](int column) { return number[column]; });
+            k_scale_t scale(round_row<HEAD_SIZE>(pools.k + place * K_ROW, [&](int column) { return number[column]; }));
+            if (is_first) {
+                pools.k_scales[place] = scale;
+            }
         } else {
-            round_to_place<VALUE_SIZE, V_ROW>(
-                code + HEAD_SIZE, rows.value_scale[row], pools.v, pools.v_scales, place,
-                [&](int column) { return number[HEAD_SIZE + column]; });
+            v_scale_t scale(
+                round_row<VALUE_SIZE>(pools.v + place * V_ROW, [&](int column) { return number[HEAD_SIZE + column]; }));
+            if (is_first) {
+                pools.v_scales[place] = scale;
+            }
         }
     }
 }
@@ -150,22 +136,11 @@ __device__ __forceinline__ void leave_new(NewRows& rows, const Own& own, const P
 template <typename Value>
 __device__ __forceinline__ void put_new(unsigned char* slot, int at, const NewRows& rows, int row, Value value_of)
 {
-    unsigned char *keys = slot + at * K_PITCH, *values = slot + K_BYTES + at * V_PITCH;
-    int lane = int(threadIdx.x) % 32;
-    k_scale_t key_scale;
-    v_scale_t value_scale;
-    if (row >= 0) {
-        for (int word = lane; word < NEW / 4; word += 32) {
-            uint* target = reinterpret_cast<uint*>(word < HEAD_SIZE / 4 ? keys : values - HEAD_SIZE);
-            target[word] = reinterpret_cast<const uint*>(rows.code[row])[word];
-        }
-        key_scale = rows.key_scale[row];
-        value_scale = rows.value_scale[row];
-    } else {
-        key_scale = k_scale_t(round_row<HEAD_SIZE>(keys, value_of));
-        value_scale = v_scale_t(round_row<VALUE_SIZE>(values, [&](int column) { return value_of(HEAD_SIZE + column); }));
-    }
-    if (lane == 0) {
+    auto number_at = [&](int column) { return row >= 0 ? rows.number[row][column] : value_of(column); };
+    k_scale_t key_scale(round_row<HEAD_SIZE>(slot + at * K_PITCH, number_at));
+    v_scale_t value_scale(round_row<VALUE_SIZE>(
+        slot + K_BYTES + at * V_PITCH, [&](int column) { return number_at(HEAD_SIZE + column); }));
+    if (threadIdx.x % 32 == 0) {
         key_scales_of(slot)[at] = key_scale;
         value_scales_of(slot)[at] = value_scale;
     }

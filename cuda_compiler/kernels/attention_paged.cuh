@@ -200,6 +200,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged(
         copy(turn + DEPTH);
     }
     wait_for_copies<0>();
+#if FRESH
+    if (share.is_first()) {
+        write_new(new_rows, pools);
+    }
+#endif
     if (share.has(0)) {
         leave_rows(rows, ring, parts, UNIT, piece_column);
     }
