@@ -57,6 +57,7 @@ _MAX_NEW_CODES = 4  # new rows of a text, whose numbers and codes lie in shared 
 _MAX_TOKENS = 1024  # whose places each block of threads looks at, where it writes new keys and values itself
 _MAX_CLUSTERS = 16  # whose parts of a text the last one puts together
 _SIZES = (1, 2, 4, 8)  # of clusters
+_CODED_DEPTH = 2  # pieces of codes that a warp has on their way
 _RESIDENT = 2  # blocks of a multiprocessor where several share a text
 _BUSY = 0.75  # of the multiprocessors
 _ALONE = 4  # pieces for each warp that one cluster computes sooner than several would put their parts together
@@ -232,8 +233,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     All of them run at once, with as many pieces on their way in a multiprocessor. One that is alone there has two for
     each warp, so that one is computed while another arrives.
     """
-    sets = ceil_div(problem.shared * problem.rows, 8)
-    most_depth, least_depth = (2, sets) if are_coded_pages(problem) else (1, 1)  # pieces of half the bytes
+    coded, sets = are_coded_pages(problem), ceil_div(problem.shared * problem.rows, 8)
     texts, pieces = problem.batch * problem.groups, ceil_div(problem.length, block) * block // _PIECE
     held = {1: device.cores, **(cluster_cores(device) if in_clusters else {})}
     sizes = [n for n in _SIZES if n in held and texts * n <= _RESIDENT * held[n]]
@@ -241,7 +241,7 @@ def _divide(problem: Attention, block: int, device: DeviceModel, in_clusters: bo
     cluster = min(busy) if busy else max(sizes, default=1)
     resident = min(ceil_div(texts * cluster, held[cluster]), _RESIDENT + 1)
     warps, depth, resident = (8, 2, 1) if resident == 1 else (8, 1, 2) if resident == _RESIDENT else (4, 1, 4)
-    depth *= most_depth
+    depth, least_depth = (_CODED_DEPTH, sets) if coded else (depth, 1)
     while warps * depth * _piece_bytes(problem) > device.core_shared_bytes // resident - _BESIDE_BYTES and warps > 1:
         warps, depth = (warps, depth // 2) if depth > least_depth else (warps // 2, depth)
     while cluster > 1 and cluster // 2 * warps >= pieces:
