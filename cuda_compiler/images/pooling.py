@@ -7,6 +7,7 @@ from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.directions import backwards
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import PACK_SIZES, pack_size
 from npu_compiler.artifact.plan import KernelCall
@@ -25,7 +26,7 @@ __all__ = ["POOL2D", "lower_pool2d"]
 _THREADS = 128
 POOL2D = KernelTemplate(
     "pool2d",
-    params="int groups",
+    params="int groups, backwards",
     macros=(
         "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? TAPS_Y TAPS_X "
         "STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
@@ -76,7 +77,7 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
     launch = Launch(
         POOL2D,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={"groups": groups},
+        values={"groups": groups, "backwards": backwards(image, lowering)},
         macros=macros,
         inputs={"image": image.argument},
         flops=pool.flops,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.directions import backwards
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import element_functions, pack_size
 from cuda_compiler.short_codes import shortened
@@ -77,7 +78,7 @@ def window_template(entry: str, macros: str, threads: int, shared_bytes: Amount)
     common = "HEIGHT WIDTH TAPS_Y TAPS_X DILATION_Y PAD_Y PAD_X COLUMNS OUT_HEIGHT OUT_WIDTH tile_t"
     return KernelTemplate(
         entry,
-        params="int tiles",
+        params="int tiles, backwards",
         macros=f"{common} TILE_X TILE_Y STAGED_BYTES {macros}",
         inputs="image weight",
         threads=threads,
@@ -116,7 +117,7 @@ def window_launch(
     launch = Launch(
         template,
         grid=(blocks, ceil_div(conv.shape[1], OUTPUTS), 1),
-        values={"tiles": tiles_of(conv)},
+        values={"tiles": tiles_of(conv), "backwards": backwards(conv.image, lowering)},
         macros={**_geometry(conv), **common, **macros},
         inputs={"image": conv.image.argument, "weight": conv.weight.argument},
         flops=conv.flops,

@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * GROUP_THREADS, 1) conv2d_o
     wait_for_previous_grid();
     int number = int(blockIdx.x) + group * int(gridDim.x), reading = 0;
     if (number < p.tiles) {
-        copy_pixels(image, Tile(number), windows);
+        copy_pixels(image, Tile(number, p), windows);
     }
     publish_copies();
     group_barrier();
@@ -92,13 +92,13 @@ extern "C" __global__ void __launch_bounds__(GROUPS * GROUP_THREADS, 1) conv2d_o
         start_products(sum, weights, shared_address(windows) + reading * CHUNKS * PLANE_BYTES);
         reading = 1 - reading;
         if (number + workers < p.tiles) {
-            copy_pixels(image, Tile(number + workers), windows + reading * CHUNKS * PLANE_BYTES);
+            copy_pixels(image, Tile(number + workers, p), windows + reading * CHUNKS * PLANE_BYTES);
         }
         wait_for_products<0>();
         group_barrier(); // the last tile's results have been read
-        stage(sum, 0, staged, Tile(number), EPILOGUE_ARGUMENTS p);
+        stage(sum, 0, staged, Tile(number, p), EPILOGUE_ARGUMENTS p);
         publish_copies(); // before results are stored: it waits for what is being written
         group_barrier();
-        store_results(staged, Tile(number), out, p);
+        store_results(staged, Tile(number, p), out, p);
     }
 }

@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
     Weights weights(weight);
     wait_for_previous_grid();
     Pixels pixels;
-    pixels.load(image, Tile(int(blockIdx.x)));
+    pixels.load(image, Tile(int(blockIdx.x), p));
     pixels.store(shared);
     for (int number = int(blockIdx.x); number < p.tiles; number += int(gridDim.x)) {
         int next = number + int(gridDim.x);
@@ -158,16 +158,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window(
         Sums sums;
         sums.start(weights, shared_address(shared));
         if (next < p.tiles) {
-            pixels.load(image, Tile(next));
+            pixels.load(image, Tile(next, p));
         }
         wait_for_products<1>();
-        stage(sums.at[0], 0, staged, Tile(number), EPILOGUE_ARGUMENTS p);
+        stage(sums.at[0], 0, staged, Tile(number, p), EPILOGUE_ARGUMENTS p);
         wait_for_products<0>();
-        stage(sums.at[1], TILE_Y / 2, staged, Tile(number), EPILOGUE_ARGUMENTS p);
+        stage(sums.at[1], TILE_Y / 2, staged, Tile(number, p), EPILOGUE_ARGUMENTS p);
         __syncthreads(); // the results are there, and the pixels have been read
         if (next < p.tiles) {
             pixels.store(shared); // before results are stored: it waits for what is being written
         }
-        store_results(staged, Tile(number), out, p);
+        store_results(staged, Tile(number, p), out, p);
     }
 }

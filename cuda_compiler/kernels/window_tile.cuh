@@ -10,9 +10,13 @@ __device__ __forceinline__ int group_thread() { return int(threadIdx.x) % GROUP_
 struct Tile {
     int image, y, x;
 
-    __device__ __forceinline__ explicit Tile(int number)
-        : image(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_Y), x(number % TILES_X * TILE_X)
+    // The one that comes at a place in the launch's order.
+    __device__ __forceinline__ Tile(int place, const Params& p)
     {
+        int number = p.backwards ? p.tiles - 1 - place : place;
+        image = number / (TILES_X * TILES_Y);
+        y = number / TILES_X % TILES_Y * TILE_Y;
+        x = number % TILES_X * TILE_X;
     }
 };
 
