@@ -55,7 +55,7 @@ def fits_overlaps(conv: Convolution, group: Group, found: Positions, device: Dev
     whole = channels % (2 * CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
     rounds = device.constants("overlaps", _Costs).least_rounds
-    enough = tiles_of(conv) >= rounds * _GROUPS * _blocks(conv, device)
+    enough = tiles_of(conv, TILE_X * TILE_Y).count >= rounds * _GROUPS * _blocks(conv, device)
     fits = _GROUPS * _group_bytes(conv) <= device.shared_bytes
     return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found)
 
@@ -72,8 +72,9 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "PLANE_BYTES": _plane(conv),
         "GROUP_BYTES": _group_bytes(conv),
     }
-    blocks = min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv, lowering.device))
-    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, blocks, TILE_X * TILE_Y)
+    tiles = tiles_of(conv, TILE_X * TILE_Y)
+    blocks = min(ceil_div(tiles.count, _GROUPS), _blocks(conv, lowering.device))
+    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, tiles, blocks)
 
 
 def _blocks(conv: Convolution, device: DeviceModel) -> int:

@@ -163,6 +163,71 @@ static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
     __syncwarp();
 }
 
+// The dynamic shared memory of the block, from where addresses there count.
+static unsigned char* host_shared()
+{
+    unsigned char* first = current->own->shared.data();
+    return first + (-(size_t)first & 1023);
+}
+static unsigned host_shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - host_shared()); }
+
+// wgmma with 16 rows of the first operand in the registers of each warp, and the second in shared memory, not swizzled: blocks
+// of 8 columns by 8 along k, whose distances the descriptor holds as the PTX manual has it.
+template <int BLOCKS>
+static void host_multiply_columns(float (&sum)[BLOCKS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
+{
+    int lane = current->thread.x % 32;
+    for (int index = 0; index < 4; ++index) {
+        current->warp->word[lane][index] = a[index];
+    }
+    __syncwarp();
+    unsigned first = unsigned(b & 0x3fff) * 16, along_k = unsigned(b >> 16 & 0x3fff) * 16, along_n = unsigned(b >> 32 & 0x3fff) * 16;
+    for (int block = 0; block < BLOCKS; ++block) {
+        for (int index = 0; index < 4; ++index) {
+            int row = lane / 4, column = lane % 4 * 2 + index % 2;
+            float total = adds ? sum[block][index] : 0;
+            for (int k = 0; k < 16; ++k) {
+                unsigned left = current->warp->word[row * 4 + k % 8 / 2][index / 2 + 2 * (k >= 8)] >> k % 2 * 16;
+                unsigned short right;
+                memcpy(&right, host_shared() + first + k / 8 * along_k + block * along_n + column * 16 + k % 8 * 2, 2);
+                total += number_of_bits((unsigned short)left, is_half) * number_of_bits(right, is_half);
+            }
+            sum[block][index] = total;
+        }
+    }
+    __syncwarp();
+}
+
+// stmatrix of four transposed matrices.
+static void host_store_matrices(unsigned address, const unsigned (&word)[4])
+{
+    int lane = current->thread.x % 32;
+    for (int index = 0; index < 4; ++index) {
+        current->warp->word[lane][index] = word[index];
+    }
+    __syncwarp();
+    for (int i = 0; i < 8; ++i) {
+        unsigned pair = current->warp->word[i * 4 + lane % 8 / 2][lane / 8];
+        unsigned short value = (unsigned short)(pair >> lane % 2 * 16);
+        memcpy(host_shared() + address + i * 2, &value, 2);
+    }
+    __syncwarp();
+}
+
+// The greater of two pairs, of a kind as PTX calls it.
+static unsigned host_greater_pair(unsigned a, unsigned b, const char* kind)
+{
+    unsigned result = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        unsigned short left = a >> shift, right = b >> shift;
+        bool is_half = strstr(kind, ".f16x2"), is_signed = strstr(kind, ".s16x2");
+        float first = strstr(kind, "NaN") ? number_of_bits(left, is_half) : is_signed ? short(left) : left;
+        float second = strstr(kind, "NaN") ? number_of_bits(right, is_half) : is_signed ? short(right) : right;
+        result |= unsigned(first > second || first != first ? left : right) << shift;
+    }
+    return result;
+}
+
 template <int BYTES>
 static void host_load(unsigned* word, const void* source, bool valid)
 {

@@ -23,7 +23,8 @@ __all__ = ["HAS_COMPILER", "run_on_host"]
 
 HAS_COMPILER = shutil.which("g++") is not None
 _HEADER = Path(__file__).with_name("host_kernels.h")
-_FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\([^)]*\)\n\{{\n.*?\n\}}\n"
+_FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\((?:[^()]|\([^()]*\))*\)\n\{{\n.*?\n\}}\n"
+_ONE_LINE = re.compile(r"\{ asm volatile\([^{}]*\); \}")
 _STATEMENTS = {
     r'asm\("cvt\.rn\.f16\.f32 .*?;"[^;]*;': "bits = host_half(value);",
     r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
@@ -55,6 +56,20 @@ _FUNCTIONS = {
     ),
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
+    "shared_address": "inline uint shared_address(const void* pointer) { return host_shared_address(pointer); }\n",
+    "wait_for_products": "inline void wait_for_products() {}\n",
+    "multiply_64_rows": (
+        "template <int EIGHTS>\n"
+        "inline void multiply_64_rows(float (&sum)[EIGHTS][4], const uint (&a)[4], uint64 b, int adds = 1)\n"
+        "{\n    host_multiply_columns(sum, a, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
+    ),
+    "store_matrices": (
+        "inline void store_matrices(uint address, const uint (&word)[4])\n"
+        "{\n    host_store_matrices(address, word);\n}\n"
+    ),
+    "greater_pair": (
+        "inline uint greater_pair(uint a, uint b)\n{\n    return host_greater_pair(a, b, GREATER_PAIR);\n}\n"
+    ),
     "wait_for_cluster": (
         "inline void wait_for_cluster()\n{\n    int wanted = ++current->cluster_turns;\n"
         "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
@@ -83,7 +98,7 @@ extern "C" int run(void** pointers, int grid, int block, int cluster, int shared
         std::vector<Fiber> fibers(cluster * block);
         cluster_blocks.clear();
         for (Block& each : blocks) {
-            each.shared.assign(shared + 16, 0xff);
+            each.shared.assign(shared + 1024, 0xff);
             cluster_blocks.push_back(&each);
         }
         for (int number = 0; number < cluster * block; ++number) {
@@ -172,11 +187,11 @@ def _translated(text: str, entry: str, count: int) -> str:
         count=1,
         flags=re.S,
     )
+    text = _ONE_LINE.sub("{}", text)
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
-    text = text.replace(
-        "extern __shared__ __align__(16) unsigned char dynamic_shared[];",
-        "unsigned char* dynamic_shared = current->own->shared.data() + (-(size_t)current->own->shared.data() & 15);",
+    text = re.sub(
+        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];", r"unsigned char* \1 = host_shared();", text
     )
     text = text.replace('extern "C" __global__ void', "void")
     arguments = ", ".join(f"(decltype(pointer_of<{number}>({entry})))bound[{number}]" for number in range(count))
