@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
-from cuda_compiler.images.image_packing import CHUNK, is_packed_image
+from cuda_compiler.images.image_packing import is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     OUTPUTS,
     RESULT_BYTES,
     TILE_X,
-    TILE_Y,
+    Tiles,
     fits_window_tiles,
     tiles_of,
     window_launch,
@@ -28,12 +28,15 @@ from npu_compiler.lowering.target import Lowering
 
 __all__ = ["CONV2D_OVERLAP", "fits_overlaps", "lower_overlaps"]
 
+_PATTERN_BYTES = 1024
+_TILE_LINES = (16, 14, 12)  # in pairs
 _GROUPS = 2  # warpgroups of a block: one multiplies while the other one stores
+_CHANNELS = (16, 32, 64)  # whose bytes the tensor cores permute
 _MAX_STEPS = 36  # of 16 products: their weights stay in registers
 
 CONV2D_OVERLAP = window_template(
     "conv2d_overlap",
-    "CHANNELS DILATION_X GROUPS LINE LINES PLANE_BYTES GROUP_BYTES",
+    "CHANNELS DILATION_X GROUPS LINE LINES WINDOW_BYTES GROUP_BYTES",
     threads=_GROUPS * GROUP_THREADS,
     shared_bytes=lambda macros: macros["GROUPS"] * macros["GROUP_BYTES"],
 )
@@ -52,12 +55,13 @@ def fits_overlaps(conv: Convolution, group: Group, found: Positions, device: Dev
         return False
     outputs, channels, taps_y, taps_x = conv.weight.shape
     plain = conv.groups == 1 and conv.windows.stride == (1, 1) and group.added is None
-    whole = channels % (2 * CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
+    whole = channels in _CHANNELS and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
+    tiles = _tiles(conv)
     rounds = device.constants("overlaps", _Costs).least_rounds
-    enough = tiles_of(conv, TILE_X * TILE_Y).count >= rounds * _GROUPS * _blocks(conv, device)
+    enough = tiles.count >= rounds * _GROUPS * _blocks(conv, device)
     fits = _GROUPS * _group_bytes(conv) <= device.shared_bytes
-    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found)
+    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found, tiles)
 
 
 def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
@@ -69,12 +73,18 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "GROUPS": _GROUPS,
         "LINE": line,
         "LINES": lines,
-        "PLANE_BYTES": _plane(conv),
+        "WINDOW_BYTES": _window_bytes(conv),
         "GROUP_BYTES": _group_bytes(conv),
     }
-    tiles = tiles_of(conv, TILE_X * TILE_Y)
+    tiles = _tiles(conv)
     blocks = min(ceil_div(tiles.count, _GROUPS), _blocks(conv, lowering.device))
     return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, tiles, blocks)
+
+
+def _tiles(conv: Convolution) -> Tiles:
+    """Tiles of as many lines as leave the fewest beyond the image."""
+    height = conv.shape[2]
+    return tiles_of(conv, 1, min(_TILE_LINES, key=lambda lines: ceil_div(height, lines) * lines))
 
 
 def _blocks(conv: Convolution, device: DeviceModel) -> int:
@@ -84,15 +94,15 @@ def _blocks(conv: Convolution, device: DeviceModel) -> int:
 
 def _lines(conv: Convolution) -> tuple[int, int]:
     """Lines of pixels that a tile of results reads, and pixels of a line."""
-    return conv.windows.span(0, TILE_Y), conv.windows.span(1, TILE_X)
+    return conv.windows.span(0, _tiles(conv).y), conv.windows.span(1, TILE_X)
 
 
-def _plane(conv: Convolution) -> int:
-    """Bytes of a plane of eight channels; neighbours begin in different banks."""
+def _window_bytes(conv: Convolution) -> int:
+    """Of the pixels that a tile reads; whole patterns of what is permuted."""
     lines, line = _lines(conv)
-    return ceil_div(lines * line * 16, 128) * 128 + 16
+    return ceil_div(lines * line * conv.channels * 2, _PATTERN_BYTES) * _PATTERN_BYTES
 
 
 def _group_bytes(conv: Convolution) -> int:
     """Shared memory of a warpgroup: pixels at work and on their way, and results."""
-    return 2 * (conv.channels // CHUNK) * _plane(conv) + RESULT_BYTES
+    return 2 * _window_bytes(conv) + RESULT_BYTES

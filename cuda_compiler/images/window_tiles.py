@@ -59,9 +59,9 @@ class Tiles:
         return _LEAST_FILLED * stored >= self.count * self.stored_x * self.stored_y
 
 
-def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool:
+def fits_window_tiles(conv: Convolution, group: Group, found: Positions, tiles: Tiles) -> bool:
     """Whether results can be stored by channel, and enough of all tiles' results are in the image."""
-    return stores_by_channel(conv, group, found) and tiles_of(conv, TILE_X * TILE_Y).is_filled(conv.shape)
+    return stores_by_channel(conv, group, found) and tiles.is_filled(conv.shape)
 
 
 def stores_by_channel(conv: Convolution, group: Group, found: Positions) -> bool:
@@ -76,11 +76,11 @@ def stores_by_channel(conv: Convolution, group: Group, found: Positions) -> bool
     return conv.weight.is_constant and by_channel and whole and group.output.dtype in _STORED
 
 
-def tiles_of(conv: Convolution, columns: int) -> Tiles:
-    """Tiles all of whose results are stored; `columns` are those of one product."""
+def tiles_of(conv: Convolution, products: int, lines: int = TILE_Y) -> Tiles:
+    """Tiles of so many lines, all of whose results are stored, which take so many products one beside another."""
     batch, _, height, width = conv.shape
-    count = batch * ceil_div(height, TILE_Y) * ceil_div(width, TILE_X)
-    return Tiles(TILE_X, TILE_Y, TILE_X, TILE_Y, count, columns)
+    count = batch * ceil_div(height, lines) * ceil_div(width, TILE_X)
+    return Tiles(TILE_X, lines, TILE_X, lines, count, TILE_X * lines // products)
 
 
 def _geometry(conv: Convolution) -> dict[str, object]:

@@ -10,8 +10,6 @@ from cuda_compiler.images.image_packing import packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     RESULT_BYTES,
-    TILE_X,
-    TILE_Y,
     Tiles,
     fits_window_tiles,
     tiles_of,
@@ -93,7 +91,7 @@ def fits_windows(conv: Convolution, group: Group, found: Positions, device: Devi
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
     if not is_of_few_channels(conv, device):
         return False
-    return window_under(conv, _tiles(conv)).fits(conv) and fits_window_tiles(conv, group, found)
+    return window_under(conv, _tiles(conv)).fits(conv) and fits_window_tiles(conv, group, found, _tiles(conv))
 
 
 def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
@@ -105,7 +103,7 @@ def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: L
 
 
 def _tiles(conv: Convolution) -> Tiles:
-    return tiles_of(conv, TILE_X * TILE_Y // 2)
+    return tiles_of(conv, 2)
 
 
 def pixel_macros(conv: Convolution, window: Window, blocks: int) -> dict[str, object]:

@@ -53,7 +53,7 @@ struct Dim { int x, y, z; };
 struct Barrier { int arrived = 0, passed = 0; };
 struct Block {
     std::vector<unsigned char> shared;
-    Barrier all;
+    Barrier all, named[16];
 };
 struct Warp {
     Barrier all;
@@ -171,8 +171,8 @@ static unsigned char* host_shared()
 }
 static unsigned host_shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - host_shared()); }
 
-// wgmma with 16 rows of the first operand in the registers of each warp, and the second in shared memory, not swizzled: blocks
-// of 8 columns by 8 along k, whose distances the descriptor holds as the PTX manual has it.
+// wgmma with 16 rows of the first operand in the registers of each warp, and the second in shared memory: blocks of 8 columns
+// by 8 along k, whose distances the descriptor holds as the PTX manual has it, or lines whose chunks are permuted by address.
 template <int BLOCKS>
 static void host_multiply_columns(float (&sum)[BLOCKS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
 {
@@ -182,6 +182,8 @@ static void host_multiply_columns(float (&sum)[BLOCKS][4], const unsigned (&a)[4
     }
     __syncwarp();
     unsigned first = unsigned(b & 0x3fff) * 16, along_k = unsigned(b >> 16 & 0x3fff) * 16, along_n = unsigned(b >> 32 & 0x3fff) * 16;
+    unsigned permuted = unsigned(b >> 62), line = permuted ? 256 >> permuted : 16, chunks = line / 16 - 1;
+    along_k = permuted ? 16 : along_k;
     for (int block = 0; block < BLOCKS; ++block) {
         for (int index = 0; index < 4; ++index) {
             int row = lane / 4, column = lane % 4 * 2 + index % 2;
@@ -189,7 +191,8 @@ static void host_multiply_columns(float (&sum)[BLOCKS][4], const unsigned (&a)[4
             for (int k = 0; k < 16; ++k) {
                 unsigned left = current->warp->word[row * 4 + k % 8 / 2][index / 2 + 2 * (k >= 8)] >> k % 2 * 16;
                 unsigned short right;
-                memcpy(&right, host_shared() + first + k / 8 * along_k + block * along_n + column * 16 + k % 8 * 2, 2);
+                unsigned at = first + k / 8 * along_k + block * along_n + column * line + k % 8 * 2;
+                memcpy(&right, host_shared() + (at ^ (at >> 7 & chunks) << 4), 2);
                 total += number_of_bits((unsigned short)left, is_half) * number_of_bits(right, is_half);
             }
             sum[block][index] = total;

@@ -63,6 +63,9 @@ _FUNCTIONS = {
         "inline void multiply_64_rows(float (&sum)[EIGHTS][4], const uint (&a)[4], uint64 b, int adds = 1)\n"
         "{\n    host_multiply_columns(sum, a, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
     ),
+    "synchronize": (
+        "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
+    ),
     "store_matrices": (
         "inline void store_matrices(uint address, const uint (&word)[4])\n"
         "{\n    host_store_matrices(address, word);\n}\n"
