@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,14 +50,18 @@ class Case:
         return torch.randn(self.batch, self.channels, *self.size, generator=generator).to(self.dtype)
 
     @property
+    def ir(self) -> dict[str, Any]:
+        return npu_compiler.extract(self.module, self.image, model_name="pooled").ir
+
+    @property
     def program(self) -> CompiledProgram:
-        ir = npu_compiler.extract(self.module, self.image, model_name="pooled").ir
-        return npu_compiler.compile(ir, target="cuda")
+        return npu_compiler.compile(self.ir, target="cuda")
 
     def expected(self) -> torch.Tensor:
         """In float64, but for the rounding of what is compared, which keeps the order."""
         with torch.inference_mode():
-            return self.module.double()(self.image.double())
+            expected: torch.Tensor = self.module.double()(self.image.double())
+        return expected
 
 
 CASES = [
@@ -99,7 +104,9 @@ def test_both_are_one_launch_where_warpgroups_multiply(case: Case) -> None:
 )
 def test_other_poolings_are_launches_of_their_own(change: torch.nn.Module) -> None:
     case = Case((64, 64))
-    ir = npu_compiler.extract(torch.nn.Sequential(*case.module[:2], change).float().eval(), case.image.float()).ir
+    ir = npu_compiler.extract(
+        torch.nn.Sequential(case.module[0], case.module[1], change).float().eval(), case.image.float()
+    ).ir
     assert len(npu_compiler.compile(ir, target="cuda").main.steps) == 2
 
 
@@ -107,11 +114,11 @@ def test_results_that_others_read_are_stored() -> None:
     class Twice(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.parts = Case((64, 64)).module.float()
+            self.conv, self.act, self.pool = Case((64, 64)).module.float()
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            wide = self.parts[1](self.parts[0](x))
-            return self.parts[2](wide), wide.mean((2, 3))
+            wide = self.act(self.conv(x))
+            return self.pool(wide), wide.mean((2, 3))
 
     ir = npu_compiler.extract(Twice().eval(), Case((64, 64)).image.float()).ir
     plan = npu_compiler.compile(ir, target="cuda").main
@@ -145,10 +152,10 @@ def test_gives_what_pytorch_gives(case: Case, device: Device) -> None:
 
 def _bytes(case: Case, program: CompiledProgram) -> dict[str, NDArray[np.uint8]]:
     """The inputs and weights as they lie in memory: channels last, those of the weights filled up to four."""
-    weight, bias = case.module[0].weight.detach(), case.module[0].bias
+    weight, bias = (parameter.detach() for parameter in case.module[0].parameters())
     taps = torch.nn.functional.pad(weight, (0, case.taps % 2, 0, 0, 0, 4 - case.channels)).permute(0, 2, 3, 1)
     image = case.image.permute(0, 2, 3, 1)
-    given = {"p_0_weight": taps, "p_0_bias": bias.detach(), program.input_specs[0].name: image}
+    given = {"p_0_weight": taps, "p_0_bias": bias, program.input_specs[0].name: image}
     return {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in given.items()}
 
 
