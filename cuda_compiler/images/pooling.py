@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import lower_conv2d
-from cuda_compiler.images.directions import backwards
+from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.images.pooled_windows import lower_pooled_windows
 from cuda_compiler.packing import PACK_SIZES, pack_size
@@ -33,7 +33,7 @@ __all__ = ["POOL2D", "lower_pool2d"]
 _THREADS = 128
 POOL2D = KernelTemplate(
     "pool2d",
-    params="int groups, backwards",
+    params=f"int {BACKWARDS}, groups",
     macros=(
         "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? TAPS_Y TAPS_X "
         "STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
@@ -107,12 +107,12 @@ def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
     launch = Launch(
         POOL2D,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={"groups": groups, "backwards": backwards(image, lowering)},
+        values={BACKWARDS: backwards(group, lowering), "groups": groups},
         macros=macros,
         inputs={"image": image.argument},
         flops=pool.flops,
     )
-    return anchor_launch(launch, anchor_epilogue(group, found, size), lowering)
+    return directed_launch(launch, anchor_epilogue(group, found, size), lowering)
 
 
 def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.directions import backwards
+from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import element_functions, pack_size
 from cuda_compiler.short_codes import shortened
@@ -110,7 +110,7 @@ def window_template(entry: str, macros: str, threads: int, shared_bytes: Amount,
     common = "HEIGHT WIDTH TAPS_Y TAPS_X DILATION_Y PAD_Y PAD_X COLUMNS OUT_HEIGHT OUT_WIDTH tile_t"
     return KernelTemplate(
         entry,
-        params="int tiles, backwards",
+        params=f"int {BACKWARDS}, tiles",
         macros=f"{common} TILE_X TILE_Y STAGED_BYTES {macros}",
         inputs="image weight",
         threads=threads,
@@ -149,10 +149,10 @@ def window_launch(
     launch = Launch(
         template,
         grid=(min(tiles.count, blocks), ceil_div(conv.shape[1], OUTPUTS), 1),
-        values={"tiles": tiles.count, "backwards": backwards(conv.image, lowering)},
+        values={BACKWARDS: backwards(group, lowering), "tiles": tiles.count},
         macros={**_geometry(conv), **common, **macros},
         inputs={"image": conv.image.argument, "weight": conv.weight.argument},
         flops=conv.flops,
         text="\n".join(generated),
     )
-    return anchor_launch(launch, anchor_epilogue(group, found, _CHUNK), lowering)
+    return directed_launch(launch, anchor_epilogue(group, found, _CHUNK), lowering)

@@ -7,7 +7,7 @@
 constexpr int CHUNK = 8, CHUNKS = CHANNELS / CHUNK, TAPS = TAPS_Y * TAPS_X, SLOTS = LINES * LINE;
 constexpr int PIXEL_BYTES = CHANNELS * 2, PIXEL_STEPS = CHUNKS / 2;
 static_assert(PIXEL_BYTES == 32 || PIXEL_BYTES == 64 || PIXEL_BYTES == 128, "what the tensor cores permute");
-constexpr uint64 PERMUTED = PIXEL_BYTES == 128 ? 1 : PIXEL_BYTES == 64 ? 2 : 3;
+constexpr uint PERMUTED = PIXEL_BYTES == 128 ? 1 : PIXEL_BYTES == 64 ? 2 : 3;
 constexpr int STEPS = TAPS * PIXEL_STEPS, ROUNDS = (SLOTS * CHUNKS + GROUP_THREADS - 1) / GROUP_THREADS;
 
 // A thread's part of the weights, in the register layout of wgmma's first operand.
@@ -57,7 +57,7 @@ __device__ __forceinline__ uint64 window_descriptor(uint window, int step)
 {
     int tap = step / PIXEL_STEPS, slot = tap / TAPS_X * DILATION_Y * LINE + tap % TAPS_X * DILATION_X;
     uint first = window + slot * PIXEL_BYTES + step % PIXEL_STEPS * 32;
-    return PERMUTED << 62 | uint64(LINE * PIXEL_BYTES >> 4) << 32 | uint64(first >> 4 | 1u << 16);
+    return uint64(PERMUTED) << 62 | uint64(LINE * PIXEL_BYTES >> 4) << 32 | uint64(first >> 4 | 1u << 16);
 }
 
 // Starts the products of a tile.
