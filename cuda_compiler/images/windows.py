@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
-from cuda_compiler.images.image_packing import packed_weight
+from cuda_compiler.images.image_packing import is_packed_weight, packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     RESULT_BYTES,
@@ -17,6 +17,7 @@ from cuda_compiler.images.window_tiles import (
     window_template,
 )
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -84,7 +85,9 @@ class Window:
 def is_of_few_channels(conv: Convolution, device: DeviceModel) -> bool:
     """Whether the windows of a convolution are such that two pixels make a chunk, on a device that multiplies them."""
     by_twos = (conv.windows.stride[1], conv.windows.dilation[1]) == (2, 1)
-    return conv.groups == 1 and conv.channels <= _MAX_CHANNELS and by_twos and offers(device, WARPGROUPS)
+    numbers = conv.image.dtype == conv.weight.dtype and conv.image.dtype in (FLOAT16, BFLOAT16)
+    few = conv.groups == 1 and conv.channels <= _MAX_CHANNELS and is_packed_weight(conv.weight)
+    return by_twos and numbers and few and offers(device, WARPGROUPS)
 
 
 def fits_windows(conv: Convolution, group: Group, found: Positions, device: DeviceModel) -> bool:

@@ -21,6 +21,7 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 from tests.cuda.kernels import check_compile
 from tests.support.host_kernels import HAS_COMPILER, run_on_host
+from tests.support.ir_builder import IRBuilder
 
 
 @dataclass(frozen=True)
@@ -163,3 +164,39 @@ def _check(found: torch.Tensor, expected: torch.Tensor, case: Case) -> None:
     """Products are summed in float32; results are rounded once."""
     step = torch.finfo(case.dtype).eps
     torch.testing.assert_close(found.double(), expected, rtol=1.1 * step / 2, atol=3 * step * 2**-4)
+
+
+def _codes(dtype: torch.dtype) -> CompiledProgram:
+    """A convolution and its maxima, rounded to codes of a byte."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    case, builder = Case((64, 64)), IRBuilder()
+    image = builder.input("input", case.image.shape, torch.float16)
+    weight, bias = (
+        builder.weight("0.weight", (64, 3, 7, 7), torch.float16),
+        builder.weight("0.bias", (64,), torch.float16),
+    )
+    wide = builder.call("aten.conv2d.default", image, weight, bias, [2, 2], [3, 3])
+    pooled = builder.call("aten.max_pool2d.default", wide, [3, 3], [2, 2], [1, 1])
+    codes = builder.call(
+        "quantized_decomposed.quantize_per_tensor.default", pooled, 0.0127, low + 100, low, high, dtype
+    )
+    return npu_compiler.compile(builder.build(codes), target="cuda")
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+def test_maxima_of_codes(dtype: torch.dtype, tmp_path: Path) -> None:
+    program, case = _codes(dtype), Case((64, 64))
+    (call,) = joined(program.main).calls
+    assert isinstance(call, KernelCall)
+    assert program.main.kernels[call.kernel].entry == "conv2d_window_pool"
+    found = torch.from_numpy(run_on_host(program.main, call, _bytes(case, program), tmp_path).copy()).view(dtype)
+    module = torch.nn.Sequential(case.module[0], case.module[2]).double()
+    with torch.inference_mode():
+        exact = module(case.image.double()).permute(0, 2, 3, 1)
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    expected = (exact / 0.0127 + low + 100).round().clamp(low, high)
+    difference = (found.reshape(expected.shape).double() - expected).abs()
+    assert difference.max() <= 1  # where a sum is as near to one code as to the next
+    assert (difference > 0).double().mean() < 0.01
+    assert expected.unique().numel() > 100
