@@ -10,7 +10,7 @@ from cuda_compiler.images.image_packing import is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     OUTPUTS,
-    RESULT_BYTES,
+    STAGED_BYTES,
     TILE_X,
     Tiles,
     fits_window_tiles,
@@ -30,15 +30,17 @@ __all__ = ["CONV2D_OVERLAP", "fits_overlaps", "lower_overlaps"]
 
 _PATTERN_BYTES = 1024
 _TILE_LINES = (16, 14, 12)  # in pairs
-_GROUPS = 2  # warpgroups of a block: one multiplies while the other one stores
+_GROUPS = 3  # warpgroups of a block: one multiplies while others store
 _CHANNELS = (16, 32, 64)  # whose bytes the tensor cores permute
-_MAX_STEPS = 36  # of 16 products: their weights stay in registers
+_MAX_STEPS = 36  # of 16 products: their weights stay in shared memory
 
 CONV2D_OVERLAP = window_template(
     "conv2d_overlap",
-    "CHANNELS DILATION_X GROUPS LINE LINES WINDOW_BYTES GROUP_BYTES",
+    "CHANNELS DILATION_X GROUPS LINE LINES WINDOW_BYTES",
     threads=_GROUPS * GROUP_THREADS,
-    shared_bytes=lambda macros: macros["GROUPS"] * macros["GROUP_BYTES"],
+    shared_bytes=lambda macros: _shared_bytes(
+        macros["TAPS_Y"] * macros["TAPS_X"] * macros["CHANNELS"], macros["WINDOW_BYTES"]
+    ),
 )
 
 
@@ -60,7 +62,7 @@ def fits_overlaps(conv: Convolution, group: Group, found: Positions, device: Dev
     tiles = _tiles(conv)
     rounds = device.constants("overlaps", _Costs).least_rounds
     enough = tiles.count >= rounds * _GROUPS * _blocks(conv, device)
-    fits = _GROUPS * _group_bytes(conv) <= device.shared_bytes
+    fits = _shared_bytes(conv.depth, _window_bytes(conv)) <= device.shared_bytes
     return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found, tiles)
 
 
@@ -74,11 +76,10 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "LINE": line,
         "LINES": lines,
         "WINDOW_BYTES": _window_bytes(conv),
-        "GROUP_BYTES": _group_bytes(conv),
     }
     tiles = _tiles(conv)
     blocks = min(ceil_div(tiles.count, _GROUPS), _blocks(conv, lowering.device))
-    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, tiles, blocks)
+    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, tiles, blocks, False)
 
 
 def _tiles(conv: Convolution) -> Tiles:
@@ -100,9 +101,13 @@ def _lines(conv: Convolution) -> tuple[int, int]:
 def _window_bytes(conv: Convolution) -> int:
     """Of the pixels that a tile reads; whole patterns of what is permuted."""
     lines, line = _lines(conv)
-    return ceil_div(lines * line * conv.channels * 2, _PATTERN_BYTES) * _PATTERN_BYTES
+    pixels, results = lines * line * conv.channels * 2, TILE_X * _tiles(conv).y * STAGED_BYTES
+    return ceil_div(max(pixels, results), _PATTERN_BYTES) * _PATTERN_BYTES
 
 
-def _group_bytes(conv: Convolution) -> int:
-    """Shared memory of a warpgroup: pixels at work and on their way, and results."""
-    return 2 * _window_bytes(conv) + RESULT_BYTES
+def _shared_bytes(depth: int, window_bytes: int) -> int:
+    """Shared memory of a block: the weights and, for each warpgroup, pixels at work and on their way.
+
+    Results take the place of the pixels that they are made of.
+    """
+    return OUTPUTS * depth * 2 + _GROUPS * 2 * window_bytes

@@ -127,6 +127,7 @@ def window_launch(
     macros: Mapping[str, object],
     tiles: Tiles,
     blocks: int,
+    in_registers: bool = True,
 ) -> KernelCall:
     """A launch of one of the kernels that compute such tiles.
 
@@ -138,13 +139,14 @@ def window_launch(
         macros: What the kernel expects beside what is common to these kernels.
         tiles: How its results are cut.
         blocks: Blocks for each 64 output channels that run at a time.
+        in_registers: Whether weights are multiplied from registers, not from shared memory.
     """
     group, found = changed(fused[0], expr=shortened(fused[0].expr)), fused[1]
     dtype = conv.image.dtype
     common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": tiles.x, "TILE_Y": tiles.y, "STAGED_BYTES": STAGED_BYTES}
     generated = (
         element_functions(group, found, "int batch, int row, int col, "),
-        warpgroup_product(tiles.columns, dtype.name, a_in_registers=True),
+        warpgroup_product(tiles.columns, dtype.name, a_in_registers=in_registers),
     )
     launch = Launch(
         template,

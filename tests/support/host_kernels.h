@@ -171,29 +171,43 @@ static unsigned char* host_shared()
 }
 static unsigned host_shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - host_shared()); }
 
-// wgmma with 16 rows of the first operand in the registers of each warp, and the second in shared memory: blocks of 8 columns
-// by 8 along k, whose distances the descriptor holds as the PTX manual has it, or lines whose chunks are permuted by address.
-template <int BLOCKS>
-static void host_multiply_columns(float (&sum)[BLOCKS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
+// An element of an operand of wgmma in shared memory, by its line and its place along k: blocks of 8 by 8, whose distances the
+// descriptor holds as the PTX manual has it, or lines whose chunks are permuted by address.
+static unsigned short host_from_shared(unsigned long long descriptor, int number, int k)
 {
-    int lane = current->thread.x % 32;
+    unsigned first = unsigned(descriptor & 0x3fff) * 16, permuted = unsigned(descriptor >> 62);
+    unsigned line = permuted ? 256 >> permuted : 16, chunks = line / 16 - 1;
+    unsigned along_k = permuted ? 16 : unsigned(descriptor >> 16 & 0x3fff) * 16, further = unsigned(descriptor >> 32 & 0x3fff) * 16;
+    unsigned at = first + k / 8 * along_k + number / 8 * further + number % 8 * line + k % 8 * 2;
+    unsigned short element;
+    memcpy(&element, host_shared() + (at ^ (at >> 7 & chunks) << 4), 2);
+    return element;
+}
+
+// One of the first operand in the registers of each warp, 16 rows a warp.
+static unsigned short host_from_registers(const unsigned (&a)[4], int row, int k)
+{
+    return (unsigned short)(current->warp->word[row % 8 * 4 + k % 8 / 2][row % 16 / 8 + 2 * (k >= 8)] >> k % 2 * 16);
+}
+static void host_show(const unsigned (&a)[4])
+{
     for (int index = 0; index < 4; ++index) {
-        current->warp->word[lane][index] = a[index];
+        current->warp->word[current->thread.x % 32][index] = a[index];
     }
+}
+
+// wgmma: a warp has 16 of the 64 rows.
+template <int EIGHTS, typename First>
+static void host_multiply_columns(float (&sum)[EIGHTS][4], First first, unsigned long long b, int adds, bool is_half)
+{
+    int lane = current->thread.x % 32, warp = current->thread.x / 32 % 4;
     __syncwarp();
-    unsigned first = unsigned(b & 0x3fff) * 16, along_k = unsigned(b >> 16 & 0x3fff) * 16, along_n = unsigned(b >> 32 & 0x3fff) * 16;
-    unsigned permuted = unsigned(b >> 62), line = permuted ? 256 >> permuted : 16, chunks = line / 16 - 1;
-    along_k = permuted ? 16 : along_k;
-    for (int block = 0; block < BLOCKS; ++block) {
+    for (int block = 0; block < EIGHTS; ++block) {
         for (int index = 0; index < 4; ++index) {
-            int row = lane / 4, column = lane % 4 * 2 + index % 2;
+            int row = warp * 16 + lane / 4 + index / 2 * 8, column = block * 8 + lane % 4 * 2 + index % 2;
             float total = adds ? sum[block][index] : 0;
             for (int k = 0; k < 16; ++k) {
-                unsigned left = current->warp->word[row * 4 + k % 8 / 2][index / 2 + 2 * (k >= 8)] >> k % 2 * 16;
-                unsigned short right;
-                unsigned at = first + k / 8 * along_k + block * along_n + column * line + k % 8 * 2;
-                memcpy(&right, host_shared() + (at ^ (at >> 7 & chunks) << 4), 2);
-                total += number_of_bits((unsigned short)left, is_half) * number_of_bits(right, is_half);
+                total += number_of_bits(first(row, k), is_half) * number_of_bits(host_from_shared(b, column, k), is_half);
             }
             sum[block][index] = total;
         }

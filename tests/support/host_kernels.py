@@ -61,7 +61,12 @@ _FUNCTIONS = {
     "multiply_64_rows": (
         "template <int EIGHTS>\n"
         "inline void multiply_64_rows(float (&sum)[EIGHTS][4], const uint (&a)[4], uint64 b, int adds = 1)\n"
-        "{\n    host_multiply_columns(sum, a, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
+        "{\n    host_show(a);\n    host_multiply_columns(sum, [&](int row, int k) { return host_from_registers(a, row, k); }, b, adds, "
+        "tile_t(1.0f).bits == 0x3c00);\n}\n"
+        "template <int EIGHTS>\n"
+        "inline void multiply_64_rows(float (&sum)[EIGHTS][4], uint64 a, uint64 b, int adds = 1)\n"
+        "{\n    host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, b, adds, "
+        "tile_t(1.0f).bits == 0x3c00);\n}\n"
     ),
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
