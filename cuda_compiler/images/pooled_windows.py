@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cuda_compiler.images.image_packing import CHUNK_BYTES
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
+    OUTPUTS,
     STAGED_BYTES,
     Tiles,
     stores_by_channel,
@@ -42,7 +44,11 @@ CONV2D_WINDOW_POOL = window_template(
         "GREATER_PAIR LEAST"
     ),
     threads=GROUP_THREADS,
-    shared_bytes=lambda macros: macros["WINDOW_BYTES"] + macros["POOLED_Y"] * _SLOTS_X * STAGED_BYTES,
+    shared_bytes=lambda macros: (
+        _weight_bytes(macros["TAPS_Y"] * macros["PAIRS"])
+        + macros["WINDOW_BYTES"]
+        + macros["POOLED_Y"] * _SLOTS_X * STAGED_BYTES
+    ),
     files="window_pixels.cuh",
 )
 
@@ -100,7 +106,12 @@ def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> Ker
         "LEAST": _LEAST[joined.output.dtype],
     }
     at_a_time = blocks * lowering.device.cores
-    return window_launch(CONV2D_WINDOW_POOL, conv, (joined, found), lowering, macros, tiles, at_a_time)
+    return window_launch(CONV2D_WINDOW_POOL, conv, (joined, found), lowering, macros, tiles, at_a_time, False)
+
+
+def _weight_bytes(chunks: int) -> int:
+    """Of the weights of 64 outputs in shared memory, two chunks of each a step."""
+    return ceil_div(chunks, 2) * 2 * OUTPUTS * CHUNK_BYTES
 
 
 def _tiles(pool: Pooling) -> Tiles:

@@ -41,24 +41,31 @@ struct PooledTile {
     __device__ __forceinline__ int result_x() const { return x * 2 - POOL_PAD_X; }
 };
 
-// The sums of a tile: 64 outputs for each of its columns, the right one first. Products go on in the background until they
-// are waited for.
-struct Sums {
-    float at[2][TILE_Y][4];
-
-    __device__ __forceinline__ void start(const Weights& weights, uint window)
-    {
-        begin_products();
+// Brings the weights to shared memory, chunk by chunk: of each the 64 outputs.
+__device__ __forceinline__ void copy_weights(const tile_t* weight, unsigned char* target)
+{
+    for (int i = int(threadIdx.x); i < STEPS * 2 * OUTPUTS; i += THREADS) {
+        int output = int(blockIdx.y) * OUTPUTS + i % OUTPUTS, step = i / OUTPUTS / 2, second = i / OUTPUTS % 2;
+        uint word[4];
         #pragma unroll
-        for (int column = 1; column >= 0; --column) {
-            #pragma unroll
-            for (int step = 0; step < STEPS; ++step) {
-                multiply_64_rows(at[column], weights.at[step], window_descriptor(window + column * 128, step), step > 0);
-            }
-            commit_products();
+        for (int part = 0; part < 4; ++part) {
+            word[part] = weight_pair(weight, output, step, second, part * 2);
         }
+        *reinterpret_cast<uint4*>(target + i * 16) = make_uint4(word[0], word[1], word[2], word[3]);
     }
-};
+}
+
+// Multiplies a column of a tile by the weights of 64 outputs.
+__device__ __forceinline__ void multiply(float (&sum)[TILE_Y][4], uint weights, uint window)
+{
+    begin_products();
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        uint64 first = uint64(128 >> 4) << 32 | uint64((weights + step * 2 * OUTPUTS * 16) >> 4 | uint(OUTPUTS * 16 >> 4) << 16);
+        multiply_64_rows(sum, first, window_descriptor(window, step), step > 0);
+    }
+    commit_products();
+}
 
 // A column's maxima, of both of a thread's channels in each word.
 struct Maxima {
@@ -145,33 +152,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window_pool
     const tile_t* image, const tile_t* weight, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    unsigned char* staged = shared + WINDOW_BYTES;
+    unsigned char *window = shared + STEPS * 2 * OUTPUTS * 16, *staged = window + WINDOW_BYTES;
     int output = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4;
-    Weights weights(weight);
+    copy_weights(weight, shared);
     wait_for_previous_grid();
     PooledTile tile(int(blockIdx.x), p);
     Pixels pixels;
     pixels.load(image, tile.image, tile.result_y(), tile.result_x());
-    pixels.store(shared);
+    pixels.store(window);
     for (int number = int(blockIdx.x); number < p.tiles; number += int(gridDim.x)) {
         int next = number + int(gridDim.x);
         __syncthreads(); // the pixels are there, and the last tile's maxima have been read
-        Sums sums;
-        sums.start(weights, shared_address(shared));
+        float sum[TILE_Y][4];
+        multiply(sum, shared_address(shared), shared_address(window) + 128);
         PooledTile ahead(next, p);
         if (next < p.tiles) {
             pixels.load(image, ahead.image, ahead.result_y(), ahead.result_x());
         }
-        wait_for_products<1>();
-        Maxima right(sums.at[1], tile, 1, output, EPILOGUE_ARGUMENTS p);
         wait_for_products<0>();
-        Maxima left(sums.at[0], tile, 0, output, EPILOGUE_ARGUMENTS p);
+        Maxima right(sum, tile, 1, output, EPILOGUE_ARGUMENTS p);
+        multiply(sum, shared_address(shared), shared_address(window));
+        wait_for_products<0>();
+        Maxima left(sum, tile, 0, output, EPILOGUE_ARGUMENTS p);
         left.reach(right.first);
         right.reach(right.first);
         stage_maxima(left, right, staged);
         __syncthreads(); // the maxima are there, and the pixels have been read
         if (next < p.tiles) {
-            pixels.store(shared); // before maxima are stored: it waits for what is being written
+            pixels.store(window); // before maxima are stored: it waits for what is being written
         }
         store_maxima(staged, tile, out, p);
         tile = ahead;

@@ -22,30 +22,29 @@ __device__ constexpr int first_chunk(int step)
     return step * 2 + 1 < CHUNKS ? step * 2 : CHUNKS - 2;
 }
 
+// Two neighbouring elements of the weights of an output, at one of the two chunks of a step.
+__device__ __forceinline__ uint weight_pair(const tile_t* weight, int output, int step, int second, int element)
+{
+    int chunk = first_chunk(step) + second, tap = chunk % PAIRS * 2 + element / 4 - BEFORE;
+    bool inside = chunk >= step * 2 && tap >= 0 && tap < TAPS_X && output < COLUMNS;
+    int line = output * TAPS_Y + chunk / PAIRS;
+    return inside ? *reinterpret_cast<const uint*>(weight + (line * WEIGHT_TAPS_X + tap) * 4 + element % 4) : 0u;
+}
+
 // A thread's part of the weights, in the register layout of wgmma's first operand.
 struct Weights {
     uint at[STEPS][4];
 
     __device__ __forceinline__ Weights(const tile_t* weight)
     {
+        int lane = int(threadIdx.x) % 32, first = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + lane / 4;
         #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             #pragma unroll
             for (int part = 0; part < 4; ++part) {
-                at[step][part] = load(weight, step, part);
+                at[step][part] = weight_pair(weight, first + part % 2 * 8, step, part / 2, lane % 4 * 2);
             }
         }
-    }
-
-    // Two neighbouring elements: of row lane / 4, or 8 further down, and of the first or second chunk.
-    __device__ __forceinline__ static uint load(const tile_t* weight, int step, int part)
-    {
-        int lane = int(threadIdx.x) % 32, element = lane % 4 * 2;
-        int output = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + lane / 4 + part % 2 * 8;
-        int chunk = first_chunk(step) + part / 2, tap = chunk % PAIRS * 2 + element / 4 - BEFORE;
-        bool inside = chunk >= step * 2 && tap >= 0 && tap < TAPS_X && output < COLUMNS;
-        int line = output * TAPS_Y + chunk / PAIRS;
-        return inside ? *reinterpret_cast<const uint*>(weight + (line * WEIGHT_TAPS_X + tap) * 4 + element % 4) : 0u;
     }
 };
 
