@@ -57,5 +57,6 @@ def _other_end(buffer: int, lowering: Lowering) -> int:
 def _end(step: Step, directed: set[int]) -> int:
     """From which end the last launch of a step takes its tiles."""
     call = options_of(step)[0].calls[-1]
-    is_directed = isinstance(call, KernelCall) and call.kernel in directed
-    return int.from_bytes(call.params[:_INT_BYTES], "little") if is_directed else 0
+    if not isinstance(call, KernelCall) or call.kernel not in directed:
+        return 0
+    return int.from_bytes(call.params[:_INT_BYTES], "little")

@@ -27,7 +27,7 @@ from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.records import changed
-from npu_compiler.tensor.expr import Expr, Load, Ref, reindex, substitute
+from npu_compiler.tensor.expr import Call, Const, Expr, Load, Ref, reindex, substitute
 from npu_compiler.tensor.view import Step
 
 __all__ = ["CONV2D_WINDOW_POOL", "loads_produced", "lower_pooled_windows"]
@@ -66,13 +66,21 @@ def loads_produced(group: Group, position: int, operand: Operand, device: Device
     if not isinstance(operand, Produced) or not isinstance(pool, Pooling) or len(group.shape) != 4:
         return False
     windows, made = pool.windows, operand.made
-    alone = isinstance(group.expr, Load) and group.output.dtype == made.output.dtype
+    alone = _is_maximum(group.expr) and group.output.dtype == made.output.dtype
     short = all(taps in (2, 3) for taps in windows.kernel) and pool.maximum and not pool.adaptive
     by_twos = windows.stride == (2, 2) and windows.dilation == (1, 1)
     covered = all(count <= of for count, of in zip(pool.shape[2:], made.shape[2:], strict=True))
     conv = made.problem
     fits = isinstance(conv, Convolution) and is_of_few_channels(conv, device) and made.output.dtype in _GREATER
     return alone and short and by_twos and covered and fits
+
+
+def _is_maximum(expr: Expr) -> bool:
+    """Whether a pooling stores its maxima, be they codes, as they are."""
+    of_codes = (
+        isinstance(expr, Call) and expr.fn == "code" and isinstance(expr.args[1], Const) and not expr.args[1].value
+    )
+    return isinstance(expr.args[0] if isinstance(expr, Call) and of_codes else expr, Load)
 
 
 def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall | None:

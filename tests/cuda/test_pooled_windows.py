@@ -140,6 +140,20 @@ def test_threads_on_the_processor_give_the_maxima(case: Case, tmp_path: Path) ->
     _check(found.reshape(expected.shape), expected, case)
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
+@pytest.mark.parametrize("case", CASES[-2:], ids=str)
+def test_the_convolution_alone(case: Case, tmp_path: Path) -> None:
+    module = torch.nn.Sequential(case.module[0], case.module[1]).eval()
+    program = npu_compiler.compile(npu_compiler.extract(module, case.image, model_name="alone").ir, target="cuda")
+    (call,) = joined(program.main).calls
+    assert isinstance(call, KernelCall)
+    assert program.main.kernels[call.kernel].entry == "conv2d_window"
+    found = run_on_host(program.main, call, _bytes(case, program), tmp_path)
+    with torch.inference_mode():
+        expected = module.double()(case.image.double()).permute(0, 2, 3, 1)
+    _check(torch.from_numpy(found.copy()).view(case.dtype).reshape(expected.shape), expected, case)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gives_what_pytorch_gives(case: Case, device: Device) -> None:
     program = case.program

@@ -33,6 +33,7 @@ static float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
 static unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
 static float __int_as_float(int bits) { return bits_as<float>(bits); }
 static int __float_as_int(float value) { return bits_as<int>(value); }
+static float __saturatef(float value) { return value > 0 ? value < 1 ? value : 1 : 0; }
 static float rsqrt(float value) { return 1.0f / sqrtf(value); }
 static void __threadfence() {}
 static unsigned atomicInc(unsigned* counter, unsigned most) { return *counter >= most ? (*counter = 0, most) : (*counter)++; }

@@ -35,6 +35,8 @@ _STATEMENTS = {
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
+    r'asm\("max\.NaN\.f32 .*?;"[^;]*;': "result = a > b || a != a ? a : b;",
+    r'asm\("min\.NaN\.f32 .*?;"[^;]*;': "result = a < b || a != a ? a : b;",
     r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
 }
 _FUNCTIONS = {
@@ -61,12 +63,13 @@ _FUNCTIONS = {
     "multiply_64_rows": (
         "template <int EIGHTS>\n"
         "inline void multiply_64_rows(float (&sum)[EIGHTS][4], const uint (&a)[4], uint64 b, int adds = 1)\n"
-        "{\n    host_show(a);\n    host_multiply_columns(sum, [&](int row, int k) { return host_from_registers(a, row, k); }, b, adds, "
-        "tile_t(1.0f).bits == 0x3c00);\n}\n"
+        "{\n    host_show(a);\n"
+        "    auto first = [&](int row, int k) { return host_from_registers(a, row, k); };\n"
+        "    host_multiply_columns(sum, first, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
         "template <int EIGHTS>\n"
         "inline void multiply_64_rows(float (&sum)[EIGHTS][4], uint64 a, uint64 b, int adds = 1)\n"
-        "{\n    host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, b, adds, "
-        "tile_t(1.0f).bits == 0x3c00);\n}\n"
+        "{\n    auto first = [&](int row, int k) { return host_from_shared(a, row, k); };\n"
+        "    host_multiply_columns(sum, first, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
     ),
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
