@@ -79,6 +79,13 @@ static int cluster_threads, block_threads;
 #define blockIdx (current->block)
 #define gridDim grid_size
 
+// The dynamic shared memory of a block, from where addresses there count.
+static unsigned char* host_shared(Block* block = current->own)
+{
+    unsigned char* first = block->shared.data();
+    return first + (-(size_t)first & 1023);
+}
+
 static void yield() { swapcontext(&current->context, &scheduler); }
 static void meet(Barrier& barrier, int count)
 {
@@ -164,12 +171,6 @@ static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
     __syncwarp();
 }
 
-// The dynamic shared memory of the block, from where addresses there count.
-static unsigned char* host_shared()
-{
-    unsigned char* first = current->own->shared.data();
-    return first + (-(size_t)first & 1023);
-}
 static unsigned host_shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - host_shared()); }
 
 // An element of an operand of wgmma in shared memory, by its line and its place along k: blocks of 8 by 8, whose distances the
@@ -259,8 +260,8 @@ static void host_load(unsigned* word, const void* source, bool valid)
 }
 static void store_word_in_cluster(const void* target, int rank, float value)
 {
-    size_t at = (const unsigned char*)target - current->own->shared.data();
-    memcpy(cluster_blocks[rank]->shared.data() + at, &value, 4);
+    size_t at = (const unsigned char*)target - host_shared();
+    memcpy(host_shared(cluster_blocks[rank]) + at, &value, 4);
 }
 static void store_words_in_cluster(const void* target, int rank, float4 value)
 {
