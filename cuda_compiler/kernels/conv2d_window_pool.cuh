@@ -41,17 +41,23 @@ struct PooledTile {
     __device__ __forceinline__ int result_x() const { return x * 2 - POOL_PAD_X; }
 };
 
-// Brings the weights to shared memory, chunk by chunk: of each the 64 outputs.
+// Brings the weights to shared memory, chunk by chunk: of each the 64 outputs. Every thread takes one of a step.
 __device__ __forceinline__ void copy_weights(const tile_t* weight, unsigned char* target)
 {
-    for (int i = int(threadIdx.x); i < STEPS * 2 * OUTPUTS; i += THREADS) {
-        int output = int(blockIdx.y) * OUTPUTS + i % OUTPUTS, step = i / OUTPUTS / 2, second = i / OUTPUTS % 2;
-        uint word[4];
+    static_assert(THREADS == 2 * OUTPUTS, "two chunks of a step");
+    int thread = int(threadIdx.x), output = int(blockIdx.y) * OUTPUTS + thread % OUTPUTS, second = thread / OUTPUTS;
+    uint word[STEPS][4]; // all on their way at a time
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
         #pragma unroll
         for (int part = 0; part < 4; ++part) {
-            word[part] = weight_pair(weight, output, step, second, part * 2);
+            word[step][part] = weight_pair(weight, output, step, second, part * 2);
         }
-        *reinterpret_cast<uint4*>(target + i * 16) = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        const uint(&own)[4] = word[step];
+        *reinterpret_cast<uint4*>(target + (step * THREADS + thread) * 16) = make_uint4(own[0], own[1], own[2], own[3]);
     }
 }
 

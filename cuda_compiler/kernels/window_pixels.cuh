@@ -31,23 +31,6 @@ __device__ __forceinline__ uint weight_pair(const tile_t* weight, int output, in
     return inside ? *reinterpret_cast<const uint*>(weight + (line * WEIGHT_TAPS_X + tap) * 4 + element % 4) : 0u;
 }
 
-// A thread's part of the weights, in the register layout of wgmma's first operand.
-struct Weights {
-    uint at[STEPS][4];
-
-    __device__ __forceinline__ Weights(const tile_t* weight)
-    {
-        int lane = int(threadIdx.x) % 32, first = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + lane / 4;
-        #pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-            #pragma unroll
-            for (int part = 0; part < 4; ++part) {
-                at[step][part] = weight_pair(weight, first + part % 2 * 8, step, part / 2, lane % 4 * 2);
-            }
-        }
-    }
-};
-
 // The pixels of a tile, on their way from memory: every thread takes one pair of pixels a round.
 struct Pixels {
     uint at[ROUNDS][CHANNELS]; // two pixels, one element after the other
