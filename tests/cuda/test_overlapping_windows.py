@@ -92,7 +92,7 @@ def test_kernels_compile(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_threads_on_the_processor_give_the_convolution(case: Case, tmp_path: Path) -> None:
     plan = case.program.main
-    found = torch.from_numpy(run_on_host(plan, launch_of(plan), _bytes(case), tmp_path).copy()).view(case.dtype)
+    found = torch.from_numpy(run_on_host(plan, launch_of(plan), bytes_of(case), tmp_path).copy()).view(case.dtype)
     batch, _, height, width = case.module(case.image).shape
     case.check(found.reshape(batch, height, width, 64).permute(0, 3, 1, 2))
 
@@ -107,7 +107,7 @@ def test_gives_what_pytorch_gives(case: Case, device: Device) -> None:
     case.check(torch.from_numpy(output.to_numpy(spec=program.output_specs[0])))
 
 
-def _bytes(case: Case) -> dict[str, NDArray[np.uint8]]:
+def bytes_of(case: Case) -> dict[str, NDArray[np.uint8]]:
     """The input and the weights as they lie in memory, channels last."""
     weight, bias = (parameter.detach() for parameter in case.module[0].parameters())
     given = {"p_0_weight": weight.permute(0, 2, 3, 1), "p_0_bias": bias, "input": case.image.permute(0, 2, 3, 1)}

@@ -134,7 +134,7 @@ def test_threads_on_the_processor_give_the_maxima(case: Case, tmp_path: Path) ->
     program = case.program
     (call,) = joined(program.main).calls
     assert isinstance(call, KernelCall)
-    tensors = _bytes(case, program)
+    tensors = bytes_of(case)
     expected = case.expected().permute(0, 2, 3, 1)
     found = torch.from_numpy(run_on_host(program.main, call, tensors, tmp_path).copy()).view(case.dtype)
     _check(found.reshape(expected.shape), expected, case)
@@ -148,7 +148,7 @@ def test_the_convolution_alone(case: Case, tmp_path: Path) -> None:
     (call,) = joined(program.main).calls
     assert isinstance(call, KernelCall)
     assert program.main.kernels[call.kernel].entry == "conv2d_window"
-    found = run_on_host(program.main, call, _bytes(case, program), tmp_path)
+    found = run_on_host(program.main, call, bytes_of(case), tmp_path)
     with torch.inference_mode():
         expected = module.double()(case.image.double()).permute(0, 2, 3, 1)
     _check(torch.from_numpy(found.copy()).view(case.dtype).reshape(expected.shape), expected, case)
@@ -165,12 +165,12 @@ def test_gives_what_pytorch_gives(case: Case, device: Device) -> None:
     _check(torch.from_numpy(output.to_numpy(spec=program.output_specs[0])), case.expected(), case)
 
 
-def _bytes(case: Case, program: CompiledProgram) -> dict[str, NDArray[np.uint8]]:
+def bytes_of(case: Case) -> dict[str, NDArray[np.uint8]]:
     """The inputs and weights as they lie in memory: channels last, those of the weights filled up to four."""
     weight, bias = (parameter.detach() for parameter in case.module[0].parameters())
     taps = torch.nn.functional.pad(weight, (0, case.taps % 2, 0, 0, 0, 4 - case.channels)).permute(0, 2, 3, 1)
     image = case.image.permute(0, 2, 3, 1)
-    given = {"p_0_weight": taps, "p_0_bias": bias, program.input_specs[0].name: image}
+    given = {"p_0_weight": taps, "p_0_bias": bias, "input": image}
     return {name: tensor.contiguous().view(torch.uint8).numpy() for name, tensor in given.items()}
 
 
@@ -204,7 +204,7 @@ def test_maxima_of_codes(dtype: torch.dtype, tmp_path: Path) -> None:
     (call,) = joined(program.main).calls
     assert isinstance(call, KernelCall)
     assert program.main.kernels[call.kernel].entry == "conv2d_window_pool"
-    found = torch.from_numpy(run_on_host(program.main, call, _bytes(case, program), tmp_path).copy()).view(dtype)
+    found = torch.from_numpy(run_on_host(program.main, call, bytes_of(case), tmp_path).copy()).view(dtype)
     module = torch.nn.Sequential(case.module[0], case.module[2]).double()
     with torch.inference_mode():
         exact = module(case.image.double()).permute(0, 2, 3, 1)
