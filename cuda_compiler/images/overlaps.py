@@ -46,7 +46,7 @@ CONV2D_OVERLAP = window_template(
 
 @dataclass(frozen=True)
 class _Costs:
-    """How many tiles of a warpgroup make up for the weights' way to the registers."""
+    """How many tiles of a warpgroup make up for the weights' way to shared memory."""
 
     least_rounds: int
 

@@ -1,11 +1,12 @@
-// Such a convolution and the greatest of its results in windows of two or three that move on by two, which are compared in the
-// registers where products leave them: no result of the convolution goes to memory. A tile is TILE_Y lines of two columns of
-// eight results, which give POOLED_Y lines of POOLED_X maxima. A thread has two neighbours of a line and all lines, of two channels;
-// a window's third result lies with the lane behind it, or in the other column. Grid: blocks in x, 64 output channels
-// in y. Block: 128.
+// Such a convolution, its weights in shared memory, and the greatest of its results in windows of two or three that move on
+// by two: they are compared in the registers where products leave them, and none goes to memory. A tile is TILE_Y lines of
+// two columns of eight results, which give POOLED_Y lines of POOLED_X maxima. A thread has two neighbours of a line and all
+// lines, of two channels; a window's third result lies with the lane behind it, or in the other column. Blocks stay and take
+// tiles in turn. Grid: blocks in x, 64 output channels in y. Block: 128.
 constexpr int POOLED_TILES_X = (POOLED_WIDTH + POOLED_X - 1) / POOLED_X;
 constexpr int POOLED_TILES_Y = (POOLED_HEIGHT + POOLED_Y - 1) / POOLED_Y;
 constexpr int SLOTS_X = 8; // of staged maxima in a line
+constexpr int CHUNK_BYTES = OUTPUTS * 16; // of the weights
 
 // A result's 16 bits as they compare, and the pair that is less than any other.
 __device__ __forceinline__ uint comparable(half result) { return result.bits; }
@@ -67,8 +68,8 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE_Y][4], uint weights, 
     begin_products();
     #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-        uint64 first = uint64(128 >> 4) << 32 | uint64((weights + step * 2 * OUTPUTS * 16) >> 4 | uint(OUTPUTS * 16 >> 4) << 16);
-        multiply_64_rows(sum, first, window_descriptor(window, step), step > 0);
+        uint low = (weights + step * 2 * CHUNK_BYTES) >> 4 | uint(CHUNK_BYTES >> 4) << 16;
+        multiply_64_rows(sum, uint64(128 >> 4) << 32 | low, window_descriptor(window, step), step > 0);
     }
     commit_products();
 }
@@ -145,7 +146,8 @@ __device__ __forceinline__ void store_maxima(const unsigned char* staged, Pooled
     int channel = int(threadIdx.x) % PACKS * STORE_SIZE, col = int(blockIdx.y) * OUTPUTS + channel;
     #pragma unroll
     for (int round = 0; round < POOLED_Y * SLOTS_X * PACKS / THREADS; ++round) {
-        int slot = round * (THREADS / PACKS) + int(threadIdx.x) / PACKS, y = tile.y + slot / SLOTS_X, x = tile.x + slot % SLOTS_X;
+        int slot = round * (THREADS / PACKS) + int(threadIdx.x) / PACKS;
+        int y = tile.y + slot / SLOTS_X, x = tile.x + slot % SLOTS_X;
         bool inside = y < POOLED_HEIGHT && x < POOLED_WIDTH && (POOLED_X == SLOTS_X || slot % SLOTS_X < POOLED_X);
         if (inside && (COLUMNS % OUTPUTS == 0 || col < COLUMNS)) {
             int row = (tile.image * POOLED_HEIGHT + y) * POOLED_WIDTH + x;
@@ -158,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window_pool
     const tile_t* image, const tile_t* weight, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    unsigned char *window = shared + STEPS * 2 * OUTPUTS * 16, *staged = window + WINDOW_BYTES;
+    unsigned char *window = shared + STEPS * 2 * CHUNK_BYTES, *staged = window + WINDOW_BYTES;
     int output = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4;
     copy_weights(weight, shared);
     wait_for_previous_grid();
