@@ -216,6 +216,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
             "{",
             f"    return {{fetch_by_column({arguments}), fetch_by_element({arguments})}};",
             "}",
+            *_asking(by_element, parameters, found),
         ]
     else:
         fetching = _fetching("Fetched", "fetch", packs, size, parameters, found)
@@ -284,6 +285,18 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
             function(place, statements, found.operands.output),
         )
     )
+
+
+def _asking(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:
+    """A function that asks for the lines of memory that packs lie in, where they do not depend on what is read."""
+    plain = [load for load in packs.values() if load.leaf.index is None and load.source.startswith("load_pack")]
+    return [
+        f"__device__ __forceinline__ void ask_by_element({parameters})",
+        "{",
+        *found.statements,
+        *(f"    ask_for{load.source[load.source.index('(') :]};" for load in plain),
+        "}",
+    ]
 
 
 def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:

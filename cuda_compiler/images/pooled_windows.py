@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cuda_compiler.images.image_packing import CHUNK_BYTES
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
-    OUTPUTS,
     STAGED_BYTES,
     Tiles,
     stores_by_channel,
@@ -44,20 +42,21 @@ CONV2D_WINDOW_POOL = window_template(
         "GREATER_PAIR LEAST"
     ),
     threads=GROUP_THREADS,
-    shared_bytes=lambda macros: (
-        _weight_bytes(macros["TAPS_Y"] * macros["PAIRS"])
-        + macros["WINDOW_BYTES"]
-        + macros["POOLED_Y"] * _SLOTS_X * STAGED_BYTES
-    ),
+    shared_bytes=lambda macros: macros["WINDOW_BYTES"] + macros["POOLED_Y"] * _SLOTS_X * STAGED_BYTES,
     files="window_pixels.cuh",
 )
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """How many blocks share a multiprocessor."""
+    """How many blocks share a multiprocessor, and how many tiles of a block make up for its beginning and its end."""
 
     blocks: int
+    least_rounds: int
+
+
+def _costs(device: DeviceModel) -> _Costs:
+    return device.constants("pooled_windows", _Costs)
 
 
 def loads_produced(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
@@ -84,7 +83,7 @@ def _is_maximum(expr: Expr) -> bool:
 
 
 def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall | None:
-    """One launch: a block takes tiles of maxima in turn; None where the convolution is none for it.
+    """One launch: a block takes tiles of maxima in turn; None where the convolution is none for it, or too small.
 
     Raises:
         OpRefusal: A tensor that the epilogue reads is too large.
@@ -99,9 +98,12 @@ def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> Ker
     window = window_under(conv, tiles)
     if not (window.fits(conv) and stores_by_channel(conv, joined, found) and tiles.is_filled(pool.shape)):
         return None
-    windows, blocks = pool.windows, lowering.device.constants("pooled_windows", _Costs).blocks
+    windows, costs = pool.windows, _costs(lowering.device)
+    at_a_time = costs.blocks * lowering.device.cores
+    if tiles.count < costs.least_rounds * at_a_time:
+        return None
     macros = {
-        **pixel_macros(conv, window, blocks),
+        **pixel_macros(conv, window, costs.blocks),
         "POOL_TAPS_Y": windows.kernel[0],
         "POOL_TAPS_X": windows.kernel[1],
         "POOL_PAD_Y": windows.padding[0],
@@ -113,13 +115,7 @@ def lower_pooled_windows(pool: Pooling, group: Group, lowering: Lowering) -> Ker
         "GREATER_PAIR": f'"{_GREATER[joined.output.dtype]}"',
         "LEAST": _LEAST[joined.output.dtype],
     }
-    at_a_time = blocks * lowering.device.cores
-    return window_launch(CONV2D_WINDOW_POOL, conv, (joined, found), lowering, macros, tiles, at_a_time, False)
-
-
-def _weight_bytes(chunks: int) -> int:
-    """Of the weights of 64 outputs in shared memory, two chunks of each a step."""
-    return ceil_div(chunks, 2) * 2 * OUTPUTS * CHUNK_BYTES
+    return window_launch(CONV2D_WINDOW_POOL, conv, (joined, found), lowering, macros, tiles, at_a_time)
 
 
 def _tiles(pool: Pooling) -> Tiles:

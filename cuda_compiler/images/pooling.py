@@ -67,7 +67,8 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Step]:
     assert isinstance(made.problem, Convolution)
     made.check()
     alone = pool.with_operand(0, pool.image.in_memory)
-    last = _lower_alone(alone, changed(group, problem=alone), lowering)
+    nodes = tuple(node for node in group.nodes if node not in made.nodes)
+    last = _lower_alone(alone, changed(group, problem=alone, nodes=nodes), lowering)
     apart = [*lower_conv2d(made.problem, made, lowering), last]
     joined = lower_pooled_windows(pool, group, lowering)
     return apart if joined is None else choice_of([CallOption(WARPGROUPS, (joined,)), *_ways(apart)])

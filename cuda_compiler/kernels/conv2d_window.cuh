@@ -1,22 +1,5 @@
-// Convolution whose windows are multiplied where their pixels lie, see `window_pixels.cuh`, by weights that stay in registers.
-// Blocks stay and take tiles of TILE_X x TILE_Y results in turn. Grid: blocks in x, 64 output channels in y. Block: 128.
-// A thread's part of the weights, in the register layout of wgmma's first operand.
-struct Weights {
-    uint at[STEPS][4];
-
-    __device__ __forceinline__ Weights(const tile_t* weight)
-    {
-        int lane = int(threadIdx.x) % 32, first = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + lane / 4;
-        #pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-            #pragma unroll
-            for (int part = 0; part < 4; ++part) {
-                at[step][part] = weight_pair(weight, first + part % 2 * 8, step, part / 2, lane % 4 * 2);
-            }
-        }
-    }
-};
-
+// Convolution whose windows are multiplied where their pixels lie, see `window_pixels.cuh`. Blocks stay and take tiles of
+// TILE_X x TILE_Y results in turn. Grid: blocks in x, 64 output channels in y. Block: 128.
 // The sums of a tile: 64 outputs for each half of its lines. Products go on in the background until they are waited for.
 struct Sums {
     float at[2][TILE_Y / 2][4];

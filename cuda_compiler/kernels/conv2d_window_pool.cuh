@@ -1,12 +1,11 @@
-// Such a convolution, its weights in shared memory, and the greatest of its results in windows of two or three that move on
-// by two: they are compared in the registers where products leave them, and none goes to memory. A tile is TILE_Y lines of
-// two columns of eight results, which give POOLED_Y lines of POOLED_X maxima. A thread has two neighbours of a line and all
-// lines, of two channels; a window's third result lies with the lane behind it, or in the other column. Blocks stay and take
-// tiles in turn. Grid: blocks in x, 64 output channels in y. Block: 128.
+// Such a convolution and the greatest of its results in windows of two or three that move on by two: they are compared in
+// the registers where products leave them, and none goes to memory. A tile is TILE_Y lines of two columns of eight results,
+// which give POOLED_Y lines of POOLED_X maxima. A thread has two neighbours of a line and all lines, of two channels; a
+// window's third result lies with the lane behind it, or in the other column. Blocks stay and take tiles in turn. Grid:
+// blocks in x, 64 output channels in y. Block: 128.
 constexpr int POOLED_TILES_X = (POOLED_WIDTH + POOLED_X - 1) / POOLED_X;
 constexpr int POOLED_TILES_Y = (POOLED_HEIGHT + POOLED_Y - 1) / POOLED_Y;
 constexpr int SLOTS_X = 8; // of staged maxima in a line
-constexpr int CHUNK_BYTES = OUTPUTS * 16; // of the weights
 
 // A result's 16 bits as they compare, and the pair that is less than any other.
 __device__ __forceinline__ uint comparable(half result) { return result.bits; }
@@ -42,37 +41,24 @@ struct PooledTile {
     __device__ __forceinline__ int result_x() const { return x * 2 - POOL_PAD_X; }
 };
 
-// Brings the weights to shared memory, chunk by chunk: of each the 64 outputs. Every thread takes one of a step.
-__device__ __forceinline__ void copy_weights(const tile_t* weight, unsigned char* target)
-{
-    static_assert(THREADS == 2 * OUTPUTS, "two chunks of a step");
-    int thread = int(threadIdx.x), output = int(blockIdx.y) * OUTPUTS + thread % OUTPUTS, second = thread / OUTPUTS;
-    uint word[STEPS][4]; // all on their way at a time
-    #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
+// The sums of a tile: 64 outputs for each of its columns, the right one first. Products go on in the background until they
+// are waited for.
+struct Sums {
+    float at[2][TILE_Y][4];
+
+    __device__ __forceinline__ void start(const Weights& weights, uint window)
+    {
+        begin_products();
         #pragma unroll
-        for (int part = 0; part < 4; ++part) {
-            word[step][part] = weight_pair(weight, output, step, second, part * 2);
+        for (int column = 1; column >= 0; --column) {
+            #pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                multiply_64_rows(at[column], weights.at[step], window_descriptor(window + column * 128, step), step > 0);
+            }
+            commit_products();
         }
     }
-    #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        const uint(&own)[4] = word[step];
-        *reinterpret_cast<uint4*>(target + (step * THREADS + thread) * 16) = make_uint4(own[0], own[1], own[2], own[3]);
-    }
-}
-
-// Multiplies a column of a tile by the weights of 64 outputs.
-__device__ __forceinline__ void multiply(float (&sum)[TILE_Y][4], uint weights, uint window)
-{
-    begin_products();
-    #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        uint low = (weights + step * 2 * CHUNK_BYTES) >> 4 | uint(CHUNK_BYTES >> 4) << 16;
-        multiply_64_rows(sum, uint64(128 >> 4) << 32 | low, window_descriptor(window, step), step > 0);
-    }
-    commit_products();
-}
+};
 
 // A column's maxima, of both of a thread's channels in each word.
 struct Maxima {
@@ -160,34 +146,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_window_pool
     const tile_t* image, const tile_t* weight, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    unsigned char *window = shared + STEPS * 2 * CHUNK_BYTES, *staged = window + WINDOW_BYTES;
+    unsigned char* staged = shared + WINDOW_BYTES;
     int output = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4;
-    copy_weights(weight, shared);
+    Weights weights(weight);
     wait_for_previous_grid();
     PooledTile tile(int(blockIdx.x), p);
     Pixels pixels;
     pixels.load(image, tile.image, tile.result_y(), tile.result_x());
-    pixels.store(window);
+    pixels.store(shared);
     for (int number = int(blockIdx.x); number < p.tiles; number += int(gridDim.x)) {
         int next = number + int(gridDim.x);
         __syncthreads(); // the pixels are there, and the last tile's maxima have been read
-        float sum[TILE_Y][4];
-        multiply(sum, shared_address(shared), shared_address(window) + 128);
+        Sums sums;
+        sums.start(weights, shared_address(shared));
         PooledTile ahead(next, p);
         if (next < p.tiles) {
             pixels.load(image, ahead.image, ahead.result_y(), ahead.result_x());
         }
+        wait_for_products<1>();
+        Maxima right(sums.at[1], tile, 1, output, EPILOGUE_ARGUMENTS p);
         wait_for_products<0>();
-        Maxima right(sum, tile, 1, output, EPILOGUE_ARGUMENTS p);
-        multiply(sum, shared_address(shared), shared_address(window));
-        wait_for_products<0>();
-        Maxima left(sum, tile, 0, output, EPILOGUE_ARGUMENTS p);
+        Maxima left(sums.at[0], tile, 0, output, EPILOGUE_ARGUMENTS p);
         left.reach(right.first);
         right.reach(right.first);
         stage_maxima(left, right, staged);
         __syncthreads(); // the maxima are there, and the pixels have been read
         if (next < p.tiles) {
-            pixels.store(window); // before maxima are stored: it waits for what is being written
+            pixels.store(shared); // before maxima are stored: it waits for what is being written
         }
         store_maxima(staged, tile, out, p);
         tile = ahead;

@@ -88,6 +88,20 @@ struct Results {
         }
     }
 
+    // Asks for what the epilogue reads of another tile, a line of memory a time.
+    __device__ __forceinline__ static void ask(Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
+    {
+        constexpr int LINE = 64;
+        #pragma unroll
+        for (int i = 0; i < GROUP_ROWS * TILE_N / LINE; i += 128) {
+            int line = i + int(threadIdx.x) % 128, row = part.row + group * GROUP_ROWS + line % GROUP_ROWS;
+            int col = (part.col + line / GROUP_ROWS * LINE) / PAIRS;
+            if (line < GROUP_ROWS * TILE_N / LINE && row < rows && col < columns / PAIRS) {
+                ask_by_element(part.batch, row, part.base + col, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+
     // The results of a pack and, where rows are shared, of the next one.
     __device__ __forceinline__ void take(float (&value)[2][NEIGHBOURS], const Accumulator& sum, int number) const
     {

@@ -2,9 +2,9 @@
 // compute capability 9.0. Two neighbouring pixels, each filled up to four channels, take 16 bytes of shared memory, so that
 // the windows of neighbouring results begin 16 bytes apart. That is how `wgmma` finds neighbouring columns of its second
 // operand when nothing is swizzled: it multiplies overlapping windows where they lie, and none is ever copied. The first
-// operand is the weights of 64 output channels; the common dimension walks chunks of two taps, PAIRS of which make a line of
-// the window, after BEFORE taps of zeros that let every window begin at an even pixel. LINES lines of LINE pairs are what a
-// tile of results reads. Block: 128.
+// operand is the weights of 64 output channels, which stay in registers; the common dimension walks chunks of two taps,
+// PAIRS of which make a line of the window, after BEFORE taps of zeros that let every window begin at an even pixel. LINES
+// lines of LINE pairs are what a tile of results reads. Block: 128.
 constexpr int THREADS = GROUP_THREADS;
 constexpr int CHUNKS = TAPS_Y * PAIRS, STEPS = (CHUNKS + 1) / 2, SLOTS = LINES * LINE;
 constexpr uint RESULT_LINE_BYTES = STEP_Y * LINE * 16; // between the windows of two lines of results
@@ -22,14 +22,32 @@ __device__ constexpr int first_chunk(int step)
     return step * 2 + 1 < CHUNKS ? step * 2 : CHUNKS - 2;
 }
 
-// Two neighbouring elements of the weights of an output, at one of the two chunks of a step.
-__device__ __forceinline__ uint weight_pair(const tile_t* weight, int output, int step, int second, int element)
-{
-    int chunk = first_chunk(step) + second, tap = chunk % PAIRS * 2 + element / 4 - BEFORE;
-    bool inside = chunk >= step * 2 && tap >= 0 && tap < TAPS_X && output < COLUMNS;
-    int line = output * TAPS_Y + chunk / PAIRS;
-    return inside ? *reinterpret_cast<const uint*>(weight + (line * WEIGHT_TAPS_X + tap) * 4 + element % 4) : 0u;
-}
+// A thread's part of the weights, in the register layout of wgmma's first operand.
+struct Weights {
+    uint at[STEPS][4];
+
+    __device__ __forceinline__ Weights(const tile_t* weight)
+    {
+        #pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            #pragma unroll
+            for (int part = 0; part < 4; ++part) {
+                at[step][part] = load(weight, step, part);
+            }
+        }
+    }
+
+    // Two neighbouring elements: of row lane / 4, or 8 further down, and of the first or second chunk.
+    __device__ __forceinline__ static uint load(const tile_t* weight, int step, int part)
+    {
+        int lane = int(threadIdx.x) % 32, element = lane % 4 * 2;
+        int output = int(blockIdx.y) * OUTPUTS + int(threadIdx.x) / 32 * 16 + lane / 4 + part % 2 * 8;
+        int chunk = first_chunk(step) + part / 2, tap = chunk % PAIRS * 2 + element / 4 - BEFORE;
+        bool inside = chunk >= step * 2 && tap >= 0 && tap < TAPS_X && output < COLUMNS;
+        int line = output * TAPS_Y + chunk / PAIRS;
+        return inside ? *reinterpret_cast<const uint*>(weight + (line * WEIGHT_TAPS_X + tap) * 4 + element % 4) : 0u;
+    }
+};
 
 // The pixels of a tile, on their way from memory: every thread takes one pair of pixels a round.
 struct Pixels {

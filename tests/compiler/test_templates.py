@@ -149,7 +149,7 @@ def samples() -> list[dict[str, Any]]:
     return [
         *(each.ir(torch.float32) for each in cases),
         block.ir,
-        test_pooled_windows.CASES[0].ir,
+        test_pooled_windows.Case((224, 224), batch=16).ir,
         *steps_of_decoders,
         *grouped_rows(36),
         *grouped_rows(32),

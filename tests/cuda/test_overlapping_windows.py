@@ -104,7 +104,7 @@ def test_gives_what_pytorch_gives(case: Case, device: Device) -> None:
     weights = load_weights(source, program, device)
     given = NPUBuffer.from_numpy(case.image.float().numpy(), device, spec=program.input_specs[0])
     (output,) = Executor(program, device).run({program.input_specs[0].name: given}, weights).values()
-    case.check(torch.from_numpy(output.to_numpy(spec=program.output_specs[0])))
+    case.check(torch.from_numpy(output.to_numpy(spec=program.output_specs[0]).astype(np.float32)))
 
 
 def bytes_of(case: Case) -> dict[str, NDArray[np.uint8]]:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 import npu_compiler
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
-from npu_compiler.artifact.plan import CallOption, ExecutionPlan, KernelCall, options_of
+from cuda_compiler.images import pooled_windows
+from npu_compiler.artifact.plan import CallOption, ExecutionPlan, KernelCall, Step, options_of
 from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 from tests.cuda.kernels import check_compile
@@ -75,6 +76,12 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets few tiles be enough."""
+    monkeypatch.setattr(pooled_windows, "_costs", lambda device: pooled_windows._Costs(2, 0))
+
+
 def joined(plan: ExecutionPlan) -> CallOption:
     """The one step's preferred way."""
     (step,) = plan.steps
@@ -109,6 +116,22 @@ def test_other_poolings_are_launches_of_their_own(change: torch.nn.Module) -> No
         torch.nn.Sequential(case.module[0], case.module[1], change).float().eval(), case.image.float()
     ).ir
     assert len(npu_compiler.compile(ir, target="cuda").main.steps) == 2
+
+
+def test_few_tiles_are_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    plan = CASES[0].program.main
+    assert [[plan.kernels[call.kernel].entry for call in _calls(step)] for step in plan.steps] == [
+        ["conv2d_window"],
+        ["pool2d"],
+    ]
+    large = npu_compiler.compile(Case((224, 224), batch=16).ir, target="cuda").main
+    assert [large.kernels[call.kernel].entry for call in _calls(large.steps[0])] == ["conv2d_window_pool"]
+
+
+def _calls(step: Step) -> list[KernelCall]:
+    """Those of the preferred way."""
+    return [call for call in options_of(step)[0].calls if isinstance(call, KernelCall)]
 
 
 def test_results_that_others_read_are_stored() -> None:
@@ -162,7 +185,7 @@ def test_gives_what_pytorch_gives(case: Case, device: Device) -> None:
     )
     given = NPUBuffer.from_numpy(case.image.float().numpy(), device, spec=program.input_specs[0])
     (output,) = Executor(program, device).run({program.input_specs[0].name: given}, weights).values()
-    _check(torch.from_numpy(output.to_numpy(spec=program.output_specs[0])), case.expected(), case)
+    _check(torch.from_numpy(output.to_numpy(spec=program.output_specs[0]).astype(np.float32)), case.expected(), case)
 
 
 def bytes_of(case: Case) -> dict[str, NDArray[np.uint8]]:
