@@ -187,7 +187,8 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
     """Device functions that compute `size` neighbours from their position, and store them.
 
     ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has
-    two parts: ``fetch_by_column`` reads what is the same for all rows, ``fetch_by_element`` what is not.
+    two parts: ``fetch_by_column`` reads what is the same for all rows, ``fetch_by_element`` what is not, and
+    ``ask_by_element`` has that on its way to the level-2 cache.
 
     Args:
         group: What to compute.

@@ -88,15 +88,16 @@ struct Results {
         }
     }
 
-    // Asks for what the epilogue reads of another tile, a line of memory a time.
-    __device__ __forceinline__ static void ask(Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
+    // Asks for what the epilogue reads of another tile, a line of memory at a time.
+    __device__ __forceinline__ static void ask(
+        Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
     {
-        constexpr int LINE = 64;
+        constexpr int LINE = 64, LINES = GROUP_ROWS * ((TILE_N + LINE - 1) / LINE); // of 16-bit elements
         #pragma unroll
-        for (int i = 0; i < GROUP_ROWS * TILE_N / LINE; i += 128) {
+        for (int i = 0; i < LINES; i += 128) {
             int line = i + int(threadIdx.x) % 128, row = part.row + group * GROUP_ROWS + line % GROUP_ROWS;
             int col = (part.col + line / GROUP_ROWS * LINE) / PAIRS;
-            if (line < GROUP_ROWS * TILE_N / LINE && row < rows && col < columns / PAIRS) {
+            if (line < LINES && row < rows && col < columns / PAIRS) {
                 ask_by_element(part.batch, row, part.base + col, EPILOGUE_ARGUMENTS p);
             }
         }
