@@ -62,9 +62,11 @@ def _costs(device: DeviceModel) -> _Costs:
 def loads_produced(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
     """Whether a pooling may compare the results of a convolution where they are computed."""
     pool = group.problem
-    if not isinstance(operand, Produced) or not isinstance(pool, Pooling) or len(group.shape) != 4:
+    if not isinstance(operand, Produced) or not isinstance(pool, Pooling):
         return False
     windows, made = pool.windows, operand.made
+    if not len(group.shape) == len(made.shape) == 4:
+        return False
     alone = _is_maximum(group.expr) and group.output.dtype == made.output.dtype
     short = all(taps in (2, 3) for taps in windows.kernel) and pool.maximum and not pool.adaptive
     by_twos = windows.stride == (2, 2) and windows.dilation == (1, 1)

@@ -118,6 +118,20 @@ def test_other_poolings_are_launches_of_their_own(change: torch.nn.Module) -> No
     assert len(npu_compiler.compile(ir, target="cuda").main.steps) == 2
 
 
+def test_a_line_that_is_pooled_as_an_image_is_stored() -> None:
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.pool = torch.nn.Conv1d(3, 64, 7, 2, 3), torch.nn.MaxPool2d((2, 2), 2, (1, 0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            pooled: torch.Tensor = self.pool(self.conv(x).unsqueeze(2))
+            return pooled
+
+    plan = npu_compiler.compile(npu_compiler.extract(Line().eval(), torch.zeros(2, 3, 512)).ir, target="cuda").main
+    assert [plan.kernels[call.kernel].entry for call in _calls(plan.steps[-1])] == ["pool2d"]
+
+
 def test_few_tiles_are_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     plan = CASES[0].program.main
