@@ -23,7 +23,8 @@ __all__ = ["HAS_COMPILER", "run_on_host", "run_plan_on_host"]
 
 HAS_COMPILER = shutil.which("g++") is not None
 _HEADER = Path(__file__).with_name("host_kernels.h")
-_FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\([^)]*\)\n\{{\n.*?\n\}}\n"
+_FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\((?:[^()]|\([^()]*\))*\)\n\{{\n.*?\n\}}\n"
+_ONE_LINE = re.compile(r"\{ asm volatile\([^{}]*\); \}")
 _STATEMENTS = {
     r'asm\("cvt\.rn\.f16\.f32 .*?;"[^;]*;': "bits = host_half(value);",
     r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
@@ -34,6 +35,8 @@ _STATEMENTS = {
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
+    r'asm\("max\.NaN\.f32 .*?;"[^;]*;': "result = a > b || a != a ? a : b;",
+    r'asm\("min\.NaN\.f32 .*?;"[^;]*;': "result = a < b || a != a ? a : b;",
     r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
 }
 _FUNCTIONS = {
@@ -57,6 +60,29 @@ _FUNCTIONS = {
     "transposed": "inline uint transposed(uint matrix) { return host_transposed(matrix); }\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
+    "shared_address": "inline uint shared_address(const void* pointer) { return host_shared_address(pointer); }\n",
+    "wait_for_products": "inline void wait_for_products() {}\n",
+    "multiply_64_rows": (
+        "template <int EIGHTS>\n"
+        "inline void multiply_64_rows(float (&sum)[EIGHTS][4], const uint (&a)[4], uint64 b, int adds = 1)\n"
+        "{\n    host_show(a);\n"
+        "    auto first = [&](int row, int k) { return host_from_registers(a, row, k); };\n"
+        "    host_multiply_columns(sum, first, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
+        "template <int EIGHTS>\n"
+        "inline void multiply_64_rows(float (&sum)[EIGHTS][4], uint64 a, uint64 b, int adds = 1)\n"
+        "{\n    auto first = [&](int row, int k) { return host_from_shared(a, row, k); };\n"
+        "    host_multiply_columns(sum, first, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
+    ),
+    "synchronize": (
+        "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
+    ),
+    "store_matrices": (
+        "inline void store_matrices(uint address, const uint (&word)[4])\n"
+        "{\n    host_store_matrices(address, word);\n}\n"
+    ),
+    "greater_pair": (
+        "inline uint greater_pair(uint a, uint b)\n{\n    return host_greater_pair(a, b, GREATER_PAIR);\n}\n"
+    ),
     "wait_for_cluster": (
         "inline void wait_for_cluster()\n{\n    int wanted = ++current->cluster_turns;\n"
         "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
@@ -81,7 +107,7 @@ static int run_row(int y, int z, int block, int cluster, int shared)
         std::vector<Fiber> fibers(cluster * block);
         cluster_blocks.clear();
         for (Block& each : blocks) {
-            each.shared.assign(shared + 16, 0xff);
+            each.shared.assign(shared + 1024, 0xff);
             cluster_blocks.push_back(&each);
         }
         for (int number = 0; number < cluster * block; ++number) {
@@ -224,12 +250,11 @@ def _translated(text: str, entry: str, count: int) -> str:
         count=1,
         flags=re.S,
     )
+    text = _ONE_LINE.sub("{}", text)
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
     text = re.sub(
-        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
-        r"unsigned char* \1 = current->own->shared.data() + (-(size_t)current->own->shared.data() & 15);",
-        text,
+        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];", r"unsigned char* \1 = host_shared();", text
     )
     text = text.replace('extern "C" __global__ void', "void")
     arguments = ", ".join(f"(decltype(pointer_of<{number}>({entry})))bound[{number}]" for number in range(count))

@@ -37,6 +37,7 @@ from npu_compiler.lowering.problems.forms import (
     GroupedCodes,
     InPages,
     Paged,
+    Produced,
     Scattered,
 )
 from npu_compiler.lowering.problems.operand import Operand
@@ -76,7 +77,7 @@ class ReferenceTarget(CodegenTarget):
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         if isinstance(operand, CodedRows | CodedPages | Paged):
             return isinstance(group.problem, Attention) and operand.fresh is None
-        return not isinstance(operand, Scattered)
+        return not isinstance(operand, Produced | Scattered)
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
         return True
