@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.extensions import TensorMap, cluster_along_x
 from cuda_compiler.artifact.vocabulary import TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
-from cuda_compiler.tiles.wgmma import warpgroup_product
-from npu_compiler.artifact.plan import CallOption, KernelCall
+from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
+from npu_compiler.dtypes import FLOAT16
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, Kept, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -26,12 +28,13 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch
 __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_rows"]
 
 _MAX_ROWS = 64
+_ZERO_BYTES = 2  # of a zero point in shared memory
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
 _MACROS = (
     "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES TILE_N STAGES CLUSTER"
+    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES SPAN TILE_N STAGES CLUSTER"
 )
 _INPUTS = "matrix scales zeros biases entries vector"
 _FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
@@ -50,7 +53,7 @@ WARPGROUP_CODES = KernelTemplate(
     macros=_MACROS,
     inputs=_INPUTS,
     shared_bytes=None,
-    files=f"{_FILES} warpgroups.cuh",
+    files=f"{_FILES} warpgroups.cuh copy_engine.cuh",
 )
 
 
@@ -72,7 +75,7 @@ def coded_rows_options(found: Product, group: Group, lowering: Lowering, positio
     assert isinstance(codes, GroupedCodes)
     if not suits_coded_rows(found) or not offers(lowering.device, TENSOR_CORES):
         return []
-    work = Work(found.m, found.n, found.k, codes.bits)
+    work = Work(found.m, found.n, found.k, codes.bits, codes.group, _group_bytes(codes, found.k))
     return [
         CallOption(each.requires, (_lower(found, work, group, lowering, positions, each.sizes),))
         for each in _ranked(work, lowering.device)
@@ -119,16 +122,14 @@ def _lower(
             "COMMON": found.k,
             "VECTORS": found.m,
             "GROUP": codes.group,
-            "ONE_GROUP": int(codes.group >= found.k and codes.bias is None),
+            "ONE_GROUP": int(_is_scaled_last(codes, found.k)),
+            "SPAN": sizes.span(work),
             "TILE_N": sizes.tile,
             "STAGES": sizes.stages,
             "CLUSTER": sizes.cluster,
             **divided,
         },
-        inputs={
-            **part_inputs(codes),
-            "vector": vector.argument,
-        },
+        inputs=_inputs(found, codes, sizes, work),
         flops=found.flops,
         text=text,
         block=(sizes.threads, 1, 1),
@@ -136,6 +137,31 @@ def _lower(
         extension=cluster_along_x(sizes.cluster),
     )
     return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
+
+
+def _is_scaled_last(codes: GroupedCodes, k: int) -> bool:
+    """Whether the sums of a row are scaled, not its numbers."""
+    return codes.group >= k and codes.bias is None
+
+
+def _group_bytes(codes: GroupedCodes, k: int) -> int:
+    """Bytes that a group has in shared memory; as in the kernel's file."""
+    scale = 0 if _is_scaled_last(codes, k) else codes.scale.dtype.size
+    bias = 0 if codes.bias is None else codes.bias.dtype.size
+    return scale + bias + (0 if codes.zeros is None else _ZERO_BYTES)
+
+
+def _inputs(found: Product, codes: GroupedCodes, sizes: CodedRows, work: Work) -> dict[str, Argument]:
+    """What a kernel reads; the copy engine sees codes and vectors as elements of 16 bits."""
+    inputs, vector = {**part_inputs(codes), "vector": found.a.argument}, found.a
+    if isinstance(sizes, ByWarpgroups):
+        box = sizes.span(work) * codes.bits // 16, sizes.tile
+        seen = TensorMap(FLOAT16, (found.k * codes.bits // 16, found.n), (found.b.along,), box)
+        inputs["matrix"] = replace(inputs["matrix"], extension=seen)
+        row = vector.along * vector.dtype.size
+        seen = TensorMap(vector.dtype, (found.k, found.m), (row,), (LINE, work.columns))
+        inputs["vector"] = replace(vector.argument, extension=seen)
+    return inputs
 
 
 def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict[str, object], str]:

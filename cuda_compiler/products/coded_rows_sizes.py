@@ -16,8 +16,11 @@ from npu_compiler.lowering.device_model import DeviceModel
 __all__ = ["ByWarpgroups", "ByWarps", "CodedRows", "CodedRowsCosts", "Work", "coded_rows_candidates"]
 
 _FAMILY = "coded_rows"
-_SPAN = 64  # codes of a row that four lanes have side by side
+_WARP_SPAN = 64  # codes of a row that four lanes have side by side
+_LINE_BYTES = 64  # of codes that the copy engine brings of a row at a time
+_BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
+_PIECE = 32  # codes that are always of one group
 _LEAST_STAGES, _MOST_STAGES = 3, 16
 
 
@@ -53,22 +56,28 @@ class CodedRowsCosts:
 
 @dataclass(frozen=True)
 class Work:
-    """What threads share: rows of the vectors, rows of the matrix, numbers of each, and bits of their codes."""
+    """What threads share.
+
+    Attributes:
+        rows: Rows of the vectors.
+        outputs: Rows of the matrix.
+        k: Numbers of each.
+        bits: Of their codes.
+        group: Codes of a row that have the same scale, zero point and bias.
+        group_bytes: What a group has of these until sums are scaled; 0 where all of it comes last.
+    """
 
     rows: int
     outputs: int
     k: int
     bits: int
+    group: int
+    group_bytes: int = 0
 
     @property
     def columns(self) -> int:
         """Of the tensor cores' products."""
         return ceil_div(self.rows, 8) * 8
-
-    @property
-    def spans(self) -> int:
-        """Of a row."""
-        return ceil_div(self.k, _SPAN)
 
 
 @dataclass(frozen=True)
@@ -98,10 +107,17 @@ class CodedRows(ABC):
     def threads(self) -> int:
         """Of a block."""
 
-    @property
-    def barrier_bytes(self) -> int:
-        """Of a stage."""
+    @abstractmethod
+    def span(self, work: Work) -> int:
+        """Codes of a row that are brought together."""
+
+    def extra_bytes(self, work: Work) -> int:
+        """Of a stage, beside codes and vectors."""
         return 0
+
+    def spans(self, work: Work) -> int:
+        """Of a row."""
+        return ceil_div(work.k, self.span(work))
 
     def tiles(self, work: Work) -> int:
         """Of the whole result."""
@@ -109,7 +125,8 @@ class CodedRows(ABC):
 
     def stage_bytes(self, work: Work) -> int:
         """Codes and vectors of a stage in shared memory."""
-        return self.sets * (self.tile * _SPAN * work.bits // 8 + work.columns * _SPAN * 2)
+        span = self.span(work)
+        return self.sets * (self.tile * span * work.bits // 8 + work.columns * span * 2)
 
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has, of one block each where there are none."""
@@ -120,16 +137,16 @@ class CodedRows(ABC):
         """Dynamic shared memory of a block; as in the kernels' files."""
         part, share = 4 * (self.tile + 4), ceil_div(work.columns, self.cluster)
         gathered = self.cluster * share * part if self.cluster > 1 else 0
-        staged = self.stages * (self.stage_bytes(work) + self.barrier_bytes)
+        staged = self.stages * (self.stage_bytes(work) + self.extra_bytes(work))
         return staged + work.columns * part + gathered + 4 * self.tile
 
     def filling(self, work: Work, device: DeviceModel) -> Self | None:
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
         most = device.shared_bytes if offers(device, CLUSTERS) else _SHARED_BYTES
         held = device.cores if self.cluster == 1 else cluster_cores(device).get(self.cluster, 0)
-        stages = (most - replace(self, stages=0).shared_bytes(work)) // (self.stage_bytes(work) + self.barrier_bytes)
+        stages = (most - replace(self, stages=0).shared_bytes(work)) // (self.stage_bytes(work) + self.extra_bytes(work))
         waits = self.cluster > 1 and self.tiles(work) * self.cluster > held
-        if stages < _LEAST_STAGES or ceil_div(work.spans, self.sets) < 2 * self.cluster or waits:
+        if stages < _LEAST_STAGES or ceil_div(self.spans(work), self.sets) < 2 * self.cluster or waits:
             return None
         return replace(self, stages=min(stages, _MOST_STAGES))
 
@@ -157,10 +174,13 @@ class ByWarps(CodedRows):
     def threads(self) -> int:
         return 32 * self.warps_n * self.warps_k
 
+    def span(self, work: Work) -> int:
+        return _WARP_SPAN
+
 
 @dataclass(frozen=True)
 class ByWarpgroups(CodedRows):
-    """Warpgroups make numbers of 64 rows of the matrix each, and multiply them beside that; another one copies."""
+    """Warpgroups make numbers of 64 rows of the matrix each, and multiply them beside that; another one brings."""
 
     groups: int
 
@@ -174,11 +194,15 @@ class ByWarpgroups(CodedRows):
 
     @property
     def threads(self) -> int:
-        return 128 * (self.groups + 1)
+        return _BRINGING_THREADS + 128 * self.groups
 
-    @property
-    def barrier_bytes(self) -> int:
-        return 16
+    def span(self, work: Work) -> int:
+        return _LINE_BYTES * 8 // work.bits
+
+    def extra_bytes(self, work: Work) -> int:
+        span, group = self.span(work), work.group
+        whole = span if group % span == 0 or group >= work.k else group if span % group == 0 else _PIECE
+        return 16 + span // whole * self.tile * work.group_bytes
 
 
 def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
@@ -207,14 +231,14 @@ def _ways(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
 def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceModel) -> float:
     """What a launch takes: bytes at the pace of the memory, or of what is on its way, or products."""
     blocks = sizes.clusters(work, device) * sizes.cluster
-    steps = ceil_div(ceil_div(work.spans, sizes.sets), sizes.cluster)
+    steps = ceil_div(ceil_div(sizes.spans(work), sizes.sets), sizes.cluster)
     turns = ceil_div(sizes.tiles(work) * sizes.cluster, blocks)
-    code_bytes = sizes.sets * sizes.tile * _SPAN * work.bits / 8  # of a step
+    code_bytes = sizes.sets * sizes.tile * sizes.span(work) * work.bits / 8  # of a step
     step_bytes = sizes.stage_bytes(work)
     memory = blocks * code_bytes / (device.memory_a_clock * costs.memory)
     cache = blocks * step_bytes / device.cache_a_clock
     arriving = costs.latency / (sizes.stages - 1)
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
-    products = sizes.sets * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
+    products = sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
     step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
     return costs.latency + turns * steps * step

@@ -56,7 +56,7 @@ MATMUL_PACKED = KernelTemplate(
     inputs="a matrix scales zeros biases entries",
     shared_bytes=None,
     files=(
-        "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh warpgroups.cuh bulk_copies.cuh bulk_tile.cuh "
+        "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh warpgroups.cuh copy_engine.cuh bulk_copies.cuh bulk_tile.cuh "
         "bulk_store.cuh"
     ),
 )

@@ -83,7 +83,7 @@ def launch_of(plan: ExecutionPlan) -> KernelCall:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
-@pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED, ids=str)
+@pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED + BY_WARPGROUPS, ids=str)
 def test_threads_on_the_processor_give_the_product(
     case: Case, dtype: torch.dtype, sizes: CodedRows, force: Any, tmp_path: Path
 ) -> None:
@@ -131,7 +131,7 @@ def test_chosen_sizes_err_as_the_16_bit_product(case: Case, dtype: torch.dtype, 
 @pytest.mark.parametrize(("outputs", "k"), [(2048, 1536), (1536, 8960), (151936, 1536), (17, 128)])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_candidates_fit_the_device(rows: int, outputs: int, k: int, bits: int) -> None:
-    work = Work(rows, outputs, k, bits)
+    work = Work(rows, outputs, k, bits, 64, 4)
     for found in coded_rows_candidates(work, H200):
         sizes = found.sizes
         assert sizes.shared_bytes(work) <= H200.shared_bytes

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #define __forceinline__ inline
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __CUDA_ARCH__ 900
 
 struct float2 { float x, y; };
@@ -36,7 +38,6 @@ static int __float_as_int(float value) { return bits_as<int>(value); }
 static float rsqrt(float value) { return 1.0f / sqrtf(value); }
 static void __threadfence() {}
 static unsigned atomicInc(unsigned* counter, unsigned most) { return *counter >= most ? (*counter = 0, most) : (*counter)++; }
-static size_t __cvta_generic_to_shared(const void*) { abort(); }
 template <typename T> static T min(T a, T b) { return a < b ? a : b; }
 template <typename T> static T max(T a, T b) { return a > b ? a : b; }
 static unsigned __byte_perm(unsigned a, unsigned b, unsigned select)
@@ -51,9 +52,14 @@ static unsigned __byte_perm(unsigned a, unsigned b, unsigned select)
 
 struct Dim { int x, y, z; };
 struct Barrier { int arrived = 0, passed = 0; };
+struct PhaseBarrier { int count, waiting, phase; long bytes; }; // arrivals of a phase, and what is still to come of this one
 struct Block {
     std::vector<unsigned char> shared;
     Barrier all;
+    std::map<unsigned, PhaseBarrier> phases; // by their shared addresses
+    std::map<int, Barrier> named;
+
+    unsigned char* aligned() { return shared.data() + (-(size_t)shared.data() & 1023); }
 };
 struct Warp {
     Barrier all;
@@ -90,6 +96,7 @@ static void meet(Barrier& barrier, int count)
         yield();
     }
 }
+static size_t __cvta_generic_to_shared(const void* at) { return (const unsigned char*)at - current->own->aligned(); }
 static void __syncthreads() { meet(current->own->all, block_threads); }
 static void __syncwarp() { meet(current->warp->all, 32); }
 template <typename T>
@@ -176,8 +183,8 @@ static void host_load(unsigned* word, const void* source, bool valid)
 }
 static void store_word_in_cluster(const void* target, int rank, float value)
 {
-    size_t at = (const unsigned char*)target - current->own->shared.data();
-    memcpy(cluster_blocks[rank]->shared.data() + at, &value, 4);
+    size_t at = __cvta_generic_to_shared(target);
+    memcpy(cluster_blocks[rank]->aligned() + at, &value, 4);
 }
 static void store_words_in_cluster(const void* target, int rank, float4 value)
 {
@@ -191,5 +198,65 @@ static void arrive_in_cluster()
     if (++cluster_barrier.arrived == cluster_threads) {
         cluster_barrier.arrived = 0;
         ++cluster_barrier.passed;
+    }
+}
+
+// Barriers that count arrivals and bytes.
+static void end_phase(PhaseBarrier& barrier)
+{
+    if (barrier.waiting == 0 && barrier.bytes == 0) {
+        barrier.waiting = barrier.count;
+        ++barrier.phase;
+    }
+}
+static void host_arrive(unsigned at, int bytes)
+{
+    PhaseBarrier& barrier = current->own->phases.at(at);
+    --barrier.waiting;
+    barrier.bytes += bytes;
+    end_phase(barrier);
+}
+
+// What the copy engine is told of a tensor here: elements of 16 bits, lines of a box permuted by exclusive or.
+struct HostMap {
+    const unsigned char* address;
+    long sizes[2], stride;
+    int box[2];
+};
+static void host_copy_lines(unsigned target, const void* map, unsigned at, int k, int line)
+{
+    const HostMap& tensor = *(const HostMap*)map;
+    int width = tensor.box[0] * 2;
+    for (int row = 0; row < tensor.box[1]; ++row) {
+        for (int column = 0; column < tensor.box[0]; ++column) {
+            unsigned short element = 0;
+            if (line + row < tensor.sizes[1] && k + column < tensor.sizes[0]) {
+                memcpy(&element, tensor.address + (line + row) * tensor.stride + (k + column) * 2, 2);
+            }
+            unsigned place = target + row * width + column * 2;
+            memcpy(current->own->aligned() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
+        }
+    }
+    PhaseBarrier& barrier = current->own->phases.at(at);
+    barrier.bytes -= tensor.box[1] * width;
+    end_phase(barrier);
+}
+
+// wgmma.m64nNk16 of a first operand in registers: a warp's rows are those of an mma.m16n8k16, lines of the second one have
+// 128 bytes.
+template <int BLOCKS>
+static void host_multiply_64(float (&sum)[BLOCKS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
+{
+    int lane = current->thread.x % 32;
+    for (int block = 0; block < BLOCKS; ++block) {
+        unsigned pair[2];
+        for (int part = 0; part < 2; ++part) {
+            unsigned place = unsigned(b & 0x3fff) * 16 + (block * 8 + lane / 4) * 128 + part * 16 + lane % 4 * 4;
+            memcpy(&pair[part], current->own->aligned() + (place ^ (place >> 7) % 8 * 16), 4);
+        }
+        for (int index = 0; index < (adds ? 0 : 4); ++index) {
+            sum[block][index] = 0.0f;
+        }
+        host_multiply(sum[block], a, pair[0], pair[1], is_half);
     }
 }

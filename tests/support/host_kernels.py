@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_compiler.artifact.extensions import cluster_of
-from npu_compiler.artifact.plan import ExecutionPlan, KernelCall
+from cuda_compiler.artifact.extensions import cluster_of, map_of
+from npu_compiler.artifact.plan import Argument, ExecutionPlan, KernelCall
 
 __all__ = ["HAS_COMPILER", "run_on_host"]
 
@@ -34,6 +34,12 @@ _STATEMENTS = {
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*#endif": (
+        "host_multiply_64(sum, a, b, adds, true);"
+    ),
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.bf16\.bf16[^#]*#endif": (
+        "host_multiply_64(sum, a, b, adds, false);"
+    ),
     r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
 }
 _FUNCTIONS = {
@@ -53,6 +59,26 @@ _FUNCTIONS = {
         "inline void load_element(uint& bits, const T* source, bool valid)\n{\n"
         "    bits = valid && sizeof(T) == 2 ? 0 : bits;\n    host_load<sizeof(T)>(&bits, source, valid);\n}\n"
     ),
+    "make_barrier": (
+        "inline void make_barrier(uint barrier, int count)\n{\n"
+        "    current->own->phases[barrier] = {count, count, 0, 0};\n}\n"
+    ),
+    "publish_barriers": "inline void publish_barriers() {}\n",
+    "arrive": "inline void arrive(uint barrier) { host_arrive(barrier, 0); }\n",
+    "arrive_and_expect": "inline void arrive_and_expect(uint barrier, int bytes) { host_arrive(barrier, bytes); }\n",
+    "wait_for_phase": (
+        "inline void wait_for_phase(uint barrier, int parity)\n{\n"
+        "    while (current->own->phases.at(barrier).phase % 2 == parity) { yield(); }\n}\n"
+    ),
+    "synchronize": (
+        "inline void synchronize(int number, int threads) { meet(current->own->named[number], threads); }\n"
+    ),
+    "prefetch_map": "inline void prefetch_map(const TensorMap&) {}\n",
+    "copy_lines": (
+        "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
+        "    host_copy_lines(target, &map, barrier, k, line);\n}\n"
+    ),
+    "wait_for_products": "inline void wait_for_products() {}\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
     "wait_for_cluster": (
@@ -60,6 +86,7 @@ _FUNCTIONS = {
         "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
     ),
 }
+_PLAIN = re.compile(r"void (begin_products|commit_products|publish_to_products)\(\) \{ asm .*\}")  # nothing is late here
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 _RUN = r"""
 static void** bound;
@@ -83,7 +110,7 @@ extern "C" int run(void** pointers, int grid, int block, int cluster, int shared
         std::vector<Fiber> fibers(cluster * block);
         cluster_blocks.clear();
         for (Block& each : blocks) {
-            each.shared.assign(shared + 16, 0xff);
+            each.shared.assign(shared + 1024, 0xff);
             cluster_blocks.push_back(&each);
         }
         for (int number = 0; number < cluster * block; ++number) {
@@ -131,7 +158,7 @@ def run_on_host(
     kernel = plan.kernels[call.kernel]
     source, library = folder / f"{kernel.digest}.cpp", folder / f"{kernel.digest}.so"
     if not library.exists():
-        source.write_text(_translated(kernel.text, kernel.entry, len(call.args)))
+        source.write_text(_translated(kernel.text, kernel.entry, call.args))
         command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
         subprocess.run(command, check=True, capture_output=True, text=True)
     buffers = [np.full(buffer.nbytes + 16, 0xFF, np.uint8) for buffer in plan.buffers]
@@ -141,7 +168,11 @@ def run_on_host(
             given = tensors[buffer.name].reshape(-1)
             array[: given.size] = given
     parameters = np.frombuffer(call.params, np.uint8).copy()
-    addresses = [buffers[argument.buffer].ctypes.data + argument.offset for argument in call.args]
+    maps = [_host_map(argument, buffers[argument.buffer]) for argument in call.args]
+    addresses = [
+        ctypes.addressof(made) if made else buffers[argument.buffer].ctypes.data + argument.offset
+        for argument, made in zip(call.args, maps, strict=True)
+    ]
     pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, parameters.ctypes.data)
     sizes: Sequence[int] = (call.grid[0], call.block[0], cluster_of(call)[0], call.shared_bytes)
     if ctypes.CDLL(str(library)).run(pointers, *sizes):
@@ -150,7 +181,29 @@ def run_on_host(
     return buffers[written][: plan.buffers[written].nbytes]
 
 
-def _translated(text: str, entry: str, count: int) -> str:
+class _HostMap(ctypes.Structure):
+    """What a kernel has of a tensor map here."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("sizes", ctypes.c_long * 2),
+        ("stride", ctypes.c_long),
+        ("box", ctypes.c_int * 2),
+        ("rest", ctypes.c_char * 128),  # to the size of a map
+    )
+
+
+def _host_map(argument: Argument, buffer: NDArray[np.uint8]) -> _HostMap | None:
+    """A map of two dimensions; None for an argument that is an address."""
+    tensor = map_of(argument)
+    if tensor is None:
+        return None
+    (stride,) = tensor.strides
+    sizes, box = (ctypes.c_long * 2)(*tensor.sizes), (ctypes.c_int * 2)(*tensor.box)
+    return _HostMap(buffer.ctypes.data + argument.offset, sizes, stride, box)
+
+
+def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
     """The kernel as C++ of a processor."""
     for pattern, statement in _STATEMENTS.items():
         text = re.sub(pattern, statement, text, flags=re.S)
@@ -172,19 +225,26 @@ def _translated(text: str, entry: str, count: int) -> str:
         count=1,
         flags=re.S,
     )
+    text = _PLAIN.sub(r"void \1() {}", text)
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
-    text = text.replace(
-        "extern __shared__ __align__(16) unsigned char dynamic_shared[];",
-        "unsigned char* dynamic_shared = current->own->shared.data() + (-(size_t)current->own->shared.data() & 15);",
+    text = re.sub(
+        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
+        r"unsigned char* \1 = current->own->aligned();",
+        text,
     )
     text = text.replace('extern "C" __global__ void', "void")
-    arguments = ", ".join(f"(decltype(pointer_of<{number}>({entry})))bound[{number}]" for number in range(count))
+    passed = ", ".join(
+        f"*(const TensorMap*)bound[{number}]"
+        if map_of(argument)
+        else f"(decltype(pointer_of<{number}>({entry})))bound[{number}]"
+        for number, argument in enumerate(arguments)
+    )
     pick = (
         "template <int N, typename... Types> struct Pick;\n"
         "template <int N, typename First, typename... Rest> struct Pick<N, First, Rest...> : Pick<N - 1, Rest...> {};\n"
         "template <typename First, typename... Rest> struct Pick<0, First, Rest...> { typedef First type; };\n"
         "template <int N, typename... Types> typename Pick<N, Types...>::type pointer_of(void (*)(Types...));\n"
     )
-    calling = f"static void call_kernel() {{ {entry}({arguments}, *(const Params*)bound[{count}]); }}\n"
+    calling = f"static void call_kernel() {{ {entry}({passed}, *(const Params*)bound[{len(arguments)}]); }}\n"
     return _HEADER.read_text() + text + "\n" + pick + _RUN + calling
