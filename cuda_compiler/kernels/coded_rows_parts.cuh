@@ -1,4 +1,4 @@
-// What products of 17 to 64 rows by packed codes share: how codes and vectors lie in shared memory, where what belongs to codes
+// What products of rows by packed codes share that are made into numbers in registers: how codes and vectors lie in shared memory, where what belongs to codes
 // lies, and how the blocks of a cluster put their parts of a tile together. A tile is TILE_N rows of the matrix; the columns of
 // tensor cores' products are the vectors. A span is SPAN places of k.
 constexpr int SPANS = (COMMON + SPAN - 1) / SPAN;
@@ -6,11 +6,13 @@ constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BY
 constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;
 constexpr int VECTOR_BYTES = COLUMNS * SPAN * 2, SPAN_BYTES = VECTOR_BYTES + CODE_BYTES; // vectors come first
 constexpr int PART_ROW = TILE_N + 4, VALUES = STORE_SIZE * PAIRS;
-constexpr int SHARE = (COLUMNS + CLUSTER - 1) / CLUSTER; // vectors whose results a block of a cluster stores
+constexpr int GATHERED = COLUMNS <= 64 ? COLUMNS : 64; // vectors whose sums are put together at a time
+constexpr int SHARE = (GATHERED + CLUSTER - 1) / CLUSTER; // those whose results a block of a cluster stores
 constexpr int ITEMS = SHARE * (TILE_N / VALUES);
-constexpr int PARTS_BYTES = COLUMNS * PART_ROW * 4, GATHERED_BYTES = CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0;
+constexpr int PARTS_BYTES = GATHERED * PART_ROW * 4, GATHERED_BYTES = CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0;
 static_assert(BITS == 4 || BITS == 8, "whole words have whole codes");
 static_assert(TILE_N % VALUES == 0, "stores take whole tiles");
+static_assert(COLUMNS % GATHERED == 0 && (COLUMNS == GATHERED || CLUSTER == 1), "clusters put all sums together at once");
 
 // What belongs to groups of codes.
 struct Groups {
@@ -29,7 +31,7 @@ __device__ __forceinline__ long long row_of_scales(int row, const Params& p)
 template <int THREADS>
 __device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank, int thread)
 {
-    for (int index = thread; index < COLUMNS * (TILE_N / 4); index += THREADS) {
+    for (int index = thread; index < GATHERED * (TILE_N / 4); index += THREADS) {
         int v = index / (TILE_N / 4), first = index % (TILE_N / 4) * 4;
         Pack<float, 4> four = load_pack<4>(parts + v * PART_ROW + first);
         float* target = gathered + (rank * SHARE + v % SHARE) * PART_ROW + first;
@@ -42,13 +44,13 @@ struct Item {
     int own, v, first, at;
     bool exists;
 
-    __device__ __forceinline__ Item(int index, int tile, int rank, const Params& p)
+    __device__ __forceinline__ Item(int index, int first_vector, int first_row, int rank, const Params& p)
     {
         own = index / (TILE_N / VALUES);
-        v = rank * SHARE + own;
+        v = first_vector + rank * SHARE + own;
         first = index % (TILE_N / VALUES) * VALUES;
-        at = tile * TILE_N + first;
-        exists = index < ITEMS && v < VECTORS && at < p.outputs;
+        at = first_row + first;
+        exists = index < ITEMS && v < p.vectors && at < p.outputs;
     }
 
     // The sums of the blocks of the cluster, in their order; `sums` are those of this block's share.

@@ -1,9 +1,8 @@
-// Products of 17 to 64 rows by a matrix in packed codes that is read once, on compute capability 9.0: result[v, o] = sum of
-// vector[v, k] * number(o, k). The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on
+// Products of many rows by a matrix in packed codes on compute capability 9.0: result[v, o] = sum of vector[v, k] * number(o, k). The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on
 // their way, codes of the first ones before the grid ahead of this one has finished; warps beside it bring what belongs to
 // groups of codes. Warpgroups make numbers of 64 rows of the matrix each, in the registers that tensor cores take them from,
 // beside the products of the numbers before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER
-// blocks share the spans. Grid: clusters with tiles in turns in x.
+// blocks share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
 constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + MULTIPLIERS - 1) / MULTIPLIERS; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
@@ -19,6 +18,11 @@ constexpr int GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GA
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
+
+// Where many sums need registers, threads that bring leave theirs.
+constexpr bool WIDE = COLUMNS > 64;
+constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
+static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
 
 // Barriers of the stages: when codes, vectors and belongings are there, and when they are no longer needed.
 struct Ring {
@@ -48,9 +52,12 @@ struct Turn {
     }
 };
 
-// A span of one of a block's tiles.
+// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other.
 struct Place {
     int tile, span;
+
+    __device__ __forceinline__ int row(const Params& p) const { return tile / p.tiles_m * TILE_N; }
+    __device__ __forceinline__ int vector(const Params& p) const { return tile % p.tiles_m * COLUMNS; }
 
     __device__ __forceinline__ static int first(int rank) { return SPANS * rank / CLUSTER; }
     __device__ __forceinline__ void next(int rank, int clusters)
@@ -70,7 +77,7 @@ __device__ __forceinline__ void bring_spans(
     int begun = 0;
     for (; begun < STAGES && early.tile < p.tiles; ++begun) {
         arrive_and_expect(ring.full(begun), SPAN_BYTES);
-        copy_lines(ring.codes(begun), codes, ring.full(begun), early.span * (CODE_ROW / 2), early.tile * TILE_N);
+        copy_lines(ring.codes(begun), codes, ring.full(begun), early.span * (CODE_ROW / 2), early.row(p));
         early.next(rank, clusters);
     }
     wait_for_previous_grid();
@@ -80,13 +87,14 @@ __device__ __forceinline__ void bring_spans(
         if (begun == 0) {
             wait_for_phase(ring.empty(turn.stage), turn.parity);
             arrive_and_expect(full, SPAN_BYTES);
-            copy_lines(ring.codes(turn.stage), codes, full, now.span * (CODE_ROW / 2), now.tile * TILE_N);
+            copy_lines(ring.codes(turn.stage), codes, full, now.span * (CODE_ROW / 2), now.row(p));
         } else {
             --begun;
         }
         #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
-            copy_lines(ring.vectors(turn.stage) + panel * PANEL_BYTES, vectors, full, now.span * SPAN + panel * 64, 0);
+            copy_lines(
+                ring.vectors(turn.stage) + panel * PANEL_BYTES, vectors, full, now.span * SPAN + panel * 64, now.vector(p));
         }
         now.next(rank, clusters);
         turn.next();
@@ -106,7 +114,7 @@ struct Belonging {
     }
     __device__ __forceinline__ void load(const Groups& b, int row, const Place& at, const Params& p)
     {
-        long long own = row_of_scales(at.tile * TILE_N + row, p);
+        long long own = row_of_scales(at.row(p) + row, p);
         #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
             int group = group_of(at.span, piece);
@@ -288,43 +296,46 @@ __device__ __forceinline__ void multiply_span(
 
 // Puts the parts of a tile together and stores it.
 __device__ __forceinline__ void finish(
-    unsigned char* shared, const Sums& sum, float scale, int first_row, int tile, int rank, int thread, OUT_T* out,
+    unsigned char* shared, const Sums& sum, float scale, int first_row, const Place& at, int rank, int thread, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
     float* parts = reinterpret_cast<float*>(shared + PARTS_AT);
     float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT);
     float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT);
-    Fetched fetched[ITEMS_EACH];
     #pragma unroll
-    for (int index = 0; index < ITEMS_EACH; ++index) {
-        Item item(thread + index * MULTIPLIERS, tile, rank, p);
-        if (item.exists) {
-            fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
+    for (int column = 0; column < COLUMNS; column += GATHERED) {
+        Fetched fetched[ITEMS_EACH];
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item item(thread + index * MULTIPLIERS, at.vector(p) + column, at.row(p), rank, p);
+            if (item.exists) {
+                fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
         }
-    }
-    synchronize(1, MULTIPLIERS); // the tile before has been read
-    if (thread < TILE_N) {
-        row_scale[thread] = scale;
-    }
-    #pragma unroll
-    for (int index = 0; index < COLUMN_BLOCKS * 4; ++index) {
-        int v = index / 4 * 8 + thread % 4 * 2 + index % 2;
-        parts[v * PART_ROW + first_row + index % 4 / 2 * 8] = sum[index / 4][index % 4];
-    }
-    synchronize(1, MULTIPLIERS);
-    if (CLUSTER > 1) {
-        wait_for_cluster();
-        send_sums<MULTIPLIERS>(gathered, parts, rank, thread);
-        arrive_at_cluster();
-        wait_for_cluster();
-    }
-    #pragma unroll
-    for (int index = 0; index < ITEMS_EACH; ++index) {
-        Item item(thread + index * MULTIPLIERS, tile, rank, p);
-        if (item.exists) {
-            float value[VALUES];
-            item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
-            store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+        synchronize(1, MULTIPLIERS); // what was put there before has been read
+        if (column == 0 && thread < TILE_N) {
+            row_scale[thread] = scale;
+        }
+        #pragma unroll
+        for (int index = 0; index < GATHERED / 2; ++index) {
+            int v = index / 4 * 8 + thread % 4 * 2 + index % 2;
+            parts[v * PART_ROW + first_row + index % 4 / 2 * 8] = sum[column / 8 + index / 4][index % 4];
+        }
+        synchronize(1, MULTIPLIERS);
+        if (CLUSTER > 1) {
+            wait_for_cluster();
+            send_sums<MULTIPLIERS>(gathered, parts, rank, thread);
+            arrive_at_cluster();
+            wait_for_cluster();
+        }
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item item(thread + index * MULTIPLIERS, at.vector(p) + column, at.row(p), rank, p);
+            if (item.exists) {
+                float value[VALUES];
+                item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
+                store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+            }
         }
     }
 }
@@ -343,14 +354,15 @@ __device__ __forceinline__ void multiply_and_store(
     while (now.tile < p.tiles) {
         Sums sum;
         uint number[2][2][4];
-        int tile = now.tile, adds = 0;
+        Place at = now;
+        int adds = 0;
         float scale = 1.0f;
         if (ONE_GROUP && thread < TILE_N) {
-            scale = float(scales[row_of_scales(tile * TILE_N + thread, p) * p.scale_row]);
+            scale = float(scales[row_of_scales(at.row(p) + thread, p) * p.scale_row]);
         }
         uint freed = 0;
         #pragma unroll 1
-        while (now.tile == tile) {
+        while (now.tile == at.tile) {
             now.next(rank, clusters);
             wait_for_phase(ring.full(turn.stage), turn.parity);
             const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES + first_row * CODE_ROW;
@@ -363,7 +375,7 @@ __device__ __forceinline__ void multiply_and_store(
         }
         wait_for_products<0>();
         arrive_by_warp(freed);
-        finish(shared, sum, scale, first_row, tile, rank, thread, out, EPILOGUE_ARGUMENTS p);
+        finish(shared, sum, scale, first_row, at, rank, thread, out, EPILOGUE_ARGUMENTS p);
     }
 }
 
@@ -386,6 +398,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     }
     __syncthreads();
     if (role == 0) {
+        if (WIDE) {
+            leave_registers<BRING_REGISTERS>();
+        }
         if (threadIdx.x == 0) {
             bring_spans(ring, matrix, vector, rank, clusters, p);
         } else if (BELONGINGS && threadIdx.x >= PRODUCERS - BRINGERS) {
@@ -398,6 +413,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
             wait_for_cluster();
         }
     } else {
+        if (WIDE) {
+            allow_registers<PRODUCT_REGISTERS>();
+        }
         multiply_and_store(shared, ring, scales, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);
     }
 }

@@ -31,7 +31,7 @@ _MAX_ROWS = 64
 _ZERO_BYTES = 2  # of a zero point in shared memory
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
-_PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
+_PARAMS = "int outputs, vectors, tiles, tiles_m, matrix_row, vector_row, scale_row, zero_row, bias_row"
 _MACROS = (
     "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
     "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES SPAN TILE_N STAGES CLUSTER"
@@ -73,7 +73,7 @@ def coded_rows_options(found: Product, group: Group, lowering: Lowering, positio
     """
     codes = found.b.operand
     assert isinstance(codes, GroupedCodes)
-    if not suits_coded_rows(found) or not offers(lowering.device, TENSOR_CORES):
+    if found.m <= MAX_ROWS or found.batches > 1 or not offers(lowering.device, TENSOR_CORES):
         return []
     work = Work(found.m, found.n, found.k, codes.bits, codes.group, _group_bytes(codes, found.k))
     return [
@@ -111,7 +111,9 @@ def _lower(
         grid=(sizes.clusters(work, lowering.device) * sizes.cluster, 1, 1),
         values={
             "outputs": found.n,
+            "vectors": found.m,
             "tiles": sizes.tiles(work),
+            "tiles_m": sizes.turns(work),
             "matrix_row": found.b.along,
             "vector_row": vector.along,
             **part_rows(codes),
@@ -120,7 +122,7 @@ def _lower(
             **part_macros(codes, vector.dtype),
             "vector_t": CUDA.storage[vector.dtype.name],
             "COMMON": found.k,
-            "VECTORS": found.m,
+            "VECTORS": min(found.m, sizes.columns(work)),
             "GROUP": codes.group,
             "ONE_GROUP": int(_is_scaled_last(codes, found.k)),
             "SPAN": sizes.span(work),
@@ -159,7 +161,7 @@ def _inputs(found: Product, codes: GroupedCodes, sizes: CodedRows, work: Work) -
         seen = TensorMap(FLOAT16, (found.k * codes.bits // 16, found.n), (found.b.along,), box)
         inputs["matrix"] = replace(inputs["matrix"], extension=seen)
         row = vector.along * vector.dtype.size
-        seen = TensorMap(vector.dtype, (found.k, found.m), (row,), (LINE, work.columns))
+        seen = TensorMap(vector.dtype, (found.k, found.m), (row,), (LINE, sizes.columns(work)))
         inputs["vector"] = replace(vector.argument, extension=seen)
     return inputs
 
@@ -167,7 +169,7 @@ def _inputs(found: Product, codes: GroupedCodes, sizes: CodedRows, work: Work) -
 def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict[str, object], str]:
     """The kernel, what it needs to be told of sizes, and a function that it calls."""
     if isinstance(sizes, ByWarpgroups):
-        product = warpgroup_product(work.columns, dtype, a_in_registers=True)
+        product = warpgroup_product(sizes.columns(work), dtype, a_in_registers=True)
         return WARPGROUP_CODES, {}, product
     assert isinstance(sizes, ByWarps)
     return CODED_ROWS, {"SETS": sizes.sets}, ""

@@ -20,6 +20,7 @@ _WARP_SPAN = 64  # codes of a row that four lanes have side by side
 _LINE_BYTES = 64  # of codes that the copy engine brings of a row at a time
 _BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
+_COLUMN, _GATHERED = 8, 64  # vectors of a tensor cores' product, and those whose sums are put together at a time
 _PIECE = 32  # codes that are always of one group
 _LEAST_STAGES, _MOST_STAGES = 3, 16
 
@@ -74,11 +75,6 @@ class Work:
     group: int
     group_bytes: int = 0
 
-    @property
-    def columns(self) -> int:
-        """Of the tensor cores' products."""
-        return ceil_div(self.rows, 8) * 8
-
 
 @dataclass(frozen=True)
 class CodedRows(ABC):
@@ -107,6 +103,10 @@ class CodedRows(ABC):
     def threads(self) -> int:
         """Of a block."""
 
+    def columns(self, work: Work) -> int:
+        """Of the tensor cores' products: vectors of a tile, and some that there are not."""
+        return ceil_div(work.rows, _COLUMN) * _COLUMN
+
     @abstractmethod
     def span(self, work: Work) -> int:
         """Codes of a row that are brought together."""
@@ -121,12 +121,16 @@ class CodedRows(ABC):
 
     def tiles(self, work: Work) -> int:
         """Of the whole result."""
-        return ceil_div(work.outputs, self.tile)
+        return ceil_div(work.outputs, self.tile) * self.turns(work)
+
+    def turns(self, work: Work) -> int:
+        """Tiles of the same rows of the matrix."""
+        return ceil_div(work.rows, self.columns(work))
 
     def stage_bytes(self, work: Work) -> int:
         """Codes and vectors of a stage in shared memory."""
         span = self.span(work)
-        return self.sets * (self.tile * span * work.bits // 8 + work.columns * span * 2)
+        return self.sets * (self.tile * span * work.bits // 8 + self.columns(work) * span * 2)
 
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has, of one block each where there are none."""
@@ -135,10 +139,10 @@ class CodedRows(ABC):
 
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory of a block; as in the kernels' files."""
-        part, share = 4 * (self.tile + 4), ceil_div(work.columns, self.cluster)
-        gathered = self.cluster * share * part if self.cluster > 1 else 0
+        part, together = 4 * (self.tile + 4), min(self.columns(work), _GATHERED)
+        gathered = self.cluster * ceil_div(together, self.cluster) * part if self.cluster > 1 else 0
         staged = self.stages * (self.stage_bytes(work) + self.extra_bytes(work))
-        return staged + work.columns * part + gathered + 4 * self.tile
+        return staged + together * part + gathered + 4 * self.tile
 
     def filling(self, work: Work, device: DeviceModel) -> Self | None:
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
@@ -180,9 +184,19 @@ class ByWarps(CodedRows):
 
 @dataclass(frozen=True)
 class ByWarpgroups(CodedRows):
-    """Warpgroups make numbers of 64 rows of the matrix each, and multiply them beside that; another one brings."""
+    """Warpgroups make numbers of 64 rows of the matrix each, and multiply them beside that; another one brings.
+
+    Attributes:
+        groups: Those that multiply.
+        most: Vectors of a tile at the most: up to 64, or a multiple of 64.
+    """
 
     groups: int
+    most: int = _GATHERED
+
+    def columns(self, work: Work) -> int:
+        step = _COLUMN if work.rows <= _GATHERED else _GATHERED
+        return min(self.most, ceil_div(work.rows, step) * step)
 
     @property
     def tile(self) -> int:
@@ -208,6 +222,8 @@ class ByWarpgroups(CodedRows):
 def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
     """All ways to share the work that fit, with what each should take."""
     costs = device.constants(_FAMILY, CodedRowsCosts)
+    if work.rows > _GATHERED:
+        return
     clusters = range(1, 9) if offers(device, CLUSTERS) else (1,)
     for cluster in clusters:
         for requires, each in _ways(cluster, device):
@@ -239,6 +255,6 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     cache = blocks * step_bytes / device.cache_a_clock
     arriving = costs.latency / (sizes.stages - 1)
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
-    products = sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
+    products = sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * (pace.numbers + pace.columns * sizes.columns(work) / 8)
     step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
     return costs.latency + turns * steps * step

@@ -49,6 +49,8 @@ BY_WARPGROUPS: list[tuple[Case, torch.dtype, CodedRows]] = [
     (Case(20, 64, 512, 8, 128, torch.float8_e4m3fn, rows=128), HALF, ByWarpgroups(3, 2, 1)),
     (Case(50, 240, 320, 8, 32, torch.int8, biases=True), BFLOAT, ByWarpgroups(3, 1, 2)),
     (Case(18, 40, 256, 8, 64, zeros=True), HALF, ByWarpgroups(3, 1, 1)),
+    (Case(150, 160, 288, 4, 32, zeros=True), BFLOAT, ByWarpgroups(3, 1, 2, 128)),
+    (Case(200, 96, 320, 8, 320, torch.int8, behind="gated"), BFLOAT, ByWarpgroups(3, 1, 1, 192)),
 ]
 """The same for warpgroups, with tiles in turns, fewer spans than stages, and more of them."""
 

@@ -78,6 +78,8 @@ _FUNCTIONS = {
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
         "    host_copy_lines(target, &map, barrier, k, line);\n}\n"
     ),
+    "allow_registers": "inline void allow_registers() {}\n",
+    "leave_registers": "inline void leave_registers() {}\n",
     "wait_for_products": "inline void wait_for_products() {}\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
