@@ -5,13 +5,13 @@ constexpr int SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BYTES = COMMON * BITS / 8;
 constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;
 constexpr int VECTOR_BYTES = COLUMNS * SPAN * 2, SPAN_BYTES = VECTOR_BYTES + CODE_BYTES; // vectors come first
-constexpr int PART_ROW = TILE_N + 4, VALUES = STORE_SIZE * PAIRS;
+constexpr int PART_ROW = PART_N + 4, VALUES = STORE_SIZE * PAIRS; // PART_N rows are put together by the same threads
 constexpr int GATHERED = COLUMNS <= 64 ? COLUMNS : 64; // vectors whose sums are put together at a time
 constexpr int SHARE = (GATHERED + CLUSTER - 1) / CLUSTER; // those whose results a block of a cluster stores
-constexpr int ITEMS = SHARE * (TILE_N / VALUES);
+constexpr int ITEMS = SHARE * (PART_N / VALUES);
 constexpr int PARTS_BYTES = GATHERED * PART_ROW * 4, GATHERED_BYTES = CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0;
 static_assert(BITS == 4 || BITS == 8, "whole words have whole codes");
-static_assert(TILE_N % VALUES == 0, "stores take whole tiles");
+static_assert(TILE_N % PART_N == 0 && PART_N % VALUES == 0, "stores take whole parts");
 static_assert(COLUMNS % GATHERED == 0 && (COLUMNS == GATHERED || CLUSTER == 1), "clusters put all sums together at once");
 
 // What belongs to groups of codes.
@@ -31,8 +31,8 @@ __device__ __forceinline__ long long row_of_scales(int row, const Params& p)
 template <int THREADS>
 __device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank, int thread)
 {
-    for (int index = thread; index < GATHERED * (TILE_N / 4); index += THREADS) {
-        int v = index / (TILE_N / 4), first = index % (TILE_N / 4) * 4;
+    for (int index = thread; index < GATHERED * (PART_N / 4); index += THREADS) {
+        int v = index / (PART_N / 4), first = index % (PART_N / 4) * 4;
         Pack<float, 4> four = load_pack<4>(parts + v * PART_ROW + first);
         float* target = gathered + (rank * SHARE + v % SHARE) * PART_ROW + first;
         store_in_cluster(target, v / SHARE, make_float4(four[0], four[1], four[2], four[3]));
@@ -46,9 +46,9 @@ struct Item {
 
     __device__ __forceinline__ Item(int index, int first_vector, int first_row, int rank, const Params& p)
     {
-        own = index / (TILE_N / VALUES);
+        own = index / (PART_N / VALUES);
         v = first_vector + rank * SHARE + own;
-        first = index % (TILE_N / VALUES) * VALUES;
+        first = index % (PART_N / VALUES) * VALUES;
         at = first_row + first;
         exists = index < ITEMS && v < p.vectors && at < p.outputs;
     }

@@ -4,7 +4,7 @@
 // beside the products of the numbers before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER
 // blocks share the spans. Grid: clusters with tiles in turns in x, VECTORS by TILE_N results each.
 constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
-constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + MULTIPLIERS - 1) / MULTIPLIERS; // a lane's rows, and a thread's results
+constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
 constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
 constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
 constexpr int PIECES = SPAN / PIECE, ROWS_EACH = (TILE_N + BRINGERS - 1) / BRINGERS;
@@ -14,7 +14,7 @@ constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
 constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
 constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
 constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
-constexpr int GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
+constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
 static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
 static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
@@ -294,49 +294,64 @@ __device__ __forceinline__ void multiply_span(
     }
 }
 
-// Puts the parts of a tile together and stores it.
+// Puts the parts of a warpgroup's rows of a tile together and stores them.
 __device__ __forceinline__ void finish(
-    unsigned char* shared, const Sums& sum, float scale, int first_row, const Place& at, int rank, int thread, OUT_T* out,
+    unsigned char* shared, const Sums& sum, float scale, const Place& at, int rank, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
-    float* parts = reinterpret_cast<float*>(shared + PARTS_AT);
-    float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT);
-    float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT);
+    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128;
+    float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
+    float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
+    float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
     #pragma unroll
     for (int column = 0; column < COLUMNS; column += GATHERED) {
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * MULTIPLIERS, at.vector(p) + column, at.row(p), rank, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
         }
-        synchronize(1, MULTIPLIERS); // what was put there before has been read
-        if (column == 0 && thread < TILE_N) {
+        synchronize(1 + group, 128); // what was put there before has been read
+        if (column == 0 && thread < 64) {
             row_scale[thread] = scale;
         }
         #pragma unroll
         for (int index = 0; index < GATHERED / 2; ++index) {
-            int v = index / 4 * 8 + thread % 4 * 2 + index % 2;
-            parts[v * PART_ROW + first_row + index % 4 / 2 * 8] = sum[column / 8 + index / 4][index % 4];
+            int v = index / 4 * 8 + thread % 4 * 2 + index % 2, row = thread / 32 * 16 + thread % 32 / 4 + index % 4 / 2 * 8;
+            parts[v * PART_ROW + row] = sum[column / 8 + index / 4][index % 4];
         }
-        synchronize(1, MULTIPLIERS);
+        synchronize(1 + group, 128);
         if (CLUSTER > 1) {
             wait_for_cluster();
-            send_sums<MULTIPLIERS>(gathered, parts, rank, thread);
+            send_sums<128>(gathered, parts, rank, thread);
             arrive_at_cluster();
             wait_for_cluster();
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(thread + index * MULTIPLIERS, at.vector(p) + column, at.row(p), rank, p);
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
                 store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
             }
         }
+    }
+}
+
+// Warpgroups of a block begin one after the other, so that one stores while the next one still multiplies.
+__device__ __forceinline__ void let_next_begin(int group)
+{
+    if (WIDE && group + 1 < TILE_N / 64) {
+        arrive_at(9 + group, 256);
+    }
+}
+__device__ __forceinline__ void wait_to_begin(int group)
+{
+    if (WIDE && group > 0) {
+        synchronize(8 + group, 256);
     }
 }
 
@@ -349,16 +364,18 @@ __device__ __forceinline__ void multiply_and_store(
     Codebook codebook;
     codebook.load(entries);
     Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
+    int before_next = min(STAGES / 2, Place::first(rank + 1) - now.span);
     wait_for_previous_grid();
+    wait_to_begin(thread / 128);
     Turn turn{0, 0};
     while (now.tile < p.tiles) {
         Sums sum;
         uint number[2][2][4];
         Place at = now;
-        int adds = 0;
+        int adds = 0, own_row = thread / 128 * 64 + thread % 128;
         float scale = 1.0f;
-        if (ONE_GROUP && thread < TILE_N) {
-            scale = float(scales[row_of_scales(at.row(p) + thread, p) * p.scale_row]);
+        if (ONE_GROUP && thread % 128 < 64) {
+            scale = float(scales[row_of_scales(at.row(p) + own_row, p) * p.scale_row]);
         }
         uint freed = 0;
         #pragma unroll 1
@@ -372,10 +389,13 @@ __device__ __forceinline__ void multiply_and_store(
             adds = 1;
             freed = ring.empty(turn.stage);
             turn.next();
+            if (--before_next == 0) {
+                let_next_begin(thread / 128);
+            }
         }
         wait_for_products<0>();
         arrive_by_warp(freed);
-        finish(shared, sum, scale, first_row, at, rank, thread, out, EPILOGUE_ARGUMENTS p);
+        finish(shared, sum, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
 

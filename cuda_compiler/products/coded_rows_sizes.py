@@ -9,6 +9,7 @@ from typing import Self
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
 from cuda_compiler.devices import cluster_cores, offers
+from cuda_compiler.tiles.wgmma import WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
@@ -103,6 +104,11 @@ class CodedRows(ABC):
     def threads(self) -> int:
         """Of a block."""
 
+    @property
+    def part(self) -> int:
+        """Rows of a tile that the same threads put together."""
+        return self.tile
+
     def columns(self, work: Work) -> int:
         """Of the tensor cores' products: vectors of a tile, and some that there are not."""
         return ceil_div(work.rows, _COLUMN) * _COLUMN
@@ -139,10 +145,11 @@ class CodedRows(ABC):
 
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory of a block; as in the kernels' files."""
-        part, together = 4 * (self.tile + 4), min(self.columns(work), _GATHERED)
-        gathered = self.cluster * ceil_div(together, self.cluster) * part if self.cluster > 1 else 0
+        together = min(self.columns(work), _GATHERED)
+        gathered = self.cluster * ceil_div(together, self.cluster) if self.cluster > 1 else 0
+        sums = self.tile // self.part * (self.part + 4) * (together + gathered)
         staged = self.stages * (self.stage_bytes(work) + self.extra_bytes(work))
-        return staged + together * part + gathered + 4 * self.tile
+        return staged + 4 * sums + 4 * self.tile
 
     def filling(self, work: Work, device: DeviceModel) -> Self | None:
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
@@ -194,13 +201,17 @@ class ByWarpgroups(CodedRows):
     groups: int
     most: int = _GATHERED
 
+    @property
+    def part(self) -> int:
+        return WARPGROUP_ROWS
+
     def columns(self, work: Work) -> int:
         step = _COLUMN if work.rows <= _GATHERED else _GATHERED
         return min(self.most, ceil_div(work.rows, step) * step)
 
     @property
     def tile(self) -> int:
-        return 64 * self.groups
+        return WARPGROUP_ROWS * self.groups
 
     @property
     def sets(self) -> int:
