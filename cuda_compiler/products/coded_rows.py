@@ -34,7 +34,8 @@ _KEPT = Kept(close=1.1, most=2)
 _PARAMS = "int outputs, vectors, tiles, tiles_m, matrix_row, vector_row, scale_row, zero_row, bias_row"
 _MACROS = (
     "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES SPAN TILE_N PART_N STAGES CLUSTER"
+    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES SPAN "
+    "TILE_N PART_N STAGES CLUSTER"
 )
 _INPUTS = "matrix scales zeros biases entries vector"
 _FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"

@@ -155,7 +155,9 @@ class CodedRows(ABC):
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
         most = device.shared_bytes if offers(device, CLUSTERS) else _SHARED_BYTES
         held = device.cores if self.cluster == 1 else cluster_cores(device).get(self.cluster, 0)
-        stages = (most - replace(self, stages=0).shared_bytes(work)) // (self.stage_bytes(work) + self.extra_bytes(work))
+        stages = (most - replace(self, stages=0).shared_bytes(work)) // (
+            self.stage_bytes(work) + self.extra_bytes(work)
+        )
         waits = self.cluster > 1 and self.tiles(work) * self.cluster > held
         if stages < _LEAST_STAGES or ceil_div(self.spans(work), self.sets) < 2 * self.cluster or waits:
             return None
@@ -266,6 +268,8 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     cache = blocks * step_bytes / device.cache_a_clock
     arriving = costs.latency / (sizes.stages - 1)
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
-    products = sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * (pace.numbers + pace.columns * sizes.columns(work) / 8)
+    products = (
+        sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * (pace.numbers + pace.columns * sizes.columns(work) / 8)
+    )
     step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
     return costs.latency + turns * steps * step

@@ -89,7 +89,9 @@ _FUNCTIONS = {
         "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
     ),
 }
-_PLAIN = re.compile(r"void (begin_products|commit_products|publish_to_products)\(\) \{ asm .*\}")  # nothing is late here
+_PLAIN = re.compile(
+    r"void (begin_products|commit_products|publish_to_products)\(\) \{ asm .*\}"
+)  # nothing is late here
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 _RUN = r"""
 static void** bound;
