@@ -268,8 +268,7 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     cache = blocks * step_bytes / device.cache_a_clock
     arriving = costs.latency / (sizes.stages - 1)
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
-    products = (
-        sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * (pace.numbers + pace.columns * sizes.columns(work) / 8)
-    )
+    span = pace.numbers + pace.columns * sizes.columns(work) / 8
+    products = sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * span
     step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
     return costs.latency + turns * steps * step

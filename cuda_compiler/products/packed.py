@@ -56,8 +56,8 @@ MATMUL_PACKED = KernelTemplate(
     inputs="a matrix scales zeros biases entries",
     shared_bytes=None,
     files=(
-        "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh warpgroups.cuh copy_engine.cuh bulk_copies.cuh bulk_tile.cuh "
-        "bulk_store.cuh"
+        "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh warpgroups.cuh copy_engine.cuh bulk_copies.cuh "
+        "bulk_tile.cuh bulk_store.cuh"
     ),
 )
 
