@@ -56,16 +56,21 @@ struct Item {
     // The sums of the blocks of the cluster, in their order; `sums` are those of this block's share.
     __device__ __forceinline__ void read(float (&value)[VALUES], const float* sums, const float* row_scale) const
     {
+        constexpr int TOGETHER = VALUES % 4 == 0 ? 4 : 1; // loaded as one
         #pragma unroll
-        for (int u = 0; u < VALUES; ++u) {
-            const float* part = sums + own * PART_ROW + first + u;
-            value[u] = part[0];
+        for (int at = 0; at < VALUES; at += TOGETHER) {
             #pragma unroll
-            for (int block = 1; block < CLUSTER; ++block) {
-                value[u] += part[block * SHARE * PART_ROW];
+            for (int block = 0; block < CLUSTER; ++block) {
+                Pack<float, TOGETHER> part = load_pack<TOGETHER>(sums + (block * SHARE + own) * PART_ROW + first + at);
+                #pragma unroll
+                for (int u = 0; u < TOGETHER; ++u) {
+                    value[at + u] = block == 0 ? part[u] : value[at + u] + part[u];
+                }
             }
-            if (ONE_GROUP) {
-                value[u] *= row_scale[first + u];
+            Pack<float, TOGETHER> scale = load_pack<TOGETHER>(row_scale + first + at);
+            #pragma unroll
+            for (int u = 0; u < (ONE_GROUP ? TOGETHER : 0); ++u) {
+                value[at + u] *= scale[u];
             }
         }
     }

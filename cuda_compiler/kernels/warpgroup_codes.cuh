@@ -190,31 +190,6 @@ __device__ __forceinline__ void bring_belongings(
     }
 }
 
-// What belongs to a lane's codes of a group in its rows.
-struct Group {
-    scale_t scale[SIDES];
-    bias_t bias[SIDES];
-    uint zero[SIDES];
-
-    __device__ __forceinline__ void load(const unsigned char* belongings, int row, int piece)
-    {
-        #pragma unroll
-        for (int side = 0; side < SIDES; ++side) {
-            int at = piece * TILE_N + row + side * 8;
-            if (!ONE_GROUP) {
-                scale[side] = reinterpret_cast<const scale_t*>(belongings)[at];
-            }
-            if (BIASES) {
-                bias[side] = reinterpret_cast<const bias_t*>(belongings + BIASES_AT)[at];
-            }
-            zero[side] = zero_pair(float(ZERO));
-            if (ZEROS) {
-                zero[side] = reinterpret_cast<const unsigned short*>(belongings + ZEROS_AT)[at] * 0x10001u;
-            }
-        }
-    }
-};
-
 // A lane's pair of codes of an octet: they are neighbours. Chunks of 16 bytes of a line lie permuted by exclusive or.
 __device__ __forceinline__ uint load_codes(const unsigned char* line, int octet)
 {
@@ -225,74 +200,87 @@ __device__ __forceinline__ uint load_codes(const unsigned char* line, int octet)
     return BITS == 8 ? *reinterpret_cast<const unsigned short*>(place) : *place;
 }
 
-// A lane's numbers of a pair of each of four octets of a row; their scale comes last where a row has but one.
-__device__ __forceinline__ void make_numbers(
-    uint (&number)[4], const uint (&code)[4], const Group& group, int side, const Codebook& codebook)
-{
-#if CODEBOOK
-    codebook.numbers_of(number, code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24);
-#else
-    if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
-        uint first = __byte_perm(code[0], code[1], 0x5140), second = __byte_perm(code[2], code[3], 0x5140);
-        bytes_as_numbers(number, first, second, group.zero[side]);
-    } else { // 16 + the code, whose bits are the highest of the mantissa
-        constexpr int PLACE = Numbers::MANTISSA - 4;
+// A lane's codes of a step, a pair of each of four octets in SIDES rows, and what belongs to them, as all of it lies.
+struct Codes {
+    uint pair[SIDES][4];
+    scale_t scale[SIDES];
+    bias_t bias[SIDES];
+    unsigned short zero[SIDES];
+
+    // `stage`: its codes and belongings begin at these addresses; `row`: the first of the lane's rows of the tile.
+    __device__ __forceinline__ void load(const unsigned char* codes, const unsigned char* belongings, int row, int step)
+    {
         #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            uint moved = code[pair] << PLACE | code[pair] << (PLACE + 12);
-            number[pair] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), group.zero[side]);
+        for (int side = 0; side < SIDES; ++side) {
+            #pragma unroll
+            for (int octet = 0; octet < 4; ++octet) {
+                pair[side][octet] = load_codes(codes + (row + side * 8) * CODE_ROW, step * 4 + octet);
+            }
+            int at = step * 32 / PIECE * TILE_N + row + side * 8;
+            if (!ONE_GROUP) {
+                scale[side] = reinterpret_cast<const scale_t*>(belongings)[at];
+            }
+            if (BIASES) {
+                bias[side] = reinterpret_cast<const bias_t*>(belongings + BIASES_AT)[at];
+            }
+            if (ZEROS) {
+                zero[side] = reinterpret_cast<const unsigned short*>(belongings + ZEROS_AT)[at];
+            }
         }
     }
+
+    // The numbers of one of the rows; their scale comes last where a row has but one.
+    __device__ __forceinline__ void make_numbers(uint (&number)[4], int side, const Codebook& codebook) const
+    {
+        const uint(&code)[4] = pair[side];
+        uint subtracted = ZEROS ? zero[side] * 0x10001u : zero_pair(float(ZERO));
+#if CODEBOOK
+        codebook.numbers_of(number, code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24);
+#else
+        if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
+            uint first = __byte_perm(code[0], code[1], 0x5140), second = __byte_perm(code[2], code[3], 0x5140);
+            bytes_as_numbers(number, first, second, subtracted);
+        } else { // 16 + the code, whose bits are the highest of the mantissa
+            constexpr int PLACE = Numbers::MANTISSA - 4;
+            #pragma unroll
+            for (int octet = 0; octet < 4; ++octet) {
+                uint moved = code[octet] * (0x1001u << PLACE); // both codes of the byte, by the unit that has the least to do
+                number[octet] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), subtracted);
+            }
+        }
 #endif
-    #pragma unroll
-    for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
-        number[pair] = scaled_pair(number[pair], group.scale[side], group.bias[side]);
+        #pragma unroll
+        for (int octet = 0; octet < (ONE_GROUP ? 0 : 4); ++octet) {
+            number[octet] = scaled_pair(number[octet], scale[side], bias[side]);
+        }
     }
-}
+};
 
 typedef float Sums[COLUMN_BLOCKS][4]; // of rows and vectors as the results of such products lie
 
-// Starts the products of a span. Numbers are made while those before are multiplied; the stage before is free once these
-// have been.
-__device__ __forceinline__ void multiply_span(
-    Sums& sum, uint (&number)[2][2][4], const unsigned char* codes, const unsigned char* belongings, uint64 vectors,
-    int first_row, const Codebook& codebook, int adds, uint freed)
+// Starts the products of a step of a span. Its numbers are made while those of the step before are multiplied.
+__device__ __forceinline__ void multiply_step(
+    Sums& sum, uint (&number)[2][4], const Codes& codes, uint64 vectors, int step, const Codebook& codebook, int adds)
 {
-    Group group;
+    uint made[SIDES][4];
     #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        if (step * 32 % PIECE == 0) {
-            group.load(belongings, first_row, step * 32 / PIECE);
-        }
-        uint code[SIDES][4];
-        #pragma unroll
-        for (int index = 0; index < SIDES * 4; ++index) {
-            code[index / 4][index % 4] = load_codes(codes + index / 4 * 8 * CODE_ROW, step * 4 + index % 4);
-        }
-        wait_for_products<1>(); // the numbers of the step before the last one have been read
-        if (step == 1 && adds) {
-            arrive_by_warp(freed);
-        }
-        uint made[SIDES][4];
-        #pragma unroll
-        for (int side = 0; side < SIDES; ++side) {
-            make_numbers(made[side], code[side], group, side, codebook);
-        }
-        #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            #pragma unroll
-            for (int index = 0; index < 4; ++index) {
-                number[step % 2][part][index] = made[index % 2][part * 2 + index / 2];
-            }
-        }
-        uint64 line = vectors + step / 2 * (PANEL_BYTES >> 4) + step % 2 * 4;
-        begin_products();
-        #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            multiply_64_rows(sum, number[step % 2][part], line + part * 2, adds || step || part);
-        }
-        commit_products();
+    for (int side = 0; side < SIDES; ++side) {
+        codes.make_numbers(made[side], side, codebook);
     }
+    #pragma unroll
+    for (int part = 0; part < 2; ++part) {
+        #pragma unroll
+        for (int index = 0; index < 4; ++index) {
+            number[part][index] = made[index % 2][part * 2 + index / 2];
+        }
+    }
+    uint64 line = vectors + step / 2 * (PANEL_BYTES >> 4) + step % 2 * 4;
+    begin_products();
+    #pragma unroll
+    for (int part = 0; part < 2; ++part) {
+        multiply_64_rows(sum, number[part], line + part * 2, adds || part);
+    }
+    commit_products();
 }
 
 // Puts the parts of a warpgroup's rows of a tile together and stores them.
@@ -342,57 +330,51 @@ __device__ __forceinline__ void finish(
     }
 }
 
-// Warpgroups of a block begin one after the other, so that one stores while the next one still multiplies.
-__device__ __forceinline__ void let_next_begin(int group)
-{
-    if (WIDE && group + 1 < TILE_N / 64) {
-        arrive_at(9 + group, 256);
-    }
-}
-__device__ __forceinline__ void wait_to_begin(int group)
-{
-    if (WIDE && group > 0) {
-        synchronize(8 + group, 256);
-    }
-}
-
-// What the multiplying warpgroups do.
+// What the multiplying warpgroups do. Codes of a step are loaded before the numbers of the one before are made.
 __device__ __forceinline__ void multiply_and_store(
     unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
     OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int thread = int(threadIdx.x) - PRODUCERS, first_row = thread / 32 * 16 + thread % 32 / 4;
+    int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
     Codebook codebook;
     codebook.load(entries);
     Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
-    int before_next = min(STAGES / 2, Place::first(rank + 1) - now.span);
     wait_for_previous_grid();
-    wait_to_begin(thread / 128);
     Turn turn{0, 0};
     while (now.tile < p.tiles) {
         Sums sum;
         uint number[2][2][4];
         Place at = now;
-        int adds = 0, own_row = thread / 128 * 64 + thread % 128;
+        int adds = 0;
         float scale = 1.0f;
         if (ONE_GROUP && thread % 128 < 64) {
-            scale = float(scales[row_of_scales(at.row(p) + own_row, p) * p.scale_row]);
+            scale = float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
         }
         uint freed = 0;
         #pragma unroll 1
         while (now.tile == at.tile) {
             now.next(rank, clusters);
             wait_for_phase(ring.full(turn.stage), turn.parity);
-            const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES + first_row * CODE_ROW;
+            const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES;
             const unsigned char* belongings = shared + BELONGINGS_AT + turn.stage * BELONGING_BYTES;
             uint64 vectors = matrix_descriptor(ring.vectors(turn.stage));
-            multiply_span(sum, number, codes, belongings, vectors, first_row, codebook, adds, freed);
+            Codes next;
+            next.load(codes, belongings, row, 0);
+            #pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                Codes own = next;
+                if (step + 1 < STEPS) {
+                    next.load(codes, belongings, row, step + 1);
+                }
+                wait_for_products<1>(); // the numbers of the step before the last one have been read
+                if (step == 1 && adds) {
+                    arrive_by_warp(freed); // and so have all of the span before
+                }
+                multiply_step(sum, number[step % 2], own, vectors, step, codebook, adds || step);
+            }
             adds = 1;
             freed = ring.empty(turn.stage);
             turn.next();
-            if (--before_next == 0) {
-                let_next_begin(thread / 128);
-            }
         }
         wait_for_products<0>();
         arrive_by_warp(freed);

@@ -18,7 +18,7 @@ __all__ = ["ByWarpgroups", "ByWarps", "CodedRows", "CodedRowsCosts", "Work", "co
 
 _FAMILY = "coded_rows"
 _WARP_SPAN = 64  # codes of a row that four lanes have side by side
-_LINE_BYTES = 64  # of codes that the copy engine brings of a row at a time
+_LINE_BYTES = {4: 64, 8: 128}  # by bits: of codes that the copy engine brings of a row at a time
 _BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
 _COLUMN, _GATHERED = 8, 64  # vectors of a tensor cores' product, and those whose sums are put together at a time
@@ -31,10 +31,19 @@ class Pace:
     """What a multiprocessor does.
 
     Attributes:
-        numbers, columns: Clocks for a span of 32 rows: to make its numbers, and for each eight vectors.
+        launch: Clocks of a launch beside its spans.
+        tile, block: Clocks of a tile beside its spans, and for each block of a cluster.
+        latency: Clocks from the request of bytes to their arrival, while memory is busy.
+        span: Clocks for 64 places of k beside what follows.
+        numbers, columns: Clocks for as many places of 32 rows: to make their numbers, and for each eight vectors.
         nbytes: Bytes that it gets a clock at the most, codes and vectors.
     """
 
+    launch: float
+    tile: float
+    block: float
+    latency: float
+    span: float
     numbers: float
     columns: float
     nbytes: float
@@ -42,15 +51,13 @@ class Pace:
 
 @dataclass(frozen=True)
 class CodedRowsCosts:
-    """What a launch costs, in clocks where nothing else is said.
+    """What a launch costs.
 
     Attributes:
-        latency: From the request of bytes to their arrival, while memory is busy; and of a launch.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
         warps, warpgroups: The pace of products of the two ways.
     """
 
-    latency: float
     memory: float
     warps: Pace
     warpgroups: Pace
@@ -224,7 +231,7 @@ class ByWarpgroups(CodedRows):
         return _BRINGING_THREADS + 128 * self.groups
 
     def span(self, work: Work) -> int:
-        return _LINE_BYTES * 8 // work.bits
+        return _LINE_BYTES[work.bits] * 8 // work.bits
 
     def extra_bytes(self, work: Work) -> int:
         span, group = self.span(work), work.group
@@ -266,9 +273,9 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     step_bytes = sizes.stage_bytes(work)
     memory = blocks * code_bytes / (device.memory_a_clock * costs.memory)
     cache = blocks * step_bytes / device.cache_a_clock
-    arriving = costs.latency / (sizes.stages - 1)
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
-    span = pace.numbers + pace.columns * sizes.columns(work) / 8
-    products = sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * span
+    arriving = pace.latency / (sizes.stages - 1)
+    rows = pace.numbers + pace.columns * sizes.columns(work) / 8
+    products = sizes.sets * sizes.span(work) / 64 * (pace.span + sizes.tile / 32 * rows)
     step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
-    return costs.latency + turns * steps * step
+    return pace.launch + turns * (pace.tile + sizes.cluster * pace.block + steps * step)
