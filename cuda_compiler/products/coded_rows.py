@@ -1,9 +1,10 @@
-"""Products of 17 to 64 rows by packed codes, which are read once and made into numbers in registers."""
+"""Products of many rows by packed codes, which are made into numbers in registers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
+from math import inf
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.extensions import TensorMap, cluster_along_x
@@ -25,9 +26,8 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_rows"]
+__all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_microseconds", "coded_rows_options", "suits_coded_rows"]
 
-_MAX_ROWS = 64
 _ZERO_BYTES = 2  # of a zero point in shared memory
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
@@ -60,7 +60,7 @@ WARPGROUP_CODES = KernelTemplate(
 
 def suits_coded_rows(found: Product) -> bool:
     """Whether the kernels take a product of packed codes that `loads_packed` has looked at."""
-    return MAX_ROWS < found.m <= _MAX_ROWS and found.batches == 1 and found.n > 0
+    return found.m > MAX_ROWS and found.batches == 1 and found.n > 0
 
 
 def coded_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
@@ -72,21 +72,28 @@ def coded_rows_options(found: Product, group: Group, lowering: Lowering, positio
         lowering: Where the trace's tensors are.
         positions: The operands of what follows.
     """
-    codes = found.b.operand
-    assert isinstance(codes, GroupedCodes)
-    if found.m <= MAX_ROWS or found.batches > 1 or not offers(lowering.device, TENSOR_CORES):
-        return []
-    work = Work(found.m, found.n, found.k, codes.bits, codes.group, _group_bytes(codes, found.k))
+    work = _work(found)
     return [
         CallOption(each.requires, (_lower(found, work, group, lowering, positions, each.sizes),))
         for each in _ranked(work, lowering.device)
     ]
 
 
+def coded_rows_microseconds(found: Product, device: DeviceModel) -> float:
+    """What the best launch should take; infinite where there is none."""
+    return min((each.microseconds for each in _ranked(_work(found), device)), default=inf)
+
+
+def _work(found: Product) -> Work:
+    codes = found.b.operand
+    assert isinstance(codes, GroupedCodes)
+    return Work(found.m, found.n, found.k, codes.bits, codes.group, _group_bytes(codes, found.k))
+
+
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
 def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[CodedRows], ...]:
     """The candidates worth timing: the best first, and the best of those for more devices."""
-    candidates = [*coded_rows_candidates(work, device)]
+    candidates = [*coded_rows_candidates(work, device)] if offers(device, TENSOR_CORES) else []
     if not candidates:
         return ()
     found = best_candidates([partial(_these, candidates)], work, device, _KEPT)

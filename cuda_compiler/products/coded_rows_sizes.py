@@ -1,4 +1,4 @@
-"""How threads share a product of 17 to 64 rows by packed codes, and what each way should take."""
+"""How threads share a product of many rows by packed codes, and what each way should take."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["ByWarpgroups", "ByWarps", "CodedRows", "CodedRowsCosts", "Work", "co
 
 _FAMILY = "coded_rows"
 _WARP_SPAN = 64  # codes of a row that four lanes have side by side
-_LINE_BYTES = {4: 64, 8: 128}  # by bits: of codes that the copy engine brings of a row at a time
 _BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
 _COLUMN, _GATHERED = 8, 64  # vectors of a tensor cores' product, and those whose sums are put together at a time
+_MOST_PLACES = 128  # of a row that warpgroups take as one: a line of 128 bytes where codes have 8 bits
 _PIECE = 32  # codes that are always of one group
 _LEAST_STAGES, _MOST_STAGES = 3, 16
 
@@ -32,17 +32,19 @@ class Pace:
 
     Attributes:
         launch: Clocks of a launch beside its spans.
-        tile, block: Clocks of a tile beside its spans, and for each block of a cluster.
+        store, block: Clocks of a tile beside its spans, for each eight vectors and for each block of a cluster.
         latency: Clocks from the request of bytes to their arrival, while memory is busy.
+        step: Clocks of a span beside what follows.
         span: Clocks for 64 places of k beside what follows.
         numbers, columns: Clocks for as many places of 32 rows: to make their numbers, and for each eight vectors.
         nbytes: Bytes that it gets a clock at the most, codes and vectors.
     """
 
     launch: float
-    tile: float
+    store: float
     block: float
     latency: float
+    step: float
     span: float
     numbers: float
     columns: float
@@ -205,10 +207,12 @@ class ByWarpgroups(CodedRows):
     Attributes:
         groups: Those that multiply.
         most: Vectors of a tile at the most: up to 64, or a multiple of 64.
+        places: Codes of a row that are brought together: 64 or 128.
     """
 
     groups: int
     most: int = _GATHERED
+    places: int = _MOST_PLACES
 
     @property
     def part(self) -> int:
@@ -231,7 +235,7 @@ class ByWarpgroups(CodedRows):
         return _BRINGING_THREADS + 128 * self.groups
 
     def span(self, work: Work) -> int:
-        return _LINE_BYTES[work.bits] * 8 // work.bits
+        return self.places
 
     def extra_bytes(self, work: Work) -> int:
         span, group = self.span(work), work.group
@@ -242,19 +246,27 @@ class ByWarpgroups(CodedRows):
 def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
     """All ways to share the work that fit, with what each should take."""
     costs = device.constants(_FAMILY, CodedRowsCosts)
-    if work.rows > _GATHERED:
-        return
-    clusters = range(1, 9) if offers(device, CLUSTERS) else (1,)
-    for cluster in clusters:
-        for requires, each in _ways(cluster, device):
-            sizes = each.filling(work, device)
-            if sizes is not None:
-                clocks = _clocks(sizes, work, costs, device)
-                yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
+    for requires, each in _few(device) if work.rows <= _GATHERED else _many(device):
+        sizes = each.filling(work, device)
+        if sizes is not None:
+            clocks = _clocks(sizes, work, costs, device)
+            yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
 
 
-def _ways(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
+def _many(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
+    """As below, for vectors of which a tile has a part."""
+    if offers(device, WARPGROUPS):
+        for groups, most in ((3, 64), (2, 128), (2, 192), (2, 256)):
+            yield from ((WARPGROUPS, ByWarpgroups(0, 1, groups, most, places)) for places in (64, _MOST_PLACES))
+
+
+def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
     """What is required, and the sizes but for the stages."""
+    for cluster in range(1, 9) if offers(device, CLUSTERS) else (1,):
+        yield from _in_clusters(cluster, device)
+
+
+def _in_clusters(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
     if offers(device, WARPGROUPS):
         yield from ((WARPGROUPS, ByWarpgroups(0, cluster, groups)) for groups in (1, 2, 3))
     requires = CLUSTERS if offers(device, CLUSTERS) else TENSOR_CORES
@@ -271,11 +283,12 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     turns = ceil_div(sizes.tiles(work) * sizes.cluster, blocks)
     code_bytes = sizes.sets * sizes.tile * sizes.span(work) * work.bits / 8  # of a step
     step_bytes = sizes.stage_bytes(work)
-    memory = blocks * code_bytes / (device.memory_a_clock * costs.memory)
+    memory = blocks * code_bytes / sizes.turns(work) / (device.memory_a_clock * costs.memory)
     cache = blocks * step_bytes / device.cache_a_clock
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
     arriving = pace.latency / (sizes.stages - 1)
-    rows = pace.numbers + pace.columns * sizes.columns(work) / 8
-    products = sizes.sets * sizes.span(work) / 64 * (pace.span + sizes.tile / 32 * rows)
+    columns = sizes.columns(work) / _COLUMN
+    span = pace.span + sizes.tile / 32 * (pace.numbers + pace.columns * columns)
+    products = pace.step + sizes.sets * sizes.span(work) / 64 * span
     step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
-    return pace.launch + turns * (pace.tile + sizes.cluster * pace.block + steps * step)
+    return pace.launch + turns * (pace.store * columns + pace.block * sizes.cluster + steps * step)
