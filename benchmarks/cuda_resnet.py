@@ -96,7 +96,7 @@ def _measure_codes(
         output = executor.run({program.input_specs[0].name: half}, weights)[program.output_specs[0].name].to_numpy()
         if kind == "npu":
             with torch.inference_mode():
-                figures |= _accuracy(output, module.cuda()(torch.from_numpy(images).cuda()).cpu().numpy())
+                figures |= _accuracy(output, module.cuda()(half.float()).cpu().numpy())
             figures["launches"] = len(executor.plan.calls)
             figures |= cuda_timing.repeated_milliseconds(executor.replay, executor.stream)
             moved = sum(call.nbytes for call in executor.plan.calls)

@@ -187,11 +187,12 @@ def llm_table(results: Mapping[str, Any], language: int) -> Iterable[str]:
 
 
 def summary_table(files: Sequence[Mapping[str, Any]], language: int) -> Iterable[str]:
-    """All rows of some files of results, with the times alone."""
-    columns = (_SUBJECT, _OWN, *map(_peer, ("compiled", "captured")), _RATIO)
+    """The rows of some files of results that stand beside PyTorch, with the times alone."""
+    peers = ("compiled", "captured")
+    columns = (_SUBJECT, _OWN, *map(_peer, peers), _RATIO)
     yield f"| {' | '.join(texts[language] for texts, _ in columns)} |"
     yield "|---" * len(columns) + "|"
-    for row in (row for results in files for row in _rows(results)):
+    for row in (row for results in files for row in _rows(results) if not row.keys().isdisjoint(peers)):
         yield f"| {' | '.join(cell(row) for _, cell in columns)} |"
 
 

@@ -17,7 +17,8 @@ from npu_compiler.dtypes import BFLOAT16, FLOAT16, DType
 from npu_compiler.errors import CompileError
 from npu_compiler.frontend.ir_reader import read_graph
 from npu_compiler.frontend.ir_source import IRSource, is_ir_source
-from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.graph.data_types import assign_dtypes
+from npu_compiler.graph.graph_optimizer import optimize
 from npu_compiler.ir import IRGraph
 from npu_compiler.lowering.constraint_checker import check_constraints
 from npu_compiler.lowering.device_model import DeviceModel

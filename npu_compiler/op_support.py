@@ -10,7 +10,7 @@ from typing import Any
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.errors import IRError, UnsupportedOpError
 from npu_compiler.frontend.ir_reader import read_node
-from npu_compiler.graph.graph_optimizer import assign_dtypes
+from npu_compiler.graph.data_types import assign_dtypes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.lowering.constraint_checker import check_constraints
 from npu_compiler.lowering.planner import plan_graph

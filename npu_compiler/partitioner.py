@@ -9,7 +9,7 @@ from math import prod
 from npu_compiler.compiler import compute_dtype
 from npu_compiler.errors import CompileError
 from npu_compiler.frontend.ir_source import IRSource
-from npu_compiler.graph.graph_optimizer import assign_dtypes
+from npu_compiler.graph.data_types import assign_dtypes
 from npu_compiler.ir import IRGraph, OpNode, TensorSpec
 from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support
@@ -66,7 +66,8 @@ def partition(
     carried = without_shared_memory(read)
     graph = carried.graph
     compute = compute_dtype(graph, codegen, None)
-    device_tensors = assign_dtypes(graph, compute).tensors
+    assigned = assign_dtypes(graph, compute)
+    device_tensors = assigned.tensors
     rules = [] if target is None else [target_rule(codegen, device_tensors)]
     if is_op_supported is not None:
         rules.insert(0, callback_rule(is_op_supported, carried.raw))
@@ -76,7 +77,8 @@ def partition(
     device_tensors = companions.device_tensors(graph, device_tensors)
     division = divide(companions.graph, device_tensors, support)
     divided = Divided(companions.graph, device_tensors, support, dict(refused), division, codegen.device)
-    writer = SubIRWriter(carried, device_tensors, compute.name)
+    attrs = {node.name: node.attrs for node in assigned.nodes}
+    writer = SubIRWriter(carried, device_tensors, attrs, compute.name)
     partitions = _partitions(companions, division, writer)
     return PartitionPlan(
         model=graph.name,

@@ -172,12 +172,13 @@ def _compared(entry: Entry, built: Built, found: Sequence[np.ndarray[Any, Any]])
     if entry.classes and wanted:
         best = [array.astype(np.float32).argmax(-1) for array in (wanted[0].numpy(), found[0])]
         record["same_class"] = bool(np.array_equal(*best))
-    if measured.r < _SILENT:
-        record["r_of_half"] = round(_r_of_half(built, wanted).r, 6)
+    if measured.r < _SILENT or measured.mismatched:
+        half = _agreement_of_half(built, wanted)
+        record |= {"r_of_half": round(half.r, 6), "mismatched_of_half": half.mismatched}
     return record
 
 
-def _r_of_half(built: Built, wanted: Sequence[torch.Tensor]) -> Agreement:
+def _agreement_of_half(built: Built, wanted: Sequence[torch.Tensor]) -> Agreement:
     """How near PyTorch comes with weights and tensors in float16: what the data type alone costs."""
     half = built.module.half()
 

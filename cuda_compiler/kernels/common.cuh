@@ -165,11 +165,11 @@ __device__ __forceinline__ T exchange(T value, int distance, int lanes)
 }
 
 #define NPU_WARP_REDUCTION(kind)                                                                                       \
-    template <int LANES, typename T>                                                                                   \
+    template <int SHARERS, typename T>                                                                                 \
     __device__ __forceinline__ T warp_##kind(T value)                                                                  \
     {                                                                                                                  \
-        for (int distance = LANES / 2; distance > 0; distance /= 2) {                                                  \
-            value = combine_##kind(value, exchange(value, distance, LANES));                                           \
+        for (int distance = SHARERS / 2; distance > 0; distance /= 2) {                                                \
+            value = combine_##kind(value, exchange(value, distance, SHARERS));                                         \
         }                                                                                                              \
         return value;                                                                                                  \
     }

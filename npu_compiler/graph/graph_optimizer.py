@@ -7,11 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 from npu_compiler.artifact.recipes import WeightRecipe
-from npu_compiler.dtypes import FLOAT32, DType
 from npu_compiler.graph.attention_sinks import fuse_attention_with_sinks
 from npu_compiler.graph.coded_convolutions import MultipliesCodes, convolve_codes
 from npu_compiler.graph.coded_linears import merge_coded_linears
@@ -29,7 +25,7 @@ from npu_compiler.ops.registry import traits_of
 from npu_compiler.ops.traits import Traits
 from npu_compiler.tensor.layout import BufferSpec, dense
 
-__all__ = ["assign_dtypes", "eliminate_noops", "fold_batch_norms", "optimize"]
+__all__ = ["eliminate_noops", "fold_batch_norms", "optimize"]
 
 Pass = Callable[[IRGraph], IRGraph]
 
@@ -240,38 +236,3 @@ def _add_folded(
         declare(bias, channels, [given["b"], *statistics], "fold_given_bias")
     else:
         declare(bias, channels, statistics, "fold_bias")
-
-
-def assign_dtypes(graph: IRGraph, compute: DType) -> IRGraph:
-    """Gives the tensors of a float32 model the compute dtype, all but the angles of sines and cosines, scales of codes,
-    counts, and constants that it does not hold.
-
-    A model whose weights are of a half precision already says itself what is float32 on purpose, and stays as it is; so
-    does a part of a model, which is written in the data types of the device.
-    """
-    if graph.compute_dtype is not None or any(graph.tensors[name].dtype == compute for name in graph.weights):
-        return graph
-    exact: set[str] = set()
-    for node in reversed(graph.nodes):
-        known = traits_of(node.op)
-        exact.update(str(node.inputs[parameter]) for parameter in known.exact if parameter in node.inputs)
-        if known.takes_angle or (exact.intersection(node.outputs) and not known.is_learned):
-            exact.update(node.tensors())
-        if known.is_learned:
-            exact.difference_update(node.outputs)
-    exact.update(name for node in graph.nodes if traits_of(node.op).counts for name in node.outputs)
-    exact.update(name for name, recipe in graph.weights.items() if recipe.data and _is_beyond(recipe, compute))
-    tensors = {
-        name: TensorSpec(name, spec.shape, compute) if spec.dtype == FLOAT32 and name not in exact else spec
-        for name, spec in graph.tensors.items()
-    }
-    return replace(graph, tensors=tensors)
-
-
-def _is_beyond(recipe: WeightRecipe, compute: DType) -> bool:
-    """Whether a constant has a finite number that is too large for a data type."""
-    if recipe.spec.host_dtype != FLOAT32:
-        return False
-    values = np.abs(np.frombuffer(recipe.data, np.float32))
-    largest = float(ml_dtypes.finfo(compute.numpy).max)  # type: ignore[no-untyped-call]
-    return bool((np.isfinite(values) & (values > largest)).any())

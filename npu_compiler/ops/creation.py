@@ -29,7 +29,7 @@ def _number(value: Any) -> Number:
     return value
 
 
-@op("aten.full.default")
+@op("aten.full.default", fills=("fill_value",))
 def full_(
     trace: Trace, size: Sequence[int], fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None,
@@ -55,7 +55,7 @@ def ones(
     return full(trace, tuple(size), 1, _kind(dtype, 1.0))
 
 
-@op("aten.full_like.default", reads_first=False)
+@op("aten.full_like.default", reads_first=False, fills=("fill_value",))
 def full_like(
     self: Tensor, fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
     memory_format: Any = None,
@@ -83,7 +83,7 @@ def ones_like(
     return full_like(self, 1, dtype)
 
 
-@op("aten.new_full.default", reads_first=False)
+@op("aten.new_full.default", reads_first=False, fills=("fill_value",))
 def new_full(
     self: Tensor, size: Sequence[int], fill_value: Any, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None,
@@ -134,7 +134,7 @@ def new_empty(
     return new_full(self, size, 0, dtype)
 
 
-@op("aten.scalar_tensor.default")
+@op("aten.scalar_tensor.default", fills=("s",))
 def scalar_tensor(
     trace: Trace, s: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Tensor:

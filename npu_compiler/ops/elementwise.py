@@ -29,7 +29,7 @@ def _scaled(other: Tensor | Number, alpha: Number) -> Tensor | Number:
 
 @elementwise(
     "aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar", "aten.add_.Scalar",
-    term=Term("add", ("self", "other"), commutes=True, holds=_adds_unscaled),
+    term=Term("add", ("self", "other"), commutes=True, holds=_adds_unscaled), keeps_whole=True,
 )  # fmt: skip
 def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self + alpha * other``."""
@@ -39,14 +39,14 @@ def add(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
 @elementwise(
     "aten.sub.Tensor", "aten.sub_.Tensor", "aten.sub.Scalar", "aten.sub_.Scalar",
     "aten.subtract.Tensor", "aten.subtract_.Tensor", "aten.subtract.Scalar", "aten.subtract_.Scalar",
-    term=Term("sub", ("self", "other"), holds=_adds_unscaled),
+    term=Term("sub", ("self", "other"), holds=_adds_unscaled), keeps_whole=True,
 )  # fmt: skip
 def sub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``self - alpha * other``."""
     return self - _scaled(other, alpha)
 
 
-@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar")
+@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", keeps_whole=True)
 def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
     """``other - alpha * self``."""
     return apply("sub", other, self if alpha == 1 else self * alpha)
@@ -55,7 +55,7 @@ def rsub(self: Tensor, other: Tensor | Number, alpha: Number = 1) -> Tensor:
 @elementwise(
     "aten.mul.Tensor", "aten.mul_.Tensor", "aten.mul.Scalar", "aten.mul_.Scalar",
     "aten.multiply.Tensor", "aten.multiply_.Tensor", "aten.multiply.Scalar", "aten.multiply_.Scalar",
-    term=Term("mul", ("self", "other"), commutes=True),
+    term=Term("mul", ("self", "other"), commutes=True), keeps_whole=True, factors=("other",),
 )  # fmt: skip
 def mul(self: Tensor, other: Tensor | Number) -> Tensor:
     """``self * other``."""
@@ -425,15 +425,18 @@ for _name in ("and", "or", "xor"):
     elementwise(*(f"aten.{word}.{kind}" for word in _bits for kind in ("Tensor", "Scalar")))(_bitwise(_name))
 
 
-@elementwise("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+@elementwise(
+    "aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar", fills=("self", "other")
+)
 def where_(condition: Tensor, self: Tensor | Number, other: Tensor | Number) -> Tensor:
     """`self` where the condition holds, else `other`."""
     return where(condition, self, other)
 
 
 @elementwise(
-    "aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor"
-)
+    "aten.masked_fill.Scalar", "aten.masked_fill_.Scalar", "aten.masked_fill.Tensor", "aten.masked_fill_.Tensor",
+    fills=("value",),
+)  # fmt: skip
 def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
     """`value` where `mask` holds, else `self`."""
     filler = value if isinstance(value, Tensor) else full(self.trace, (), value, self.dtype)
@@ -443,10 +446,11 @@ def masked_fill(self: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
 _CAST = Term("cast", ("self",))
 
 
-@elementwise("aten._to_copy.default", keeps_order=True, term=_CAST)
+@elementwise("aten._to_copy.default", keeps_order=True, term=_CAST, keeps_whole=True)
 @elementwise(
     "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device",
     memory=Memory.OPERAND_OF_SAME_DTYPE, lenses=lenses.itself, keeps_order=True, unless="copy", term=_CAST,
+    keeps_whole=True,
 )  # fmt: skip
 def to(
     self: Tensor,

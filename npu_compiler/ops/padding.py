@@ -28,7 +28,7 @@ def surrounded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     return pad(x, around) if before or after else x
 
 
-@op("aten.constant_pad_nd.default", "aten.pad.default")
+@op("aten.constant_pad_nd.default", "aten.pad.default", fills=("value",))
 def pad(self: Tensor, pad: Sequence[int], value: Any = None, mode: str = "constant") -> Tensor:
     """A tensor with `value` around it, or in another mode; `pad` counts from the last dimension, two numbers each."""
     if len(pad) % 2 or len(pad) > 2 * len(self.shape) or any(type(number) is not int for number in pad):

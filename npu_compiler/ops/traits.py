@@ -80,6 +80,9 @@ class Traits:
         makes_numbers: Whether it makes numbers of codes, which the products that read them may load themselves.
         is_learned: Whether its result is weighed by learned parameters, and so never an angle.
         exact: Parameters whose tensors half precision would spoil, as the scales of codes.
+        fills: Parameters whose number becomes elements of the result as it is.
+        factors: Parameters by whose number each element of the other operand is multiplied.
+        keeps_whole: Whether the result of whole numbers is whole numbers.
         counts: Whether its results are numbers of elements, or scales, which a half precision does not hold.
         undefined: Why it has no definition, where more is to be said than that nobody wrote one.
         for_gradients: Whether its results behind the first serve gradients alone, and so have the shapes that the IR
@@ -107,6 +110,9 @@ class Traits:
     makes_numbers: bool = False
     is_learned: bool = False
     exact: tuple[str, ...] = ()
+    fills: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    keeps_whole: bool = False
     counts: bool = False
     undefined: str = ""
     for_gradients: bool = False

@@ -35,7 +35,7 @@ def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 
 @elementwise(
     "aten.fill.Scalar", "aten.fill_.Scalar", "aten.fill.Tensor", "aten.fill_.Tensor",
-    reads_first=False,
+    reads_first=False, fills=("value",),
 )  # fmt: skip
 def fill(self: Tensor, value: Tensor | Number) -> Tensor:
     """One value, with the shape and data type of `self`."""

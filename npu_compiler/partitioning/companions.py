@@ -27,10 +27,12 @@ class Companions:
     Attributes:
         graph: The graph without these nodes; what others read of their results are weights in it.
         nodes: The nodes, in order.
+        folded: Names of those that a compiler folds.
     """
 
     graph: IRGraph
     nodes: Sequence[OpNode]
+    folded: frozenset[str] = frozenset()
 
     def of(self, readers: Iterable[OpNode]) -> list[OpNode]:
         """The nodes that some others need, in order."""
@@ -43,20 +45,21 @@ class Companions:
         return needed[::-1]
 
     def device_tensors(self, whole: IRGraph, tensors: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        """The tensors in the data types of the device, but for those on the way to what others read.
+        """The tensors in the data types of the device, but for those on the way to what is folded.
 
         These are computed once, in the data types that the model declares: an index that is computed from numbers with
-        a point stays the same.
+        a point stays the same. What goes along and is not folded runs as the rest does.
 
         Args:
             whole: The graph with these nodes.
             tensors: All tensors in the data types of the device.
         """
-        own = {name for node in self.nodes for name in (*node.tensors(), *node.outputs)}
-        read_within = {name for node in self.nodes for name in node.tensors()}
-        made = {name for node in self.nodes for name in node.outputs}
-        outside = {name for node in self.graph.nodes for name in node.tensors()}
-        exact = {name for name in own if name not in outside or (name in made and name in read_within)}
+        folded = [node for node in self.nodes if node.name in self.folded]
+        running = [node for node in (*self.nodes, *self.graph.nodes) if node.name not in self.folded]
+        read_within = {name for node in folded for name in node.tensors()}
+        made = {name for node in folded for name in node.outputs}
+        outside = {name for node in running for name in node.tensors()}
+        exact = {name for name in made | read_within if name not in outside or (name in made and name in read_within)}
         return {name: whole.tensors[name] if name in exact else spec for name, spec in tensors.items()}
 
 
@@ -84,7 +87,7 @@ def find_companions(graph: IRGraph, support: SupportRule, folds_need_support: bo
     if not any(node.name not in constant for node in others):
         return Companions(graph, ())  # nothing that they could go along with
     made = {name: _stand_in(graph.tensors[name]) for node in needed for name in node.outputs}
-    return Companions(replace(graph, nodes=others, weights={**graph.weights, **made}), needed)
+    return Companions(replace(graph, nodes=others, weights={**graph.weights, **made}), needed, frozenset(folded))
 
 
 def _stand_in(spec: TensorSpec) -> WeightRecipe:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from npu_compiler.artifact.describe import counted
 from npu_compiler.compiler import compute_dtype
 from npu_compiler.frontend.ir_source import IRSource
-from npu_compiler.graph.graph_optimizer import assign_dtypes
+from npu_compiler.graph.data_types import assign_dtypes
 from npu_compiler.ir import OpNode
 from npu_compiler.lowering.target import target_named
 from npu_compiler.op_support import Support

@@ -19,16 +19,23 @@ class SubIRWriter:
     written as the model declares it.
     """
 
-    def __init__(self, carried: CarriedGraph, device_tensors: Mapping[str, TensorSpec], compute_dtype: str) -> None:
+    def __init__(
+        self,
+        carried: CarriedGraph,
+        device_tensors: Mapping[str, TensorSpec],
+        device_attrs: Mapping[str, Mapping[str, Any]],
+        compute_dtype: str,
+    ) -> None:
         """Prepares.
 
         Args:
             carried: The model, without anything that changes in place.
             device_tensors: Every tensor in the data type of the device.
+            device_attrs: The attributes of each node there.
             compute_dtype: ``float16`` or ``bfloat16``.
         """
         self._carried, self._graph, self._compute_dtype = carried, carried.graph, compute_dtype
-        self._device_tensors = device_tensors
+        self._device_tensors, self._device_attrs = device_tensors, device_attrs
         nodes = carried.graph.nodes
         self._makers = {name: (node.name, index) for node in nodes for index, name in enumerate(node.outputs)}
 
@@ -36,7 +43,7 @@ class SubIRWriter:
         self, name: str, nodes: Sequence[OpNode], inputs: Iterable[str], outputs: Iterable[str], on_device: bool
     ) -> dict[str, Any]:
         """The IR of `nodes`, which read `inputs` and weights, and give `outputs`."""
-        tensors = self._device_tensors if on_device else self._graph.tensors
+        tensors = self._tensors(on_device)
         members = {node.name for node in nodes}
         read = dict.fromkeys(name for node in nodes for name in node.tensors())
         keys = {name: self._carried.weight_keys[name] for name in read if name in self._carried.weight_keys}
@@ -47,7 +54,7 @@ class SubIRWriter:
             "graph_outputs": [entry(tensors[tensor]) for tensor in outputs],
             "weights": list({key: entry(tensors[tensor], key) for tensor, key in keys.items()}.values()),
             "weight_name_mapping": keys,
-            "nodes": [self._node(node, tensors, members) for node in nodes],
+            "nodes": [self._node(node, on_device, members) for node in nodes],
         }
         if constants:
             ir["constants"] = constants
@@ -55,15 +62,18 @@ class SubIRWriter:
             ir["compute_dtype"] = self._compute_dtype
         return ir
 
-    def _node(self, node: OpNode, tensors: Mapping[str, TensorSpec], members: set[str]) -> dict[str, Any]:
-        raw = self._carried.raw[node.name]
+    def _node(self, node: OpNode, on_device: bool, members: set[str]) -> dict[str, Any]:
+        raw, tensors = self._carried.raw[node.name], self._tensors(on_device)
         return {
             "name": node.name,
             "op_type": raw["op_type"],
             "inputs": [self._operand(tensors[name], members) for name in node.tensors()],
             "outputs": [entry(tensors[name]) for name in node.outputs],
-            "attrs": dict(node.attrs),
+            "attrs": dict(self._device_attrs.get(node.name, node.attrs) if on_device else node.attrs),
         }
+
+    def _tensors(self, on_device: bool) -> Mapping[str, TensorSpec]:
+        return self._device_tensors if on_device else self._graph.tensors
 
     def _operand(self, spec: TensorSpec, members: set[str]) -> dict[str, Any]:
         maker, index = self._makers.get(spec.name, ("", 0))

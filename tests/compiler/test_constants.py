@@ -18,7 +18,8 @@ from npu_compiler.compiled_program import CompiledProgram
 from npu_compiler.dtypes import FLOAT16, FLOAT32
 from npu_compiler.errors import InputError
 from npu_compiler.frontend.ir_reader import read_graph
-from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.graph.data_types import assign_dtypes
+from npu_compiler.graph.graph_optimizer import optimize
 from npu_compiler.ir import IRGraph
 from tests.support.extraction import Function
 from tests.support.reference_target import Planned, plan_ir

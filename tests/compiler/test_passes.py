@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,9 +12,10 @@ import torch.nn.functional as F
 
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from npu_compiler.frontend.ir_reader import read_graph
+from npu_compiler.graph.data_types import assign_dtypes
 from npu_compiler.graph.functional import functionalize
 from npu_compiler.graph.fusion_patterns import merge_linears
-from npu_compiler.graph.graph_optimizer import assign_dtypes, eliminate_noops, fold_batch_norms
+from npu_compiler.graph.graph_optimizer import eliminate_noops, fold_batch_norms
 from npu_compiler.ir import IRGraph
 from tests.support.ir_builder import IRBuilder, Value, overload_of
 from tests.support.reference_target import plan_ir
@@ -245,6 +247,24 @@ def test_a_half_precision_model_keeps_its_own_data_types() -> None:
     graph = assign_dtypes(read_graph(builder.build(exact)), BFLOAT16)
     assert graph.tensors["projected"].dtype == BFLOAT16
     assert graph.tensors["exact"].dtype == FLOAT32
+
+
+@pytest.mark.parametrize("compute", [FLOAT16, BFLOAT16])
+def test_numbers_that_close_positions_become_the_largest_of_the_data_type(compute: Any) -> None:
+    builder, least = IRBuilder(), float(np.finfo(np.float32).min)
+    x, mask = builder.input("x", (4, 8)), builder.input("mask", (4, 8), torch.bool)
+    opened = builder.call("aten.rsub.Scalar", builder.call("aten.to.dtype", mask, torch.float32), 1.0)
+    added = builder.call("aten.mul.Tensor", opened, least, name="of_a_mask")
+    filled = builder.call("aten.masked_fill.Scalar", x, mask, least, name="filled")
+    chosen = builder.call("aten.where.ScalarOther", mask, x, -1e39, name="chosen")
+    endless = builder.call("aten.masked_fill.Scalar", x, mask, float("-inf"), name="endless")
+    scaled = builder.call("aten.mul.Tensor", x, 1e5, name="scaled")
+    graph = assign_dtypes(read_graph(builder.build(added, filled, chosen, endless, scaled)), compute).verify()
+    attrs = {node.name: node.attrs for node in graph.nodes}
+    largest = float(ml_dtypes.finfo(compute.numpy).max)  # type: ignore[no-untyped-call]
+    assert attrs["of_a_mask"]["other"] == attrs["filled"]["value"] == attrs["chosen"]["other"] == -largest
+    assert attrs["endless"]["value"] == float("-inf")
+    assert attrs["scaled"]["other"] == 1e5  # what it scales may be small
 
 
 # ---- merged linears

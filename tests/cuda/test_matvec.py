@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from npu_compiler import CompiledProgram, compile
+from npu_compiler import CompiledProgram, compile, extract
 from npu_runtime import Device
+from tests.cuda.kernels import check_plan_compiles
 from tests.metal.graphs import Graph, Node
+from tests.support.extraction import Function
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 
@@ -65,3 +67,18 @@ def test_batches_of_vectors(device: Device) -> None:
     result = graph.call("matmul", graph.input(2, 6, 1, 128), graph.input(2, 6, 128, 90))
     transposed = graph.call("transpose.int", graph.input(6, 90, 128), 1, 2)
     graph.check(result, graph.call("bmm", graph.input(6, 3, 128), transposed), roundings=2, device=device)
+
+
+def _at_the_end(x: torch.Tensor, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What text encoders of pictures give: the row of the greatest token, normed and projected."""
+    row = x[torch.arange(x.shape[0]), tokens.argmax(-1)]
+    return torch.nn.functional.layer_norm(row, row.shape[-1:]) @ weight.t()
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_a_row_is_found_in_the_prologue(architecture: int) -> None:
+    """The functions of a reduction stand behind the kernel's own macros, and have none of their names."""
+    given = torch.randn(1, 16, 64), torch.randint(99, (1, 16), dtype=torch.int32), torch.randn(48, 64)
+    program = compile(extract(Function(_at_the_end), given), target="cuda")
+    assert entries(program) == ["matvec"]
+    check_plan_compiles(program.main, architecture)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from npu_cli.extras import import_torchvision
-from npu_compiler import extract, partition
+from npu_compiler import compile, extract, partition
 from npu_compiler.partitioner import PartitionPlan
 from npu_runtime import DAGExecutor, Device
 from npu_runtime.host_tensors import to_numpy
@@ -135,3 +135,46 @@ def test_a_transformer_of_shifted_windows_is_one_partition(device: Device) -> No
     assert isinstance(result, np.ndarray)
     with torch.no_grad():
         check_equal("result", result, model(x), 2e-2)
+
+
+class _Queries(nn.Module):
+    """A decoder's first layer, as detectors have it: attention among queries that no input reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Embedding(10, 32)
+        self.project = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        start = self.queries.weight[None].repeat(x.shape[0], 1, 1)
+        q, k, v = (layer(start).reshape(x.shape[0], 10, 2, 16).transpose(1, 2) for layer in self.project)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape[0], 10, 32)
+        return torch.i0((attended @ x.transpose(1, 2)).tanh() * 0.5)
+
+
+@pytest.mark.parametrize("target", ["metal", "cuda"])
+def test_what_runs_has_the_data_types_of_the_device_though_no_input_reaches_it(target: str) -> None:
+    plan = partition(extract(_Queries().eval(), (torch.randn(1, 6, 32),)).ir, target=target)
+    for part in plan.partitions:
+        if part.on_device:
+            kinds = {
+                value["dtype"] for node in part.ir["nodes"] for value in node["outputs"] if "attention" in node["name"]
+            }
+            assert kinds <= {"float16"}
+            assert compile(part.ir, target).main.calls
+    assert any("attention" in name for part in plan.partitions if part.on_device for name in part.nodes)
+
+
+def test_masks_that_close_whole_rows_leave_them_finite(device: Device) -> None:
+    """Float32's least number is minus infinity in half precision, whose softmax would be NaN."""
+
+    def function(scores: torch.Tensor, open_places: torch.Tensor) -> torch.Tensor:
+        least = torch.finfo(torch.float32).min
+        filled = scores.masked_fill(~open_places, least).softmax(-1)
+        chosen = torch.where(open_places, scores, least).softmax(-1)
+        added = (scores * 0.1 + (1.0 - open_places.float()) * least).softmax(-1)
+        return torch.i0(filled + chosen + added)
+
+    open_places = torch.rand(6, 16) > 0.3
+    open_places[2:4] = False
+    check_mixed(Function(function), (torch.randn(6, 16), open_places), device, rtol=2e-2)

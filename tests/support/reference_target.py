@@ -20,7 +20,8 @@ from npu_compiler.artifact.recipes import WeightRecipe
 from npu_compiler.dtypes import ALL, FLOAT16
 from npu_compiler.errors import InputError
 from npu_compiler.frontend.ir_reader import read_graph
-from npu_compiler.graph.graph_optimizer import assign_dtypes, optimize
+from npu_compiler.graph.data_types import assign_dtypes
+from npu_compiler.graph.graph_optimizer import optimize
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import TensorSpec
 from npu_compiler.lowering.grouping import Group
