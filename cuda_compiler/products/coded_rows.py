@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import inf
 
@@ -31,7 +31,7 @@ __all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_microseconds", "coded_ro
 _ZERO_BYTES = 2  # of a zero point in shared memory
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
-_PARAMS = "int outputs, vectors, tiles, tiles_m, matrix_row, vector_row, scale_row, zero_row, bias_row"
+_PARAMS = "int outputs, vectors, tiles, scale_row, zero_row, bias_row"
 _MACROS = (
     "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
     "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES SPAN "
@@ -42,7 +42,7 @@ _FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded
 
 CODED_ROWS = KernelTemplate(
     "coded_rows",
-    params=_PARAMS,
+    params=f"{_PARAMS}, matrix_row, vector_row",
     macros=f"{_MACROS} SETS",
     inputs=_INPUTS,
     shared_bytes=None,
@@ -50,12 +50,30 @@ CODED_ROWS = KernelTemplate(
 )
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
-    params=_PARAMS,
+    params=f"{_PARAMS}, tiles_m",
     macros=_MACROS,
     inputs=_INPUTS,
     shared_bytes=None,
     files=f"{_FILES} warpgroups.cuh copy_engine.cuh",
 )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What a kernel has of its own.
+
+    Attributes:
+        template: The kernel.
+        values, macros: Parameters and macros of sizes.
+        seen: Inputs that it does not get by their addresses.
+        text: A function that it calls.
+    """
+
+    template: KernelTemplate
+    values: dict[str, int]
+    seen: dict[str, Argument] = field(default_factory=dict)
+    macros: dict[str, object] = field(default_factory=dict)
+    text: str = ""
 
 
 def suits_coded_rows(found: Product) -> bool:
@@ -113,18 +131,16 @@ def _lower(
     codes, vector = found.b.operand, found.a
     assert isinstance(codes, GroupedCodes)
     size = min(_STORED // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
-    template, divided, text = _way(sizes, work, vector.dtype.name)
+    way = _by_warpgroups(found, work, sizes) if isinstance(sizes, ByWarpgroups) else _by_warps(found, sizes)
     launch = Launch(
-        template,
+        way.template,
         grid=(sizes.clusters(work, lowering.device) * sizes.cluster, 1, 1),
         values={
             "outputs": found.n,
             "vectors": found.m,
             "tiles": sizes.tiles(work),
-            "tiles_m": sizes.turns(work),
-            "matrix_row": found.b.along,
-            "vector_row": vector.along,
             **part_rows(codes),
+            **way.values,
         },
         macros={
             **part_macros(codes, vector.dtype),
@@ -138,11 +154,11 @@ def _lower(
             "PART_N": sizes.part,
             "STAGES": sizes.stages,
             "CLUSTER": sizes.cluster,
-            **divided,
+            **way.macros,
         },
-        inputs=_inputs(found, codes, sizes, work),
+        inputs={**part_inputs(codes), "vector": vector.argument, **way.seen},
         flops=found.flops,
-        text=text,
+        text=way.text,
         block=(sizes.threads, 1, 1),
         shared_bytes=sizes.shared_bytes(work),
         extension=cluster_along_x(sizes.cluster),
@@ -162,23 +178,21 @@ def _group_bytes(codes: GroupedCodes, k: int) -> int:
     return scale + bias + (0 if codes.zeros is None else _ZERO_BYTES)
 
 
-def _inputs(found: Product, codes: GroupedCodes, sizes: CodedRows, work: Work) -> dict[str, Argument]:
-    """What a kernel reads; the copy engine sees codes and vectors as elements of 16 bits."""
-    inputs, vector = {**part_inputs(codes), "vector": found.a.argument}, found.a
-    if isinstance(sizes, ByWarpgroups):
-        box = sizes.span(work) * codes.bits // 16, sizes.tile
-        seen = TensorMap(FLOAT16, (found.k * codes.bits // 16, found.n), (found.b.along,), box)
-        inputs["matrix"] = replace(inputs["matrix"], extension=seen)
-        row = vector.along * vector.dtype.size
-        seen = TensorMap(vector.dtype, (found.k, found.m), (row,), (LINE, sizes.columns(work)))
-        inputs["vector"] = replace(vector.argument, extension=seen)
-    return inputs
+def _by_warps(found: Product, sizes: CodedRows) -> _Way:
+    rows = {"matrix_row": found.b.along, "vector_row": found.a.along}
+    return _Way(CODED_ROWS, rows, macros={"SETS": sizes.sets})
 
 
-def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict[str, object], str]:
-    """The kernel, what it needs to be told of sizes, and a function that it calls."""
-    if isinstance(sizes, ByWarpgroups):
-        product = warpgroup_product(sizes.columns(work), dtype, a_in_registers=True)
-        return WARPGROUP_CODES, {}, product
-    assert isinstance(sizes, ByWarps)
-    return CODED_ROWS, {"SETS": sizes.sets}, ""
+def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
+    """The copy engine sees codes and vectors as elements of 16 bits."""
+    codes, vector, columns = found.b, found.a, sizes.columns(work)
+    units, row = FLOAT16.size * 8 // work.bits, vector.along * vector.dtype.size
+    boxes = (sizes.span(work) // units, sizes.tile), (LINE, columns)
+    maps = {
+        "matrix": TensorMap(FLOAT16, (found.k // units, found.n), (codes.along,), boxes[0]),
+        "vector": TensorMap(vector.dtype, (found.k, found.m), (row,), boxes[1]),
+    }
+    arguments = {"matrix": codes.argument, "vector": vector.argument}
+    seen = {name: replace(arguments[name], extension=each) for name, each in maps.items()}
+    text = warpgroup_product(columns, vector.dtype.name, a_in_registers=True)
+    return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, text=text)
