@@ -32,20 +32,17 @@ class Pace:
 
     Attributes:
         launch: Clocks of a launch beside its spans.
-        store, block: Clocks of a tile beside its spans, for each eight vectors and for each block of a cluster.
+        block: Clocks of a tile beside its spans, for each block of a cluster.
         latency: Clocks from the request of bytes to their arrival, while memory is busy.
         step: Clocks of a span beside what follows.
-        span: Clocks for 64 places of k beside what follows.
-        numbers, columns: Clocks for as many places of 32 rows: to make their numbers, and for each eight vectors.
+        numbers, columns: Clocks for 64 places of 32 rows: to make their numbers, and for each eight vectors.
         nbytes: Bytes that it gets a clock at the most, codes and vectors.
     """
 
     launch: float
-    store: float
     block: float
     latency: float
     step: float
-    span: float
     numbers: float
     columns: float
     nbytes: float
@@ -284,11 +281,9 @@ def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceM
     code_bytes = sizes.sets * sizes.tile * sizes.span(work) * work.bits / 8  # of a step
     step_bytes = sizes.stage_bytes(work)
     memory = blocks * code_bytes / sizes.turns(work) / (device.memory_a_clock * costs.memory)
-    cache = blocks * step_bytes / device.cache_a_clock
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
     arriving = pace.latency / (sizes.stages - 1)
-    columns = sizes.columns(work) / _COLUMN
-    span = pace.span + sizes.tile / 32 * (pace.numbers + pace.columns * columns)
-    products = pace.step + sizes.sets * sizes.span(work) / 64 * span
-    step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
-    return pace.launch + turns * (pace.store * columns + pace.block * sizes.cluster + steps * step)
+    rows = pace.numbers + pace.columns * sizes.columns(work) / _COLUMN
+    products = pace.step + sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * rows
+    step = max(memory, step_bytes / pace.nbytes, arriving, products)
+    return pace.launch + turns * (pace.block * sizes.cluster + steps * step)
