@@ -78,7 +78,8 @@ class _Way:
 
 def suits_coded_rows(found: Product) -> bool:
     """Whether the kernels take a product of packed codes that `loads_packed` has looked at."""
-    return found.m > MAX_ROWS and found.batches == 1 and found.n > 0
+    whole = found.batches == 1 and found.n > 0
+    return whole and found.m > MAX_ROWS and min(found.a.along, found.b.along) > 0
 
 
 def coded_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
-from cuda_compiler.devices import cluster_cores, offers
+from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, offers
 from cuda_compiler.tiles.wgmma import WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
@@ -243,18 +243,25 @@ class ByWarpgroups(CodedRows):
 def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
     """All ways to share the work that fit, with what each should take."""
     costs = device.constants(_FAMILY, CodedRowsCosts)
-    for requires, each in _few(device) if work.rows <= _GATHERED else _many(device):
+    for requires, each in _few(device) if work.rows <= _GATHERED else _many(work, device):
         sizes = each.filling(work, device)
         if sizes is not None:
             clocks = _clocks(sizes, work, costs, device)
             yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
 
 
-def _many(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
+def _many(work: Work, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
     """As below, for vectors of which a tile has a part."""
-    if offers(device, WARPGROUPS):
-        for groups, most in ((3, 64), (2, 128), (2, 192), (2, 256)):
+    if not _brings_boxes(device):
+        return
+    for groups, most in ((3, 64), (2, 128), (2, 192), (2, 256)):
+        if most - _GATHERED < work.rows:
             yield from ((WARPGROUPS, ByWarpgroups(0, 1, groups, most, places)) for places in (64, _MOST_PLACES))
+
+
+def _brings_boxes(device: DeviceModel) -> bool:
+    """Whether there are warpgroups, and a copy engine for them."""
+    return offers(device, WARPGROUPS) and TENSOR_MAPS in device.instructions
 
 
 def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
@@ -264,7 +271,7 @@ def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
 
 
 def _in_clusters(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
-    if offers(device, WARPGROUPS):
+    if _brings_boxes(device):
         yield from ((WARPGROUPS, ByWarpgroups(0, cluster, groups)) for groups in (1, 2, 3))
     requires = CLUSTERS if offers(device, CLUSTERS) else TENSOR_CORES
     for warps_k in (2, 4):  # with one set all wait for the same copies, a fifth longer as measured
