@@ -207,7 +207,7 @@ struct Codes {
     bias_t bias[SIDES];
     unsigned short zero[SIDES];
 
-    // `stage`: its codes and belongings begin at these addresses; `row`: the first of the lane's rows of the tile.
+    // From where a stage's codes and belongings begin; `row` is the first of the lane's rows of the tile.
     __device__ __forceinline__ void load(const unsigned char* codes, const unsigned char* belongings, int row, int step)
     {
         #pragma unroll
@@ -244,7 +244,7 @@ struct Codes {
             constexpr int PLACE = Numbers::MANTISSA - 4;
             #pragma unroll
             for (int octet = 0; octet < 4; ++octet) {
-                uint moved = code[octet] * (0x1001u << PLACE); // both codes of the byte, by the unit that has the least to do
+                uint moved = code[octet] * (0x1001u << PLACE); // one instruction, beside the logical unit
                 number[octet] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), subtracted);
             }
         }

@@ -85,17 +85,13 @@ static int cluster_threads, block_threads;
 #define gridDim grid_size
 
 static void yield() { swapcontext(&current->context, &scheduler); }
-static void reach(Barrier& barrier, int count)
+static void meet(Barrier& barrier, int count)
 {
+    int turn = barrier.passed;
     if (++barrier.arrived == count) {
         barrier.arrived = 0;
         ++barrier.passed;
     }
-}
-static void meet(Barrier& barrier, int count)
-{
-    int turn = barrier.passed;
-    reach(barrier, count);
     while (barrier.passed == turn) {
         yield();
     }

@@ -78,7 +78,6 @@ _FUNCTIONS = {
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
         "    host_copy_lines(target, &map, barrier, k, line);\n}\n"
     ),
-    "arrive_at": "inline void arrive_at(int number, int threads) { reach(current->own->named[number], threads); }\n",
     "allow_registers": "inline void allow_registers() {}\n",
     "leave_registers": "inline void leave_registers() {}\n",
     "wait_for_products": "inline void wait_for_products() {}\n",
