@@ -187,7 +187,8 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
     """Device functions that compute `size` neighbours from their position, and store them.
 
     ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has
-    two parts: ``fetch_by_column`` reads what is the same for all rows, ``fetch_by_element`` what is not.
+    two parts: ``fetch_by_column`` reads what is the same for all rows, ``fetch_by_element`` what is not, and
+    ``ask_by_element`` has that on its way to the level-2 cache.
 
     Args:
         group: What to compute.
@@ -216,6 +217,7 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
             "{",
             f"    return {{fetch_by_column({arguments}), fetch_by_element({arguments})}};",
             "}",
+            *_asking(by_element, parameters, found),
         ]
     else:
         fetching = _fetching("Fetched", "fetch", packs, size, parameters, found)
@@ -284,6 +286,18 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
             function(place, statements, found.operands.output),
         )
     )
+
+
+def _asking(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:
+    """A function that asks for the lines of memory that packs lie in, where they do not depend on what is read."""
+    plain = [load for load in packs.values() if load.leaf.index is None and load.source.startswith("load_pack")]
+    return [
+        f"__device__ __forceinline__ void ask_by_element({parameters})",
+        "{",
+        *found.statements,
+        *(f"    ask_for{load.source[load.source.index('(') :]};" for load in plain),
+        "}",
+    ]
 
 
 def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:

@@ -14,6 +14,7 @@ from cuda_compiler.devices import DEVICES
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.convolution import loads_convolution, multiplies_codes
 from cuda_compiler.images.image_packing import filter_layout
+from cuda_compiler.images.pooled_windows import loads_produced
 from cuda_compiler.maps import lower_elementwise
 from cuda_compiler.products.byte_products import loads_bytes
 from cuda_compiler.products.few_rows import loads_rows
@@ -60,7 +61,9 @@ class CUDATarget(CodegenTarget):
         forms = *products, loads_fresh, loads_pages, loads_convolution, loads_element, loads_values
         if isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms):
             return True
-        return any(loads(group, position, operand, self.device) for loads in (loads_rows, loads_coded_rows))
+        return any(
+            loads(group, position, operand, self.device) for loads in (loads_rows, loads_coded_rows, loads_produced)
+        )
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
         return multiplies_codes(image, weight, groups)

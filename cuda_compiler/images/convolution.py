@@ -9,6 +9,7 @@ from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
+from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import (
     CHUNK,
     CHUNK_BYTES,
@@ -48,7 +49,7 @@ _PAIRS = {INT8: "CodePair", UINT8: "UnsignedPair"}  # of codes of an image, in k
 
 CONV2D = KernelTemplate(
     "conv2d",
-    params="int rows, tiles_m",
+    params=f"int {BACKWARDS}, rows, tiles_m",
     macros=f"{TILE_MACROS} ADDED tile_t A_ALONG_K B_ALONG_K B_CONSTANT COLUMNS OUT_HEIGHT OUT_WIDTH OUTSIDE?",
     inputs="image weight added_image? added_weight? partial",
     shared_bytes=None,
@@ -215,7 +216,7 @@ def _lower_tiled(
     launch = Launch(
         CONV2D,
         grid=(tiling.grid(tiles, lowering.device), tiling.splits, 1),
-        values={"rows": conv.pixels, "tiles_m": tiles_m},
+        values={BACKWARDS: backwards(fused.group, lowering), "rows": conv.pixels, "tiles_m": tiles_m},
         macros=macros,
         inputs={**inputs, "partial": partial_argument(tiling, tiles, weight, lowering)},
         flops=sum(part.flops for part in summed),
@@ -224,7 +225,7 @@ def _lower_tiled(
         block=(tiling.threads, 1, 1),
         shared_bytes=tiling.shared_bytes,
     )
-    return anchor_launch(launch, fused, lowering)
+    return directed_launch(launch, fused, lowering)
 
 
 def _lower_plain(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import PACK_SIZES, pack_size
 from npu_compiler.artifact.plan import KernelCall
@@ -29,7 +30,7 @@ _MAX_TAPS_X = 40  # that fit into registers
 _MAX_UNROLLED = 16  # taps whose loops are unrolled
 CONV2D_DEPTHWISE = KernelTemplate(
     "conv2d_depthwise",
-    params="int groups",
+    params=f"int {BACKWARDS}, groups",
     macros=(
         "a_t b_t PACKS ALONG_Y ALONG_X UNROLL_Y SHARED_CHANNEL TAPS_Y TAPS_X STEP_Y STEP_X PAD_Y PAD_X DILATION_Y "
         "DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE Y_STRIDE X_STRIDE W_Y W_X"
@@ -87,12 +88,12 @@ def lower_depthwise(conv: Convolution, size: int, group: Group, found: Positions
     launch = Launch(
         CONV2D_DEPTHWISE,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={"groups": groups},
+        values={BACKWARDS: backwards(group, lowering), "groups": groups},
         macros=macros,
         inputs={"image": conv.image.argument, "weight": conv.weight.argument},
         flops=conv.flops,
     )
-    return anchor_launch(launch, anchor_epilogue(group, found, size), lowering)
+    return directed_launch(launch, anchor_epilogue(group, found, size), lowering)
 
 
 def _along(conv: Convolution, size: int, device: DeviceModel) -> tuple[int, int]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
-from cuda_compiler.images.image_packing import CHUNK, is_packed_image
+from cuda_compiler.images.image_packing import is_packed_image
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     OUTPUTS,
-    RESULT_BYTES,
+    STAGED_BYTES,
     TILE_X,
-    TILE_Y,
+    Tiles,
     fits_window_tiles,
     tiles_of,
     window_launch,
@@ -28,20 +28,25 @@ from npu_compiler.lowering.target import Lowering
 
 __all__ = ["CONV2D_OVERLAP", "fits_overlaps", "lower_overlaps"]
 
-_GROUPS = 2  # warpgroups of a block: one multiplies while the other one stores
-_MAX_STEPS = 36  # of 16 products: their weights stay in registers
+_PATTERN_BYTES = 1024
+_TILE_LINES = (16, 14, 12)  # in pairs
+_GROUPS = 3  # warpgroups of a block: one multiplies while others store
+_CHANNELS = (16, 32, 64)  # whose bytes the tensor cores permute
+_MAX_STEPS = 36  # of 16 products: their weights stay in shared memory
 
 CONV2D_OVERLAP = window_template(
     "conv2d_overlap",
-    "CHANNELS DILATION_X GROUPS LINE LINES PLANE_BYTES GROUP_BYTES",
+    "CHANNELS DILATION_X GROUPS LINE LINES WINDOW_BYTES",
     threads=_GROUPS * GROUP_THREADS,
-    shared_bytes=lambda macros: macros["GROUPS"] * macros["GROUP_BYTES"],
+    shared_bytes=lambda macros: _shared_bytes(
+        macros["TAPS_Y"] * macros["TAPS_X"] * macros["CHANNELS"], macros["WINDOW_BYTES"]
+    ),
 )
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """How many tiles of a warpgroup make up for the weights' way to the registers."""
+    """How many tiles of a warpgroup make up for the weights' way to shared memory."""
 
     least_rounds: int
 
@@ -52,12 +57,13 @@ def fits_overlaps(conv: Convolution, group: Group, found: Positions, device: Dev
         return False
     outputs, channels, taps_y, taps_x = conv.weight.shape
     plain = conv.groups == 1 and conv.windows.stride == (1, 1) and group.added is None
-    whole = channels % (2 * CHUNK) == 0 and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
+    whole = channels in _CHANNELS and outputs % OUTPUTS == 0 and is_packed_image(conv.image, channels)
     short = taps_y * taps_x > 1 and taps_y * taps_x * channels <= 16 * _MAX_STEPS
+    tiles = _tiles(conv)
     rounds = device.constants("overlaps", _Costs).least_rounds
-    enough = tiles_of(conv) >= rounds * _GROUPS * _blocks(conv, device)
-    fits = _GROUPS * _group_bytes(conv) <= device.shared_bytes
-    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found)
+    enough = tiles.count >= rounds * _GROUPS * _blocks(conv, device)
+    fits = _shared_bytes(conv.depth, _window_bytes(conv)) <= device.shared_bytes
+    return plain and whole and short and enough and fits and fits_window_tiles(conv, group, found, tiles)
 
 
 def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
@@ -69,11 +75,17 @@ def lower_overlaps(conv: Convolution, group: Group, found: Positions, lowering: 
         "GROUPS": _GROUPS,
         "LINE": line,
         "LINES": lines,
-        "PLANE_BYTES": _plane(conv),
-        "GROUP_BYTES": _group_bytes(conv),
+        "WINDOW_BYTES": _window_bytes(conv),
     }
-    blocks = min(ceil_div(tiles_of(conv), _GROUPS), _blocks(conv, lowering.device))
-    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, blocks, TILE_X * TILE_Y)
+    tiles = _tiles(conv)
+    blocks = min(ceil_div(tiles.count, _GROUPS), _blocks(conv, lowering.device))
+    return window_launch(CONV2D_OVERLAP, conv, (group, found), lowering, macros, tiles, blocks, False)
+
+
+def _tiles(conv: Convolution) -> Tiles:
+    """Tiles of as many lines as leave the fewest beyond the image."""
+    height = conv.shape[2]
+    return tiles_of(conv, 1, min(_TILE_LINES, key=lambda lines: ceil_div(height, lines) * lines))
 
 
 def _blocks(conv: Convolution, device: DeviceModel) -> int:
@@ -83,15 +95,19 @@ def _blocks(conv: Convolution, device: DeviceModel) -> int:
 
 def _lines(conv: Convolution) -> tuple[int, int]:
     """Lines of pixels that a tile of results reads, and pixels of a line."""
-    return conv.windows.span(0, TILE_Y), conv.windows.span(1, TILE_X)
+    return conv.windows.span(0, _tiles(conv).y), conv.windows.span(1, TILE_X)
 
 
-def _plane(conv: Convolution) -> int:
-    """Bytes of a plane of eight channels; neighbours begin in different banks."""
+def _window_bytes(conv: Convolution) -> int:
+    """Of the pixels that a tile reads; whole patterns of what is permuted."""
     lines, line = _lines(conv)
-    return ceil_div(lines * line * 16, 128) * 128 + 16
+    pixels, results = lines * line * conv.channels * 2, TILE_X * _tiles(conv).y * STAGED_BYTES
+    return ceil_div(max(pixels, results), _PATTERN_BYTES) * _PATTERN_BYTES
 
 
-def _group_bytes(conv: Convolution) -> int:
-    """Shared memory of a warpgroup: pixels at work and on their way, and results."""
-    return 2 * (conv.channels // CHUNK) * _plane(conv) + RESULT_BYTES
+def _shared_bytes(depth: int, window_bytes: int) -> int:
+    """Shared memory of a block: the weights and, for each warpgroup, pixels at work and on their way.
+
+    Results take the place of the pixels that they are made of.
+    """
+    return OUTPUTS * depth * 2 + _GROUPS * 2 * window_bytes

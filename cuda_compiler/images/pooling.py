@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.convolution import lower_conv2d
+from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import along_axes
+from cuda_compiler.images.pooled_windows import lower_pooled_windows
 from cuda_compiler.packing import PACK_SIZES, pack_size
-from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.artifact.plan import CallOption, KernelCall, Step, choice_of, options_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import are_chunks
 from npu_compiler.lowering.problems.pooling import Pooling
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.records import changed
 
 __all__ = ["POOL2D", "lower_pool2d"]
 
 _THREADS = 128
 POOL2D = KernelTemplate(
     "pool2d",
-    params="int groups",
+    params=f"int {BACKWARDS}, groups",
     macros=(
         "a_t PACKS ALONG_Y ALONG_X UNROLL_Y UNROLL_X MAXIMUM ADAPTIVE DIVISOR PAIR_TYPE? CODES_FROM? TAPS_Y TAPS_X "
         "STEP_Y STEP_X PAD_Y PAD_X DILATION_Y DILATION_X HEIGHT WIDTH OUT_HEIGHT OUT_WIDTH IMAGE_STRIDE "
@@ -47,12 +55,36 @@ class _Costs:
 
 
 @lowering_of(Pooling)
-def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[KernelCall]:
-    """One thread a pack of channels of one or several output pixels.
+def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Step]:
+    """One launch; where the image is what a convolution gives, one that computes both, or two.
 
     Raises:
-        OpRefusal: A tensor that the epilogue reads is too large.
+        OpRefusal: A tensor is too large.
     """
+    if not isinstance(pool.image, Produced):
+        return [_lower_alone(pool, group, lowering)]
+    made = pool.image.made
+    assert isinstance(made.problem, Convolution)
+    made.check()
+    alone = pool.with_operand(0, pool.image.in_memory)
+    nodes = tuple(node for node in group.nodes if node not in made.nodes)
+    last = _lower_alone(alone, changed(group, problem=alone, nodes=nodes), lowering)
+    apart = [*lower_conv2d(made.problem, made, lowering), last]
+    joined = lower_pooled_windows(pool, group, lowering)
+    return apart if joined is None else choice_of([CallOption(WARPGROUPS, (joined,)), *_ways(apart)])
+
+
+def _ways(steps: Sequence[Step]) -> list[CallOption]:
+    """The ways to do steps one after another, of which one at most is a choice."""
+    ways = [CallOption("", ())]
+    for step in steps:
+        options = options_of(step)
+        ways = [CallOption(a.requires or b.requires, (*a.calls, *b.calls)) for a in ways for b in options]
+    return ways
+
+
+def _lower_alone(pool: Pooling, group: Group, lowering: Lowering) -> KernelCall:
+    """One thread a pack of channels of one or several output pixels."""
     image = pool.image
     found = epilogue_positions(group, lowering, "sum")
     size = _pack_size(pool, group, found)
@@ -76,12 +108,12 @@ def lower_pool2d(pool: Pooling, group: Group, lowering: Lowering) -> list[Kernel
     launch = Launch(
         POOL2D,
         grid=(ceil_div(groups * packs, _THREADS), 1, 1),
-        values={"groups": groups},
+        values={BACKWARDS: backwards(group, lowering), "groups": groups},
         macros=macros,
         inputs={"image": image.argument},
         flops=pool.flops,
     )
-    return [anchor_launch(launch, anchor_epilogue(group, found, size), lowering)]
+    return directed_launch(launch, anchor_epilogue(group, found, size), lowering)
 
 
 def _along(pool: Pooling, size: int, device: DeviceModel) -> tuple[int, int]:

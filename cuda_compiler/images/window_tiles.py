@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 
-from cuda_compiler.anchors import anchor_epilogue, anchor_launch
+from cuda_compiler.anchors import anchor_epilogue
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import along_axes
 from cuda_compiler.packing import element_functions, pack_size
 from cuda_compiler.short_codes import shortened
@@ -20,19 +23,48 @@ from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import Amount, KernelTemplate, Launch
 from npu_compiler.records import changed
 
-__all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "TILE_X", "TILE_Y"]
-__all__ += ["fits_window_tiles", "tiles_of", "window_launch", "window_template"]
+__all__ = ["GROUP_THREADS", "OUTPUTS", "RESULT_BYTES", "STAGED_BYTES", "TILE_X", "TILE_Y", "Tiles"]
+__all__ += ["fits_window_tiles", "stores_by_channel", "tiles_of", "window_launch", "window_template"]
 
 TILE_X, TILE_Y = 8, 16  # results; 8 neighbours are what tensor cores read at a time
 OUTPUTS, GROUP_THREADS = 64, 128
 _CHUNK = 8  # results that are stored together
-_STAGED_BYTES = 2 * OUTPUTS + 16  # of shared memory for a result; neighbours begin in different banks
+STAGED_BYTES = 2 * OUTPUTS + 16  # of shared memory for a result; neighbours begin in different banks
 _STORED = (FLOAT16, BFLOAT16, INT8, UINT8)
 _LEAST_FILLED = 4  # of so many results of all tiles, one must be in the image
-RESULT_BYTES = TILE_X * TILE_Y * _STAGED_BYTES
+RESULT_BYTES = TILE_X * TILE_Y * STAGED_BYTES
 
 
-def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool:
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles that a launch takes.
+
+    Attributes:
+        x, y: Results of a tile that are computed.
+        stored_x, stored_y: What is stored of it, along the same axes.
+        count: Tiles, for each 64 output channels.
+        columns: Results of one product, whose weights are in registers.
+    """
+
+    x: int
+    y: int
+    stored_x: int
+    stored_y: int
+    count: int
+    columns: int
+
+    def is_filled(self, shape: Sequence[int]) -> bool:
+        """Whether enough of what all tiles store of [N, C, H, W] is in the image, which of a line it is not."""
+        stored = shape[0] * prod(shape[2:])
+        return _LEAST_FILLED * stored >= self.count * self.stored_x * self.stored_y
+
+
+def fits_window_tiles(conv: Convolution, group: Group, found: Positions, tiles: Tiles) -> bool:
+    """Whether results can be stored by channel, and enough of all tiles' results are in the image."""
+    return stores_by_channel(conv, group, found) and tiles.is_filled(conv.shape)
+
+
+def stores_by_channel(conv: Convolution, group: Group, found: Positions) -> bool:
     """Whether the epilogue reads nothing by pixel and stores 16 bytes at a time, and no kernel makes the weights.
 
     They are read before the kernel ahead has finished.
@@ -41,14 +73,14 @@ def fits_window_tiles(conv: Convolution, group: Group, found: Positions) -> bool
         not any(walk[:-1]) for key, walk in found.operands.walks.items() if key is not None
     )
     whole = pack_size(group, found.operands, conv.shape[1]) == _CHUNK
-    filled = _LEAST_FILLED * conv.pixels >= tiles_of(conv) * TILE_X * TILE_Y  # which a line does not
-    return conv.weight.is_constant and by_channel and whole and filled and group.output.dtype in _STORED
+    return conv.weight.is_constant and by_channel and whole and group.output.dtype in _STORED
 
 
-def tiles_of(conv: Convolution) -> int:
-    """Tiles of results, for each 64 output channels."""
+def tiles_of(conv: Convolution, products: int, lines: int = TILE_Y) -> Tiles:
+    """Tiles of so many lines, all of whose results are stored, which take so many products one beside another."""
     batch, _, height, width = conv.shape
-    return batch * ceil_div(height, TILE_Y) * ceil_div(width, TILE_X)
+    count = batch * ceil_div(height, lines) * ceil_div(width, TILE_X)
+    return Tiles(TILE_X, lines, TILE_X, lines, count, TILE_X * lines // products)
 
 
 def _geometry(conv: Convolution) -> dict[str, object]:
@@ -66,23 +98,24 @@ def _geometry(conv: Convolution) -> dict[str, object]:
     }
 
 
-def window_template(entry: str, macros: str, threads: int, shared_bytes: Amount) -> KernelTemplate:
+def window_template(entry: str, macros: str, threads: int, shared_bytes: Amount, files: str = "") -> KernelTemplate:
     """The template of a kernel that computes such tiles.
 
     Args:
         entry: The kernel.
         macros: What it expects beside what is common to these kernels.
         threads, shared_bytes: Of a block.
+        files: Further files that it builds on.
     """
     common = "HEIGHT WIDTH TAPS_Y TAPS_X DILATION_Y PAD_Y PAD_X COLUMNS OUT_HEIGHT OUT_WIDTH tile_t"
     return KernelTemplate(
         entry,
-        params="int tiles",
+        params=f"int {BACKWARDS}, tiles",
         macros=f"{common} TILE_X TILE_Y STAGED_BYTES {macros}",
         inputs="image weight",
         threads=threads,
         shared_bytes=shared_bytes,
-        files="tensor_cores.cuh warpgroups.cuh window_tile.cuh",
+        files=f"tensor_cores.cuh warpgroups.cuh window_tile.cuh {files}",
     )
 
 
@@ -92,8 +125,9 @@ def window_launch(
     fused: tuple[Group, Positions],
     lowering: Lowering,
     macros: Mapping[str, object],
+    tiles: Tiles,
     blocks: int,
-    columns: int,
+    in_registers: bool = True,
 ) -> KernelCall:
     """A launch of one of the kernels that compute such tiles.
 
@@ -103,23 +137,24 @@ def window_launch(
         fused: The same, with its epilogue, and the operands of that.
         lowering: Where the trace's tensors are.
         macros: What the kernel expects beside what is common to these kernels.
-        blocks: Blocks for each 64 output channels.
-        columns: Results of one product, whose weights are in registers.
+        tiles: How its results are cut.
+        blocks: Blocks for each 64 output channels that run at a time.
+        in_registers: Whether weights are multiplied from registers, not from shared memory.
     """
     group, found = changed(fused[0], expr=shortened(fused[0].expr)), fused[1]
     dtype = conv.image.dtype
-    common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": TILE_X, "TILE_Y": TILE_Y, "STAGED_BYTES": _STAGED_BYTES}
+    common = {"tile_t": CUDA.storage[dtype.name], "TILE_X": tiles.x, "TILE_Y": tiles.y, "STAGED_BYTES": STAGED_BYTES}
     generated = (
         element_functions(group, found, "int batch, int row, int col, "),
-        warpgroup_product(columns, dtype.name, a_in_registers=True),
+        warpgroup_product(tiles.columns, dtype.name, a_in_registers=in_registers),
     )
     launch = Launch(
         template,
-        grid=(blocks, ceil_div(conv.shape[1], OUTPUTS), 1),
-        values={"tiles": tiles_of(conv)},
+        grid=(min(tiles.count, blocks), ceil_div(conv.shape[1], OUTPUTS), 1),
+        values={BACKWARDS: backwards(group, lowering), "tiles": tiles.count},
         macros={**_geometry(conv), **common, **macros},
         inputs={"image": conv.image.argument, "weight": conv.weight.argument},
         flops=conv.flops,
         text="\n".join(generated),
     )
-    return anchor_launch(launch, anchor_epilogue(group, found, _CHUNK), lowering)
+    return directed_launch(launch, anchor_epilogue(group, found, _CHUNK), lowering)

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
-from cuda_compiler.images.image_packing import packed_weight
+from cuda_compiler.images.image_packing import is_packed_weight, packed_weight
 from cuda_compiler.images.window_tiles import (
     GROUP_THREADS,
     RESULT_BYTES,
-    TILE_X,
-    TILE_Y,
+    Tiles,
     fits_window_tiles,
     tiles_of,
     window_launch,
     window_template,
 )
 from npu_compiler.artifact.plan import KernelCall
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -25,20 +25,25 @@ from npu_compiler.lowering.positions import Positions
 from npu_compiler.lowering.problems.convolution import Convolution
 from npu_compiler.lowering.target import Lowering
 
-__all__ = ["CONV2D_WINDOW", "fits_windows", "lower_windows"]
+__all__ = ["CONV2D_WINDOW", "PIXEL_MACROS", "Window", "fits_windows", "is_of_few_channels", "lower_windows"]
+__all__ += ["pixel_macros", "window_under"]
 
 _MAX_CHANNELS = 4  # two pixels of so many make 16 bytes
 _MAX_STEPS = 16  # of 16 products: their weights stay in registers
 _MAX_WORDS = 24  # of a tile's pixels that a thread has on their way
 
+PIXEL_MACROS = (
+    "CHANNELS CONTIGUOUS IMAGE_STRIDE CHANNEL_STRIDE Y_STRIDE X_STRIDE WEIGHT_TAPS_X STEP_Y BLOCKS BEFORE PAIRS LINE "
+    "LINES WINDOW_BYTES"
+)
+"""What kernels that build on ``window_pixels.cuh`` are told, as `pixel_macros` gives it."""
+
 CONV2D_WINDOW = window_template(
     "conv2d_window",
-    (
-        "CHANNELS CONTIGUOUS IMAGE_STRIDE CHANNEL_STRIDE Y_STRIDE X_STRIDE WEIGHT_TAPS_X STEP_Y BLOCKS BEFORE "
-        "PAIRS LINE LINES WINDOW_BYTES"
-    ),
+    PIXEL_MACROS,
     threads=GROUP_THREADS,
     shared_bytes=lambda macros: macros["WINDOW_BYTES"] + RESULT_BYTES,
+    files="window_pixels.cuh",
 )
 
 
@@ -50,7 +55,7 @@ class _Costs:
 
 
 @dataclass(frozen=True)
-class _Window:
+class Window:
     """A window and what a tile of results reads, in pairs of pixels.
 
     Attributes:
@@ -71,24 +76,42 @@ class _Window:
         """Shared memory for the pixels of a tile."""
         return ceil_div(self.line * self.lines * 16, 128) * 128
 
+    def fits(self, conv: Convolution) -> bool:
+        """Whether registers hold the weights and, on their way, the pixels."""
+        words = ceil_div(self.line * self.lines, GROUP_THREADS) * conv.channels
+        return 2 <= self.chunks <= 2 * _MAX_STEPS and words <= _MAX_WORDS
+
+
+def is_of_few_channels(conv: Convolution, device: DeviceModel) -> bool:
+    """Whether the windows of a convolution are such that two pixels make a chunk, on a device that multiplies them."""
+    by_twos = (conv.windows.stride[1], conv.windows.dilation[1]) == (2, 1)
+    numbers = conv.image.dtype == conv.weight.dtype and conv.image.dtype in (FLOAT16, BFLOAT16)
+    few = conv.groups == 1 and conv.channels <= _MAX_CHANNELS and is_packed_weight(conv.weight)
+    return by_twos and numbers and few and offers(device, WARPGROUPS)
+
 
 def fits_windows(conv: Convolution, group: Group, found: Positions, device: DeviceModel) -> bool:
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
-    if conv.groups != 1 or conv.channels > _MAX_CHANNELS or not offers(device, WARPGROUPS):
+    if not is_of_few_channels(conv, device):
         return False
-    if (conv.windows.stride[1], conv.windows.dilation[1]) != (2, 1):
-        return False
-    window = _window(conv)
-    words = ceil_div(window.line * window.lines, GROUP_THREADS) * conv.channels
-    fits = 2 <= window.chunks <= 2 * _MAX_STEPS and words <= _MAX_WORDS
-    return fits and fits_window_tiles(conv, group, found)
+    return window_under(conv, _tiles(conv)).fits(conv) and fits_window_tiles(conv, group, found, _tiles(conv))
 
 
 def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:
     """One launch: a block takes tiles of results in turn."""
-    window, device = _window(conv), lowering.device
+    tiles, device = _tiles(conv), lowering.device
     blocks = device.constants("windows", _Costs).blocks
-    macros = {
+    macros = pixel_macros(conv, window_under(conv, tiles), blocks)
+    return window_launch(CONV2D_WINDOW, conv, (group, found), lowering, macros, tiles, blocks * device.cores)
+
+
+def _tiles(conv: Convolution) -> Tiles:
+    return tiles_of(conv, 2)
+
+
+def pixel_macros(conv: Convolution, window: Window, blocks: int) -> dict[str, object]:
+    """What a kernel is told of the pixels and of what its tiles read; `blocks` should fit a multiprocessor."""
+    return {
         **_geometry(conv),
         "BLOCKS": blocks,
         "BEFORE": window.before,
@@ -97,15 +120,14 @@ def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: L
         "LINES": window.lines,
         "WINDOW_BYTES": window.nbytes,
     }
-    grid = min(tiles_of(conv), blocks * device.cores)
-    return window_launch(CONV2D_WINDOW, conv, (group, found), lowering, macros, grid, TILE_X * TILE_Y // 2)
 
 
-def _window(conv: Convolution) -> _Window:
+def window_under(conv: Convolution, tiles: Tiles) -> Window:
+    """The window of a convolution, and what is read for a tile of its results."""
     taps_y, taps_x = conv.windows.kernel
     before = conv.windows.padding[1] % 2
     pairs = (taps_x + before + 1) // 2
-    return _Window(before, pairs, taps_y * pairs, TILE_X - 1 + pairs, conv.windows.span(0, TILE_Y))
+    return Window(before, pairs, taps_y * pairs, tiles.x - 1 + pairs, conv.windows.span(0, tiles.y))
 
 
 def _geometry(conv: Convolution) -> dict[str, object]:

@@ -74,6 +74,9 @@ __device__ __forceinline__ void store_pack(T* target, const Pack<T, COUNT>& pack
     *reinterpret_cast<Pack<T, COUNT>*>(target) = pack;
 }
 
+// Has the line of memory on its way to the level-2 cache.
+__device__ __forceinline__ void ask_for(const void* source) { asm volatile("prefetch.global.L2 [%0];" ::"l"(source)); }
+
 // Kernels may be launched while the grid before them still runs. Each calls this before it touches memory: it returns
 // when all earlier grids have finished and their writes can be seen, and lets the next grid be scheduled.
 __device__ __forceinline__ void wait_for_previous_grid()

@@ -133,8 +133,9 @@ struct ConvolutionCopier {
     }
 };
 
-__device__ Part part_of(int tile, const Params& p)
+__device__ Part part_of(int place_in_order, const Params& p)
 {
+    int tile = p.backwards ? RESULT_TILES - 1 - place_in_order : place_in_order;
     int group = tile / (p.tiles_m * TILES_N);
     Place place = place_of(tile % (p.tiles_m * TILES_N), p.tiles_m, TILES_N);
     return {0, place.row, place.col, group * COLUMNS};

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_depthwise(
     const a_t* image, const b_t* weight, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     wait_for_previous_grid();
-    PixelGroup own;
+    PixelGroup own(p);
     if (own.index >= uint(p.groups)) {
         return;
     }

@@ -4,10 +4,10 @@ struct PixelGroup {
     uint index;                // among all; those from p.groups on are none
     int channel, number, y, x; // of the first result: `number` is that of the image
 
-    __device__ __forceinline__ PixelGroup()
+    __device__ __forceinline__ explicit PixelGroup(const Params& p)
     {
         constexpr uint GROUPS_X = (OUT_WIDTH + ALONG_X - 1) / ALONG_X, GROUPS_Y = (OUT_HEIGHT + ALONG_Y - 1) / ALONG_Y;
-        uint thread = blockIdx.x * 128 + threadIdx.x;
+        uint thread = (p.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * 128 + threadIdx.x;
         index = thread / PACKS;
         channel = int(thread % PACKS) * STORE_SIZE;
         number = int(index / GROUPS_X / GROUPS_Y);

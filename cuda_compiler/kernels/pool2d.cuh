@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(128) pool2d(
     const a_t* image, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     wait_for_previous_grid();
-    PixelGroup own;
+    PixelGroup own(p);
     if (own.index >= uint(p.groups)) {
         return;
     }

@@ -88,6 +88,21 @@ struct Results {
         }
     }
 
+    // Asks for what the epilogue reads of another tile, a line of memory at a time.
+    __device__ __forceinline__ static void ask(
+        Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
+    {
+        constexpr int LINE = 64, LINES = GROUP_ROWS * ((TILE_N + LINE - 1) / LINE); // of 16-bit elements
+        #pragma unroll
+        for (int i = 0; i < LINES; i += 128) {
+            int line = i + int(threadIdx.x) % 128, row = part.row + group * GROUP_ROWS + line % GROUP_ROWS;
+            int col = (part.col + line / GROUP_ROWS * LINE) / PAIRS;
+            if (line < LINES && row < rows && col < columns / PAIRS) {
+                ask_by_element(part.batch, row, part.base + col, EPILOGUE_ARGUMENTS p);
+            }
+        }
+    }
+
     // The results of a pack and, where rows are shared, of the next one.
     __device__ __forceinline__ void take(float (&value)[2][NEIGHBOURS], const Accumulator& sum, int number) const
     {

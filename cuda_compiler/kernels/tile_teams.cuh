@@ -114,6 +114,10 @@ __device__ __forceinline__ void multiply_tiles(
     ring.skip(team * steps);
     for (int tile = int(blockIdx.x) + team * int(gridDim.x); tile < RESULT_TILES; tile += TEAMS * int(gridDim.x)) {
         Results results(part_of(tile, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
+        int next = tile + TEAMS * int(gridDim.x);
+        if (next < RESULT_TILES) { // registers hold what this tile's epilogue reads: more must be on its way to fill the bus
+            Results::ask(part_of(next, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
+        }
         Accumulator sum;
         if (TEAMS > 1 && tile != int(blockIdx.x)) {
             synchronize(1 + team, 2 * TEAM_THREADS); // the team ahead has found all of its operands there

@@ -10,9 +10,13 @@ __device__ __forceinline__ int group_thread() { return int(threadIdx.x) % GROUP_
 struct Tile {
     int image, y, x;
 
-    __device__ __forceinline__ explicit Tile(int number)
-        : image(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_Y), x(number % TILES_X * TILE_X)
+    // The one that comes at a place in the launch's order.
+    __device__ __forceinline__ Tile(int place, const Params& p)
     {
+        int number = p.backwards ? p.tiles - 1 - place : place;
+        image = number / (TILES_X * TILES_Y);
+        y = number / TILES_X % TILES_Y * TILE_Y;
+        x = number % TILES_X * TILE_X;
     }
 };
 
@@ -26,6 +30,17 @@ __device__ __forceinline__ uint staged_bits(half result) { return result.bits; }
 __device__ __forceinline__ uint staged_bits(bfloat result) { return result.bits; }
 __device__ __forceinline__ uint staged_bits(uint8 code) { return code; }
 __device__ __forceinline__ uint staged_bits(int8 code) { return uint8(code); }
+
+// Stores four matrices of 8 x 8 values of 16 bits, of which a thread has two neighbours of a row each, column by column: each
+// lane says where one of the 32 goes.
+__device__ __forceinline__ void store_matrices(uint address, const uint (&word)[4])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+#endif
+}
 
 // Computes the results of some lines of a tile and brings them to shared memory, the channels of each side by side.
 template <int COUNT>
@@ -47,12 +62,7 @@ __device__ __forceinline__ void stage(
             OUT_T result = element(sum[i + j / 4][j % 4], 0, row, inside ? result_col : 0, EPILOGUE_ARGUMENTS p);
             pair[j / 2] = j % 2 ? pair[j / 2] | staged_bits(result) << 16 : staged_bits(result);
         }
-#if __CUDA_ARCH__ >= 900
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         at + line * TILE_X * STAGED_BYTES),
-                     "r"(pair[0]), "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
-                     : "memory");
-#endif
+        store_matrices(at + line * TILE_X * STAGED_BYTES, pair);
     }
 }
 

@@ -206,7 +206,8 @@ class CodegenTarget(ABC):
         Args:
             group: The group, the operands of its problem in the forms decided so far.
             position: The operand's, or the number of operands for what is added to the problem's result, and for that.
-            operand: The form in question: `Computed`, `GroupedCodes`, `Dequantised`, `Scattered`, `Added` or `Paired`.
+            operand: The form in question: `Computed`, `GroupedCodes`, `Dequantised`, `Scattered`, `Produced`,
+                `Added` or `Paired`.
         """
         return False
 

@@ -35,9 +35,11 @@ static float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
 static unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
 static float __int_as_float(int bits) { return bits_as<float>(bits); }
 static int __float_as_int(float value) { return bits_as<int>(value); }
+static float __saturatef(float value) { return value > 0 ? value < 1 ? value : 1 : 0; }
 static float rsqrt(float value) { return 1.0f / sqrtf(value); }
 static void __threadfence() {}
 static unsigned atomicInc(unsigned* counter, unsigned most) { return *counter >= most ? (*counter = 0, most) : (*counter)++; }
+static size_t __cvta_generic_to_shared(const void*) { abort(); }
 template <typename T> static T min(T a, T b) { return a < b ? a : b; }
 template <typename T> static T max(T a, T b) { return a > b ? a : b; }
 static unsigned __byte_perm(unsigned a, unsigned b, unsigned select)
@@ -55,11 +57,8 @@ struct Barrier { int arrived = 0, passed = 0; };
 struct PhaseBarrier { int count, waiting, phase; long bytes; }; // arrivals of a phase, and what is still to come of this one
 struct Block {
     std::vector<unsigned char> shared;
-    Barrier all;
+    Barrier all, named[16];
     std::map<unsigned, PhaseBarrier> phases; // by their shared addresses
-    std::map<int, Barrier> named;
-
-    unsigned char* aligned() { return shared.data() + (-(size_t)shared.data() & 1023); }
 };
 struct Warp {
     Barrier all;
@@ -84,6 +83,13 @@ static int cluster_threads, block_threads;
 #define blockIdx (current->block)
 #define gridDim grid_size
 
+// The dynamic shared memory of a block, from where addresses there count.
+static unsigned char* host_shared(Block* block = current->own)
+{
+    unsigned char* first = block->shared.data();
+    return first + (-(size_t)first & 1023);
+}
+
 static void yield() { swapcontext(&current->context, &scheduler); }
 static void meet(Barrier& barrier, int count)
 {
@@ -96,7 +102,6 @@ static void meet(Barrier& barrier, int count)
         yield();
     }
 }
-static size_t __cvta_generic_to_shared(const void* at) { return (const unsigned char*)at - current->own->aligned(); }
 static void __syncthreads() { meet(current->own->all, block_threads); }
 static void __syncwarp() { meet(current->warp->all, 32); }
 template <typename T>
@@ -170,6 +175,93 @@ static void host_multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
     __syncwarp();
 }
 
+static unsigned host_shared_address(const void* pointer) { return unsigned((const unsigned char*)pointer - host_shared()); }
+
+// An element of an operand of wgmma in shared memory, by its line and its place along k: blocks of 8 by 8, whose distances the
+// descriptor holds as the PTX manual has it, or lines whose chunks are permuted by address.
+static unsigned short host_from_shared(unsigned long long descriptor, int number, int k)
+{
+    unsigned first = unsigned(descriptor & 0x3fff) * 16, permuted = unsigned(descriptor >> 62);
+    unsigned line = permuted ? 256 >> permuted : 16, chunks = line / 16 - 1;
+    unsigned along_k = permuted ? 16 : unsigned(descriptor >> 16 & 0x3fff) * 16, further = unsigned(descriptor >> 32 & 0x3fff) * 16;
+    unsigned at = first + k / 8 * along_k + number / 8 * further + number % 8 * line + k % 8 * 2;
+    unsigned short element;
+    memcpy(&element, host_shared() + (at ^ (at >> 7 & chunks) << 4), 2);
+    return element;
+}
+
+// One of the first operand in the registers of each warp, 16 rows a warp.
+static unsigned short host_from_registers(const unsigned (&a)[4], int row, int k)
+{
+    return (unsigned short)(current->warp->word[row % 8 * 4 + k % 8 / 2][row % 16 / 8 + 2 * (k >= 8)] >> k % 2 * 16);
+}
+static void host_show(const unsigned (&a)[4])
+{
+    for (int index = 0; index < 4; ++index) {
+        current->warp->word[current->thread.x % 32][index] = a[index];
+    }
+}
+
+// wgmma: a warp has 16 of the 64 rows.
+template <int EIGHTS, typename First>
+static void host_multiply_columns(float (&sum)[EIGHTS][4], First first, unsigned long long b, int adds, bool is_half)
+{
+    int lane = current->thread.x % 32, warp = current->thread.x / 32 % 4;
+    __syncwarp();
+    for (int block = 0; block < EIGHTS; ++block) {
+        for (int index = 0; index < 4; ++index) {
+            int row = warp * 16 + lane / 4 + index / 2 * 8, column = block * 8 + lane % 4 * 2 + index % 2;
+            float total = adds ? sum[block][index] : 0;
+            for (int k = 0; k < 16; ++k) {
+                total += number_of_bits(first(row, k), is_half) * number_of_bits(host_from_shared(b, column, k), is_half);
+            }
+            sum[block][index] = total;
+        }
+    }
+    __syncwarp();
+}
+template <int EIGHTS>
+static void host_wgmma(float (&sum)[EIGHTS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
+{
+    host_show(a);
+    host_multiply_columns(sum, [&](int row, int k) { return host_from_registers(a, row, k); }, b, adds, is_half);
+}
+template <int EIGHTS>
+static void host_wgmma(float (&sum)[EIGHTS][4], unsigned long long a, unsigned long long b, int adds, bool is_half)
+{
+    host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, b, adds, is_half);
+}
+
+// stmatrix of four transposed matrices.
+static void host_store_matrices(unsigned address, const unsigned (&word)[4])
+{
+    int lane = current->thread.x % 32;
+    for (int index = 0; index < 4; ++index) {
+        current->warp->word[lane][index] = word[index];
+    }
+    __syncwarp();
+    for (int i = 0; i < 8; ++i) {
+        unsigned pair = current->warp->word[i * 4 + lane % 8 / 2][lane / 8];
+        unsigned short value = (unsigned short)(pair >> lane % 2 * 16);
+        memcpy(host_shared() + address + i * 2, &value, 2);
+    }
+    __syncwarp();
+}
+
+// The greater of two pairs, of a kind as PTX calls it.
+static unsigned host_greater_pair(unsigned a, unsigned b, const char* kind)
+{
+    unsigned result = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        unsigned short left = a >> shift, right = b >> shift;
+        bool is_half = strstr(kind, ".f16x2"), is_signed = strstr(kind, ".s16x2");
+        float first = strstr(kind, "NaN") ? number_of_bits(left, is_half) : is_signed ? short(left) : left;
+        float second = strstr(kind, "NaN") ? number_of_bits(right, is_half) : is_signed ? short(right) : right;
+        result |= unsigned(first > second || first != first ? left : right) << shift;
+    }
+    return result;
+}
+
 template <int BYTES>
 static void host_load(unsigned* word, const void* source, bool valid)
 {
@@ -183,8 +275,8 @@ static void host_load(unsigned* word, const void* source, bool valid)
 }
 static void store_word_in_cluster(const void* target, int rank, float value)
 {
-    size_t at = __cvta_generic_to_shared(target);
-    memcpy(cluster_blocks[rank]->aligned() + at, &value, 4);
+    size_t at = (const unsigned char*)target - host_shared();
+    memcpy(host_shared(cluster_blocks[rank]) + at, &value, 4);
 }
 static void store_words_in_cluster(const void* target, int rank, float4 value)
 {
@@ -234,29 +326,10 @@ static void host_copy_lines(unsigned target, const void* map, unsigned at, int k
                 memcpy(&element, tensor.address + (line + row) * tensor.stride + (k + column) * 2, 2);
             }
             unsigned place = target + row * width + column * 2;
-            memcpy(current->own->aligned() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
+            memcpy(host_shared() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
         }
     }
     PhaseBarrier& barrier = current->own->phases.at(at);
     barrier.bytes -= tensor.box[1] * width;
     end_phase(barrier);
-}
-
-// wgmma.m64nNk16 of a first operand in registers: a warp's rows are those of an mma.m16n8k16, lines of the second one have
-// 128 bytes.
-template <int BLOCKS>
-static void host_multiply_64(float (&sum)[BLOCKS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
-{
-    int lane = current->thread.x % 32;
-    for (int block = 0; block < BLOCKS; ++block) {
-        unsigned pair[2];
-        for (int part = 0; part < 2; ++part) {
-            unsigned place = unsigned(b & 0x3fff) * 16 + (block * 8 + lane / 4) * 128 + part * 16 + lane % 4 * 4;
-            memcpy(&pair[part], current->own->aligned() + (place ^ (place >> 7) % 8 * 16), 4);
-        }
-        for (int index = 0; index < (adds ? 0 : 4); ++index) {
-            sum[block][index] = 0.0f;
-        }
-        host_multiply(sum[block], a, pair[0], pair[1], is_half);
-    }
 }

@@ -23,7 +23,8 @@ __all__ = ["HAS_COMPILER", "run_on_host"]
 
 HAS_COMPILER = shutil.which("g++") is not None
 _HEADER = Path(__file__).with_name("host_kernels.h")
-_FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\([^)]*\)\n\{{\n.*?\n\}}\n"
+_FUNCTION = r"__device__ (?:__forceinline__ )?[\w ]*\b{}\((?:[^()]|\([^()]*\))*\)\n\{{\n.*?\n\}}\n"
+_ONE_LINE = re.compile(r"\{ asm volatile\([^{}]*\); \}")
 _STATEMENTS = {
     r'asm\("cvt\.rn\.f16\.f32 .*?;"[^;]*;': "bits = host_half(value);",
     r'asm\("cvt\.f32\.f16 .*?;"[^;]*;': "value = host_float(bits);",
@@ -35,11 +36,13 @@ _STATEMENTS = {
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
     r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*#endif": (
-        "host_multiply_64(sum, a, b, adds, true);"
+        "host_wgmma(sum, a, b, adds, true);"
     ),
     r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.bf16\.bf16[^#]*#endif": (
-        "host_multiply_64(sum, a, b, adds, false);"
+        "host_wgmma(sum, a, b, adds, false);"
     ),
+    r'asm\("max\.NaN\.f32 .*?;"[^;]*;': "result = a > b || a != a ? a : b;",
+    r'asm\("min\.NaN\.f32 .*?;"[^;]*;': "result = a < b || a != a ? a : b;",
     r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
 }
 _FUNCTIONS = {
@@ -70,9 +73,6 @@ _FUNCTIONS = {
         "inline void wait_for_phase(uint barrier, int parity)\n{\n"
         "    while (current->own->phases.at(barrier).phase % 2 == parity) { yield(); }\n}\n"
     ),
-    "synchronize": (
-        "inline void synchronize(int number, int threads) { meet(current->own->named[number], threads); }\n"
-    ),
     "prefetch_map": "inline void prefetch_map(const TensorMap&) {}\n",
     "copy_lines": (
         "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
@@ -80,17 +80,25 @@ _FUNCTIONS = {
     ),
     "allow_registers": "inline void allow_registers() {}\n",
     "leave_registers": "inline void leave_registers() {}\n",
-    "wait_for_products": "inline void wait_for_products() {}\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
+    "shared_address": "inline uint shared_address(const void* pointer) { return host_shared_address(pointer); }\n",
+    "wait_for_products": "inline void wait_for_products() {}\n",
+    "synchronize": (
+        "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
+    ),
+    "store_matrices": (
+        "inline void store_matrices(uint address, const uint (&word)[4])\n"
+        "{\n    host_store_matrices(address, word);\n}\n"
+    ),
+    "greater_pair": (
+        "inline uint greater_pair(uint a, uint b)\n{\n    return host_greater_pair(a, b, GREATER_PAIR);\n}\n"
+    ),
     "wait_for_cluster": (
         "inline void wait_for_cluster()\n{\n    int wanted = ++current->cluster_turns;\n"
         "    while (cluster_barrier.passed < wanted) { yield(); }\n}\n"
     ),
 }
-_PLAIN = re.compile(
-    r"void (begin_products|commit_products|publish_to_products)\(\) \{ asm .*\}"
-)  # nothing is late here
 _ASM = re.compile(r"^[ ]*asm volatile\(.*?;\n", re.S | re.M)
 _RUN = r"""
 static void** bound;
@@ -229,13 +237,11 @@ def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
         count=1,
         flags=re.S,
     )
-    text = _PLAIN.sub(r"void \1() {}", text)
+    text = _ONE_LINE.sub("{}", text)
     text = _ASM.sub("    abort();\n", text)
     text = re.sub(r'asm\((?:[^;"]|"[^"]*")*;', "abort();", text)
     text = re.sub(
-        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
-        r"unsigned char* \1 = current->own->aligned();",
-        text,
+        r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];", r"unsigned char* \1 = host_shared();", text
     )
     text = text.replace('extern "C" __global__ void', "void")
     passed = ", ".join(

@@ -29,7 +29,7 @@ from npu_compiler.lowering.operand_forms import pairs_columns
 from npu_compiler.lowering.planner import plan_graph
 from npu_compiler.lowering.problems.attention import Attention
 from npu_compiler.lowering.problems.convolution import Convolution
-from npu_compiler.lowering.problems.forms import CodedRows, Computed, Dequantised, GroupedCodes, Scattered
+from npu_compiler.lowering.problems.forms import CodedRows, Computed, Dequantised, GroupedCodes, Produced, Scattered
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.pooling import Divisor, Pooling
 from npu_compiler.lowering.problems.problem import Problem
@@ -67,7 +67,7 @@ class ReferenceTarget(CodegenTarget):
     def loads(self, group: Group, position: int, operand: Operand) -> bool:
         if isinstance(operand, CodedRows):
             return isinstance(group.problem, Attention) and operand.fresh is None
-        return not isinstance(operand, Scattered)
+        return not isinstance(operand, Produced | Scattered)
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:
         return True

@@ -17,7 +17,7 @@ from npu_compiler.tensor.layout import dense
 from npu_compiler.tensor.view import Step, View
 
 __all__ = ["Computed", "Dequantised", "GroupedCodes", "Paged", "Scattered", "is_vector"]
-__all__ += ["CodedRows", "FreshCodes", "kind_of_codes"]
+__all__ += ["CodedRows", "FreshCodes", "Produced", "kind_of_codes"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,20 @@ class Computed(Operand):
 
     def reads(self) -> tuple[int, ...]:
         return tuple(load.ref.tensor for load in leaves(self.expr))
+
+
+@dataclass(frozen=True)
+class Produced(Operand):
+    """An operand that another problem gives, its epilogue included: it is computed where it is read.
+
+    Attributes:
+        made: What would store the tensor, for launches that read it from memory all the same.
+    """
+
+    made: Group
+
+    def reads(self) -> tuple[int, ...]:
+        return self.made.reads()
 
 
 def is_vector(operand: Operand, problem: Problem | None, position: int, most_bytes: int) -> TypeGuard[Computed]:

@@ -1,0 +1,62 @@
+"""The end from which launches over images take their tiles.
+
+What a launch has read or written last is still in the level-2 cache. One that goes on with the same tensor begins at
+the other end: there it finds it, before what it brings itself takes the room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from cuda_compiler.anchors import anchor_launch
+from npu_compiler.artifact.plan import KernelCall, Step, options_of
+from npu_compiler.lowering.anchors import Epilogue
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import Launch
+
+__all__ = ["BACKWARDS", "backwards", "directed_launch"]
+
+BACKWARDS = "backwards"
+"""The first parameter of kernels that take tiles from either end: 1 for the last one first."""
+
+_INT_BYTES = 4
+
+
+@dataclass
+class _Directed:
+    """The kernels of a function that take tiles from either end."""
+
+    kernels: set[int] = field(default_factory=set)
+
+
+def backwards(group: Group, lowering: Lowering) -> int:
+    """From which end a launch takes its tiles: the other one than the launch that used its largest tensor last."""
+    tensors = [lowering.tensors[index] for index in group.reads()]
+    largest = max(tensors, key=lambda tensor: prod(tensor.shape) * tensor.dtype.size)
+    other_end: int = lowering.ask(_other_end, largest.index)
+    return other_end
+
+
+def directed_launch(launch: Launch, fused: Epilogue, lowering: Lowering) -> KernelCall:
+    """As `anchor_launch`, for a template whose first parameter is `BACKWARDS`."""
+    call = anchor_launch(launch, fused, lowering)
+    lowering.record(_Directed).kernels.add(call.kernel)
+    return call
+
+
+def _other_end(buffer: int, lowering: Lowering) -> int:
+    """1 where the latest step that uses a tensor takes its tiles from the first on, 0 where there is none."""
+    for step in reversed(lowering.emitted):
+        if any(argument.buffer == buffer for argument in step.args):
+            return 1 - _end(step, lowering.record(_Directed).kernels)
+    return 0
+
+
+def _end(step: Step, directed: set[int]) -> int:
+    """From which end the last launch of a step takes its tiles."""
+    call = options_of(step)[0].calls[-1]
+    if not isinstance(call, KernelCall) or call.kernel not in directed:
+        return 0
+    return int.from_bytes(call.params[:_INT_BYTES], "little")
