@@ -18,7 +18,8 @@ _RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
-_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTION_256, _ZEROS_OUTSIDE = 0, 3, 3, 0  # CU_TENSOR_MAP_...
+_SWIZZLES = {32: 1, 64: 2, 128: 3}  # by bytes of a line: CU_TENSOR_MAP_SWIZZLE_...
+_NO_INTERLEAVE, _PROMOTION_256, _ZEROS_OUTSIDE = 0, 3, 0  # CU_TENSOR_MAP_...
 
 
 class _Attribute(ctypes.Structure):
@@ -132,7 +133,7 @@ def encoded_map(tensor: TensorMap, address: int) -> bytes:
         (ctypes.c_uint32 * rank)(*tensor.box),
         (ctypes.c_uint32 * rank)(*(1 for _ in range(rank))),
         _NO_INTERLEAVE,
-        _SWIZZLE_128,
+        _SWIZZLES[tensor.line_bytes],
         _PROMOTION_256,
         _ZEROS_OUTSIDE,
     )

@@ -15,7 +15,7 @@ _ALONE = (1, 1, 1)
 _MAX_CLUSTER = 8  # blocks; what every device that has clusters takes
 _MAP_RANKS = range(2, 6)
 _MAX_BOX = 256  # elements of a box along a dimension
-_LINE_BYTES, _CHUNK_BYTES = 128, 16  # of a tensor map
+_LINE_BYTES, _CHUNK_BYTES = (32, 64, 128), 16  # of a tensor map
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Cluster(LaunchExtension):
 
 @dataclass(frozen=True)
 class TensorMap(ArgumentExtension):
-    """How a copy engine sees a tensor of 16-bit elements: a box of it at a time, in lines of 128 bytes.
+    """How a copy engine sees a tensor of 16-bit elements: a box of it at a time, in lines of 32, 64 or 128 bytes.
 
     A kernel gets it by value in the place of an address, encoded for the address where the tensor lies, a multiple of
-    16. Elements outside of the tensor are copied as zeros. In shared memory the 16-byte chunks of a line are permuted,
-    eight lines alike.
+    16. Elements outside of the tensor are copied as zeros. In shared memory the 16-byte chunks of a line are permuted
+    by exclusive or with the number of their 128 bytes.
 
     Attributes:
         dtype: The elements' data type.
@@ -58,6 +58,11 @@ class TensorMap(ArgumentExtension):
         steps = (self.dtype.size, *self.strides)
         return self.dtype.size + sum((size - 1) * step for size, step in zip(self.sizes, steps, strict=True))
 
+    @property
+    def line_bytes(self) -> int:
+        """Of a box in shared memory."""
+        return self.box[0] * self.dtype.size
+
     def fault(self, offset: int, nbytes: int) -> str:
         return "" if self._fits(offset, nbytes) else "has a broken tensor map"
 
@@ -68,7 +73,7 @@ class TensorMap(ArgumentExtension):
         """Whether a copy engine can take it, and finds all of its elements in the buffer."""
         rank = len(self.sizes)
         same = len(self.strides) == rank - 1 and len(self.box) == rank and rank in _MAP_RANKS
-        line = same and self.dtype in (FLOAT16, BFLOAT16) and self.box[0] * self.dtype.size == _LINE_BYTES
+        line = same and self.dtype in (FLOAT16, BFLOAT16) and self.line_bytes in _LINE_BYTES
         extents = all(1 <= n < 1 << 32 for n in self.sizes) and all(1 <= n <= _MAX_BOX for n in self.box)
         aligned = all(0 < n < 1 << 40 and n % _CHUNK_BYTES == 0 for n in self.strides) and offset % _CHUNK_BYTES == 0
         return line and extents and aligned and offset + self.nbytes <= nbytes

@@ -1,12 +1,60 @@
 // Products of 17 to 64 rows by a matrix in packed codes that is read once: result[v, o] = sum of vector[v, k] * number(o, k).
 // Codes and vectors come to shared memory as they lie, STAGES parts of k at a time, codes of the first ones before the grid
 // ahead of this one has finished. A warp makes numbers of 32 rows of the matrix in registers, the operand of 16 rows of tensor
-// cores, and multiplies them by all vectors; k is permuted alike for both operands. The warps of a tile's rows are one set of
-// several, which take spans in turns, and CLUSTER blocks share the parts of k. Grid: clusters with tiles in turns in x.
+// cores, and multiplies them by all vectors; k is permuted alike for both operands: four lanes have a span's codes of a row
+// side by side, 16 each. The warps of a tile's rows are one set of several, which take spans in turns, and CLUSTER blocks share
+// the parts of k. Grid: clusters with tiles in turns in x.
 constexpr int WARPS_N = TILE_N / 32, THREADS = 32 * WARPS_N * SETS;
 constexpr int STAGE_K = SPAN * SETS, STEPS = (COMMON + STAGE_K - 1) / STAGE_K, STAGE_BYTES = SETS * SPAN_BYTES;
+constexpr int WORDS = BITS / 2; // of a lane's part of a row
 constexpr int SIDES = 4, ITEMS_EACH = (ITEMS + THREADS - 1) / THREADS; // a lane's rows, and a thread's results
+static_assert(SPAN == 64, "four lanes have 16 places each");
 constexpr int PARTS_AT = STAGES * STAGE_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
+
+// What belongs to a lane's codes of a span in SIDES rows, each eight behind the one before, as it lies in memory, so that
+// nothing waits for it before it is used.
+struct Belongings {
+    scale_t scale[SIDES];
+    zero_t zero[SIDES];
+    bias_t bias[SIDES];
+    int group;
+
+    __device__ __forceinline__ void load(const Groups& b, int row, int span, const Params& p)
+    {
+        int k = span * SPAN + int(threadIdx.x) % 4 * 16;
+        group = (COMMON % SPAN == 0 || k < COMMON ? k : COMMON - 1) / GROUP;
+        #pragma unroll
+        for (int side = 0; side < SIDES; ++side) {
+            long long own = row_of_scales(row + side * 8, p);
+            if (!ONE_GROUP) {
+                scale[side] = b.scales[own * p.scale_row + group * SCALE_GROUP];
+            }
+            if (ZEROS) {
+                zero[side] = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
+            }
+            if (BIASES) {
+                bias[side] = b.biases[own * p.bias_row + group * BIAS_GROUP];
+            }
+        }
+    }
+
+    // The numbers of an octet of one of the rows; their scale comes last where a row has but one.
+    template <int COUNT>
+    __device__ __forceinline__ void make_numbers(
+        uint (&number)[4], const uint (&word)[COUNT], int octet, int side, const Codebook& codebook) const
+    {
+        uint subtracted = zero_pair(float(ZERO));
+        if (ZEROS) {
+            int bits = int(zero[side]);
+            subtracted = zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
+        }
+        octet_in_order(number, word, octet, subtracted, codebook);
+        #pragma unroll
+        for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
+            number[pair] = scaled_pair(number[pair], scale[side], bias[side]);
+        }
+    }
+};
 
 // A step along k of one of a block's tiles.
 struct Step {
@@ -62,7 +110,7 @@ typedef float Sums[2][COLUMN_BLOCKS][4]; // in the register layout of mma.m16n8k
 
 // Adds the products of a span.
 __device__ __forceinline__ void multiply_span(
-    Sums& sum, const unsigned char* span, int first_row, const Belongings<SIDES>& own, const Codebook& codebook)
+    Sums& sum, const unsigned char* span, int first_row, const Belongings& own, const Codebook& codebook)
 {
     int lane = int(threadIdx.x) % 32, quad = lane % 4;
     const unsigned char* codes = span + VECTOR_BYTES + (first_row + lane / 4) * CODE_ROW + quad * (WORDS * 4);
@@ -137,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
     if (CLUSTER > 1) {
         announce_to_cluster();
     }
-    const Matrix b{matrix, scales, zeros, biases};
+    const Groups b{scales, zeros, biases};
     Codebook codebook;
     codebook.load(entries);
     Step now(int(blockIdx.x) / CLUSTER, rank), ahead = now, early = now;
@@ -147,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         early.next(rank, clusters);
     }
     int own_row = first_row + int(threadIdx.x) % 32 / 4;
-    Belongings<SIDES> next;
+    Belongings next;
     next.load(b, now.tile * TILE_N + own_row, now.step * SETS + set, p);
     wait_for_previous_grid();
     #pragma unroll 1
@@ -166,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         }
         #pragma unroll 1
         while (now.tile == tile) {
-            Belongings<SIDES> own = next;
+            Belongings own = next;
             wait_for_copies<STAGES - 2>();
             __syncthreads();
             now.next(rank, clusters);
@@ -184,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         Fetched fetched[ITEMS_EACH];
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(int(threadIdx.x) + index * THREADS, tile, rank, p);
+            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p);
             if (item.exists) {
                 fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
             }
@@ -201,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) coded_rows(
         }
         #pragma unroll
         for (int index = 0; index < ITEMS_EACH; ++index) {
-            Item item(int(threadIdx.x) + index * THREADS, tile, rank, p);
+            Item item(int(threadIdx.x) + index * THREADS, 0, tile * TILE_N, rank, p);
             if (item.exists) {
                 float value[VALUES];
                 item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);

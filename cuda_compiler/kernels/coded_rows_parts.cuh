@@ -1,21 +1,21 @@
-// What products of 17 to 64 rows by packed codes share: how codes and vectors lie in shared memory, what belongs to codes, and
-// how the blocks of a cluster put their parts of a tile together. A tile is TILE_N rows of the matrix; the columns of tensor
-// cores' products are the vectors. Four lanes have a row of codes side by side, 16 each, a span.
-constexpr int SPAN = 64, SPANS = (COMMON + SPAN - 1) / SPAN;
+// What products by packed codes share that make numbers of these in registers: how codes and vectors lie in shared memory, where
+// what belongs to codes lies, and how the blocks of a cluster put their parts of a tile together. A tile is TILE_N rows of the
+// matrix; the columns of tensor cores' products are the vectors. A span is SPAN places of k.
+constexpr int SPANS = (COMMON + SPAN - 1) / SPAN;
 constexpr int CODE_ROW = SPAN * BITS / 8, CODE_BYTES = TILE_N * CODE_ROW, ROW_BYTES = COMMON * BITS / 8;
 constexpr int COLUMN_BLOCKS = (VECTORS + 7) / 8, COLUMNS = COLUMN_BLOCKS * 8;
-constexpr int VECTOR_BYTES = COLUMNS * 128, SPAN_BYTES = VECTOR_BYTES + CODE_BYTES; // vectors come first
-constexpr int WORDS = BITS / 2; // of a lane's part of a row
-constexpr int PART_ROW = TILE_N + 4, VALUES = STORE_SIZE * PAIRS;
-constexpr int SHARE = (COLUMNS + CLUSTER - 1) / CLUSTER; // vectors whose results a block of a cluster stores
-constexpr int ITEMS = SHARE * (TILE_N / VALUES);
-constexpr int PARTS_BYTES = COLUMNS * PART_ROW * 4, GATHERED_BYTES = CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0;
-static_assert(BITS == 4 || BITS == 8, "a lane's codes are whole words");
-static_assert(TILE_N % VALUES == 0, "stores take whole tiles");
+constexpr int VECTOR_BYTES = COLUMNS * SPAN * 2, SPAN_BYTES = VECTOR_BYTES + CODE_BYTES; // vectors come first
+constexpr int PART_ROW = PART_N + 4, VALUES = STORE_SIZE * PAIRS; // PART_N rows are put together by the same threads
+constexpr int GATHERED = COLUMNS <= 64 ? COLUMNS : 64; // vectors whose sums are put together at a time
+constexpr int SHARE = (GATHERED + CLUSTER - 1) / CLUSTER; // those whose results a block of a cluster stores
+constexpr int ITEMS = SHARE * (PART_N / VALUES);
+constexpr int PARTS_BYTES = GATHERED * PART_ROW * 4, GATHERED_BYTES = CLUSTER > 1 ? CLUSTER * SHARE * PART_ROW * 4 : 0;
+static_assert(BITS == 4 || BITS == 8, "whole words have whole codes");
+static_assert(TILE_N % PART_N == 0 && PART_N % VALUES == 0, "stores take whole parts");
+static_assert(COLUMNS % GATHERED == 0 && (COLUMNS == GATHERED || CLUSTER == 1), "clusters put all sums together at once");
 
-// What the numbers are made of.
-struct Matrix {
-    const uint8* codes;
+// What belongs to groups of codes.
+struct Groups {
     const scale_t* scales;
     const zero_t* zeros;
     const bias_t* biases;
@@ -27,58 +27,12 @@ __device__ __forceinline__ long long row_of_scales(int row, const Params& p)
     return (row < p.outputs ? row : p.outputs - 1) / ROWS;
 }
 
-// What belongs to a lane's codes of a span in SIDES rows, each eight behind the one before, as it lies in memory, so that
-// nothing waits for it before it is used.
-template <int SIDES>
-struct Belongings {
-    scale_t scale[SIDES];
-    zero_t zero[SIDES];
-    bias_t bias[SIDES];
-    int group;
-
-    __device__ __forceinline__ void load(const Matrix& b, int row, int span, const Params& p)
-    {
-        int k = span * SPAN + int(threadIdx.x) % 4 * 16;
-        group = (COMMON % SPAN == 0 || k < COMMON ? k : COMMON - 1) / GROUP;
-        #pragma unroll
-        for (int side = 0; side < SIDES; ++side) {
-            long long own = row_of_scales(row + side * 8, p);
-            if (!ONE_GROUP) {
-                scale[side] = b.scales[own * p.scale_row + group * SCALE_GROUP];
-            }
-            if (ZEROS) {
-                zero[side] = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
-            }
-            if (BIASES) {
-                bias[side] = b.biases[own * p.bias_row + group * BIAS_GROUP];
-            }
-        }
-    }
-
-    // The numbers of an octet of one of the rows; their scale comes last where a row has but one.
-    template <int COUNT>
-    __device__ __forceinline__ void make_numbers(
-        uint (&number)[4], const uint (&word)[COUNT], int octet, int side, const Codebook& codebook) const
-    {
-        uint subtracted = zero_pair(float(ZERO));
-        if (ZEROS) {
-            int bits = int(zero[side]);
-            subtracted = zero_pair(float(ZERO_BITS < 8 ? bits >> group * ZERO_BITS % 8 & ((1 << ZERO_BITS) - 1) : bits));
-        }
-        octet_in_order(number, word, octet, subtracted, codebook);
-        #pragma unroll
-        for (int pair = 0; pair < (ONE_GROUP ? 0 : 4); ++pair) {
-            number[pair] = scaled_pair(number[pair], scale[side], bias[side]);
-        }
-    }
-};
-
 // Sends each block of the cluster its share of the sums, by THREADS threads.
 template <int THREADS>
 __device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank, int thread)
 {
-    for (int index = thread; index < COLUMNS * (TILE_N / 4); index += THREADS) {
-        int v = index / (TILE_N / 4), first = index % (TILE_N / 4) * 4;
+    for (int index = thread; index < GATHERED * (PART_N / 4); index += THREADS) {
+        int v = index / (PART_N / 4), first = index % (PART_N / 4) * 4;
         Pack<float, 4> four = load_pack<4>(parts + v * PART_ROW + first);
         float* target = gathered + (rank * SHARE + v % SHARE) * PART_ROW + first;
         store_in_cluster(target, v / SHARE, make_float4(four[0], four[1], four[2], four[3]));
@@ -90,28 +44,33 @@ struct Item {
     int own, v, first, at;
     bool exists;
 
-    __device__ __forceinline__ Item(int index, int tile, int rank, const Params& p)
+    __device__ __forceinline__ Item(int index, int first_vector, int first_row, int rank, const Params& p)
     {
-        own = index / (TILE_N / VALUES);
-        v = rank * SHARE + own;
-        first = index % (TILE_N / VALUES) * VALUES;
-        at = tile * TILE_N + first;
-        exists = index < ITEMS && v < VECTORS && at < p.outputs;
+        own = index / (PART_N / VALUES);
+        v = first_vector + rank * SHARE + own;
+        first = index % (PART_N / VALUES) * VALUES;
+        at = first_row + first;
+        exists = index < ITEMS && v < p.vectors && at < p.outputs;
     }
 
     // The sums of the blocks of the cluster, in their order; `sums` are those of this block's share.
     __device__ __forceinline__ void read(float (&value)[VALUES], const float* sums, const float* row_scale) const
     {
+        constexpr int TOGETHER = VALUES % 4 == 0 ? 4 : 1; // loaded as one
         #pragma unroll
-        for (int u = 0; u < VALUES; ++u) {
-            const float* part = sums + own * PART_ROW + first + u;
-            value[u] = part[0];
+        for (int at = 0; at < VALUES; at += TOGETHER) {
             #pragma unroll
-            for (int block = 1; block < CLUSTER; ++block) {
-                value[u] += part[block * SHARE * PART_ROW];
+            for (int block = 0; block < CLUSTER; ++block) {
+                Pack<float, TOGETHER> part = load_pack<TOGETHER>(sums + (block * SHARE + own) * PART_ROW + first + at);
+                #pragma unroll
+                for (int u = 0; u < TOGETHER; ++u) {
+                    value[at + u] = block == 0 ? part[u] : value[at + u] + part[u];
+                }
             }
-            if (ONE_GROUP) {
-                value[u] *= row_scale[first + u];
+            Pack<float, TOGETHER> scale = load_pack<TOGETHER>(row_scale + first + at);
+            #pragma unroll
+            for (int u = 0; u < (ONE_GROUP ? TOGETHER : 0); ++u) {
+                value[at + u] *= scale[u];
             }
         }
     }

@@ -1,24 +1,41 @@
-// Products of 17 to 64 rows by a matrix in packed codes that is read once, on compute capability 9.0: result[v, o] = sum of
-// vector[v, k] * number(o, k). Codes come to shared memory as they lie, a span of k at a time, STAGES of them on their way,
-// those of the first ones before the grid ahead of this one has finished. Warpgroups make numbers of 64 rows of the matrix
-// each, in the registers that tensor cores take them from, beside the products of the numbers before. So k is permuted, and
-// the warpgroup that copies permutes the vectors alike. CLUSTER blocks share the spans. Grid: clusters with tiles in turns in x.
-constexpr int PRODUCERS = 128, AHEAD = 2; // and the spans of the vectors that they have in registers
-constexpr int MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
-constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + MULTIPLIERS - 1) / MULTIPLIERS; // a lane's rows, and a thread's results
-constexpr int PARTS_AT = STAGES * SPAN_BYTES, GATHERED_AT = PARTS_AT + PARTS_BYTES, SCALES_AT = GATHERED_AT + GATHERED_BYTES;
+// Products of many rows by a matrix in packed codes on compute capability 9.0: result[v, o] = sum of vector[v, k] * number(o, k).
+// The copy engine brings codes and vectors as they lie, a span of k at a time, STAGES of them on their way, codes of the first
+// ones before the grid ahead of this one has finished; warps beside it bring what belongs to groups of codes. Warpgroups make
+// numbers of 64 rows of the matrix each, in the registers that tensor cores take them from, beside the products of the numbers
+// before: of every eight codes of a row a lane reads the pair that is its own. CLUSTER blocks share the spans. Grid: clusters
+// with tiles in turns in x, VECTORS by TILE_N results each.
+constexpr int PRODUCERS = 128, BRINGERS = 96, MULTIPLIERS = TILE_N * 2, THREADS = PRODUCERS + MULTIPLIERS;
+constexpr int SIDES = 2, ITEMS_EACH = (ITEMS + 127) / 128; // a lane's rows, and a thread's results
+constexpr int STEPS = SPAN / 32, PANELS = SPAN / 64, PANEL_BYTES = COLUMNS * 128; // parts of a span that are multiplied
+constexpr int PIECE = GROUP % SPAN == 0 || GROUP >= COMMON ? SPAN : SPAN % GROUP == 0 ? GROUP : 32; // of one group
+constexpr int PIECES = SPAN / PIECE, ROWS_EACH = (TILE_N + BRINGERS - 1) / BRINGERS;
+constexpr int AHEAD = 4; // spans whose belongings are on their way in registers
+constexpr bool BELONGINGS = !ONE_GROUP || ZEROS || BIASES;
+constexpr int BIASES_AT = ONE_GROUP ? 0 : PIECES * TILE_N * sizeof(scale_t);
+constexpr int ZEROS_AT = BIASES_AT + (BIASES ? PIECES * TILE_N * sizeof(bias_t) : 0);
+constexpr int BELONGING_BYTES = ZEROS_AT + (ZEROS ? PIECES * TILE_N * 2 : 0);
+constexpr int BELONGINGS_AT = STAGES * SPAN_BYTES, PARTS_AT = BELONGINGS_AT + STAGES * BELONGING_BYTES;
+constexpr int GATHERED_AT = PARTS_AT + TILE_N / 64 * PARTS_BYTES, SCALES_AT = GATHERED_AT + TILE_N / 64 * GATHERED_BYTES;
 constexpr int BARRIERS_AT = SCALES_AT + TILE_N * 4;
-static_assert(COLUMNS * 2 <= PRODUCERS, "a thread has half of a vector's span");
+static_assert(SPAN % 64 == 0 && CODE_ROW <= 128, "lines of vectors are full, and those of codes no longer");
+static_assert(GROUP % 32 == 0 || GROUP >= COMMON, "a part of a row that is multiplied at a time is of one group");
 
-// Barriers of the stages: when codes and vectors are there, and when they are no longer needed.
+// Where many sums need registers, threads that bring leave theirs.
+constexpr bool WIDE = COLUMNS > 64;
+constexpr int BRING_REGISTERS = 88, PRODUCT_REGISTERS = 200;
+static_assert(!WIDE || TILE_N <= 128, "registers of two warpgroups");
+
+// Barriers of the stages: when codes, vectors and belongings are there, and when they are no longer needed.
 struct Ring {
     uint base;
+    __device__ __forceinline__ uint vectors(int stage) const { return base + stage * SPAN_BYTES; }
+    __device__ __forceinline__ uint codes(int stage) const { return vectors(stage) + VECTOR_BYTES; }
     __device__ __forceinline__ uint full(int stage) const { return base + BARRIERS_AT + stage * 16; }
     __device__ __forceinline__ uint empty(int stage) const { return full(stage) + 8; }
     __device__ void make() const
     {
         for (int stage = 0; stage < STAGES; ++stage) {
-            make_barrier(full(stage), PRODUCERS + PRODUCERS / 32);
+            make_barrier(full(stage), 1 + (BELONGINGS ? BRINGERS / 32 : 0));
             make_barrier(empty(stage), MULTIPLIERS / 32);
         }
     }
@@ -36,9 +53,12 @@ struct Turn {
     }
 };
 
-// A span of one of a block's tiles.
+// A span of one of a block's tiles; tiles of the same rows of the matrix follow each other.
 struct Place {
     int tile, span;
+
+    __device__ __forceinline__ int row(const Params& p) const { return tile / p.tiles_m * TILE_N; }
+    __device__ __forceinline__ int vector(const Params& p) const { return tile % p.tiles_m * COLUMNS; }
 
     __device__ __forceinline__ static int first(int rank) { return SPANS * rank / CLUSTER; }
     __device__ __forceinline__ void next(int rank, int clusters)
@@ -50,241 +70,321 @@ struct Place {
     }
 };
 
-// Starts copying the codes of a span; zeros for rows and places that the matrix does not have.
-__device__ __forceinline__ void copy_codes(unsigned char* stage, const uint8* codes, const Place& at, const Params& p)
+// What the copying thread does. Nothing before this grid writes the codes.
+__device__ __forceinline__ void bring_spans(
+    const Ring& ring, const TensorMap& codes, const TensorMap& vectors, int rank, int clusters, const Params& p)
 {
-    constexpr int LINE = CODE_ROW / 16, APART = PRODUCERS / LINE; // chunks of a row, and rows
-    int chunk = int(threadIdx.x) % LINE, line = int(threadIdx.x) / LINE;
-    int first = at.span * CODE_ROW + chunk * 16, row = at.tile * TILE_N + line;
-    const uint8* source = codes + (long long)row * p.matrix_row + first;
-    unsigned char* target = stage + VECTOR_BYTES + line * CODE_ROW + chunk * 16;
-    bool inside = COMMON % SPAN == 0 || first < ROW_BYTES;
-    #pragma unroll
-    for (int index = 0; index < TILE_N / APART; ++index) {
-        bool valid = inside && row + index * APART < p.outputs;
-        copy_chunk(target + index * APART * CODE_ROW, valid ? source : codes, valid);
-        source += (long long)APART * p.matrix_row;
+    Place early{int(blockIdx.x) / CLUSTER, Place::first(rank)}, now = early;
+    int begun = 0;
+    for (; begun < STAGES && early.tile < p.tiles; ++begun) {
+        arrive_and_expect(ring.full(begun), SPAN_BYTES);
+        copy_lines(ring.codes(begun), codes, ring.full(begun), early.span * (CODE_ROW / 2), early.row(p));
+        early.next(rank, clusters);
+    }
+    wait_for_previous_grid();
+    Turn turn{0, 1}; // the first time around, everything is free
+    while (now.tile < p.tiles) {
+        uint full = ring.full(turn.stage);
+        if (begun == 0) {
+            wait_for_phase(ring.empty(turn.stage), turn.parity);
+            arrive_and_expect(full, SPAN_BYTES);
+            copy_lines(ring.codes(turn.stage), codes, full, now.span * (CODE_ROW / 2), now.row(p));
+        } else {
+            --begun;
+        }
+        #pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            copy_lines(
+                ring.vectors(turn.stage) + panel * PANEL_BYTES, vectors, full, now.span * SPAN + panel * 64, now.vector(p));
+        }
+        now.next(rank, clusters);
+        turn.next();
     }
 }
 
-// A thread's half of a vector's span: every other chunk of eight, from one of the first two on.
-struct VectorPart {
-    Pack<uint, 4> chunk[4];
+// What belongs to the codes of a span in a row of a tile, as it lies in memory.
+struct Belonging {
+    scale_t scale[PIECES];
+    zero_t zero[PIECES];
+    bias_t bias[PIECES];
 
-    __device__ __forceinline__ void load(const vector_t* vector, const Place& at, const Params& p)
+    __device__ __forceinline__ static int group_of(int span, int piece)
     {
-        int v = int(threadIdx.x) / 2, side = int(threadIdx.x) % 2;
-        const vector_t* source = vector + (long long)v * p.vector_row + at.span * SPAN + side * 8;
+        int k = span * SPAN + piece * PIECE;
+        return (COMMON % SPAN == 0 || k < COMMON ? k : COMMON - 1) / GROUP;
+    }
+    __device__ __forceinline__ void load(const Groups& b, int row, const Place& at, const Params& p)
+    {
+        long long own = row_of_scales(at.row(p) + row, p);
         #pragma unroll
-        for (int quad = 0; quad < 4; ++quad) {
-            bool valid = at.tile < p.tiles && v < VECTORS;
-            valid = valid && (COMMON % SPAN == 0 || at.span * SPAN + side * 8 + quad * 16 < COMMON);
-            chunk[quad] = Pack<uint, 4>{};
-            if (valid) {
-                chunk[quad] = load_pack<4>(reinterpret_cast<const uint*>(source + quad * 16));
+        for (int piece = 0; piece < PIECES; ++piece) {
+            int group = group_of(at.span, piece);
+            if (!ONE_GROUP) {
+                scale[piece] = b.scales[own * p.scale_row + group * SCALE_GROUP];
+            }
+            if (ZEROS) {
+                zero[piece] = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
+            }
+            if (BIASES) {
+                bias[piece] = b.biases[own * p.bias_row + group * BIAS_GROUP];
             }
         }
     }
-
-    // The pairs that four lanes have at a time become neighbours.
-    __device__ __forceinline__ void store(unsigned char* stage) const
+    __device__ __forceinline__ void store(unsigned char* target, int row, int span) const
     {
-        int v = int(threadIdx.x) / 2, side = int(threadIdx.x) % 2;
-        if (v >= COLUMNS) {
-            return;
-        }
         #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            Pack<uint, 4> line;
-            #pragma unroll
-            for (int quad = 0; quad < 4; ++quad) {
-                line[quad] = chunk[quad][pair];
+        for (int piece = 0; piece < PIECES; ++piece) {
+            int at = piece * TILE_N + row;
+            if (!ONE_GROUP) {
+                reinterpret_cast<scale_t*>(target)[at] = scale[piece];
             }
-            store_pack(reinterpret_cast<uint*>(stage + place_in_panel(v, side * 4 + pair)), line);
+            if (BIASES) {
+                reinterpret_cast<bias_t*>(target + BIASES_AT)[at] = bias[piece];
+            }
+            if (ZEROS) {
+                int bits = int(zero[piece]), shift = group_of(span, piece) * ZERO_BITS % 8;
+                float value = float(ZERO_BITS < 8 ? bits >> shift & ((1 << ZERO_BITS) - 1) : bits);
+                reinterpret_cast<unsigned short*>(target + ZEROS_AT)[at] = (unsigned short)zero_pair(value);
+            }
         }
     }
 };
 
-// What the copying warpgroup does. Nothing before this grid writes what the numbers are made of.
-__device__ __forceinline__ void bring_operands(
-    unsigned char* shared, const Ring& ring, const uint8* codes, const vector_t* vector, int rank, int clusters,
-    const Params& p)
+// What the warps beside it do.
+__device__ __forceinline__ void bring_belongings(
+    unsigned char* shared, const Ring& ring, const Groups& b, int rank, int clusters, const Params& p)
 {
-    Place early{int(blockIdx.x) / CLUSTER, Place::first(rank)}, now = early, later = early;
-    int begun = 0;
-    for (; begun < STAGES && early.tile < p.tiles; ++begun) {
-        copy_codes(shared + begun * SPAN_BYTES, codes, early, p);
-        arrive_with_copies(ring.full(begun));
-        early.next(rank, clusters);
-    }
-    wait_for_previous_grid();
-    VectorPart part[AHEAD];
+    int first_row = int(threadIdx.x) - (PRODUCERS - BRINGERS);
+    Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)}, later = now;
+    Belonging own[AHEAD][ROWS_EACH];
     #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        part[ahead].load(vector, later, p);
+        #pragma unroll
+        for (int index = 0; index < ROWS_EACH; ++index) {
+            own[ahead][index].load(b, first_row + index * BRINGERS, later, p);
+        }
         later.next(rank, clusters);
     }
-    Turn turn{0, 1}; // the first time around, everything is free
-    #pragma unroll 1
+    Turn turn{0, 1};
     while (now.tile < p.tiles) {
         #pragma unroll
         for (int ahead = 0; ahead < AHEAD; ++ahead) {
             if (now.tile < p.tiles) {
-                unsigned char* stage = shared + turn.stage * SPAN_BYTES;
                 wait_for_phase(ring.empty(turn.stage), turn.parity);
-                if (begun == 0) {
-                    copy_codes(stage, codes, now, p);
-                    arrive_with_copies(ring.full(turn.stage));
-                } else {
-                    begun -= 1;
+                unsigned char* stage = shared + BELONGINGS_AT + turn.stage * BELONGING_BYTES;
+                #pragma unroll
+                for (int index = 0; index < ROWS_EACH; ++index) {
+                    int row = first_row + index * BRINGERS;
+                    if (TILE_N % BRINGERS == 0 || row < TILE_N) {
+                        own[ahead][index].store(stage, row, now.span);
+                    }
+                    own[ahead][index].load(b, row, later, p);
                 }
-                part[ahead].store(stage);
-                publish_to_products();
                 __syncwarp();
                 arrive_by_warp(ring.full(turn.stage));
-                part[ahead].load(vector, later, p);
                 later.next(rank, clusters);
                 now.next(rank, clusters);
                 turn.next();
             }
         }
     }
-    wait_for_copies<0>();
 }
+
+// A lane's pair of codes of an octet: they are neighbours. Chunks of 16 bytes of a line lie permuted by exclusive or.
+__device__ __forceinline__ uint load_codes(const unsigned char* line, int octet)
+{
+    constexpr int CHUNKS = CODE_ROW / 16, LINES = 128 / CODE_ROW; // lines that have the same permutation
+    int quad = int(threadIdx.x) % 4, turned = int(threadIdx.x) % 32 / 4 / LINES % CHUNKS;
+    const unsigned char* chunk = line + quad * BITS / 4 + ((octet * BITS / 16) ^ turned) * 16;
+    const unsigned char* place = chunk + octet * BITS % 16;
+    return BITS == 8 ? *reinterpret_cast<const unsigned short*>(place) : *place;
+}
+
+// A lane's codes of a step, a pair of each of four octets in SIDES rows, and what belongs to them, as all of it lies.
+struct Codes {
+    uint pair[SIDES][4];
+    scale_t scale[SIDES];
+    bias_t bias[SIDES];
+    unsigned short zero[SIDES];
+
+    // From where a stage's codes and belongings begin; `row` is the first of the lane's rows of the tile.
+    __device__ __forceinline__ void load(const unsigned char* codes, const unsigned char* belongings, int row, int step)
+    {
+        #pragma unroll
+        for (int side = 0; side < SIDES; ++side) {
+            #pragma unroll
+            for (int octet = 0; octet < 4; ++octet) {
+                pair[side][octet] = load_codes(codes + (row + side * 8) * CODE_ROW, step * 4 + octet);
+            }
+            int at = step * 32 / PIECE * TILE_N + row + side * 8;
+            if (!ONE_GROUP) {
+                scale[side] = reinterpret_cast<const scale_t*>(belongings)[at];
+            }
+            if (BIASES) {
+                bias[side] = reinterpret_cast<const bias_t*>(belongings + BIASES_AT)[at];
+            }
+            if (ZEROS) {
+                zero[side] = reinterpret_cast<const unsigned short*>(belongings + ZEROS_AT)[at];
+            }
+        }
+    }
+
+    // The numbers of one of the rows; their scale comes last where a row has but one.
+    __device__ __forceinline__ void make_numbers(uint (&number)[4], int side, const Codebook& codebook) const
+    {
+        const uint(&code)[4] = pair[side];
+        uint subtracted = ZEROS ? zero[side] * 0x10001u : zero_pair(float(ZERO));
+#if CODEBOOK
+        codebook.numbers_of(number, code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24);
+#else
+        if (BITS == 8) { // pairs are of bytes 0 and 2, 1 and 3
+            uint first = __byte_perm(code[0], code[1], 0x5140), second = __byte_perm(code[2], code[3], 0x5140);
+            bytes_as_numbers(number, first, second, subtracted);
+        } else { // 16 + the code, whose bits are the highest of the mantissa
+            constexpr int PLACE = Numbers::MANTISSA - 4;
+            #pragma unroll
+            for (int octet = 0; octet < 4; ++octet) {
+                uint moved = code[octet] * (0x1001u << PLACE); // one instruction, beside the logical unit
+                number[octet] = Numbers::sub(and_or(moved, 0x000f000fu << PLACE, Numbers::SIXTEEN), subtracted);
+            }
+        }
+#endif
+        #pragma unroll
+        for (int octet = 0; octet < (ONE_GROUP ? 0 : 4); ++octet) {
+            number[octet] = scaled_pair(number[octet], scale[side], bias[side]);
+        }
+    }
+};
 
 typedef float Sums[COLUMN_BLOCKS][4]; // of rows and vectors as the results of such products lie
 
-// Starts the products of a span. The numbers of an octet are made while those of the octet before are multiplied; the stage
-// before is free once these have been.
-__device__ __forceinline__ void multiply_span(
-    Sums& sum, uint (&number)[2][2][4], const unsigned char* stage, uint64 vectors, int first_row,
-    const Belongings<SIDES>& own, const Codebook& codebook, int adds, uint freed)
+// Starts the products of a step of a span. Its numbers are made while those of the step before are multiplied.
+__device__ __forceinline__ void multiply_step(
+    Sums& sum, uint (&number)[2][4], const Codes& codes, uint64 vectors, int step, const Codebook& codebook, int adds)
 {
+    uint made[SIDES][4];
     #pragma unroll
-    for (int octet = 0; octet < 2; ++octet) {
-        wait_for_products<1>(); // the numbers of this octet of the span before have been read
-        if (octet == 1 && adds) {
-            arrive_by_warp(freed);
-        }
-        uint made[SIDES][4];
-        #pragma unroll
-        for (int side = 0; side < SIDES; ++side) {
-            const unsigned char* codes = stage + VECTOR_BYTES + (first_row + side * 8) * CODE_ROW;
-            uint word[WORDS];
-            Pack<uint, WORDS / 2> found = load_pack<WORDS / 2>(
-                reinterpret_cast<const uint*>(codes + int(threadIdx.x) % 4 * (WORDS * 4) + octet * (WORDS * 2)));
-            #pragma unroll
-            for (int index = 0; index < WORDS; ++index) {
-                word[index] = found[index % (WORDS / 2)];
-            }
-            own.make_numbers(made[side], word, octet, side, codebook);
-        }
-        #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            #pragma unroll
-            for (int index = 0; index < 4; ++index) {
-                number[octet][part][index] = made[index % 2][part * 2 + index / 2];
-            }
-        }
-        begin_products();
-        #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            multiply_64_rows(sum, number[octet][part], vectors + (octet * 2 + part) * 2, adds || octet || part);
-        }
-        commit_products();
+    for (int side = 0; side < SIDES; ++side) {
+        codes.make_numbers(made[side], side, codebook);
     }
+    #pragma unroll
+    for (int part = 0; part < 2; ++part) {
+        #pragma unroll
+        for (int index = 0; index < 4; ++index) {
+            number[part][index] = made[index % 2][part * 2 + index / 2];
+        }
+    }
+    uint64 line = vectors + step / 2 * (PANEL_BYTES >> 4) + step % 2 * 4;
+    begin_products();
+    #pragma unroll
+    for (int part = 0; part < 2; ++part) {
+        multiply_64_rows(sum, number[part], line + part * 2, adds || part);
+    }
+    commit_products();
 }
 
-// Puts the parts of a tile together and stores it.
+// Puts the parts of a warpgroup's rows of a tile together and stores them.
 __device__ __forceinline__ void finish(
-    unsigned char* shared, const Sums& sum, float scale, int first_row, int tile, int rank, int thread, OUT_T* out,
+    unsigned char* shared, const Sums& sum, float scale, const Place& at, int rank, OUT_T* out,
     EPILOGUE_PARAMETERS const Params& p)
 {
-    float* parts = reinterpret_cast<float*>(shared + PARTS_AT);
-    float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT);
-    float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT);
-    Fetched fetched[ITEMS_EACH];
+    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128;
+    float* parts = reinterpret_cast<float*>(shared + PARTS_AT + group * PARTS_BYTES);
+    float* gathered = reinterpret_cast<float*>(shared + GATHERED_AT + group * GATHERED_BYTES);
+    float* row_scale = reinterpret_cast<float*>(shared + SCALES_AT) + group * 64;
     #pragma unroll
-    for (int index = 0; index < ITEMS_EACH; ++index) {
-        Item item(thread + index * MULTIPLIERS, tile, rank, p);
-        if (item.exists) {
-            fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
+    for (int column = 0; column < COLUMNS; column += GATHERED) {
+        Fetched fetched[ITEMS_EACH];
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            if (item.exists) {
+                fetched[index] = fetch(0, item.v, item.at / PAIRS, EPILOGUE_ARGUMENTS p);
+            }
         }
-    }
-    synchronize(1, MULTIPLIERS); // the tile before has been read
-    if (thread < TILE_N) {
-        row_scale[thread] = scale;
-    }
-    #pragma unroll
-    for (int index = 0; index < COLUMN_BLOCKS * 4; ++index) {
-        int v = index / 4 * 8 + thread % 4 * 2 + index % 2;
-        parts[v * PART_ROW + first_row + index % 4 / 2 * 8] = sum[index / 4][index % 4];
-    }
-    synchronize(1, MULTIPLIERS);
-    if (CLUSTER > 1) {
-        wait_for_cluster();
-        send_sums<MULTIPLIERS>(gathered, parts, rank, thread);
-        arrive_at_cluster();
-        wait_for_cluster();
-    }
-    #pragma unroll
-    for (int index = 0; index < ITEMS_EACH; ++index) {
-        Item item(thread + index * MULTIPLIERS, tile, rank, p);
-        if (item.exists) {
-            float value[VALUES];
-            item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
-            store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+        synchronize(1 + group, 128); // what was put there before has been read
+        if (column == 0 && thread < 64) {
+            row_scale[thread] = scale;
+        }
+        #pragma unroll
+        for (int index = 0; index < GATHERED / 2; ++index) {
+            int v = index / 4 * 8 + thread % 4 * 2 + index % 2, row = thread / 32 * 16 + thread % 32 / 4 + index % 4 / 2 * 8;
+            parts[v * PART_ROW + row] = sum[column / 8 + index / 4][index % 4];
+        }
+        synchronize(1 + group, 128);
+        if (CLUSTER > 1) {
+            wait_for_cluster();
+            send_sums<128>(gathered, parts, rank, thread);
+            arrive_at_cluster();
+            wait_for_cluster();
+        }
+        #pragma unroll
+        for (int index = 0; index < ITEMS_EACH; ++index) {
+            Item item(thread + index * 128, at.vector(p) + column, at.row(p) + group * 64, rank, p);
+            if (item.exists) {
+                float value[VALUES];
+                item.read(value, CLUSTER > 1 ? gathered : parts, row_scale);
+                store(value, fetched[index], 0, item.v, item.at / PAIRS, out, EPILOGUE_ARGUMENTS p);
+            }
         }
     }
 }
 
-// What the multiplying warpgroups do.
+// What the multiplying warpgroups do. Codes of a step are loaded before the numbers of the one before are made.
 __device__ __forceinline__ void multiply_and_store(
-    unsigned char* shared, const Ring& ring, const Matrix& b, const codebook_t* entries, int rank, int clusters, OUT_T* out,
-    EPILOGUE_PARAMETERS const Params& p)
+    unsigned char* shared, const Ring& ring, const scale_t* scales, const codebook_t* entries, int rank, int clusters,
+    OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
 {
-    int thread = int(threadIdx.x) - PRODUCERS, first_row = thread / 32 * 16 + thread % 32 / 4;
+    int thread = int(threadIdx.x) - PRODUCERS, row = thread / 32 * 16 + thread % 32 / 4;
     Codebook codebook;
     codebook.load(entries);
     Place now{int(blockIdx.x) / CLUSTER, Place::first(rank)};
-    Belongings<SIDES> next;
-    next.load(b, now.tile * TILE_N + first_row, now.span, p);
     wait_for_previous_grid();
     Turn turn{0, 0};
-    uint64 vectors = matrix_descriptor(ring.base);
     while (now.tile < p.tiles) {
         Sums sum;
         uint number[2][2][4];
-        int tile = now.tile, adds = 0;
+        Place at = now;
+        int adds = 0;
         float scale = 1.0f;
-        if (ONE_GROUP && thread < TILE_N) {
-            scale = float(b.scales[row_of_scales(tile * TILE_N + thread, p) * p.scale_row]);
+        if (ONE_GROUP && thread % 128 < 64) {
+            scale = float(scales[row_of_scales(at.row(p) + thread / 128 * 64 + thread % 128, p) * p.scale_row]);
         }
         uint freed = 0;
         #pragma unroll 1
-        while (now.tile == tile) {
-            Belongings<SIDES> own = next;
+        while (now.tile == at.tile) {
             now.next(rank, clusters);
-            if (now.tile < p.tiles) {
-                next.load(b, now.tile * TILE_N + first_row, now.span, p);
-            }
             wait_for_phase(ring.full(turn.stage), turn.parity);
-            multiply_span(
-                sum, number, shared + turn.stage * SPAN_BYTES, vectors + turn.stage * (SPAN_BYTES >> 4), first_row, own,
-                codebook, adds, freed);
+            const unsigned char* codes = shared + turn.stage * SPAN_BYTES + VECTOR_BYTES;
+            const unsigned char* belongings = shared + BELONGINGS_AT + turn.stage * BELONGING_BYTES;
+            uint64 vectors = matrix_descriptor(ring.vectors(turn.stage));
+            Codes next;
+            next.load(codes, belongings, row, 0);
+            #pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                Codes own = next;
+                if (step + 1 < STEPS) {
+                    next.load(codes, belongings, row, step + 1);
+                }
+                wait_for_products<1>(); // the numbers of the step before the last one have been read
+                if (step == 1 && adds) {
+                    arrive_by_warp(freed); // and so have all of the span before
+                }
+                multiply_step(sum, number[step % 2], own, vectors, step, codebook, adds || step);
+            }
             adds = 1;
             freed = ring.empty(turn.stage);
             turn.next();
         }
         wait_for_products<0>();
         arrive_by_warp(freed);
-        finish(shared, sum, scale, first_row, tile, rank, thread, out, EPILOGUE_ARGUMENTS p);
+        finish(shared, sum, scale, at, rank, out, EPILOGUE_ARGUMENTS p);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
-    const uint8* matrix, const scale_t* scales, const zero_t* zeros, const bias_t* biases, const codebook_t* entries,
-    const vector_t* vector, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const __grid_constant__ TensorMap matrix, const scale_t* scales, const zero_t* zeros, const bias_t* biases,
+    const codebook_t* entries, const __grid_constant__ TensorMap vector, OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     Ring ring{shared_address(shared)};
@@ -295,17 +395,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) warpgroup_codes(
     }
     if (threadIdx.x == 0) {
         ring.make();
+        publish_barriers();
+        prefetch_map(matrix);
+        prefetch_map(vector);
     }
     __syncthreads();
     if (role == 0) {
-        bring_operands(shared, ring, matrix, vector, rank, clusters, p);
+        if (WIDE) {
+            leave_registers<BRING_REGISTERS>();
+        }
+        if (threadIdx.x == 0) {
+            bring_spans(ring, matrix, vector, rank, clusters, p);
+        } else if (BELONGINGS && threadIdx.x >= PRODUCERS - BRINGERS) {
+            bring_belongings(shared, ring, Groups{scales, zeros, biases}, rank, clusters, p);
+        }
+        __syncwarp();
         if (CLUSTER > 1) {
             wait_for_cluster();
             arrive_at_cluster();
             wait_for_cluster();
         }
     } else {
-        multiply_and_store(
-            shared, ring, Matrix{matrix, scales, zeros, biases}, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);
+        if (WIDE) {
+            allow_registers<PRODUCT_REGISTERS>();
+        }
+        multiply_and_store(shared, ring, scales, entries, rank, clusters, out, EPILOGUE_ARGUMENTS p);
     }
 }

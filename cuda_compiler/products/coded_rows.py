@@ -1,19 +1,22 @@
-"""Products of 17 to 64 rows by packed codes, which are read once and made into numbers in registers."""
+"""Products of many rows by packed codes, which are made into numbers in registers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from math import inf
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.extensions import cluster_along_x
+from cuda_compiler.artifact.extensions import TensorMap, cluster_along_x
 from cuda_compiler.artifact.vocabulary import TENSOR_CORES
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
 from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, ByWarps, CodedRows, Work, coded_rows_candidates
 from cuda_compiler.products.grouped_matvec import MAX_ROWS, part_inputs, part_macros, part_rows
-from cuda_compiler.tiles.wgmma import warpgroup_product
-from npu_compiler.artifact.plan import CallOption, KernelCall
+from cuda_compiler.tiles.wgmma import LINE, warpgroup_product
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall
+from npu_compiler.dtypes import FLOAT16
 from npu_compiler.lowering.candidates import THE_BEST, Candidate, Kept, best_candidates
 from npu_compiler.lowering.device_model import DeviceModel
 from npu_compiler.lowering.grouping import Group
@@ -23,22 +26,23 @@ from npu_compiler.lowering.problems.product import Product
 from npu_compiler.lowering.target import Lowering
 from npu_compiler.lowering.templates import KernelTemplate, Launch
 
-__all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_options", "suits_coded_rows"]
+__all__ = ["CODED_ROWS", "WARPGROUP_CODES", "coded_rows_microseconds", "coded_rows_options", "suits_coded_rows"]
 
-_MAX_ROWS = 64
+_ZERO_BYTES = 2  # of a zero point in shared memory
 _STORED = 8  # neighbours that a thread stores at a time
 _KEPT = Kept(close=1.1, most=2)
-_PARAMS = "int outputs, tiles, matrix_row, vector_row, scale_row, zero_row, bias_row"
+_PARAMS = "int outputs, vectors, tiles, scale_row, zero_row, bias_row"
 _MACROS = (
     "vector_t scale_t zero_t bias_t codebook_t COMMON VECTORS BITS GROUP ONE_GROUP ROWS SCALE_GROUP ZERO_GROUP "
-    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES TILE_N STAGES CLUSTER"
+    "BIAS_GROUP CODE_KIND FLOAT_MANTISSA FLOAT_SCALE CODEBOOK ZEROS ZERO_BITS ZERO BIASES SPAN "
+    "TILE_N PART_N STAGES CLUSTER"
 )
 _INPUTS = "matrix scales zeros biases entries vector"
 _FILES = "tensor_cores.cuh grouped_codes.cuh scaled_codes.cuh clusters.cuh coded_rows_parts.cuh"
 
 CODED_ROWS = KernelTemplate(
     "coded_rows",
-    params=_PARAMS,
+    params=f"{_PARAMS}, matrix_row, vector_row",
     macros=f"{_MACROS} SETS",
     inputs=_INPUTS,
     shared_bytes=None,
@@ -46,17 +50,36 @@ CODED_ROWS = KernelTemplate(
 )
 WARPGROUP_CODES = KernelTemplate(
     "warpgroup_codes",
-    params=_PARAMS,
+    params=f"{_PARAMS}, tiles_m",
     macros=_MACROS,
     inputs=_INPUTS,
     shared_bytes=None,
-    files=f"{_FILES} warpgroups.cuh",
+    files=f"{_FILES} warpgroups.cuh copy_engine.cuh",
 )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What a kernel has of its own.
+
+    Attributes:
+        template: The kernel.
+        values, macros: Parameters and macros of sizes.
+        seen: Inputs that it does not get by their addresses.
+        text: A function that it calls.
+    """
+
+    template: KernelTemplate
+    values: dict[str, int]
+    seen: dict[str, Argument] = field(default_factory=dict)
+    macros: dict[str, object] = field(default_factory=dict)
+    text: str = ""
 
 
 def suits_coded_rows(found: Product) -> bool:
     """Whether the kernels take a product of packed codes that `loads_packed` has looked at."""
-    return MAX_ROWS < found.m <= _MAX_ROWS and found.batches == 1 and found.n > 0
+    whole = found.batches == 1 and found.n > 0
+    return whole and found.m > MAX_ROWS and min(found.a.along, found.b.along) > 0
 
 
 def coded_rows_options(found: Product, group: Group, lowering: Lowering, positions: Positions) -> list[CallOption]:
@@ -68,21 +91,28 @@ def coded_rows_options(found: Product, group: Group, lowering: Lowering, positio
         lowering: Where the trace's tensors are.
         positions: The operands of what follows.
     """
-    codes = found.b.operand
-    assert isinstance(codes, GroupedCodes)
-    if not suits_coded_rows(found) or not offers(lowering.device, TENSOR_CORES):
-        return []
-    work = Work(found.m, found.n, found.k, codes.bits)
+    work = _work(found)
     return [
         CallOption(each.requires, (_lower(found, work, group, lowering, positions, each.sizes),))
         for each in _ranked(work, lowering.device)
     ]
 
 
+def coded_rows_microseconds(found: Product, device: DeviceModel) -> float:
+    """What the best launch should take; infinite where there is none."""
+    return min((each.microseconds for each in _ranked(_work(found), device)), default=inf)
+
+
+def _work(found: Product) -> Work:
+    codes = found.b.operand
+    assert isinstance(codes, GroupedCodes)
+    return Work(found.m, found.n, found.k, codes.bits, codes.group, _group_bytes(codes, found.k))
+
+
 @lru_cache(maxsize=1024)  # a model has the same product in many layers
 def _ranked(work: Work, device: DeviceModel) -> tuple[Candidate[CodedRows], ...]:
     """The candidates worth timing: the best first, and the best of those for more devices."""
-    candidates = [*coded_rows_candidates(work, device)]
+    candidates = [*coded_rows_candidates(work, device)] if offers(device, TENSOR_CORES) else []
     if not candidates:
         return ()
     found = best_candidates([partial(_these, candidates)], work, device, _KEPT)
@@ -102,35 +132,34 @@ def _lower(
     codes, vector = found.b.operand, found.a
     assert isinstance(codes, GroupedCodes)
     size = min(_STORED // group.pairs, pack_size(group, positions.operands, group.shape[-1]))
-    template, divided, text = _way(sizes, work, vector.dtype.name)
+    way = _by_warpgroups(found, work, sizes) if isinstance(sizes, ByWarpgroups) else _by_warps(found, sizes)
     launch = Launch(
-        template,
+        way.template,
         grid=(sizes.clusters(work, lowering.device) * sizes.cluster, 1, 1),
         values={
             "outputs": found.n,
+            "vectors": found.m,
             "tiles": sizes.tiles(work),
-            "matrix_row": found.b.along,
-            "vector_row": vector.along,
             **part_rows(codes),
+            **way.values,
         },
         macros={
             **part_macros(codes, vector.dtype),
             "vector_t": CUDA.storage[vector.dtype.name],
             "COMMON": found.k,
-            "VECTORS": found.m,
+            "VECTORS": min(found.m, sizes.columns(work)),
             "GROUP": codes.group,
-            "ONE_GROUP": int(codes.group >= found.k and codes.bias is None),
+            "ONE_GROUP": int(_is_scaled_last(codes, found.k)),
+            "SPAN": sizes.span(work),
             "TILE_N": sizes.tile,
+            "PART_N": sizes.part,
             "STAGES": sizes.stages,
             "CLUSTER": sizes.cluster,
-            **divided,
+            **way.macros,
         },
-        inputs={
-            **part_inputs(codes),
-            "vector": vector.argument,
-        },
+        inputs={**part_inputs(codes), "vector": vector.argument, **way.seen},
         flops=found.flops,
-        text=text,
+        text=way.text,
         block=(sizes.threads, 1, 1),
         shared_bytes=sizes.shared_bytes(work),
         extension=cluster_along_x(sizes.cluster),
@@ -138,10 +167,33 @@ def _lower(
     return anchor_launch(launch, anchor_epilogue(group, positions, size), lowering)
 
 
-def _way(sizes: CodedRows, work: Work, dtype: str) -> tuple[KernelTemplate, dict[str, object], str]:
-    """The kernel, what it needs to be told of sizes, and a function that it calls."""
-    if isinstance(sizes, ByWarpgroups):
-        product = warpgroup_product(work.columns, dtype, a_in_registers=True)
-        return WARPGROUP_CODES, {}, product
-    assert isinstance(sizes, ByWarps)
-    return CODED_ROWS, {"SETS": sizes.sets}, ""
+def _is_scaled_last(codes: GroupedCodes, k: int) -> bool:
+    """Whether the sums of a row are scaled, not its numbers."""
+    return codes.group >= k and codes.bias is None
+
+
+def _group_bytes(codes: GroupedCodes, k: int) -> int:
+    """Bytes that a group has in shared memory; as in the kernel's file."""
+    scale = 0 if _is_scaled_last(codes, k) else codes.scale.dtype.size
+    bias = 0 if codes.bias is None else codes.bias.dtype.size
+    return scale + bias + (0 if codes.zeros is None else _ZERO_BYTES)
+
+
+def _by_warps(found: Product, sizes: CodedRows) -> _Way:
+    rows = {"matrix_row": found.b.along, "vector_row": found.a.along}
+    return _Way(CODED_ROWS, rows, macros={"SETS": sizes.sets})
+
+
+def _by_warpgroups(found: Product, work: Work, sizes: CodedRows) -> _Way:
+    """The copy engine sees codes and vectors as elements of 16 bits."""
+    codes, vector, columns = found.b, found.a, sizes.columns(work)
+    units, row = FLOAT16.size * 8 // work.bits, vector.along * vector.dtype.size
+    boxes = (sizes.span(work) // units, sizes.tile), (LINE, columns)
+    maps = {
+        "matrix": TensorMap(FLOAT16, (found.k // units, found.n), (codes.along,), boxes[0]),
+        "vector": TensorMap(vector.dtype, (found.k, found.m), (row,), boxes[1]),
+    }
+    arguments = {"matrix": codes.argument, "vector": vector.argument}
+    seen = {name: replace(arguments[name], extension=each) for name, each in maps.items()}
+    text = warpgroup_product(columns, vector.dtype.name, a_in_registers=True)
+    return _Way(WARPGROUP_CODES, {"tiles_m": sizes.turns(work)}, seen, text=text)

@@ -1,4 +1,4 @@
-"""How threads share a product of 17 to 64 rows by packed codes, and what each way should take."""
+"""How threads share a product of many rows by packed codes, and what each way should take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cuda_compiler.artifact.vocabulary import CLUSTERS, TENSOR_CORES, WARPGROUPS
-from cuda_compiler.devices import cluster_cores, offers
+from cuda_compiler.devices import TENSOR_MAPS, cluster_cores, offers
+from cuda_compiler.tiles.wgmma import WARPGROUP_ROWS
 from npu_compiler.integers import ceil_div
 from npu_compiler.lowering.candidates import Candidate
 from npu_compiler.lowering.device_model import DeviceModel
@@ -16,8 +17,12 @@ from npu_compiler.lowering.device_model import DeviceModel
 __all__ = ["ByWarpgroups", "ByWarps", "CodedRows", "CodedRowsCosts", "Work", "coded_rows_candidates"]
 
 _FAMILY = "coded_rows"
-_SPAN = 64  # codes of a row that four lanes have side by side
+_WARP_SPAN = 64  # codes of a row that four lanes have side by side
+_BRINGING_THREADS = 128  # that copy and bring what belongs to groups
 _SHARED_BYTES = 96 * 1024  # of a block, which every device with such tensor cores has
+_COLUMN, _GATHERED = 8, 64  # vectors of a tensor cores' product, and those whose sums are put together at a time
+_MOST_PLACES = 128  # of a row that warpgroups take as one: a line of 128 bytes where codes have 8 bits
+_PIECE = 32  # codes that are always of one group
 _LEAST_STAGES, _MOST_STAGES = 3, 16
 
 
@@ -26,10 +31,18 @@ class Pace:
     """What a multiprocessor does.
 
     Attributes:
-        numbers, columns: Clocks for a span of 32 rows: to make its numbers, and for each eight vectors.
+        launch: Clocks of a launch beside its spans.
+        block: Clocks of a tile beside its spans, for each block of a cluster.
+        latency: Clocks from the request of bytes to their arrival, while memory is busy.
+        step: Clocks of a span beside what follows.
+        numbers, columns: Clocks for 64 places of 32 rows: to make their numbers, and for each eight vectors.
         nbytes: Bytes that it gets a clock at the most, codes and vectors.
     """
 
+    launch: float
+    block: float
+    latency: float
+    step: float
     numbers: float
     columns: float
     nbytes: float
@@ -37,15 +50,13 @@ class Pace:
 
 @dataclass(frozen=True)
 class CodedRowsCosts:
-    """What a launch costs, in clocks where nothing else is said.
+    """What a launch costs.
 
     Attributes:
-        latency: From the request of bytes to their arrival, while memory is busy; and of a launch.
         memory: The part of the memory's bandwidth that such a kernel gets at the most.
         warps, warpgroups: The pace of products of the two ways.
     """
 
-    latency: float
     memory: float
     warps: Pace
     warpgroups: Pace
@@ -53,22 +64,23 @@ class CodedRowsCosts:
 
 @dataclass(frozen=True)
 class Work:
-    """What threads share: rows of the vectors, rows of the matrix, numbers of each, and bits of their codes."""
+    """What threads share.
+
+    Attributes:
+        rows: Rows of the vectors.
+        outputs: Rows of the matrix.
+        k: Numbers of each.
+        bits: Of their codes.
+        group: Codes of a row that have the same scale, zero point and bias.
+        group_bytes: What a group has of these until sums are scaled; 0 where all of it comes last.
+    """
 
     rows: int
     outputs: int
     k: int
     bits: int
-
-    @property
-    def columns(self) -> int:
-        """Of the tensor cores' products."""
-        return ceil_div(self.rows, 8) * 8
-
-    @property
-    def spans(self) -> int:
-        """Of a row."""
-        return ceil_div(self.k, _SPAN)
+    group: int
+    group_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,17 +111,38 @@ class CodedRows(ABC):
         """Of a block."""
 
     @property
-    def barrier_bytes(self) -> int:
-        """Of a stage."""
+    def part(self) -> int:
+        """Rows of a tile that the same threads put together."""
+        return self.tile
+
+    def columns(self, work: Work) -> int:
+        """Of the tensor cores' products: vectors of a tile, and some that there are not."""
+        return ceil_div(work.rows, _COLUMN) * _COLUMN
+
+    @abstractmethod
+    def span(self, work: Work) -> int:
+        """Codes of a row that are brought together."""
+
+    def extra_bytes(self, work: Work) -> int:
+        """Of a stage, beside codes and vectors."""
         return 0
+
+    def spans(self, work: Work) -> int:
+        """Of a row."""
+        return ceil_div(work.k, self.span(work))
 
     def tiles(self, work: Work) -> int:
         """Of the whole result."""
-        return ceil_div(work.outputs, self.tile)
+        return ceil_div(work.outputs, self.tile) * self.turns(work)
+
+    def turns(self, work: Work) -> int:
+        """Tiles of the same rows of the matrix."""
+        return ceil_div(work.rows, self.columns(work))
 
     def stage_bytes(self, work: Work) -> int:
         """Codes and vectors of a stage in shared memory."""
-        return self.sets * (self.tile * _SPAN * work.bits // 8 + work.columns * _SPAN * 2)
+        span = self.span(work)
+        return self.sets * (self.tile * span * work.bits // 8 + self.columns(work) * span * 2)
 
     def clusters(self, work: Work, device: DeviceModel) -> int:
         """Clusters that the launch has, of one block each where there are none."""
@@ -118,18 +151,21 @@ class CodedRows(ABC):
 
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory of a block; as in the kernels' files."""
-        part, share = 4 * (self.tile + 4), ceil_div(work.columns, self.cluster)
-        gathered = self.cluster * share * part if self.cluster > 1 else 0
-        staged = self.stages * (self.stage_bytes(work) + self.barrier_bytes)
-        return staged + work.columns * part + gathered + 4 * self.tile
+        together = min(self.columns(work), _GATHERED)
+        gathered = self.cluster * ceil_div(together, self.cluster) if self.cluster > 1 else 0
+        sums = self.tile // self.part * (self.part + 4) * (together + gathered)
+        staged = self.stages * (self.stage_bytes(work) + self.extra_bytes(work))
+        return staged + 4 * sums + 4 * self.tile
 
     def filling(self, work: Work, device: DeviceModel) -> Self | None:
         """The same with as many stages as shared memory holds; None where these are too few, or blocks would wait."""
         most = device.shared_bytes if offers(device, CLUSTERS) else _SHARED_BYTES
         held = device.cores if self.cluster == 1 else cluster_cores(device).get(self.cluster, 0)
-        stages = (most - replace(self, stages=0).shared_bytes(work)) // (self.stage_bytes(work) + self.barrier_bytes)
+        stages = (most - replace(self, stages=0).shared_bytes(work)) // (
+            self.stage_bytes(work) + self.extra_bytes(work)
+        )
         waits = self.cluster > 1 and self.tiles(work) * self.cluster > held
-        if stages < _LEAST_STAGES or ceil_div(work.spans, self.sets) < 2 * self.cluster or waits:
+        if stages < _LEAST_STAGES or ceil_div(self.spans(work), self.sets) < 2 * self.cluster or waits:
             return None
         return replace(self, stages=min(stages, _MOST_STAGES))
 
@@ -157,16 +193,35 @@ class ByWarps(CodedRows):
     def threads(self) -> int:
         return 32 * self.warps_n * self.warps_k
 
+    def span(self, work: Work) -> int:
+        return _WARP_SPAN
+
 
 @dataclass(frozen=True)
 class ByWarpgroups(CodedRows):
-    """Warpgroups make numbers of 64 rows of the matrix each, and multiply them beside that; another one copies."""
+    """Warpgroups make numbers of 64 rows of the matrix each, and multiply them beside that; another one brings.
+
+    Attributes:
+        groups: Those that multiply.
+        most: Vectors of a tile at the most: up to 64, or a multiple of 64.
+        places: Codes of a row that are brought together: 64 or 128.
+    """
 
     groups: int
+    most: int = _GATHERED
+    places: int = _MOST_PLACES
+
+    @property
+    def part(self) -> int:
+        return WARPGROUP_ROWS
+
+    def columns(self, work: Work) -> int:
+        step = _COLUMN if work.rows <= _GATHERED else _GATHERED
+        return min(self.most, ceil_div(work.rows, step) * step)
 
     @property
     def tile(self) -> int:
-        return 64 * self.groups
+        return WARPGROUP_ROWS * self.groups
 
     @property
     def sets(self) -> int:
@@ -174,28 +229,49 @@ class ByWarpgroups(CodedRows):
 
     @property
     def threads(self) -> int:
-        return 128 * (self.groups + 1)
+        return _BRINGING_THREADS + 128 * self.groups
 
-    @property
-    def barrier_bytes(self) -> int:
-        return 16
+    def span(self, work: Work) -> int:
+        return self.places
+
+    def extra_bytes(self, work: Work) -> int:
+        span, group = self.span(work), work.group
+        whole = span if group % span == 0 or group >= work.k else group if span % group == 0 else _PIECE
+        return 16 + span // whole * self.tile * work.group_bytes
 
 
 def coded_rows_candidates(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
     """All ways to share the work that fit, with what each should take."""
     costs = device.constants(_FAMILY, CodedRowsCosts)
-    clusters = range(1, 9) if offers(device, CLUSTERS) else (1,)
-    for cluster in clusters:
-        for requires, each in _ways(cluster, device):
-            sizes = each.filling(work, device)
-            if sizes is not None:
-                clocks = _clocks(sizes, work, costs, device)
-                yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
+    for requires, each in _few(device) if work.rows <= _GATHERED else _many(work, device):
+        sizes = each.filling(work, device)
+        if sizes is not None:
+            clocks = _clocks(sizes, work, costs, device)
+            yield Candidate(_FAMILY, sizes, device.microseconds(clocks), requires)
 
 
-def _ways(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
+def _many(work: Work, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
+    """As below, for vectors of which a tile has a part."""
+    if not _brings_boxes(device):
+        return
+    for groups, most in ((3, 64), (2, 128), (2, 192), (2, 256)):
+        if most - _GATHERED < work.rows:
+            yield from ((WARPGROUPS, ByWarpgroups(0, 1, groups, most, places)) for places in (64, _MOST_PLACES))
+
+
+def _brings_boxes(device: DeviceModel) -> bool:
+    """Whether there are warpgroups, and a copy engine for them."""
+    return offers(device, WARPGROUPS) and TENSOR_MAPS in device.instructions
+
+
+def _few(device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
     """What is required, and the sizes but for the stages."""
-    if offers(device, WARPGROUPS):
+    for cluster in range(1, 9) if offers(device, CLUSTERS) else (1,):
+        yield from _in_clusters(cluster, device)
+
+
+def _in_clusters(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
+    if _brings_boxes(device):
         yield from ((WARPGROUPS, ByWarpgroups(0, cluster, groups)) for groups in (1, 2, 3))
     requires = CLUSTERS if offers(device, CLUSTERS) else TENSOR_CORES
     for warps_k in (2, 4):  # with one set all wait for the same copies, a fifth longer as measured
@@ -207,14 +283,14 @@ def _ways(cluster: int, device: DeviceModel) -> Iterator[tuple[str, CodedRows]]:
 def _clocks(sizes: CodedRows, work: Work, costs: CodedRowsCosts, device: DeviceModel) -> float:
     """What a launch takes: bytes at the pace of the memory, or of what is on its way, or products."""
     blocks = sizes.clusters(work, device) * sizes.cluster
-    steps = ceil_div(ceil_div(work.spans, sizes.sets), sizes.cluster)
+    steps = ceil_div(ceil_div(sizes.spans(work), sizes.sets), sizes.cluster)
     turns = ceil_div(sizes.tiles(work) * sizes.cluster, blocks)
-    code_bytes = sizes.sets * sizes.tile * _SPAN * work.bits / 8  # of a step
+    code_bytes = sizes.sets * sizes.tile * sizes.span(work) * work.bits / 8  # of a step
     step_bytes = sizes.stage_bytes(work)
-    memory = blocks * code_bytes / (device.memory_a_clock * costs.memory)
-    cache = blocks * step_bytes / device.cache_a_clock
-    arriving = costs.latency / (sizes.stages - 1)
+    memory = blocks * code_bytes / sizes.turns(work) / (device.memory_a_clock * costs.memory)
     pace = costs.warpgroups if isinstance(sizes, ByWarpgroups) else costs.warps
-    products = sizes.sets * sizes.tile / 32 * (pace.numbers + pace.columns * work.columns / 8)
-    step = max(memory, cache, step_bytes / pace.nbytes, arriving, products)
-    return costs.latency + turns * steps * step
+    arriving = pace.latency / (sizes.stages - 1)
+    rows = pace.numbers + pace.columns * sizes.columns(work) / _COLUMN
+    products = pace.step + sizes.sets * sizes.span(work) / 64 * sizes.tile / 32 * rows
+    step = max(memory, step_bytes / pace.nbytes, arriving, products)
+    return pace.launch + turns * (pace.block * sizes.cluster + steps * step)

@@ -229,7 +229,7 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "map of one dimension": (_with_map(replace(MAP, sizes=(8,), strides=(), box=(64,))), "a broken tensor map"),
     "map without a stride": (_with_map(replace(MAP, strides=())), "a broken tensor map"),
     "map of integers": (_with_map(replace(MAP, dtype=INT16)), "a broken tensor map"),
-    "map of other lines": (_with_map(replace(MAP, box=(32, 2))), "a broken tensor map"),
+    "map of other lines": (_with_map(replace(MAP, box=(24, 2))), "a broken tensor map"),
     "map of a huge box": (_with_map(replace(MAP, box=(64, 257))), "a broken tensor map"),
     "map of odd rows": (_with_map(replace(MAP, strides=(18,))), "a broken tensor map"),
     "map at an odd place": (_with_map(MAP, 8), "a broken tensor map"),

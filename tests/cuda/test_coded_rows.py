@@ -1,4 +1,4 @@
-"""Products of 17 to 64 rows by packed codes: which sizes are candidates, and what they compute.
+"""Products of many rows by packed codes: which sizes are candidates, and what they compute.
 
 What a kernel computes is seen on this machine's processor, thread by thread, and where there is a GPU on that.
 """
@@ -49,8 +49,12 @@ BY_WARPGROUPS: list[tuple[Case, torch.dtype, CodedRows]] = [
     (Case(20, 64, 512, 8, 128, torch.float8_e4m3fn, rows=128), HALF, ByWarpgroups(3, 2, 1)),
     (Case(50, 240, 320, 8, 32, torch.int8, biases=True), BFLOAT, ByWarpgroups(3, 1, 2)),
     (Case(18, 40, 256, 8, 64, zeros=True), HALF, ByWarpgroups(3, 1, 1)),
+    (Case(21, 130, 416, 8, 416, torch.int8), HALF, ByWarpgroups(4, 2, 1, places=64)),
+    (Case(35, 90, 320, 4, 64, zeros=True, behind="residual"), BFLOAT, ByWarpgroups(3, 1, 1, places=64)),
+    (Case(150, 160, 288, 4, 32, zeros=True), BFLOAT, ByWarpgroups(3, 1, 2, 128)),
+    (Case(200, 96, 320, 8, 320, torch.int8, behind="gated"), BFLOAT, ByWarpgroups(3, 1, 1, 192)),
 ]
-"""The same for warpgroups, with tiles in turns, fewer spans than stages, and more of them."""
+"""The same for warpgroups: tiles in turns, fewer spans than stages and more, lines of codes of 32, 64 and 128 bytes."""
 
 
 @pytest.fixture
@@ -83,7 +87,7 @@ def launch_of(plan: ExecutionPlan) -> KernelCall:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
-@pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED, ids=str)
+@pytest.mark.parametrize(("case", "dtype", "sizes"), FORCED + BY_WARPGROUPS, ids=str)
 def test_threads_on_the_processor_give_the_product(
     case: Case, dtype: torch.dtype, sizes: CodedRows, force: Any, tmp_path: Path
 ) -> None:
@@ -127,11 +131,11 @@ def test_chosen_sizes_err_as_the_16_bit_product(case: Case, dtype: torch.dtype, 
     assert relative_error(case, dtype, device) <= 1
 
 
-@pytest.mark.parametrize("rows", [17, 32, 64])
+@pytest.mark.parametrize("rows", [17, 32, 64, 65, 200, 2048])
 @pytest.mark.parametrize(("outputs", "k"), [(2048, 1536), (1536, 8960), (151936, 1536), (17, 128)])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_candidates_fit_the_device(rows: int, outputs: int, k: int, bits: int) -> None:
-    work = Work(rows, outputs, k, bits)
+    work = Work(rows, outputs, k, bits, 64, 4)
     for found in coded_rows_candidates(work, H200):
         sizes = found.sizes
         assert sizes.shared_bytes(work) <= H200.shared_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,16 +12,21 @@ from torch import Tensor
 
 import npu_compiler
 import npu_compiler.frontend.coded_layers
-from cuda_compiler.devices import DEVICES
-from cuda_compiler.products import packed
-from cuda_compiler.products.bulk_tilings import BulkTiling, bulk_costs
-from cuda_compiler.tiles.tiling import Asked
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.products import coded_rows
+from cuda_compiler.products.coded_rows_sizes import ByWarpgroups, CodedRows, Work
+from npu_compiler.artifact.plan import KernelCall, options_of
 from npu_compiler.compiled_program import CompiledProgram
+from npu_compiler.lowering.candidates import Candidate
+from npu_compiler.lowering.device_model import DeviceModel
 from npu_runtime import Device, load
 from tests.cuda.kernels import check_plan_compiles, kernels_for
 
-MODEL = DEVICES.named("sm_90", "cuda")
-TILINGS = [BulkTiling.of(tile, MODEL) for tile in bulk_costs(MODEL).tiles if tile.splits == 1]
+SIZES = [
+    ByWarpgroups(0, 1, groups, most, places)
+    for groups, most in ((3, 64), (2, 128), (1, 128), (2, 192), (2, 256))
+    for places in (64, 128)
+]
 
 
 @dataclass(frozen=True)
@@ -97,18 +102,24 @@ class PackedProduct(torch.nn.Module):
         return npu_compiler.compile(npu_compiler.extract(self.eval(), (self.inputs(m),)), target="cuda")
 
 
-Force = Callable[[BulkTiling], None]
+Force = Callable[[ByWarpgroups], None]
 
 
 @pytest.fixture
-def force(monkeypatch: pytest.MonkeyPatch) -> Force:
-    """Lets every product take a tiling."""
+def force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Force]:
+    """Lets every product be shared in one way, where that has room for enough stages."""
 
-    def use(tiling: BulkTiling) -> None:
-        chosen = packed.RankedTilings((tiling,), True)
-        monkeypatch.setattr(packed, "packed_tilings", lambda asked, code_bytes, device: chosen)
+    def use(sizes: ByWarpgroups) -> None:
+        def only(work: Work, device: DeviceModel) -> Iterator[Candidate[CodedRows]]:
+            filled = sizes.filling(work, device)
+            if filled is not None:
+                yield Candidate("coded_rows", filled, 1.0, WARPGROUPS)
 
-    return use
+        coded_rows._ranked.cache_clear()
+        monkeypatch.setattr(coded_rows, "coded_rows_candidates", only)
+
+    yield use
+    coded_rows._ranked.cache_clear()
 
 
 def check(model: PackedProduct, m: int, device: Device) -> None:
@@ -121,24 +132,27 @@ def check(model: PackedProduct, m: int, device: Device) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_numbers_are_made_while_tiles_are_brought(form: Form) -> None:
+def test_numbers_are_made_in_registers(form: Form) -> None:
     plan = PackedProduct(160, 384, form).compiled(130).main
-    assert "matmul_packed" in {kernel.entry for kernel in kernels_for(plan, 90)}
+    assert "warpgroup_codes" in {kernel.entry for kernel in kernels_for(plan, 90)}
     assert {kernel.entry for kernel in kernels_for(plan, 80)} == {"elementwise", "matmul"}
     check_plan_compiles(plan, 90)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(40, 160, 384), (130, 161, 384), (130, 160, 416)])
-def test_what_the_kernel_cannot_bring_goes_another_way(m: int, n: int, k: int) -> None:
-    model = PackedProduct(n, k, replace(FORMS["int4"], group=52 if k == 416 else 64))
-    assert "matmul_packed" not in {kernel.entry for kernel in model.compiled(m).main.kernels}
+def test_groups_that_do_not_fit_a_step_go_another_way() -> None:
+    model = PackedProduct(160, 416, replace(FORMS["int4"], group=52))
+    assert "warpgroup_codes" not in {kernel.entry for kernel in model.compiled(130).main.kernels}
 
 
 def test_numbers_are_made_ahead_where_many_rows_read_them() -> None:
-    """As found on an H200: of 2048 rows by the matrices of Qwen2.5-1.5B, making numbers in each tile takes longer."""
-    for n, k in ((17920, 1536), (1536, 8960), (2048, 1536)):
-        assert not packed.packed_tilings(Asked(2048, n, k), 0.5, MODEL).are_best
-        assert packed.packed_tilings(Asked(2048, n, k), 0.5, MODEL).tilings
+    """As found on an H200: 2048 rows by gate and up of Qwen2.5-1.5B take longer where each tile makes numbers."""
+    plan = PackedProduct(17920, 1536, FORMS["int4"]).compiled(2048).main
+    ways = [
+        [plan.kernels[call.kernel].entry for call in option.calls if isinstance(call, KernelCall)]
+        for option in options_of(plan.steps[0])
+    ]
+    assert ways[0][0] == "elementwise"
+    assert ["warpgroup_codes"] in ways
 
 
 @pytest.mark.parametrize("architecture", [70, 80])
@@ -154,7 +168,8 @@ def test_equals_float64(form: Form, m: int, n: int, k: int, device: Device) -> N
         check(PackedProduct(n, k, form, dtype), m, device)
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=repr)
-def test_every_tiling_equals_float64(tiling: BulkTiling, force: Force, device: Device) -> None:
-    force(tiling)
-    check(PackedProduct(608, 1536, FORMS["int4"]), 517, device)
+@pytest.mark.parametrize("sizes", SIZES, ids=repr)
+@pytest.mark.parametrize("form", ["int4 with zeros", "int8"])
+def test_every_way_equals_float64(sizes: ByWarpgroups, form: str, force: Force, device: Device) -> None:
+    force(sizes)
+    check(PackedProduct(609, 1536, FORMS[form]), 517, device)

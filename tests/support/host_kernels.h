@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #define __forceinline__ inline
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __CUDA_ARCH__ 900
 
 struct float2 { float x, y; };
@@ -60,10 +62,12 @@ static unsigned __byte_perm(unsigned a, unsigned b, unsigned select)
 
 struct Dim { int x, y, z; };
 struct Barrier { int arrived = 0, passed = 0; };
+struct PhaseBarrier { int count, waiting, phase; long bytes; }; // arrivals of a phase, and what is still to come of this one
 struct Block {
     std::vector<unsigned char> shared;
     Barrier all, named[16];
     int votes = 0;
+    std::map<unsigned, PhaseBarrier> phases; // by their shared addresses
 };
 struct Warp {
     Barrier all;
@@ -281,6 +285,17 @@ static void host_multiply_columns(float (&sum)[EIGHTS][4], First first, unsigned
     }
     __syncwarp();
 }
+template <int EIGHTS>
+static void host_wgmma(float (&sum)[EIGHTS][4], const unsigned (&a)[4], unsigned long long b, int adds, bool is_half)
+{
+    host_show(a);
+    host_multiply_columns(sum, [&](int row, int k) { return host_from_registers(a, row, k); }, b, adds, is_half);
+}
+template <int EIGHTS>
+static void host_wgmma(float (&sum)[EIGHTS][4], unsigned long long a, unsigned long long b, int adds, bool is_half)
+{
+    host_multiply_columns(sum, [&](int row, int k) { return host_from_shared(a, row, k); }, b, adds, is_half);
+}
 
 // stmatrix of four transposed matrices.
 static void host_store_matrices(unsigned address, const unsigned (&word)[4])
@@ -341,4 +356,45 @@ static void arrive_in_cluster()
         cluster_barrier.arrived = 0;
         ++cluster_barrier.passed;
     }
+}
+
+// Barriers that count arrivals and bytes.
+static void end_phase(PhaseBarrier& barrier)
+{
+    if (barrier.waiting == 0 && barrier.bytes == 0) {
+        barrier.waiting = barrier.count;
+        ++barrier.phase;
+    }
+}
+static void host_arrive(unsigned at, int bytes)
+{
+    PhaseBarrier& barrier = current->own->phases.at(at);
+    --barrier.waiting;
+    barrier.bytes += bytes;
+    end_phase(barrier);
+}
+
+// What the copy engine is told of a tensor here: elements of 16 bits, lines of a box permuted by exclusive or.
+struct HostMap {
+    const unsigned char* address;
+    long sizes[2], stride;
+    int box[2];
+};
+static void host_copy_lines(unsigned target, const void* map, unsigned at, int k, int line)
+{
+    const HostMap& tensor = *(const HostMap*)map;
+    int width = tensor.box[0] * 2;
+    for (int row = 0; row < tensor.box[1]; ++row) {
+        for (int column = 0; column < tensor.box[0]; ++column) {
+            unsigned short element = 0;
+            if (line + row < tensor.sizes[1] && k + column < tensor.sizes[0]) {
+                memcpy(&element, tensor.address + (line + row) * tensor.stride + (k + column) * 2, 2);
+            }
+            unsigned place = target + row * width + column * 2;
+            memcpy(host_shared() + (place ^ (place >> 7) % (width / 16) * 16), &element, 2);
+        }
+    }
+    PhaseBarrier& barrier = current->own->phases.at(at);
+    barrier.bytes -= tensor.box[1] * width;
+    end_phase(barrier);
 }

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_compiler.artifact.extensions import cluster_of
-from npu_compiler.artifact.plan import ExecutionPlan, KernelCall, Role
+from cuda_compiler.artifact.extensions import cluster_of, map_of
+from npu_compiler.artifact.plan import Argument, ExecutionPlan, KernelCall, Role
 
 __all__ = ["HAS_COMPILER", "run_on_host", "run_plan_on_host"]
 
@@ -35,6 +35,12 @@ _STATEMENTS = {
     r'asm\("fma\.rn\.bf16x2 .*?;"[^;]*;': "result = pairwise(a, b, c, false);",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\..*?\);\n': "host_multiply(sum, a, b0, b1, true);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\..*?\);\n': "host_multiply(sum, a, b0, b1, false);\n",
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.f16\.f16[^#]*#endif": (
+        "host_wgmma(sum, a, b, adds, true);"
+    ),
+    r"#if defined\(__CUDA_ARCH_FEAT_SM90_ALL\)\n[^#]*?wgmma[^#]*?k16\.f32\.bf16\.bf16[^#]*#endif": (
+        "host_wgmma(sum, a, b, adds, false);"
+    ),
     r'asm\("max\.NaN\.f32 .*?;"[^;]*;': "result = a > b || a != a ? a : b;",
     r'asm\("min\.NaN\.f32 .*?;"[^;]*;': "result = a < b || a != a ? a : b;",
     r'asm\("lop3\.b32 .*?;"[^;]*;': "result = a & mask | b;",
@@ -58,21 +64,28 @@ _FUNCTIONS = {
     ),
     "float8_e4m3_code": "inline int float8_e4m3_code(float number) { return host_float8_e4m3(number); }\n",
     "transposed": "inline uint transposed(uint matrix) { return host_transposed(matrix); }\n",
+    "make_barrier": (
+        "inline void make_barrier(uint barrier, int count)\n{\n"
+        "    current->own->phases[barrier] = {count, count, 0, 0};\n}\n"
+    ),
+    "publish_barriers": "inline void publish_barriers() {}\n",
+    "arrive": "inline void arrive(uint barrier) { host_arrive(barrier, 0); }\n",
+    "arrive_and_expect": "inline void arrive_and_expect(uint barrier, int bytes) { host_arrive(barrier, bytes); }\n",
+    "wait_for_phase": (
+        "inline void wait_for_phase(uint barrier, int parity)\n{\n"
+        "    while (current->own->phases.at(barrier).phase % 2 == parity) { yield(); }\n}\n"
+    ),
+    "prefetch_map": "inline void prefetch_map(const TensorMap&) {}\n",
+    "copy_lines": (
+        "inline void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)\n{\n"
+        "    host_copy_lines(target, &map, barrier, k, line);\n}\n"
+    ),
+    "allow_registers": "inline void allow_registers() {}\n",
+    "leave_registers": "inline void leave_registers() {}\n",
     "announce_to_cluster": "inline void announce_to_cluster() { arrive_in_cluster(); }\n",
     "arrive_at_cluster": "inline void arrive_at_cluster() { arrive_in_cluster(); }\n",
     "shared_address": "inline uint shared_address(const void* pointer) { return host_shared_address(pointer); }\n",
     "wait_for_products": "inline void wait_for_products() {}\n",
-    "multiply_64_rows": (
-        "template <int EIGHTS>\n"
-        "inline void multiply_64_rows(float (&sum)[EIGHTS][4], const uint (&a)[4], uint64 b, int adds = 1)\n"
-        "{\n    host_show(a);\n"
-        "    auto first = [&](int row, int k) { return host_from_registers(a, row, k); };\n"
-        "    host_multiply_columns(sum, first, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
-        "template <int EIGHTS>\n"
-        "inline void multiply_64_rows(float (&sum)[EIGHTS][4], uint64 a, uint64 b, int adds = 1)\n"
-        "{\n    auto first = [&](int row, int k) { return host_from_shared(a, row, k); };\n"
-        "    host_multiply_columns(sum, first, b, adds, tile_t(1.0f).bits == 0x3c00);\n}\n"
-    ),
     "synchronize": (
         "inline void synchronize(int number, int threads)\n{\n    meet(current->own->named[number], threads);\n}\n"
     ),
@@ -206,7 +219,7 @@ def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.
     kernel = plan.kernels[call.kernel]
     source, library = folder / f"{kernel.digest}.cpp", folder / f"{kernel.digest}.so"
     if not library.exists():
-        source.write_text(_translated(kernel.text, kernel.entry, len(call.args)))
+        source.write_text(_translated(kernel.text, kernel.entry, call.args))
         command = [
             "g++",
             "-std=c++17",
@@ -221,14 +234,40 @@ def _launch(plan: ExecutionPlan, call: KernelCall, buffers: Sequence[NDArray[np.
         ]
         subprocess.run(command, check=True, capture_output=True, text=True)
     parameters = np.frombuffer(call.params, np.uint8).copy()
-    addresses = [buffers[argument.buffer].ctypes.data + argument.offset for argument in call.args]
+    maps = [_host_map(argument, buffers[argument.buffer]) for argument in call.args]
+    addresses = [
+        ctypes.addressof(made) if made else buffers[argument.buffer].ctypes.data + argument.offset
+        for argument, made in zip(call.args, maps, strict=True)
+    ]
     pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, parameters.ctypes.data)
     sizes: Sequence[int] = (*call.grid, call.block[0], cluster_of(call)[0], call.shared_bytes)
     if ctypes.CDLL(str(library)).run(pointers, *sizes):
         raise RuntimeError(f"the kernel '{kernel.entry}' waits for ever")
 
 
-def _translated(text: str, entry: str, count: int) -> str:
+class _HostMap(ctypes.Structure):
+    """What a kernel has of a tensor map here."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("sizes", ctypes.c_long * 2),
+        ("stride", ctypes.c_long),
+        ("box", ctypes.c_int * 2),
+        ("rest", ctypes.c_char * 128),  # to the size of a map
+    )
+
+
+def _host_map(argument: Argument, buffer: NDArray[np.uint8]) -> _HostMap | None:
+    """A map of two dimensions; None for an argument that is an address."""
+    tensor = map_of(argument)
+    if tensor is None:
+        return None
+    (stride,) = tensor.strides
+    sizes, box = (ctypes.c_long * 2)(*tensor.sizes), (ctypes.c_int * 2)(*tensor.box)
+    return _HostMap(buffer.ctypes.data + argument.offset, sizes, stride, box)
+
+
+def _translated(text: str, entry: str, arguments: Sequence[Argument]) -> str:
     """The kernel as C++ of a processor."""
     for pattern, statement in _STATEMENTS.items():
         text = re.sub(pattern, statement, text, flags=re.S)
@@ -257,12 +296,17 @@ def _translated(text: str, entry: str, count: int) -> str:
         r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];", r"unsigned char* \1 = host_shared();", text
     )
     text = text.replace('extern "C" __global__ void', "void")
-    arguments = ", ".join(f"(decltype(pointer_of<{number}>({entry})))bound[{number}]" for number in range(count))
+    passed = ", ".join(
+        f"*(const TensorMap*)bound[{number}]"
+        if map_of(argument)
+        else f"(decltype(pointer_of<{number}>({entry})))bound[{number}]"
+        for number, argument in enumerate(arguments)
+    )
     pick = (
         "template <int N, typename... Types> struct Pick;\n"
         "template <int N, typename First, typename... Rest> struct Pick<N, First, Rest...> : Pick<N - 1, Rest...> {};\n"
         "template <typename First, typename... Rest> struct Pick<0, First, Rest...> { typedef First type; };\n"
         "template <int N, typename... Types> typename Pick<N, Types...>::type pointer_of(void (*)(Types...));\n"
     )
-    calling = f"static void call_kernel() {{ {entry}({arguments}, *(const Params*)bound[{count}]); }}\n"
+    calling = f"static void call_kernel() {{ {entry}({passed}, *(const Params*)bound[{len(arguments)}]); }}\n"
     return _HEADER.read_text() + text + "\n" + pick + _RUN + calling

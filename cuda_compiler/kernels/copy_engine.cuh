@@ -1,0 +1,30 @@
+// Copies of whole boxes of a tensor by the copy engine of compute capability 9.0.
+// What the engine knows of a tensor, as the driver encodes it.
+struct alignas(64) TensorMap {
+    unsigned char at[128];
+};
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Makes new barriers visible to the copy engine.
+__device__ __forceinline__ void publish_barriers()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives at a barrier whose phase then also waits for `bytes` of copies.
+__device__ __forceinline__ void arrive_and_expect(uint barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Starts copying a box of lines into shared memory: 64 elements of k, and as many lines as the map says.
+__device__ __forceinline__ void copy_lines(uint target, const TensorMap& map, uint barrier, int k, int line)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(line)
+                 : "memory");
+}
