@@ -62,11 +62,11 @@ def is_refused(record: Mapping[str, Any]) -> bool:
 
 
 def is_wrong(record: Mapping[str, Any]) -> bool:
-    """Whether outputs are off by more than the data type costs.
+    """Whether outputs are off by more than the data type costs, and PyTorch's own export of the model.
 
     Where a model makes much of roundings, another order of operations errs as much again, in the sum of squares.
     """
-    explained = 2 * (1 - record.get("r_of_half", 1.0)) + 0.01
+    explained = 2 * (1 - record.get("r_of_half", 1.0)) + (1 - record.get("r_of_export", 1.0)) + 0.01
     return bool(record["r"] < min(_SILENT, 1 - explained) or record["mismatched"] > record.get("mismatched_of_half", 0))
 
 

@@ -173,9 +173,18 @@ def _compared(entry: Entry, built: Built, found: Sequence[np.ndarray[Any, Any]])
         best = [array.astype(np.float32).argmax(-1) for array in (wanted[0].numpy(), found[0])]
         record["same_class"] = bool(np.array_equal(*best))
     if measured.r < _SILENT or measured.mismatched:
+        record["r_of_export"] = round(_agreement_of_export(built, wanted).r, 6)
         half = _agreement_of_half(built, wanted)
         record |= {"r_of_half": round(half.r, 6), "mismatched_of_half": half.mismatched}
     return record
+
+
+def _agreement_of_export(built: Built, wanted: Sequence[torch.Tensor]) -> Agreement:
+    """How near PyTorch's own export of the model comes: some decide by being traced what they compute."""
+    inputs = built.inputs
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    exported = torch.export.export(built.module, () if named else tuple(inputs), named).module()
+    return agreement([tensor.numpy() for tensor in wanted], [each.numpy() for each in _called(exported, inputs)])
 
 
 def _agreement_of_half(built: Built, wanted: Sequence[torch.Tensor]) -> Agreement:

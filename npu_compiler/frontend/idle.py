@@ -12,16 +12,17 @@ _ASSERTIONS = {"_assert_scalar", "_assert_async", "sym_constrain_range", "sym_co
 
 
 def remove_idle(exported: ExportedProgram) -> None:
-    """Removes assertions with what only they read, and copies of a tensor onto itself.
+    """Removes assertions with what only they read, copies of a tensor onto itself, and random numbers without a reader.
 
     An assertion about values cannot stop a program on the device; that a model has one is no reason to refuse it. A
-    buffer that is assigned itself, as in ``self.table = self.table.to(x.device)``, appears as such a copy.
+    buffer that is assigned itself, as in ``self.table = self.table.to(x.device)``, appears as such a copy. Models that
+    leave out layers at random draw a number in eval mode, too.
     """
     for node in list(exported.graph.nodes):
         if _is_assertion(node) or _copies_itself(node):
             exported.graph.erase_node(node)
     for node in reversed(list(exported.graph.nodes)):
-        if not node.users and _gives_number(node):
+        if not node.users and (_gives_number(node) or _draws(node)):
             exported.graph.erase_node(node)
     exported.graph_module.recompile()
 
@@ -35,6 +36,13 @@ def _is_assertion(node: Node) -> bool:
 def _gives_number(node: Node) -> bool:
     """Whether a node reads a number off a tensor, or computes with such numbers."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _draws(node: Node) -> bool:
+    """Whether a node gives random numbers, and changes no tensor."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in node.target.tags and not node.target._schema.is_mutable
 
 
 def _copies_itself(node: Node) -> bool:

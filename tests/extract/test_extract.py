@@ -211,3 +211,16 @@ class Asserting(nn.Module):
 def test_an_assertion_about_values_is_left_out() -> None:
     extraction = check_computes(Asserting().eval(), (torch.randn(2, 3),))
     assert not nodes_of(extraction, "aten.item.default")
+
+
+class LeavingOut(nn.Module):
+    """Layers are left out at random in training, and a number is drawn for it in any mode."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand([])
+        return x if self.training and drawn < 0.1 else x * 2
+
+
+def test_random_numbers_that_nobody_reads_are_left_out() -> None:
+    extraction = check_computes(LeavingOut().eval(), (torch.randn(2, 3),))
+    assert not nodes_of(extraction, "aten.rand.default")
