@@ -7,6 +7,7 @@ the other end: there it finds it, before what it brings itself takes the room.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 
 from cuda_compiler.anchors import anchor_launch
@@ -22,6 +23,7 @@ BACKWARDS = "backwards"
 """The first parameter of kernels that take tiles from either end: 1 for the last one first."""
 
 _INT_BYTES = 4
+_REMEMBERED = 8  # steps, behind which the cache holds other tensors
 
 
 @dataclass
@@ -47,8 +49,8 @@ def directed_launch(launch: Launch, fused: Epilogue, lowering: Lowering) -> Kern
 
 
 def _other_end(buffer: int, lowering: Lowering) -> int:
-    """1 where the latest step that uses a tensor takes its tiles from the first on, 0 where there is none."""
-    for step in reversed(lowering.emitted):
+    """1 where the latest step that uses a tensor takes its tiles from the first on, 0 where none has lately."""
+    for step in islice(reversed(lowering.emitted), _REMEMBERED):
         if any(argument.buffer == buffer for argument in step.args):
             return 1 - _end(step, lowering.record(_Directed).kernels)
     return 0
