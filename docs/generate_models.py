@@ -25,9 +25,10 @@ This page is generated from the records of that run (`benchmarks/results/coverag
 
 Constants that constructors leave (scales of one, branches times zero) get noise, and BatchNorms the statistics of
 random inputs, so that no part of a model is without effect. r is Pearson's correlation, the smallest over a model's
-outputs; an output is wrong where r is below 0.99 and float16 alone, in PyTorch, does not explain it. What stays on the
-CPU has its reason below, and its price in the [ledger](mixed.md#the-ledger) of the model's own plan. A model
-that is refused decides by the values of tensors what it computes, or returns what is no tensor.
+outputs; an output is wrong where r is below 0.99 and neither float16 alone, in PyTorch, nor PyTorch's own export of the
+model explains it. What stays on the CPU has its reason below, and its price in the [ledger](mixed.md#the-ledger) of the
+model's own plan. A model that is refused decides by the values of tensors what it computes, or returns what is no
+tensor.
 """,
     "models.ko.md": """# 모델
 
@@ -40,8 +41,8 @@ that is refused decides by the values of tensors what it computes, or returns wh
 
 생성자가 남기는 상수(1인 스케일, 0을 곱한 가지)에는 잡음을 더하고 BatchNorm에는 무작위 입력의 통계를 넣어,
 모델의 어느 부분도 결과에 영향이 없는 일이 없게 했습니다. r은 피어슨 상관계수로, 모델의 출력 가운데 가장 작은
-값입니다. r이 0.99보다 낮고 PyTorch의 float16 계산만으로 설명되지 않으면 틀린 출력으로 셉니다. CPU에 남은
-연산의 이유는 아래에, 그 비용은 모델 자신의 계획에 있는 [원장](mixed.ko.md)에 있습니다. 거절된 모델은
+값입니다. r이 0.99보다 낮고 PyTorch의 float16 계산으로도, PyTorch가 내보낸 모델로도 설명되지 않으면 틀린 출력으로
+셉니다. CPU에 남은 연산의 이유는 아래에, 그 비용은 모델 자신의 계획에 있는 [원장](mixed.ko.md)에 있습니다. 거절된 모델은
 무엇을 계산할지를 텐서의 값에 따라 정하거나 텐서가 아닌 것을 돌려줍니다.
 """,
 }

@@ -94,7 +94,8 @@ def fits_windows(conv: Convolution, group: Group, found: Positions, device: Devi
     """Whether a convolution whose operands are of one 16-bit type can be lowered this way."""
     if not is_of_few_channels(conv, device):
         return False
-    return window_under(conv, _tiles(conv)).fits(conv) and fits_window_tiles(conv, group, found, _tiles(conv))
+    tiles = _tiles(conv)
+    return window_under(conv, tiles).fits(conv) and fits_window_tiles(conv, group, found, tiles)
 
 
 def lower_windows(conv: Convolution, group: Group, found: Positions, lowering: Lowering) -> KernelCall:

@@ -25,16 +25,7 @@ struct Belongings {
         group = (COMMON % SPAN == 0 || k < COMMON ? k : COMMON - 1) / GROUP;
         #pragma unroll
         for (int side = 0; side < SIDES; ++side) {
-            long long own = row_of_scales(row + side * 8, p);
-            if (!ONE_GROUP) {
-                scale[side] = b.scales[own * p.scale_row + group * SCALE_GROUP];
-            }
-            if (ZEROS) {
-                zero[side] = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
-            }
-            if (BIASES) {
-                bias[side] = b.biases[own * p.bias_row + group * BIAS_GROUP];
-            }
+            load_belonging(scale[side], zero[side], bias[side], b, row_of_scales(row + side * 8, p), group, p);
         }
     }
 

@@ -27,6 +27,21 @@ __device__ __forceinline__ long long row_of_scales(int row, const Params& p)
     return (row < p.outputs ? row : p.outputs - 1) / ROWS;
 }
 
+// What belongs to the codes of a group of such a row, as it lies in memory.
+__device__ __forceinline__ void load_belonging(
+    scale_t& scale, zero_t& zero, bias_t& bias, const Groups& b, long long own, int group, const Params& p)
+{
+    if (!ONE_GROUP) {
+        scale = b.scales[own * p.scale_row + group * SCALE_GROUP];
+    }
+    if (ZEROS) {
+        zero = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
+    }
+    if (BIASES) {
+        bias = b.biases[own * p.bias_row + group * BIAS_GROUP];
+    }
+}
+
 // Sends each block of the cluster its share of the sums, by THREADS threads.
 template <int THREADS>
 __device__ __forceinline__ void send_sums(float* gathered, const float* parts, int rank, int thread)

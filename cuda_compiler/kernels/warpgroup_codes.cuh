@@ -118,16 +118,7 @@ struct Belonging {
         long long own = row_of_scales(at.row(p) + row, p);
         #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
-            int group = group_of(at.span, piece);
-            if (!ONE_GROUP) {
-                scale[piece] = b.scales[own * p.scale_row + group * SCALE_GROUP];
-            }
-            if (ZEROS) {
-                zero[piece] = b.zeros[own * p.zero_row + group * ZERO_BITS / 8 * ZERO_GROUP];
-            }
-            if (BIASES) {
-                bias[piece] = b.biases[own * p.bias_row + group * BIAS_GROUP];
-            }
+            load_belonging(scale[piece], zero[piece], bias[piece], b, own, group_of(at.span, piece), p);
         }
     }
     __device__ __forceinline__ void store(unsigned char* target, int row, int span) const

@@ -5,10 +5,11 @@
 // A threadgroup computes TILE_M rows of the `heads` query heads that share a key head, counted head by head, so that
 // keys and values are read once for all of them. A block of positions that the mask closes for all those rows is not
 // read. A row that is closed everywhere gives zeros. Keys and values are staged in threadgroup memory, or, where they
-// are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups. With a PAGE, they lie
-// in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of them. With
-// CODES, they are codes of a byte, whose scales lie alike, and which the generated number_of reads: the scale of a key's row multiplies its scores,
-// that of a value's row its weights, by VALUE_UNIT more, so that half precision holds what it would of the values.
+// are DIRECT, read as matrices where they lie: a few rows then take larger blocks and more simdgroups. With a PAGE, they
+// lie in pages of so many positions, which the generated page_of looks up; a block of positions lies in one of them. With
+// CODES, they are codes of a byte, which the generated number_of reads, and whose scales lie alike: the scale of a key's
+// row multiplies its scores, that of a value's row its weights, by VALUE_UNIT more, so that half precision holds what it
+// would of the values.
 // Grid: tiles of rows, batch * key heads, parts of the positions. Block: 32 * SIMDGROUPS.
 
 // Kinds of MASK.

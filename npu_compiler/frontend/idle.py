@@ -1,4 +1,4 @@
-"""Takes what computes nothing out of an exported program: assertions about values, tensors copied onto themselves."""
+"""Takes what computes nothing out of an exported program: assertions, tensors copied onto themselves, idle draws."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from npu_compiler.frontend.decoder_request import BatchRequest
 from npu_runtime import Device, Generator
 from npu_text.batching.engine import LaneSampling
 from npu_text.batching.paged_engine import PagedEngine
-from tests.language.test_paged_engine import Text, go_on, prompt, steps_of
+from tests.language.test_paged_engine import Text, go_on, last_of, prompt, steps_of
 from tests.support.decoders import Decoder, config, make_decoder
 
 SIZE, PAGE = 32, 64  # of a head, of a page
@@ -69,13 +69,8 @@ def test_texts_of_different_lengths_are_those_of_one_text_alone(
 
 
 def test_a_text_is_the_same_in_any_company(engine: PagedEngine) -> None:
-    def run(lanes: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
-        texts = [Text(engine, lane, prompt(length, length), pages).fill() for lane, length, pages in lanes]
-        go_on(texts, 10)
-        return texts[-1].tokens
-
-    alone = run([(0, 3, [1]), (1, 60, [2, 3])])
-    assert run([(3, 90, [4, 5]), (0, 20, [8]), (2, 60, [13, 0])]) == alone
+    alone = last_of(engine, [(0, 3, [1]), (1, 60, [2, 3])])
+    assert last_of(engine, [(3, 90, [4, 5]), (0, 20, [8]), (2, 60, [13, 0])]) == alone
 
 
 def test_a_copied_page_has_its_scales(engine: PagedEngine) -> None:

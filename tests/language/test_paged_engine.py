@@ -94,6 +94,13 @@ def go_on(texts: Sequence[Text], count: int, masks: Sequence[tuple[MaskSource, i
             text.tokens.append(token)
 
 
+def last_of(engine: PagedEngine, lanes: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
+    """The tokens of the last of some texts, each in a lane, of a length, in pages, after ten steps of all."""
+    texts = [Text(engine, lane, prompt(length, length), pages).fill() for lane, length, pages in lanes]
+    go_on(texts, 10)
+    return texts[-1].tokens
+
+
 def one_step(lane: int, tokens: Sequence[int], position: int, pages: Sequence[int]) -> LaneSteps:
     guesses = [tokens[1:]] if len(tokens) > 1 else []
     return LaneSteps(np.array([lane]), np.array(tokens[:1]), np.array([position]), [tuple(pages)], guesses)
@@ -115,14 +122,9 @@ def test_texts_of_different_lengths_are_pytorchs(engine: PagedEngine, decoder: D
 
 
 def test_a_text_is_the_same_in_any_company(engine: PagedEngine) -> None:
-    def run(lanes: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
-        texts = [Text(engine, lane, prompt(length, length), pages).fill() for lane, length, pages in lanes]
-        go_on(texts, 10)
-        return texts[-1].tokens
-
-    alone = run([(0, 3, [1]), (1, 50, [2, 3])])
-    assert run([(3, 90, [4, 5, 6, 7]), (0, 20, [8]), (2, 50, [13, 0])]) == alone
-    assert run([(3, 7, [4]), (1, 50, [9, 10])]) == alone
+    alone = last_of(engine, [(0, 3, [1]), (1, 50, [2, 3])])
+    assert last_of(engine, [(3, 90, [4, 5, 6, 7]), (0, 20, [8]), (2, 50, [13, 0])]) == alone
+    assert last_of(engine, [(3, 7, [4]), (1, 50, [9, 10])]) == alone
 
 
 def test_lanes_that_have_been_busy_are_left_alone(engine: PagedEngine, decoder: Decoder) -> None:
