@@ -31,12 +31,19 @@ def single_launch(launch: Launch, group: Group, lowering: Lowering) -> KernelCal
     return anchor_launch(launch, anchor_epilogue(group, epilogue_positions(group, lowering, "sum"), 1), lowering)
 
 
-def anchor_epilogue(group: Group, found: Positions, size: int) -> Epilogue:
-    """The functions that fetch operands, and that compute and store `size` neighbouring results of a thread."""
+def anchor_epilogue(group: Group, found: Positions, size: int, gives: bool = False) -> Epilogue:
+    """The functions that fetch operands, and that compute and store `size` neighbouring results of a thread.
+
+    Args:
+        group: What to compute.
+        found: Its operands.
+        size: Results of a pack.
+        gives: As in `epilogue`.
+    """
     anchor = group.anchor
     assert anchor is not None
     group = changed(group, expr=shortened(group.expr))
     values = f"const {CUDA.register(anchor.dtype)} (&value)[{size * group.pairs}], "
-    text = epilogue(group, found, size, _POSITIONS, _NAMES, values)
+    text = epilogue(group, found, size, _POSITIONS, _NAMES, values, gives)
     macros = {**map_macros(group, found.operands), "STORE_SIZE": size, "PAIRS": group.pairs}
     return Epilogue(group, found, text, macros)

@@ -18,8 +18,8 @@ from npu_compiler.records import changed
 from npu_compiler.tensor.expr import Call, Checked, Expr, Iota, Load, leaves, walk
 from npu_compiler.tensor.rounded import by_constant
 
-__all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "pack_size"]
-__all__ += ["pack_source", "packed_loads", "with_packs"]
+__all__ = ["PACK_SIZES", "PackedLoad", "define_indexed", "element_functions", "epilogue", "is_plain", "pack_size"]
+__all__ += ["pack_source", "packed_loads", "packs_by_element", "with_packs"]
 
 PACK_SIZES = (8, 4, 2)
 
@@ -183,7 +183,9 @@ def with_packs(operands: Operands, loads: Sequence[PackedLoad], prefix: str = ""
     return changed(operands, names=changed(operands.names, loads=names))
 
 
-def epilogue(group: Group, found: Positions, size: int, positions: str, names: str, values: str = "") -> str:
+def epilogue(
+    group: Group, found: Positions, size: int, positions: str, names: str, values: str = "", gives: bool = False
+) -> str:
     """Device functions that compute `size` neighbours from their position, and store them.
 
     ``fetch`` reads what it takes in packs, ``store`` does the rest, ``finish`` does both. With an anchor, ``fetch`` has
@@ -197,6 +199,8 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
         positions: Parameters for the kernel's positions, each with a comma after it.
         names: The same without types.
         values: Parameter for the anchor's own results, with a comma after it; empty without an anchor.
+        gives: Whether ``store`` gives back the elements of a pack, and stores them only where ``out`` is not null, and
+            ``element_source`` says where the one pack of ``fetch_by_element`` lies, if it has one.
     """
     storage = CUDA.storage[group.output.dtype.name]
     loads = packed_loads(found.operands, [group.expr], size, indexed=True, checked=group.is_elementwise)
@@ -218,15 +222,18 @@ def epilogue(group: Group, found: Positions, size: int, positions: str, names: s
             f"    return {{fetch_by_column({arguments}), fetch_by_element({arguments})}};",
             "}",
             *_asking(by_element, parameters, found),
+            *(_source_of_element(by_element, parameters, found) if gives else []),
         ]
     else:
         fetching = _fetching("Fetched", "fetch", packs, size, parameters, found)
     lines = [
         *fetching,
-        f"{inline} void store({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
+        f"{inline} {f'Pack<{storage}, {size}>' if gives else 'void'} "
+        f"store({values}const Fetched& fetched, {positions}{storage}* out, {pointers})",
         "{",
         *found.statements,
-        *_store_lines(group, operands, found.inner, size, packs),
+        *_store_lines(group, operands, found.inner, size, packs, "if (out != nullptr) " if gives else ""),
+        *(["    return result;"] if gives else []),
         "}",
         f"{inline} void finish({values}{positions}{storage}* out, {pointers})",
         "{",
@@ -290,7 +297,7 @@ def element_functions(group: Group, found: Positions, positions: str) -> str:
 
 def _asking(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:
     """A function that asks for the lines of memory that packs lie in, where they do not depend on what is read."""
-    plain = [load for load in packs.values() if load.leaf.index is None and load.source.startswith("load_pack")]
+    plain = [load for load in packs.values() if is_plain(load)]
     return [
         f"__device__ __forceinline__ void ask_by_element({parameters})",
         "{",
@@ -300,8 +307,31 @@ def _asking(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) 
     ]
 
 
-def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad]) -> list[str]:
-    """Statements that compute a pack and store it; a scatter's values go where its index says."""
+def _source_of_element(packs: Mapping[str, PackedLoad], parameters: str, found: Positions) -> list[str]:
+    """A function that says where a pack lies; none where there are several, or it depends on what is read."""
+    if len(packs) != 1 or not all(map(is_plain, packs.values())):
+        return []
+    (load,) = packs.values()
+    place = load.source[load.source.index("(") + 1 : -1]
+    head = f"__device__ __forceinline__ const {load.storage}* element_source({parameters})"
+    return [function(head, found.statements, place)]
+
+
+def is_plain(load: PackedLoad) -> bool:
+    """Whether where it lies depends on nothing that is read."""
+    return load.leaf.index is None and load.source.startswith("load_pack")
+
+
+def packs_by_element(group: Group, found: Positions, size: int) -> list[PackedLoad]:
+    """What ``fetch_by_element`` of an epilogue reads."""
+    loads = packed_loads(found.operands, [group.expr], size, indexed=True, checked=group.is_elementwise)
+    return [load for load in loads if not _is_by_column(load, found)]
+
+
+def _store_lines(
+    group: Group, operands: Operands, inner: str, size: int, packs: Mapping[str, PackedLoad], condition: str
+) -> list[str]:
+    """Statements that compute a pack and store it on a condition; a scatter's values go where its index says."""
     storage = CUDA.storage[group.output.dtype.name]
     printer = Printer(CUDA, operands.names, "        ")
     fetched = {f"fetched.{name}": load for name, load in packs.items()}
@@ -323,7 +353,8 @@ def _store_lines(group: Group, operands: Operands, inner: str, size: int, packs:
         *printer.lines,
         f"        result[u] = {result if in_bytes else f'{storage}({result})'};",
         "    }",
-        f"    {place.condition}store_pack(target, {f'{PACK_OF_BYTES}<{storage}>(result)' if in_bytes else 'result'});",
+        f"    {condition}{place.condition}"
+        f"store_pack(target, {f'{PACK_OF_BYTES}<{storage}>(result)' if in_bytes else 'result'});",
     ]
 
 

@@ -12,6 +12,7 @@ from cuda_compiler.attention.decode import loads_fresh
 from cuda_compiler.attention.paged import loads_pages
 from cuda_compiler.devices import DEVICES
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.back_to_back import loads_results
 from cuda_compiler.images.convolution import loads_convolution, multiplies_codes
 from cuda_compiler.images.image_packing import filter_layout
 from cuda_compiler.images.pooled_windows import loads_produced
@@ -62,7 +63,8 @@ class CUDATarget(CodegenTarget):
         if isinstance(operand, Paired) or any(loads(group, position, operand) for loads in forms):
             return True
         return any(
-            loads(group, position, operand, self.device) for loads in (loads_rows, loads_coded_rows, loads_produced)
+            loads(group, position, operand, self.device)
+            for loads in (loads_rows, loads_coded_rows, loads_produced, loads_results)
         )
 
     def multiplies_codes(self, image: TensorSpec, weight: TensorSpec, groups: int) -> bool:

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 __all__ = ["CLUSTERS", "LIBRARY", "LIBRARY_MATMUL", "TENSOR_CORES", "WARPGROUPS", "Architecture", "architecture"]
-__all__ += ["read_architecture"]
+__all__ += ["read_architecture", "stricter"]
 
 LIBRARY = "cublas"  # the library is installed
 LIBRARY_MATMUL = "matmul"  # its routine: a product of matrices, many of them at a time
@@ -34,6 +34,11 @@ def read_architecture(name: str) -> Architecture | None:
     """The inverse of `architecture`; None where it is no such name."""
     found = _ARCHITECTURE.fullmatch(name)
     return None if found is None else Architecture(int(found[1] + found[2]), bool(found[3]))
+
+
+def stricter(one: str, other: str) -> str:
+    """Of what two options require, architectures or nothing, that which fewer devices have: they have the other, too."""
+    return max(one, other, key=lambda name: read_architecture(name) or Architecture(0, False))
 
 
 CLUSTERS = architecture(90)  # blocks that reach each other's shared memory, and early launches

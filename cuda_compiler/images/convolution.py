@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from math import prod
 
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
-from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.artifact.vocabulary import WARPGROUPS, stricter
 from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.back_to_back import back_to_back_microseconds, lower_back_to_back
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
 from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import (
@@ -23,10 +24,16 @@ from cuda_compiler.images.overlaps import fits_overlaps, lower_overlaps
 from cuda_compiler.images.windows import fits_windows, lower_windows
 from cuda_compiler.packing import pack_size
 from cuda_compiler.short_codes import operations_on_codes
-from cuda_compiler.tiles.lowering import bytes_of_a_result, close_tilings, option_of, partial_argument
+from cuda_compiler.tiles.lowering import (
+    bytes_of_a_result,
+    close_tilings,
+    option_of,
+    partial_argument,
+    tiles_microseconds,
+)
 from cuda_compiler.tiles.templates import TILE_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling, with_codes
-from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of
+from npu_compiler.artifact.plan import Argument, CallOption, KernelCall, Step, choice_of, options_of
 from npu_compiler.dtypes import BFLOAT16, FLOAT16, INT8, UINT8
 from npu_compiler.integers import ceil_div
 from npu_compiler.ir import TensorSpec
@@ -34,11 +41,13 @@ from npu_compiler.lowering.anchors import Epilogue
 from npu_compiler.lowering.grouping import Group
 from npu_compiler.lowering.positions import Positions, epilogue_positions
 from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.forms import Produced
 from npu_compiler.lowering.problems.operand import Operand
 from npu_compiler.lowering.problems.problem import Added, Problem
 from npu_compiler.lowering.problems.windows import image_values
 from npu_compiler.lowering.target import Lowering, lowering_of
 from npu_compiler.lowering.templates import KernelTemplate, Launch
+from npu_compiler.records import changed
 
 __all__ = ["CONV2D", "CONV2D_PLAIN", "loads_convolution", "lower_conv2d", "multiplies_codes"]
 
@@ -73,6 +82,8 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
     Raises:
         OpRefusal: A tensor that the epilogue reads, or the packed image, is too large.
     """
+    if isinstance(conv.image, Produced):
+        return _lower_both(conv, conv.image, group, lowering)
     found = epilogue_positions(group, lowering, "sum")
     together = depthwise_pack(conv, group, found)
     if together > 1:
@@ -87,6 +98,35 @@ def lower_conv2d(conv: Convolution, group: Group, lowering: Lowering) -> list[St
         return [packing, *choice_of(tiled)]
     packed_ways = (CallOption(way.requires, (packing, *way.calls)) for way in tiled)
     return choice_of([CallOption(WARPGROUPS, (lower_windows(conv, group, found, lowering),)), *packed_ways])
+
+
+def _lower_both(conv: Convolution, image: Produced, group: Group, lowering: Lowering) -> list[Step]:
+    """A convolution and the one that makes its image: one launch where that is quicker, else two."""
+    made, alone = image.made, conv.with_operand(0, image.in_memory)
+    assert isinstance(made.problem, Convolution)
+    made.check()
+    nodes = tuple(node for node in group.nodes if node not in made.nodes)
+    behind = changed(group, problem=alone, nodes=nodes)
+    apart = _microseconds(made.problem, made, lowering) + _microseconds(alone, behind, lowering)
+    is_quicker = back_to_back_microseconds(conv, group, lowering) < apart
+    joined = lower_back_to_back(conv, group, lowering) if is_quicker else None
+    first, last = lower_conv2d(made.problem, made, lowering), lower_conv2d(alone, behind, lowering)
+    if joined is None:
+        return [*first, *last]
+    return choice_of([CallOption(WARPGROUPS, (joined,)), *_ways(first[-1], last[-1])])
+
+
+def _ways(first: Step, last: Step) -> list[CallOption]:
+    """Ways to do both of two steps: the preferred ones, each other one beside these, and those for any device."""
+    firsts, lasts = options_of(first), options_of(last)
+    pairs = [(firsts[0], lasts[0]), *((a, lasts[0]) for a in firsts[1:]), *((firsts[0], b) for b in lasts[1:])]
+    pairs.append((firsts[-1], lasts[-1]))
+    return [CallOption(stricter(a.requires, b.requires), (*a.calls, *b.calls)) for a, b in dict.fromkeys(pairs)]
+
+
+def _microseconds(conv: Convolution, group: Group, lowering: Lowering) -> float:
+    """What the tiles of a convolution take, by the models of their cost."""
+    return tiles_microseconds(_asked(conv, group, lowering), lowering.device, True)
 
 
 def loads_convolution(group: Group, position: int, operand: Operand) -> bool:
@@ -156,17 +196,21 @@ def _struct(name: str, geometry: Mapping[str, int]) -> str:
     return f"struct {name} {{\n    static constexpr int {numbers};\n}};"
 
 
+def _asked(conv: Convolution, group: Group, lowering: Lowering) -> Asked:
+    """What is asked of tiles."""
+    depth = sum(map(_depth, _summed(conv, group)))
+    moved, operations = bytes_of_a_result(conv, group, lowering), operations_on_codes(group)
+    return Asked(conv.pixels, conv.outputs, depth, conv.groups, moved, operations)
+
+
 def _tiled_options(
     conv: Convolution, group: Group, found: Positions, lowering: Lowering, image: Argument, geometry: Mapping[str, int]
 ) -> list[CallOption]:
-    depth = sum(map(_depth, _summed(conv, group)))
     if _is_coded(conv):
         geometry = _in_units(geometry)
     # Windows of one chunk overlap and come through the level-1 cache, which large tiles would leave no room for.
     large = geometry["CHANNELS"] != CHUNK
-    moved, operations = bytes_of_a_result(conv, group, lowering), operations_on_codes(group)
-    asked = Asked(conv.pixels, conv.outputs, depth, conv.groups, moved, operations)
-    tilings = close_tilings(asked, lowering.device, large)
+    tilings = close_tilings(_asked(conv, group, lowering), lowering.device, large)
     added = _summed(conv, group)[1:]
     structs = [_struct("Image", geometry), *(_struct("AddedImage", _geometry(part)) for part in added)]
     given = (lowering, image, "\n".join(structs))

@@ -64,6 +64,8 @@ def loads_produced(group: Group, position: int, operand: Operand, device: Device
     pool = group.problem
     if not isinstance(operand, Produced) or not isinstance(pool, Pooling):
         return False
+    if operand.stored or operand.made.added is not None:
+        return False
     windows, made = pool.windows, operand.made
     if not len(group.shape) == len(made.shape) == 4:
         return False

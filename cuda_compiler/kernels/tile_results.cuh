@@ -11,13 +11,19 @@ static_assert(WARPS_N == 1 && TILE_N % 32 == 0 && SPLITS == 1, "a warpgroup has 
 // neighbours are 16 bytes and there are 64 columns, they leave half of it to the four lanes that have the next row and take
 // half of that, so that eight lanes store 128 bytes. The first result of a row counts as `base` for the epilogue, whose
 // operands are fetched ahead, as many as there are registers for before the tile is multiplied. Those that are the same for
-// all rows are held for all columns, or for those of one pack at a time, whose rows then follow each other.
-struct Results {
-    static constexpr bool WIDE = NEIGHBOURS == 16, SHARED_ROWS = !WIDE && TILE_N % 64 == 0;
+// all rows are held for all columns, or for those of one pack at a time, whose rows then follow each other. The
+// functions of EPILOGUE get their `operands` as the kernel has them, and are told of each pack once that is stored; KEPT registers of a thread are for something else.
+template <typename EPILOGUE, int WIDTH, int KEPT = 0>
+struct TileResults {
+    using FetchedByColumn = typename EPILOGUE::FetchedByColumn;
+    using FetchedByElement = typename EPILOGUE::FetchedByElement;
+    using Fetched = typename EPILOGUE::Fetched;
+    using Sums = float[STEPS_M][WIDTH / 8][4];
+    static constexpr bool WIDE = NEIGHBOURS == 16, SHARED_ROWS = !WIDE && WIDTH % 64 == 0;
     static constexpr int TAKEN = STORE_SIZE * PAIRS, EACH = NEIGHBOURS / TAKEN;
-    static constexpr int ROWS_EACH = STEPS_M * 2, PACKS_EACH = TILE_N / DEAL, COUNT = ROWS_EACH * PACKS_EACH * EACH;
+    static constexpr int ROWS_EACH = STEPS_M * 2, PACKS_EACH = WIDTH / DEAL, COUNT = ROWS_EACH * PACKS_EACH * EACH;
     static constexpr int COLUMNS_EACH = PACKS_EACH / (SHARED_ROWS ? 2 : 1) * EACH;
-    static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * STEPS_N * 4;
+    static constexpr int FREE_REGISTERS = PRODUCT_REGISTERS - OTHER_REGISTERS - STEPS_M * WIDTH / 2 - KEPT;
     static constexpr bool HOLDS_ALL = !WIDE || COLUMNS_EACH * int(sizeof(FetchedByColumn)) <= FREE_REGISTERS * 4;
     static constexpr int COLUMNS_HELD = HOLDS_ALL ? COLUMNS_EACH : EACH;
     static constexpr int FREE_BYTES = FREE_REGISTERS * 4 - COLUMNS_HELD * int(sizeof(FetchedByColumn));
@@ -25,12 +31,16 @@ struct Results {
     static constexpr int DEPTH = FITTING < 1 ? 1 : FITTING < COUNT ? FITTING : COUNT;
     const int batch, rows, columns, base;
     const bool lower; // of the two rows that eight lanes share
+    EPILOGUE epilogue;
     int row, col;
     FetchedByColumn of_column[COLUMNS_HELD];
     FetchedByElement of_element[DEPTH];
 
-    __device__ __forceinline__ Results(Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
-        : batch(part.batch), rows(rows), columns(columns / PAIRS), base(part.base), lower(threadIdx.x / 4 % 2)
+    template <typename... Operands>
+    __device__ __forceinline__ TileResults(
+        const EPILOGUE& epilogue, Part part, int group, int rows, int columns, const Operands&... operands)
+        : batch(part.batch), rows(rows), columns(columns / PAIRS), base(part.base), lower(threadIdx.x / 4 % 2),
+          epilogue(epilogue)
     {
         int thread = int(threadIdx.x) % 128;
         row = part.row + group * GROUP_ROWS + thread / 32 * 16 + thread % 32 / 4 - (SHARED_ROWS && lower ? 1 : 0);
@@ -38,12 +48,12 @@ struct Results {
         #pragma unroll
         for (int number = 0; number < COUNT; ++number) {
             if (is_first_of_column(number) && column_of(number) < COLUMNS_HELD) {
-                fetch_column(number, EPILOGUE_ARGUMENTS p);
+                fetch_column(number, operands...);
             }
         }
         #pragma unroll
         for (int number = 0; number < DEPTH; ++number) {
-            fetch_element(number, EPILOGUE_ARGUMENTS p);
+            fetch_element(number, operands...);
         }
     }
 
@@ -73,52 +83,56 @@ struct Results {
         return row_of(number) < rows && col_of(number) < columns;
     }
 
-    __device__ __forceinline__ void fetch_column(int number, EPILOGUE_PARAMETERS const Params& p)
+    template <typename... Operands>
+    __device__ __forceinline__ void fetch_column(int number, const Operands&... operands)
     {
         if (col_of(number) < columns) {
             int c = base + col_of(number);
-            of_column[column_of(number) % COLUMNS_HELD] = fetch_by_column(batch, 0, c, EPILOGUE_ARGUMENTS p);
+            of_column[column_of(number) % COLUMNS_HELD] = epilogue.fetch_by_column(batch, 0, c, operands...);
         }
     }
-    __device__ __forceinline__ void fetch_element(int number, EPILOGUE_PARAMETERS const Params& p)
+    template <typename... Operands>
+    __device__ __forceinline__ void fetch_element(int number, const Operands&... operands)
     {
         if (is_inside(number)) {
             int c = base + col_of(number);
-            of_element[number % DEPTH] = fetch_by_element(batch, row_of(number), c, EPILOGUE_ARGUMENTS p);
+            of_element[number % DEPTH] = epilogue.fetch_by_element(batch, row_of(number), c, operands...);
         }
     }
 
     // Asks for what the epilogue reads of another tile, a line of memory at a time.
+    template <typename... Operands>
     __device__ __forceinline__ static void ask(
-        Part part, int group, int rows, int columns, EPILOGUE_PARAMETERS const Params& p)
+        Part part, int group, int rows, int columns, const Operands&... operands)
     {
-        constexpr int LINE = 64, LINES = GROUP_ROWS * ((TILE_N + LINE - 1) / LINE); // of 16-bit elements
+        constexpr int LINE = 64, LINES = GROUP_ROWS * ((WIDTH + LINE - 1) / LINE); // of 16-bit elements
         #pragma unroll
         for (int i = 0; i < LINES; i += 128) {
             int line = i + int(threadIdx.x) % 128, row = part.row + group * GROUP_ROWS + line % GROUP_ROWS;
             int col = (part.col + line / GROUP_ROWS * LINE) / PAIRS;
             if (line < LINES && row < rows && col < columns / PAIRS) {
-                ask_by_element(part.batch, row, part.base + col, EPILOGUE_ARGUMENTS p);
+                EPILOGUE().ask_by_element(part.batch, row, part.base + col, operands...);
             }
         }
     }
 
     // The results of a pack and, where rows are shared, of the next one.
-    __device__ __forceinline__ void take(float (&value)[2][NEIGHBOURS], const Accumulator& sum, int number) const
+    __device__ __forceinline__ void take(float (&value)[2][NEIGHBOURS], const Sums& sum, int number) const
     {
         const int step = step_of(number) / 2, upper = step_of(number) % 2 * 2, block = pack_of(number) * (DEAL / 8);
         #pragma unroll
         for (int i = 0; i < NEIGHBOURS; ++i) {
-            value[0][i] = sum.at[step][block + i / 2][upper + i % 2];
+            value[0][i] = sum[step][block + i / 2][upper + i % 2];
             if (SHARED_ROWS) {
-                value[1][i] = sum.at[step][block + 4 + i / 2][upper + i % 2];
+                value[1][i] = sum[step][block + 4 + i / 2][upper + i % 2];
                 float other = __shfl_xor_sync(0xffffffffu, lower ? value[0][i] : value[1][i], 4);
                 (lower ? value[0][i] : value[1][i]) = other;
             }
         }
     }
 
-    __device__ __forceinline__ void store_all(const Accumulator& sum, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+    template <typename... Operands>
+    __device__ __forceinline__ void store_all(const Sums& sum, OUT_T* out, const Operands&... operands)
     {
         float value[2][NEIGHBOURS];
         #pragma unroll
@@ -128,7 +142,7 @@ struct Results {
                 take(value, sum, number);
             }
             if (is_first_of_column(number) && column_of(number) >= COLUMNS_HELD) {
-                fetch_column(number, EPILOGUE_ARGUMENTS p);
+                fetch_column(number, operands...);
             }
             if (is_inside(number)) {
                 float part[TAKEN];
@@ -137,10 +151,11 @@ struct Results {
                     part[i] = value[held][number % EACH * TAKEN + i];
                 }
                 Fetched fetched{of_column[column_of(number) % COLUMNS_HELD], of_element[number % DEPTH]};
-                store(part, fetched, batch, row_of(number), base + col_of(number), out, EPILOGUE_ARGUMENTS p);
+                epilogue.store(part, fetched, batch, row_of(number), base + col_of(number), out, operands...);
             }
+            epilogue.stored(lower, step_of(number), pack_of(number));
             if (number + DEPTH < COUNT) {
-                fetch_element(number + DEPTH, EPILOGUE_ARGUMENTS p);
+                fetch_element(number + DEPTH, operands...);
             }
         }
     }

@@ -105,6 +105,35 @@ __device__ __forceinline__ int start_products(Accumulator& sum, Ring& ring, int 
     return last;
 }
 
+// The generated functions of a kernel with one epilogue.
+struct OwnEpilogue {
+    using FetchedByColumn = ::FetchedByColumn;
+    using FetchedByElement = ::FetchedByElement;
+    using Fetched = ::Fetched;
+
+    template <typename... Given>
+    __device__ __forceinline__ static FetchedByColumn fetch_by_column(const Given&... given)
+    {
+        return ::fetch_by_column(given...);
+    }
+    template <typename... Given>
+    __device__ __forceinline__ static FetchedByElement fetch_by_element(const Given&... given)
+    {
+        return ::fetch_by_element(given...);
+    }
+    template <typename... Given>
+    __device__ __forceinline__ static void ask_by_element(const Given&... given)
+    {
+        ::ask_by_element(given...);
+    }
+    template <typename... Given>
+    __device__ __forceinline__ static void store(const Given&... given)
+    {
+        ::store(given...);
+    }
+    __device__ __forceinline__ static void stored(bool, int, int) {}
+};
+
 // What a warpgroup of a team does.
 __device__ __forceinline__ void multiply_tiles(
     Ring ring, int warpgroup, int steps, int rows, int columns, OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
@@ -113,10 +142,10 @@ __device__ __forceinline__ void multiply_tiles(
     wait_for_previous_grid();
     ring.skip(team * steps);
     for (int tile = int(blockIdx.x) + team * int(gridDim.x); tile < RESULT_TILES; tile += TEAMS * int(gridDim.x)) {
-        Results results(part_of(tile, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
+        TileResults<OwnEpilogue, TILE_N> results(OwnEpilogue(), part_of(tile, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
         int next = tile + TEAMS * int(gridDim.x);
         if (next < RESULT_TILES) { // registers hold what this tile's epilogue reads: more must be on its way to fill the bus
-            Results::ask(part_of(next, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
+            results.ask(part_of(next, p), group, rows, columns, EPILOGUE_ARGUMENTS p);
         }
         Accumulator sum;
         if (TEAMS > 1 && tile != int(blockIdx.x)) {
@@ -130,7 +159,7 @@ __device__ __forceinline__ void multiply_tiles(
         arrive_by_warp(ring.free(last));
         ring.skip((TEAMS - 1) * steps);
         make_numbers(sum);
-        results.store_all(sum, out, EPILOGUE_ARGUMENTS p);
+        results.store_all(sum.at, out, EPILOGUE_ARGUMENTS p);
     }
 }
 

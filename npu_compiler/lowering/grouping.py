@@ -104,6 +104,11 @@ class Group:
         """Indices of the tensors it reads from memory, each once."""
         return self._reads
 
+    def stores(self) -> tuple[int, ...]:
+        """Indices of the tensors that it stores, or stores a part of: its own, and those of operands that it makes."""
+        operands = () if self.problem is None else self.problem.operands
+        return (self.output.index, *(index for operand in operands for index in operand.stores()))
+
     def times_read(self, index: int) -> int:
         """As how many operands, and loads of its expressions, it reads a tensor."""
         return sum(read == index for read in self._each_read())

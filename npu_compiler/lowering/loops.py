@@ -243,7 +243,7 @@ def _calls(exprs: Sequence[Expr]) -> list[Call]:
 def traffic_of(group: Group, tensors: Sequence[TracedTensor]) -> int:
     """Bytes that must move through device memory at the least: the results once, and each tensor that is read once."""
     total = prod(group.shape) * group.output.dtype.size
-    for index in group.reads():
+    for index in (*group.reads(), *group.stores()[1:]):
         tensor = tensors[index]
         total += prod(tensor.shape) * tensor.dtype.size
     return total

@@ -76,7 +76,9 @@ def unpack(linear: str, axes: Sequence[str], sizes: Sequence[int], extents: dict
     return lines
 
 
-def epilogue_positions(group: Group, lowering: Lowering, result: str, sized: bool = False) -> Positions:
+def epilogue_positions(
+    group: Group, lowering: Lowering, result: str, sized: bool = False, prefix: str = ""
+) -> Positions:
     """The operands of an epilogue over a kernel's positions ``batch``, ``row`` and ``col``.
 
     Mostly every operand walks each of them with one stride. Where one does not, as a bias along the width of an image,
@@ -87,6 +89,7 @@ def epilogue_positions(group: Group, lowering: Lowering, result: str, sized: boo
         lowering: Where the trace's tensors are.
         result: How the kernel calls the problem's own result.
         sized: Whether the sizes that unpacking needs become parameters, instead of constants.
+        prefix: As in `Operands`.
 
     Raises:
         OpRefusal: An operand is too large.
@@ -95,14 +98,14 @@ def epilogue_positions(group: Group, lowering: Lowering, result: str, sized: boo
     exprs, dims, anchors = [group.expr], group.problem.dims, {group.problem.result.index: result}
     try:
         merge = merge_groups(dims)
-        operands = Operands.resolve(exprs, group.view, lowering.tensors, _POSITIONS, merge, anchors)
+        operands = Operands.resolve(exprs, group.view, lowering.tensors, _POSITIONS, merge, anchors, prefix)
         return Positions(operands, (), {}, _POSITIONS[-1])
     except OpRefusal:
         pass  # or an operand is too large, which the second attempt says again
     order = [dim for part in dims for dim in part]
     names = [AXES[dim] for dim in order]
     each = merge_groups([(dim,) for dim in order])
-    operands = Operands.resolve(exprs, group.view, lowering.tensors, names, each, anchors)
+    operands = Operands.resolve(exprs, group.view, lowering.tensors, names, each, anchors, prefix)
     extents: dict[str, int] = {}
     statements: list[str] = []
     for position, part in zip(_POSITIONS, dims, strict=True):

@@ -1,6 +1,7 @@
-"""Problems that are computed where another one reads their results, if nobody else does and the target can.
+"""Problems that are computed where another one reads their results, if the target can.
 
-So a network's first max pooling compares the results of the convolution ahead of it, which never go to memory.
+So a network's first max pooling compares the results of the convolution ahead of it, which never go to memory; and a
+convolution of one tap multiplies the results of another one where these are made, whoever else reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ __all__ = ["with_produced_operands"]
 def with_produced_operands(
     groups: Mapping[int, list[Group]], outputs: Collection[int], loads: Loads
 ) -> dict[int, list[Group]]:
-    """Computes a problem in the launches of the one that reads its results, where the target can.
+    """Computes a problem in the launches of one that reads its results, where the target can.
+
+    Where others read them too, or they are an output, these launches store them as well.
 
     Args:
         groups: What computes each tensor.
@@ -33,23 +36,24 @@ def with_produced_operands(
             continue
         for position, operand in enumerate(group.problem.operands):
             index = operand.tensor.index
-            makers = groups.get(index, [])
-            private = readers.get(index) == 1 and group.times_read(index) == 1 and index not in outputs
-            if not private or len(makers) != 1 or not _is_all_of(operand, makers[0]):
+            makers = result.get(index, [])
+            if len(makers) != 1 or group.times_read(index) != 1 or not _is_all_of(operand, makers[0]):
                 continue
-            form = Produced(operand.tensor, operand.ref, makers[0])
+            private = readers.get(index) == 1 and index not in outputs
+            if not private and any(read in groups for read in group.reads() if read != index):
+                continue  # what else it reads may have to be made of the results first
+            form = Produced(operand.tensor, operand.ref, makers[0], not private)
             if loads(group, position, form):
                 nodes = tuple(dict.fromkeys((*makers[0].nodes, *group.nodes)))
-                result[group.output.index] = [
-                    changed(group, problem=group.problem.with_operand(position, form), nodes=nodes)
-                ]
+                joined = [changed(group, problem=group.problem.with_operand(position, form), nodes=nodes)]
+                result |= dict.fromkeys((group.output.index, *form.stores()), joined)
                 break
     return result
 
 
 def _is_all_of(operand: Operand, made: Group) -> bool:
     """Whether an operand is what a problem gives, element by element, and that reads nothing but memory."""
-    if made.problem is None or made.added is not None or made.index is not None or made.beside is not None:
+    if made.problem is None or made.index is not None or made.beside is not None:
         return False
     stored = all(type(each) is Operand for each in made.problem.operands)
     return type(operand) is Operand and stored and made.pairs == 1 and operand.view.same_elements(made.view)

@@ -132,7 +132,7 @@ def schedule(
     for group in needed_groups(groups, outputs):
         if not prod(group.shape):
             continue
-        after = max((made_at[index] for index in _needs(group) if index in made_at), default=-1)
+        after = max((made_at[index] for index in _needs(group, group.output.index) if index in made_at), default=-1)
         place = len(launches)
         if group.is_elementwise and prod(group.shape) <= shared_elements:
             later = open_places[bisect_right(open_places, after) :]
@@ -146,7 +146,8 @@ def schedule(
         launches[place].append(group)
         if len(launches[place]) == _MAX_SHARED_GROUPS:
             open_places.remove(place)
-        made_at[group.output.index] = max(place, made_at.get(group.output.index, place))
+        for index in group.stores():
+            made_at[index] = max(place, made_at.get(index, place))
     return [tuple(members) for members in launches]
 
 
@@ -177,16 +178,21 @@ def needed_groups(groups: Mapping[int, list[Group]], outputs: Collection[int]) -
             continue
         if ready:
             done.add(index)
-            ordered += groups[index]
+            ordered += [part for part in groups[index] if part.output.index == index]
             continue
         stack.append((index, True))
-        pending = {i for part in groups[index] for i in _needs(part) if i in groups} - done - {index}
+        pending = {i for part in groups[index] for i in _needs(part, index) if i in groups} - done - {index}
         stack.extend((i, False) for i in sorted(pending, reverse=True))
     return ordered
 
 
-def _needs(group: Group) -> set[int]:
-    """Tensors that must be in memory before a group runs: what it reads, and what it changes a part of."""
+def _needs(group: Group, stored: int) -> set[int]:
+    """Tensors that must be in memory before one that a group stores: what it reads, and what it changes a part of.
+
+    Where the group stores that tensor beside another one, this is the one that the group is known by.
+    """
+    if stored != group.output.index:
+        return {group.output.index}
     needed = set(group.reads())
     if isinstance(group.output.source, Scatter):
         needed |= {group.output.source.into.tensor, group.output.index}

@@ -100,13 +100,17 @@ static unsigned char* host_shared(Block* block = current->own)
 }
 
 static void yield() { swapcontext(&current->context, &scheduler); }
-static void meet(Barrier& barrier, int count)
+static void count_in(Barrier& barrier, int count)
 {
-    int turn = barrier.passed;
     if (++barrier.arrived == count) {
         barrier.arrived = 0;
         ++barrier.passed;
     }
+}
+static void meet(Barrier& barrier, int count)
+{
+    int turn = barrier.passed;
+    count_in(barrier, count);
     while (barrier.passed == turn) {
         yield();
     }

@@ -54,6 +54,7 @@ _FUNCTIONS = {
         "inline void copy_chunk(void* target, const void* source, bool valid)\n{\n"
         "    memset(target, 0, 16);\n    host_load<16>((unsigned*)target, source, valid);\n}\n"
     ),
+    "copy_word": "inline void copy_word(void* target, const void* source) { memcpy(target, source, 4); }\n",
     "load_bits": (
         "inline void load_bits(uint* word, const uint8* source, bool valid)\n{\n"
         "    host_load<BYTES>(word, source, valid);\n}\n"
@@ -70,6 +71,10 @@ _FUNCTIONS = {
     ),
     "publish_barriers": "inline void publish_barriers() {}\n",
     "arrive": "inline void arrive(uint barrier) { host_arrive(barrier, 0); }\n",
+    "arrive_with_copies": "inline void arrive_with_copies(uint barrier) { host_arrive(barrier, 0); }\n",
+    "arrive_at": (
+        "inline void arrive_at(int number, int threads)\n{\n    count_in(current->own->named[number], threads);\n}\n"
+    ),
     "arrive_and_expect": "inline void arrive_and_expect(uint barrier, int bytes) { host_arrive(barrier, bytes); }\n",
     "wait_for_phase": (
         "inline void wait_for_phase(uint barrier, int parity)\n{\n"

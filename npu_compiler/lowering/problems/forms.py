@@ -52,12 +52,17 @@ class Produced(Operand):
 
     Attributes:
         made: What would store the tensor, for launches that read it from memory all the same.
+        stored: Whether the tensor is stored as well, for others that read it.
     """
 
     made: Group
+    stored: bool = False
 
     def reads(self) -> tuple[int, ...]:
         return self.made.reads()
+
+    def stores(self) -> tuple[int, ...]:
+        return (self.tensor.index,) if self.stored else ()
 
 
 def is_vector(operand: Operand, problem: Problem | None, position: int, most_bytes: int) -> TypeGuard[Computed]:

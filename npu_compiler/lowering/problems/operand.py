@@ -60,6 +60,10 @@ class Operand:
         """Indices of the tensors that it is read from, or made of."""
         return (self.tensor.index,)
 
+    def stores(self) -> tuple[int, ...]:
+        """Indices of the tensors that are stored, whole, by the launch that reads it."""
+        return ()
+
     @property
     def is_constant(self) -> bool:
         """Whether no kernel of the plan writes it."""

@@ -1,0 +1,225 @@
+"""Lowers a convolution of one tap of what another such convolution gives: one launch computes both, tile by tile.
+
+The results of the first go from registers to the tensor cores again, beside being stored, if others read them. So the
+second one reads nothing but its weights: where a residual network's block ends, the next one's first convolution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cuda_compiler.anchors import anchor_epilogue
+from cuda_compiler.artifact.vocabulary import WARPGROUPS
+from cuda_compiler.devices import offers
+from cuda_compiler.dialect import CUDA
+from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
+from cuda_compiler.images.image_packing import is_packed_image, is_packed_weight
+from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
+from cuda_compiler.tiles.teams import TeamTiling
+from cuda_compiler.tiles.templates import TILE_MACROS
+from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
+from npu_compiler.artifact.plan import Argument, KernelCall
+from npu_compiler.dtypes import BFLOAT16, FLOAT16
+from npu_compiler.integers import ceil_div
+from npu_compiler.lowering.anchors import pointer_arguments, pointer_parameters
+from npu_compiler.lowering.device_model import DeviceModel
+from npu_compiler.lowering.grouping import Group
+from npu_compiler.lowering.loops import traffic_of
+from npu_compiler.lowering.positions import Positions, epilogue_positions
+from npu_compiler.lowering.problems.convolution import Convolution
+from npu_compiler.lowering.problems.forms import Produced
+from npu_compiler.lowering.problems.operand import Operand
+from npu_compiler.lowering.problems.problem import Problem
+from npu_compiler.lowering.target import Lowering
+from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
+from npu_compiler.records import changed
+
+__all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", "lower_back_to_back"]
+
+_FAMILY = "back_to_back"
+_SLOT_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
+_MOST_COLUMNS = 128  # of the second convolution, whose sums a team keeps in registers beside those of the first
+_COLUMNS = 32  # results that lanes deal out among each other
+
+CONV2D_BACK_TO_BACK = KernelTemplate(
+    "conv2d_back_to_back",
+    params=f"int {BACKWARDS}, rows",
+    macros=(
+        f"{TILE_MACROS} tile_t A_ALONG_K B_ALONG_K B_CONSTANT COMMON ADDED_COMMON MADE COLUMNS MADE_STORED "
+        "STAGED MADE_PARAMETERS MADE_ARGUMENTS"
+    ),
+    inputs="image weight added_image? added_weight? next_weight made operands",
+    computed="operands",
+    files="tensor_cores.cuh warpgroups.cuh tile.cuh tile_results.cuh",
+)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """The constants of the kernel.
+
+    Attributes:
+        teams: Warpgroups of a block that take tiles in turns.
+        launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
+        tile: Clocks of a team for a tile, beside its results.
+        result: Clocks of a team for a result.
+        nbytes: Bytes of all multiprocessors a clock.
+    """
+
+    teams: int
+    launch: float
+    tile: float
+    result: float
+    nbytes: float
+
+
+def _costs(device: DeviceModel) -> _Costs:
+    return device.constants(_FAMILY, _Costs)
+
+
+def loads_results(group: Group, position: int, operand: Operand, device: DeviceModel) -> bool:
+    """Whether a convolution may multiply the results of another one where these are computed."""
+    conv = group.problem
+    if not isinstance(operand, Produced) or not isinstance(conv, Convolution) or not offers(device, WARPGROUPS):
+        return False
+    made, first = operand.made, operand.made.problem
+    if not isinstance(first, Convolution) or position != 0 or group.added is not None or group.index is not None:
+        return False
+    of_images = [first] if made.added is None else [first, made.added.problem]
+    dtypes = {conv.weight.dtype, made.output.dtype, group.output.dtype}
+    dtypes |= {each.dtype for part in of_images for each in part.operands}
+    whole = conv.outputs % _COLUMNS == 0 and conv.outputs <= _MOST_COLUMNS and _is_pointwise(conv)
+    return (
+        len(dtypes) == 1
+        and dtypes <= {FLOAT16, BFLOAT16}
+        and whole
+        and all(_multiplies_pixels(part) for part in of_images)
+        and first.outputs % LINE == 0
+        and _stages(conv, made, device) > 0
+    )
+
+
+def _is_pointwise(conv: Convolution) -> bool:
+    """Whether each result reads the pixel at its own place, and the weight lies as kernels copy it."""
+    windows = conv.windows
+    alone = windows.kernel == windows.stride == (1, 1) and windows.padding == (0, 0) and conv.groups == 1
+    return alone and conv.weight.is_constant and is_packed_weight(conv.weight)
+
+
+def _multiplies_pixels(problem: Problem) -> bool:
+    """Whether it is such a convolution of pixels that lie in memory, in whole lines."""
+    if not isinstance(problem, Convolution) or not _is_pointwise(problem) or problem.channels % LINE:
+        return False
+    return is_packed_image(problem.image, problem.channels) and problem.image.offset * problem.image.dtype.size % 16 == 0
+
+
+def _convolutions(made: Group) -> list[Convolution]:
+    """Those whose sum is the first result."""
+    parts = [made.problem, None if made.added is None else made.added.problem]
+    return [part for part in parts if isinstance(part, Convolution)]
+
+
+def _slices(made: Group) -> int:
+    """Lines along the first common dimension."""
+    return sum(part.channels // LINE for part in _convolutions(made))
+
+
+def _weight_bytes(conv: Convolution, made: Group) -> int:
+    return 2 * (_slices(made) * LINE + conv.outputs) * conv.channels
+
+
+def _stages(conv: Convolution, made: Group, device: DeviceModel) -> int:
+    """Slots of pixels in shared memory, beside all weights; 0 where they are too few for two tiles."""
+    slots = _slices(made) + conv.channels // LINE
+    fitting = (device.shared_bytes - _weight_bytes(conv, made)) // (_SLOT_BYTES + _BARRIER_BYTES)
+    return fitting if fitting >= 2 * slots else 0
+
+
+def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowering) -> float:
+    """What one launch for both takes: rounds of tiles that are bound by memory or by one team's turns."""
+    assert isinstance(conv.image, Produced)
+    device, first = lowering.device, conv.image.made.problem
+    assert isinstance(first, Convolution)
+    costs, tiles = _costs(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
+    turn = costs.tile + WARPGROUP_ROWS * (first.outputs + conv.outputs) * costs.result
+    rounds = ceil_div(tiles, device.cores * costs.teams)
+    return device.microseconds(costs.launch + max(rounds * turn, traffic_of(group, lowering.tensors) / costs.nbytes))
+
+
+def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall | None:
+    """One launch for a convolution and the one that makes its image; None where an epilogue takes no packs.
+
+    Raises:
+        OpRefusal: A tensor that an epilogue reads is too large.
+    """
+    assert isinstance(conv.image, Produced)
+    made, device = conv.image.made, lowering.device
+    assert isinstance(made.problem, Convolution)
+    found, inner = epilogue_positions(group, lowering, "sum"), epilogue_positions(made, lowering, "sum", prefix="m")
+    sizes = pack_size(group, found.operands, conv.outputs), pack_size(made, inner.operands, made.problem.outputs)
+    staged = packs_by_element(made, inner, PACK_SIZES[0])
+    if set(sizes) != {PACK_SIZES[0]} or len(staged) > 1 or not all(_is_staged(load, made) for load in staged):
+        return None
+    costs, stages = _costs(device), _stages(conv, made, device)
+    slices, tiles = _slices(made), ceil_div(conv.pixels, WARPGROUP_ROWS)
+    tiling = TeamTiling(WARPGROUP_ROWS, LINE, LINE, 4, 1, stages, blocks=1, teams=costs.teams)
+    shared_bytes = _weight_bytes(conv, made) + stages * (_SLOT_BYTES + _BARRIER_BYTES)
+    own, *others = _convolutions(made)
+    dtype = conv.weight.dtype.name
+    macros = {
+        **tiling.macros(tiles, slices),
+        "SHARED_BYTES": shared_bytes,
+        "tile_t": CUDA.storage[dtype],
+        "A_ALONG_K": 1,
+        "B_ALONG_K": 1,
+        "B_CONSTANT": 1,
+        "COMMON": own.channels,
+        "ADDED_COMMON": sum(part.channels for part in others),
+        "MADE": own.outputs,
+        "COLUMNS": conv.outputs,
+        "MADE_STORED": int(conv.image.stored),
+        "STAGED": len(staged),
+    }
+    products = (
+        warpgroup_product(LINE, dtype),
+        warpgroup_product(conv.outputs, dtype, "multiply_kept_rows", a_in_registers=True),
+    )
+    inputs = {"image": own.image.argument, "weight": own.weight.argument, "next_weight": conv.weight.argument}
+    for part in others:
+        inputs |= {"added_image": part.image.argument, "added_weight": part.weight.argument}
+    stored = Argument(made.output.index, made.view.offset * made.output.dtype.size, writes=True)
+    launch = Launch(
+        CONV2D_BACK_TO_BACK,
+        grid=(tiling.grid(tiles, device), 1, 1),
+        values={BACKWARDS: backwards(group, lowering), "rows": conv.pixels},
+        macros=macros,
+        inputs={**inputs, "made": stored if conv.image.stored else own.weight.argument},
+        flops=conv.flops + sum(part.flops for part in (own, *others)),
+        text="\n".join(products),
+        prologues={"operands": _made_epilogue(made, inner)},
+        block=(tiling.threads, 1, 1),
+        shared_bytes=shared_bytes,
+    )
+    fused = anchor_epilogue(group, found, PACK_SIZES[0])
+    return directed_launch(launch, changed(fused, text=_struct("LastEpilogue", fused.text)), lowering)
+
+
+def _is_staged(load: PackedLoad, made: Group) -> bool:
+    """Whether what an epilogue reads can be copied ahead, as the pixels are."""
+    return is_plain(load) and load.leaf.dtype == made.output.dtype
+
+
+def _struct(name: str, functions: str) -> str:
+    """Functions as those of a type."""
+    return f"struct {name} {{\n{functions}\n}};"
+
+
+def _made_epilogue(made: Group, found: Positions) -> Prologue:
+    """What becomes of the first results, on their way to the second product."""
+    fused = anchor_epilogue(made, found, PACK_SIZES[0], gives=True)
+    macros = {
+        "MADE_PARAMETERS": pointer_parameters(found.operands, CUDA),
+        "MADE_ARGUMENTS": pointer_arguments(found.operands),
+    }
+    text = _struct("MadeEpilogue", fused.text)
+    return Prologue((found.operands,), found.values, macros, text, flops=fused.flops)

@@ -1,0 +1,318 @@
+// Two convolutions of one tap, one behind the other: what the first makes of a pixel is rounded as it would be stored, and stays
+// in registers, where it is the operand of the second one. Both weights stay in shared memory; a warpgroup copies pixels ahead
+// through a ring of STAGES slots: 64 pixels of 64 channels each, of the image and, where STAGED, of what the first epilogue reads.
+// Blocks stay, and their TEAMS of one warpgroup take tiles of 64 pixels in turns: MADE results of each, 64 at a time, then
+// COLUMNS results of those. With ADDED_COMMON, a third convolution is added to the first. Grid: blocks in x.
+static_assert(TILE_M == 64 && TILE_N == 64 && TILE_K == 64 && GROUPS == 1, "a warpgroup has 64 pixels, a slot 64 channels");
+static_assert(MADE % 64 == 0 && COMMON % 64 == 0 && ADDED_COMMON % 64 == 0, "whole slots");
+static_assert(sizeof(OUT_T) == 2 && STORE_SIZE == 8 && PAIRS == 1, "eight lanes share two rows");
+constexpr int OWN_SLICES = COMMON / 64, SLICES = OWN_SLICES + ADDED_COMMON / 64, PARTS = MADE / 64;
+constexpr int SLOTS = SLICES + (STAGED ? PARTS : 0); // of a tile
+constexpr int PANEL_BYTES = COLUMNS * 128;           // of the second weight: 64 channels
+constexpr int NEXT_WEIGHT_AT = PARTS * SLICES * B_BYTES, RING_AT = NEXT_WEIGHT_AT + PARTS * PANEL_BYTES;
+constexpr int BARRIERS_AT = RING_AT + STAGES * A_BYTES;
+static_assert(BARRIERS_AT + STAGES * 16 == SHARED_BYTES && 2 * SLOTS <= STAGES, "phases are told from those beside them");
+
+// Barriers of the slots: when pixels are there, and when they are no longer needed.
+struct Ring {
+    uint base;
+    int stage = 0, parity = 0;
+
+    __device__ explicit Ring(unsigned char* shared) : base(shared_address(shared)) {}
+    __device__ uint there(int of) const { return base + BARRIERS_AT + of * 16; }
+    __device__ uint free(int of) const { return there(of) + 8; }
+    __device__ void make() const
+    {
+        for (int i = 0; i < STAGES; ++i) {
+            make_barrier(there(i), COPY_THREADS);
+            make_barrier(free(i), WARPS);
+        }
+    }
+    __device__ void skip(int slots)
+    {
+        stage += slots;
+        parity ^= stage / STAGES & 1;
+        stage %= STAGES;
+    }
+    __device__ void wait() const { wait_for_phase(there(stage), parity); }
+    __device__ void leave() const { arrive_by_warp(free(stage)); }
+};
+
+__device__ Part part_of(int place_in_order, const Params& p)
+{
+    return {0, (p.backwards ? RESULT_TILES - 1 - place_in_order : place_in_order) * TILE_M, 0, 0};
+}
+
+#if ADDED_COMMON
+#define ADDED_IMAGE const tile_t *added_image,
+#define ADDED_WEIGHT const tile_t *added_weight,
+#define ADDED_IMAGE_ARGUMENT added_image,
+#define ADDED_WEIGHT_ARGUMENT added_weight,
+#else
+#define ADDED_IMAGE
+#define ADDED_WEIGHT
+#define ADDED_IMAGE_ARGUMENT
+#define ADDED_WEIGHT_ARGUMENT
+#endif
+
+// Copies what is multiplied by a slice of pixels for 64 results.
+template <int CHANNELS>
+__device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t* weight, int part, int slice)
+{
+    OperandCopier<64, true, true>(weight, part * 64, MADE, CHANNELS, 1, slice, CHANNELS).copy(target);
+}
+
+// Has the teams copy all weights to shared memory. Results are dealt out, those of the first convolution as channels, too.
+__device__ __forceinline__ void load_weights(
+    unsigned char* shared, const tile_t* weight, ADDED_WEIGHT const tile_t* next_weight)
+{
+    constexpr int COPIERS = TEAMS * TEAM_THREADS, PAIRS_OF_LINE = MADE / 2;
+    #pragma unroll 1
+    for (int each = int(threadIdx.x) / 128; each < PARTS * SLICES; each += TEAMS) {
+        int slice = each % SLICES;
+        if (slice < OWN_SLICES) {
+            copy_weight<COMMON>(shared + each * B_BYTES, weight, each / SLICES, slice);
+        }
+#if ADDED_COMMON
+        else {
+            copy_weight<ADDED_COMMON>(shared + each * B_BYTES, added_weight, each / SLICES, slice - OWN_SLICES);
+        }
+#endif
+    }
+    #pragma unroll 4
+    for (int pair = int(threadIdx.x); pair < COLUMNS * PAIRS_OF_LINE; pair += COPIERS) {
+        int line = pair / PAIRS_OF_LINE, position = pair % PAIRS_OF_LINE * 2;
+        unsigned char* panel = shared + NEXT_WEIGHT_AT + position / 64 * PANEL_BYTES + position % 8 * 2;
+        const tile_t* source = next_weight + column_at<true>(line) * MADE + column_at<true>(position);
+        copy_word(panel + place_in_panel(line, position % 64 / 8), source);
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    publish_to_products();
+    synchronize(1 + TEAMS, COPIERS);
+}
+
+// Copies 64 pixels of 64 channels, which `source(row, col)` tells the place of.
+template <typename Source>
+__device__ __forceinline__ void copy_slot(Ring& ring, unsigned char* slots, int row, int col, int rows, Source&& source)
+{
+    uint line = copy_thread() / 8, chunk = copy_thread() % 8;
+    wait_for_phase(ring.free(ring.stage), ring.parity ^ 1); // the first time around, everything is free
+    #pragma unroll
+    for (int round = 0; round < 4; ++round, line += 16) {
+        int at = row + int(line);
+        unsigned char* target = slots + ring.stage * A_BYTES + place_in_panel(line, chunk);
+        copy_chunk(target, source(at, col + int(chunk) * 8), at < rows);
+    }
+    arrive_with_copies(ring.there(ring.stage));
+    ring.skip(1);
+}
+
+template <int CHANNELS>
+__device__ __forceinline__ void copy_slices(Ring& ring, unsigned char* slots, const tile_t* image, int row, int rows)
+{
+    #pragma unroll
+    for (int channel = 0; channel < CHANNELS; channel += 64) {
+        copy_slot(ring, slots, row, channel, rows, [&](int r, int c) { return image + (long long)r * CHANNELS + c; });
+    }
+}
+
+// What the copying warpgroup does.
+__device__ __forceinline__ void copy_pixels(
+    unsigned char* shared, const tile_t* image, ADDED_IMAGE MADE_PARAMETERS const Params& p)
+{
+    Ring ring(shared);
+    unsigned char* slots = shared + RING_AT;
+    for (int tile = int(blockIdx.x); tile < RESULT_TILES; tile += int(gridDim.x)) {
+        int row = part_of(tile, p).row;
+        copy_slices<COMMON>(ring, slots, image, row, p.rows);
+#if ADDED_COMMON
+        copy_slices<ADDED_COMMON>(ring, slots, added_image, row, p.rows);
+#endif
+#if STAGED
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            copy_slot(ring, slots, row, part * 64, p.rows, [&](int r, int c) {
+                return MadeEpilogue().element_source(0, r, c, MADE_ARGUMENTS p);
+            });
+        }
+#endif
+    }
+    wait_for_copies<0>();
+}
+
+// The epilogue of the first convolution, which reads what is STAGED from a slot and keeps its packs as the second product's
+// operand: of 16 channels at a time a thread has what it would have as results. Lanes that have shared rows give each other back
+// what belongs to their own.
+struct KeptResults : MadeEpilogue {
+    typedef Pack<OUT_T, 8> Packed;
+    const unsigned char* slot;
+    uint operand[4][4];
+    Packed latest, upper;
+
+    __device__ __forceinline__ explicit KeptResults(const unsigned char* slot) : slot(slot) {}
+#if STAGED
+    template <typename... Given>
+    __device__ __forceinline__ FetchedByElement fetch_by_element(int batch, int row, int col, const Given&... given)
+    {
+        static_assert(sizeof(FetchedByElement) == 16, "one pack");
+        return *reinterpret_cast<const FetchedByElement*>(slot + place_in_panel(row % 64, col % 64 / 8));
+    }
+#endif
+    template <typename... Given>
+    __device__ __forceinline__ void store(const Given&... given)
+    {
+        latest = MadeEpilogue::store(given...);
+    }
+    __device__ __forceinline__ void stored(bool lower, int step, int pack)
+    {
+        if (pack % 2 == 0) {
+            upper = latest;
+            return;
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint& first = word(upper, i);
+            uint& second = word(latest, i);
+            uint other = __shfl_xor_sync(0xffffffffu, lower ? first : second, 4);
+            (lower ? first : second) = other;
+        }
+        put(upper, step, pack - 1);
+        put(latest, step, pack);
+    }
+
+private:
+    __device__ __forceinline__ static uint& word(Packed& pack, int i) { return reinterpret_cast<uint*>(&pack)[i]; }
+    __device__ __forceinline__ void put(Packed& packed, int step, int pack)
+    {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            operand[pack * 2 + i / 2][i % 2 * 2 + step] = word(packed, i);
+        }
+    }
+};
+
+struct LastResults : LastEpilogue {
+    __device__ __forceinline__ void stored(bool, int, int) {}
+};
+
+typedef float NextSums[1][COLUMNS / 8][4];
+
+// Waits for a tile's pixels. Teams do so in turns: barriers tell phases only from those right before and after them.
+__device__ __forceinline__ void wait_for_pixels(Ring ring, int team, bool is_first, bool is_last)
+{
+    if (TEAMS > 1 && !is_first) {
+        synchronize(1 + team, 2 * TEAM_THREADS);
+    }
+    #pragma unroll
+    for (int slice = 0; slice < SLICES; ++slice) {
+        ring.wait();
+        ring.skip(1);
+    }
+    publish_to_products();
+    if (TEAMS > 1 && !is_last) {
+        arrive_at(1 + (team + 1) % TEAMS, 2 * TEAM_THREADS);
+    }
+}
+
+__device__ __forceinline__ void leave_pixels(Ring ring)
+{
+    #pragma unroll
+    for (int slice = 0; slice < SLICES; ++slice) {
+        ring.leave();
+        ring.skip(1);
+    }
+}
+
+// Starts the products of 64 results of the first convolution.
+__device__ __forceinline__ void multiply_pixels(Accumulator& sum, Ring ring, int part)
+{
+    uint64 pixels = matrix_descriptor(ring.base + RING_AT);
+    uint64 weights = matrix_descriptor(ring.base) + part * SLICES * (B_BYTES >> 4);
+    begin_products();
+    #pragma unroll
+    for (int slice = 0; slice < SLICES; ++slice) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            uint64 a = pixels + ring.stage * (A_BYTES >> 4) + k * 2;
+            multiply_64_rows(sum.at[0], a, weights + slice * (B_BYTES >> 4) + k * 2, slice + k > 0);
+        }
+        ring.skip(1);
+    }
+    commit_products();
+}
+
+// Starts adding the products of 64 results that are kept.
+__device__ __forceinline__ void multiply_kept(NextSums& sum, const KeptResults& kept, uint base, int part)
+{
+    uint64 weights = matrix_descriptor(base + NEXT_WEIGHT_AT) + part * (PANEL_BYTES >> 4);
+    begin_products();
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        multiply_kept_rows(sum[0], kept.operand[k], weights + k * 2, part + k > 0);
+    }
+    commit_products();
+}
+
+// What a team does.
+__device__ __forceinline__ void multiply_tiles(
+    unsigned char* shared, int team, OUT_T* made, MADE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params& p)
+{
+    Ring ring(shared);
+    ring.skip(team * SLOTS);
+    for (int tile = int(blockIdx.x) + team * int(gridDim.x); tile < RESULT_TILES; tile += TEAMS * int(gridDim.x)) {
+        Part place = part_of(tile, p);
+        wait_for_pixels(ring, team, tile == int(blockIdx.x), tile + int(gridDim.x) >= RESULT_TILES);
+        Ring pixels = ring;
+        ring.skip(SLICES);
+        NextSums next_sum;
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            Accumulator sum;
+            multiply_pixels(sum, pixels, part);
+            if (STAGED) {
+                ring.wait();
+            }
+            place.col = part * 64;
+            TileResults<KeptResults, 64, COLUMNS / 2 + 16> results(
+                KeptResults(shared + RING_AT + ring.stage * A_BYTES), place, 0, p.rows, MADE, MADE_ARGUMENTS p);
+            wait_for_products<0>();
+            if (part == PARTS - 1) {
+                leave_pixels(pixels);
+            }
+            results.store_all(sum.at, MADE_STORED ? made : nullptr, MADE_ARGUMENTS p);
+            if (STAGED) {
+                ring.leave();
+                ring.skip(1);
+            }
+            multiply_kept(next_sum, results.epilogue, ring.base, part);
+        }
+        ring.skip((TEAMS - 1) * SLOTS);
+        place.col = 0;
+        TileResults<LastResults, COLUMNS> results(LastResults(), place, 0, p.rows, COLUMNS, EPILOGUE_ARGUMENTS p);
+        wait_for_products<0>();
+        results.store_all(next_sum, out, EPILOGUE_ARGUMENTS p);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_back(
+    const tile_t* image, const tile_t* weight, ADDED_IMAGE ADDED_WEIGHT const tile_t* next_weight, OUT_T* made,
+    MADE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    if (threadIdx.x == 0) {
+        Ring(shared).make();
+    }
+    __syncthreads();
+    int role = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+    if (role == TEAMS) {
+        leave_registers<COPY_REGISTERS>();
+        wait_for_previous_grid();
+        copy_pixels(shared, image, ADDED_IMAGE_ARGUMENT MADE_ARGUMENTS p);
+    } else {
+        allow_registers<PRODUCT_REGISTERS>();
+        load_weights(shared, weight, ADDED_WEIGHT_ARGUMENT next_weight);
+        wait_for_previous_grid();
+        multiply_tiles(shared, role, made, MADE_ARGUMENTS out, EPILOGUE_ARGUMENTS p);
+    }
+}
