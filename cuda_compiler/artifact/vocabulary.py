@@ -37,7 +37,7 @@ def read_architecture(name: str) -> Architecture | None:
 
 
 def stricter(one: str, other: str) -> str:
-    """Of what two options require, architectures or nothing, that which fewer devices have: they have the other, too."""
+    """Of what two options require, architectures or nothing, that which fewer devices have, who have the other, too."""
     return max(one, other, key=lambda name: read_architecture(name) or Architecture(0, False))
 
 

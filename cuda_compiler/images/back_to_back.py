@@ -13,7 +13,7 @@ from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.devices import offers
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
-from cuda_compiler.images.image_packing import is_packed_image, is_packed_weight
+from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
 from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
 from cuda_compiler.tiles.teams import TeamTiling
 from cuda_compiler.tiles.templates import TILE_MACROS
@@ -35,6 +35,7 @@ from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
 from npu_compiler.records import changed
 
 __all__ = ["CONV2D_BACK_TO_BACK", "back_to_back_microseconds", "loads_results", "lower_back_to_back"]
+__all__ += ["memory_microseconds"]
 
 _FAMILY = "back_to_back"
 _SLOT_BYTES, _BARRIER_BYTES = WARPGROUP_ROWS * LINE * 2, 16  # of a stage
@@ -63,7 +64,7 @@ class _Costs:
         launch: Clocks from the end of the kernel ahead to the first tile, and from the last one to the end.
         tile: Clocks of a team for a tile, beside its results.
         result: Clocks of a team for a result.
-        nbytes: Bytes of all multiprocessors a clock.
+        nbytes: Bytes of all multiprocessors a clock, of two launches as of one.
     """
 
     teams: int
@@ -110,7 +111,8 @@ def _multiplies_pixels(problem: Problem) -> bool:
     """Whether it is such a convolution of pixels that lie in memory, in whole lines."""
     if not isinstance(problem, Convolution) or not _is_pointwise(problem) or problem.channels % LINE:
         return False
-    return is_packed_image(problem.image, problem.channels) and problem.image.offset * problem.image.dtype.size % 16 == 0
+    image = problem.image
+    return is_packed_image(image, problem.channels) and image.offset * image.dtype.size % CHUNK_BYTES == 0
 
 
 def _convolutions(made: Group) -> list[Convolution]:
@@ -143,7 +145,14 @@ def back_to_back_microseconds(conv: Convolution, group: Group, lowering: Lowerin
     costs, tiles = _costs(device), ceil_div(conv.pixels, WARPGROUP_ROWS)
     turn = costs.tile + WARPGROUP_ROWS * (first.outputs + conv.outputs) * costs.result
     rounds = ceil_div(tiles, device.cores * costs.teams)
-    return device.microseconds(costs.launch + max(rounds * turn, traffic_of(group, lowering.tensors) / costs.nbytes))
+    turns = device.microseconds(rounds * turn)
+    return device.microseconds(costs.launch) + max(turns, memory_microseconds(group, lowering))
+
+
+def memory_microseconds(group: Group, lowering: Lowering) -> float:
+    """What moving the tensors of a launch takes, where these are images that no cache holds."""
+    device = lowering.device
+    return device.microseconds(traffic_of(group, lowering.tensors) / _costs(device).nbytes)
 
 
 def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> KernelCall | None:

@@ -8,7 +8,7 @@ from math import prod
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.artifact.vocabulary import WARPGROUPS, stricter
 from cuda_compiler.dialect import CUDA
-from cuda_compiler.images.back_to_back import back_to_back_microseconds, lower_back_to_back
+from cuda_compiler.images.back_to_back import back_to_back_microseconds, lower_back_to_back, memory_microseconds
 from cuda_compiler.images.depthwise import depthwise_pack, lower_depthwise
 from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launch
 from cuda_compiler.images.image_packing import (
@@ -125,8 +125,9 @@ def _ways(first: Step, last: Step) -> list[CallOption]:
 
 
 def _microseconds(conv: Convolution, group: Group, lowering: Lowering) -> float:
-    """What the tiles of a convolution take, by the models of their cost."""
-    return tiles_microseconds(_asked(conv, group, lowering), lowering.device, True)
+    """What the tiles of a convolution take, by the models of their cost, and its tensors at the least."""
+    tiles = tiles_microseconds(_asked(conv, group, lowering), lowering.device, True)
+    return max(tiles, memory_microseconds(group, lowering))
 
 
 def loads_convolution(group: Group, position: int, operand: Operand) -> bool:

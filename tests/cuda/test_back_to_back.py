@@ -5,6 +5,7 @@ What a kernel computes is seen on this machine's processor, thread by thread, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,17 +17,16 @@ from numpy.typing import NDArray
 import npu_compiler
 from cuda_compiler.artifact.vocabulary import WARPGROUPS
 from cuda_compiler.images import convolution
-from npu_compiler.artifact.plan import CallChoice, ExecutionPlan, KernelCall, options_of
+from npu_compiler.artifact.plan import Buffer, ExecutionPlan, KernelCall, Role, options_of
 from npu_compiler.compiled_program import CompiledProgram
 from npu_runtime import Device, Executor, NPUBuffer, load_weights
 from tests.cuda.kernels import check_compile
 from tests.support.host_kernels import HAS_COMPILER, run_plan_on_host
-from tests.support.ir_builder import IRBuilder
 
 
 @dataclass(frozen=True)
 class Case:
-    """``y = relu(conv(a) + shortcut)`` and ``relu(conv(y))``; the shortcut is an image, a convolution of one, or none."""
+    """``y = relu(conv(a) + shortcut)`` and ``relu(conv(y))``; the shortcut is an image, a convolution, or none."""
 
     size: tuple[int, int] = (9, 7)
     channels: int = 64
@@ -52,10 +52,6 @@ class Case:
     @property
     def program(self) -> CompiledProgram:
         return npu_compiler.compile(npu_compiler.extract(self.module, self.images).ir, target="cuda")
-
-    @property
-    def outputs_of(self) -> int:
-        return 2 if self.stored else 1
 
 
 class Pair(torch.nn.Module):
@@ -108,6 +104,19 @@ def test_both_are_one_launch_where_warpgroups_multiply(case: Case) -> None:
     check_compile([plan.kernels[call.kernel] for call in ways[0].calls if isinstance(call, KernelCall)], 90)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gives_what_pytorch_gives(case: Case, device: Device) -> None:
+    program = case.program
+    state = {name: value.float().numpy() for name, value in case.module.state_dict().items()}
+    given = {
+        spec.name: NPUBuffer.from_numpy(image.float().numpy(), device, spec=spec)
+        for spec, image in zip(program.input_specs, case.images, strict=True)
+    }
+    found = Executor(program, device).run(given, load_weights(state, program, device))
+    arrays = [found[spec.name].to_numpy(spec=spec).astype(np.float32) for spec in program.output_specs]
+    check([torch.from_numpy(array) for array in arrays], case)
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler to run kernels on the processor with")
 @pytest.mark.parametrize("backwards", [0, 1])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -146,6 +155,78 @@ def check(found: list[torch.Tensor], case: Case) -> None:
     step = torch.finfo(case.dtype).eps
     for given, expected in zip(found, (made, last) if case.stored else (last,), strict=True):
         torch.testing.assert_close(given.double(), expected, rtol=1.1 * step / 2, atol=step / (8 if case.stored else 1))
+
+
+class Blocks(torch.nn.Module):
+    """The end of a residual block, and the next block; or what `behind` makes of both results."""
+
+    def __init__(self, behind: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.behind, self.pair = behind, Pair(Case(made=64, outputs=64))
+        self.wide = torch.nn.Conv2d(64, 64, 1)
+
+    def forward(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        made = torch.relu(self.pair.first(a) + x)
+        if self.behind is not None:
+            return self.behind(made, self.pair.last(made))
+        return torch.relu(self.wide(torch.relu(self.pair.last(made))) + made)
+
+
+def _blocks(behind: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> CompiledProgram:
+    torch.manual_seed(0)
+    images = torch.zeros(1, 64, 7, 6), torch.zeros(1, 64, 7, 6)
+    return npu_compiler.compile(npu_compiler.extract(Blocks(behind).eval(), images).ir, target="cuda")
+
+
+def entries_of(plan: ExecutionPlan) -> list[str]:
+    """Kernels of the preferred ways."""
+    calls = [call for step in plan.steps for call in options_of(step)[0].calls]
+    return [plan.kernels[call.kernel].entry for call in calls if isinstance(call, KernelCall)]
+
+
+def test_who_else_reads_the_first_results_comes_behind() -> None:
+    plan = _blocks().main
+    assert entries_of(plan) == ["conv2d_back_to_back", "conv2d"]
+    first, last = plan.steps
+    written = {argument.buffer for argument in options_of(first)[0].calls[0].args if argument.writes}
+    assert written <= {argument.buffer for argument in last.args} | {plan.buffers.index(_arena(plan))}
+    assert "conv2d + add" in first.label
+
+
+def _arena(plan: ExecutionPlan) -> Buffer:
+    return next(buffer for buffer in plan.buffers if buffer.role is Role.ARENA)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda made, last: last + made,
+        lambda made, last: last + made.mean((2, 3), keepdim=True),
+        lambda made, last: torch.nn.functional.max_pool2d(last, 2) + torch.nn.functional.max_pool2d(made, 2),
+    ],
+    ids=["a sum of both", "of what is made of the first", "none of both"],
+)
+def test_a_second_epilogue_that_needs_the_first_results_is_a_launch_of_its_own(
+    behind: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], request: pytest.FixtureRequest
+) -> None:
+    joins = "none of both" in request.node.name
+    assert ("conv2d_back_to_back" in entries_of(_blocks(behind).main)) is joins
+
+
+def test_small_images_are_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert entries_of(CASES[0].program.main) == ["conv2d", "conv2d"]
+    large = replace(CASES[0], size=(56, 56), made=256, batch=64)
+    assert entries_of(large.program.main) == ["conv2d_back_to_back"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(channels=32), Case(made=96), Case(outputs=160), Case(outputs=40), Case(channels=256, made=512, outputs=128)],
+    ids=str,
+)
+def test_others_are_two_launches(case: Case) -> None:
+    assert entries_of(case.program.main) == ["conv2d", "conv2d"]
 
 
 def _storing(module: Pair) -> Pair:
