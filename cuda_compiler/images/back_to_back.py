@@ -16,7 +16,7 @@ from cuda_compiler.images.directions import BACKWARDS, backwards, directed_launc
 from cuda_compiler.images.image_packing import CHUNK_BYTES, is_packed_image, is_packed_weight
 from cuda_compiler.packing import PACK_SIZES, PackedLoad, is_plain, pack_size, packs_by_element
 from cuda_compiler.tiles.teams import TeamTiling
-from cuda_compiler.tiles.templates import TILE_MACROS
+from cuda_compiler.tiles.templates import TILING_MACROS
 from cuda_compiler.tiles.wgmma import LINE, WARPGROUP_ROWS, warpgroup_product
 from npu_compiler.artifact.plan import Argument, KernelCall
 from npu_compiler.dtypes import BFLOAT16, FLOAT16
@@ -46,8 +46,7 @@ CONV2D_BACK_TO_BACK = KernelTemplate(
     "conv2d_back_to_back",
     params=f"int {BACKWARDS}, rows",
     macros=(
-        f"{TILE_MACROS} tile_t A_ALONG_K B_ALONG_K B_CONSTANT COMMON ADDED_COMMON MADE COLUMNS MADE_STORED "
-        "STAGED MADE_PARAMETERS MADE_ARGUMENTS"
+        f"{TILING_MACROS} tile_t COMMON ADDED_COMMON MADE COLUMNS MADE_STORED STAGED MADE_PARAMETERS MADE_ARGUMENTS"
     ),
     inputs="image weight added_image? added_weight? next_weight made operands",
     computed="operands",
@@ -179,9 +178,6 @@ def lower_back_to_back(conv: Convolution, group: Group, lowering: Lowering) -> K
         **tiling.macros(tiles, slices),
         "SHARED_BYTES": shared_bytes,
         "tile_t": CUDA.storage[dtype],
-        "A_ALONG_K": 1,
-        "B_ALONG_K": 1,
-        "B_CONSTANT": 1,
         "COMMON": own.channels,
         "ADDED_COMMON": sum(part.channels for part in others),
         "MADE": own.outputs,

@@ -44,13 +44,13 @@ __device__ Part part_of(int place_in_order, const Params& p)
 }
 
 #if ADDED_COMMON
-#define ADDED_IMAGE const tile_t *added_image,
-#define ADDED_WEIGHT const tile_t *added_weight,
+#define ADDED_IMAGE_PARAMETER const tile_t *added_image,
+#define ADDED_WEIGHT_PARAMETER const tile_t *added_weight,
 #define ADDED_IMAGE_ARGUMENT added_image,
 #define ADDED_WEIGHT_ARGUMENT added_weight,
 #else
-#define ADDED_IMAGE
-#define ADDED_WEIGHT
+#define ADDED_IMAGE_PARAMETER
+#define ADDED_WEIGHT_PARAMETER
 #define ADDED_IMAGE_ARGUMENT
 #define ADDED_WEIGHT_ARGUMENT
 #endif
@@ -64,7 +64,7 @@ __device__ __forceinline__ void copy_weight(unsigned char* target, const tile_t*
 
 // Has the teams copy all weights to shared memory. Results are dealt out, those of the first convolution as channels, too.
 __device__ __forceinline__ void load_weights(
-    unsigned char* shared, const tile_t* weight, ADDED_WEIGHT const tile_t* next_weight)
+    unsigned char* shared, const tile_t* weight, ADDED_WEIGHT_PARAMETER const tile_t* next_weight)
 {
     constexpr int COPIERS = TEAMS * TEAM_THREADS, PAIRS_OF_LINE = MADE / 2;
     #pragma unroll 1
@@ -119,7 +119,7 @@ __device__ __forceinline__ void copy_slices(Ring& ring, unsigned char* slots, co
 
 // What the copying warpgroup does.
 __device__ __forceinline__ void copy_pixels(
-    unsigned char* shared, const tile_t* image, ADDED_IMAGE MADE_PARAMETERS const Params& p)
+    unsigned char* shared, const tile_t* image, ADDED_IMAGE_PARAMETER MADE_PARAMETERS const Params& p)
 {
     Ring ring(shared);
     unsigned char* slots = shared + RING_AT;
@@ -296,8 +296,8 @@ __device__ __forceinline__ void multiply_tiles(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv2d_back_to_back(
-    const tile_t* image, const tile_t* weight, ADDED_IMAGE ADDED_WEIGHT const tile_t* next_weight, OUT_T* made,
-    MADE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
+    const tile_t* image, const tile_t* weight, ADDED_IMAGE_PARAMETER ADDED_WEIGHT_PARAMETER const tile_t* next_weight,
+    OUT_T* made, MADE_PARAMETERS OUT_T* out, EPILOGUE_PARAMETERS const Params p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     if (threadIdx.x == 0) {

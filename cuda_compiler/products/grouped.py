@@ -5,7 +5,7 @@ from __future__ import annotations
 from cuda_compiler.anchors import anchor_epilogue, anchor_launch
 from cuda_compiler.dialect import CUDA
 from cuda_compiler.packing import pack_size
-from cuda_compiler.tiles.templates import TILE_MACROS
+from cuda_compiler.tiles.templates import TILING_MACROS
 from cuda_compiler.tiles.tiling import Asked, Tiling
 from cuda_compiler.tiles.warps import warp_candidates
 from npu_compiler.artifact.plan import KernelCall
@@ -24,12 +24,11 @@ _PARAMS = "int m, n, k, groups, a_row, a_k, b_group, b_k, b_col, end_step, tiles
 _CHUNK = 8  # elements of 16 bytes
 _PLAIN_SIDE = 32
 
-_TILES = " ".join(name for name in TILE_MACROS.split() if name != "AHEAD?")  # those of warps
 
 GROUPED_MATMUL = KernelTemplate(
     "grouped_matmul",
     params=_PARAMS,
-    macros=f"{_TILES} tile_t end_t A_ALONG_K B_ALONG_K B_CONSTANT",
+    macros=f"{TILING_MACROS} tile_t end_t A_ALONG_K B_ALONG_K B_CONSTANT",
     inputs="a b ends partial",
     shared_bytes=None,
 )

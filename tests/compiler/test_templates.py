@@ -20,7 +20,7 @@ from npu_compiler.errors import CompileError
 from npu_compiler.graph.lane_tokens import Feature, lane_tokens_ir
 from npu_compiler.lowering.anchors import KernelWriter
 from npu_compiler.lowering.templates import KernelTemplate, Launch, Prologue
-from tests.cuda import shapes, test_pooled_windows, test_prefill
+from tests.cuda import shapes, test_back_to_back, test_pooled_windows, test_prefill
 from tests.cuda.test_attention_decode import Sizes, Step, tensors
 from tests.ops import recurrent_cases
 from tests.ops.cases import case, floats
@@ -148,6 +148,7 @@ def samples() -> list[dict[str, Any]]:
         *(each.ir(torch.float32) for each in cases),
         block.ir,
         test_pooled_windows.Case((224, 224), batch=16).ir,
+        test_back_to_back.Case((56, 56), made=256, batch=16).ir,
         *steps_of_decoders,
         *grouped_rows(36),
         *grouped_rows(32),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,8 +51,12 @@ class Case:
         return tuple(torch.randn(shape, generator=generator).to(self.dtype) for shape in shapes)
 
     @property
+    def ir(self) -> dict[str, Any]:
+        return npu_compiler.extract(self.module, self.images).ir
+
+    @property
     def program(self) -> CompiledProgram:
-        return npu_compiler.compile(npu_compiler.extract(self.module, self.images).ir, target="cuda")
+        return npu_compiler.compile(self.ir, target="cuda")
 
 
 class Pair(torch.nn.Module):
